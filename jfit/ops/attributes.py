@@ -1,0 +1,220 @@
+"""Typed operator attributes: read from Python values or from MXNet's strings ('(3, 3)', 'True', 'None').
+
+>>> from jfit.ops.attributes import flag, integer, shape
+>>> shape().read("Pooling", "kernel", "(2, 2)")
+(2, 2)
+>>> flag(False).read("FullyConnected", "no_bias", "1")
+True
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+
+DTYPES: dict[str, np.dtype] = {
+    name: np.dtype(name)
+    for name in (
+        "float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64".split()
+    )
+} | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class Attrs(Mapping[str, Any]):
+    """Parsed attribute values: immutable, hashable, readable as `a.num_hidden`."""
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_values", dict(values))
+        object.__setattr__(self, "_hash", hash(tuple(self._values.items())))
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self._values[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        raise AttributeError("operator attributes are immutable")
+
+    def __iter__(self):
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attrs) and self._values == other._values
+
+    def __repr__(self) -> str:
+        return f"Attrs({self._values})"
+
+    def __reduce__(self):
+        return Attrs, (self._values,)
+
+
+class Attr(NamedTuple):
+    """One attribute: how to read it, its default, and words for the documentation."""
+
+    convert: Callable[[Any], Any]
+    default: Any
+    kind: str
+
+    def read(self, op: str, key: str, value: Any) -> Any:
+        """The typed value, or a ValueError that names the operator and the attribute."""
+        try:
+            return self.convert(value)
+        except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RecursionError) as error:
+            raise ValueError(f"operator {op}: attribute {key} is {value!r}, needed {self.kind}") from error
+
+
+def _literal(value: Any) -> Any:
+    """Strings as MXNet writes them become Python values; long integer suffixes 'L' are dropped."""
+    if isinstance(value, str):
+        text = value.strip()
+        if len(text) > 4096:
+            raise ValueError("too long")
+        return ast.literal_eval(text.replace("L", "")) if text not in ("", "None", "nan", "inf", "-inf") else (
+            None if text in ("", "None") else float(text)
+        )
+    return value
+
+
+def _int(value: Any) -> int:
+    value = _literal(value)
+    if isinstance(value, (bool, np.bool_)):
+        return int(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return int(value)
+    raise ValueError(value)
+
+
+def _float(value: Any) -> float:
+    value = float(value) if isinstance(value, str) else _literal(value)
+    if isinstance(value, (int, float, np.number, np.bool_)):
+        return float(value)
+    raise ValueError(value)
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    return bool(_int(value))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    value = _literal(value)
+    if value is None:
+        return ()
+    if isinstance(value, (int, np.integer)):
+        return (int(value),)
+    return tuple(_int(v) if v is not None else None for v in value)  # type: ignore[misc]
+
+
+def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None or (isinstance(value, str) and value.strip() == "None") else convert(value)
+
+
+def _dtype(value: Any) -> str:
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if isinstance(value, int):
+        flags = [n for n in DTYPES if n != "bfloat16"]
+        return "bfloat16" if value == 12 else flags[value]
+    name = value if isinstance(value, str) else np.dtype(value).name
+    if name not in DTYPES:
+        raise ValueError(value)
+    return name
+
+
+def integer(default: Any = REQUIRED) -> Attr:
+    """An int."""
+    return Attr(_int, default, "an int")
+
+
+def maybe_integer(default: Any = None) -> Attr:
+    """An int or None."""
+    return Attr(_optional(_int), default, "an int or None")
+
+
+def number(default: Any = REQUIRED) -> Attr:
+    """A float."""
+    return Attr(_float, default, "a number")
+
+
+def maybe_number(default: Any = None) -> Attr:
+    """A float or None."""
+    return Attr(_optional(_float), default, "a number or None")
+
+
+def flag(default: Any = REQUIRED) -> Attr:
+    """A bool: True, False, 1, 0 or their strings."""
+    return Attr(_bool, default, "a bool")
+
+
+def maybe_flag(default: Any = None) -> Attr:
+    """A bool or None."""
+    return Attr(_optional(_bool), default, "a bool or None")
+
+
+def shape(default: Any = REQUIRED) -> Attr:
+    """A tuple of ints; one int makes a tuple of one."""
+    return Attr(_shape, default, "a tuple of ints")
+
+
+def maybe_shape(default: Any = None) -> Attr:
+    """A tuple of ints or None."""
+    return Attr(_optional(_shape), default, "a tuple of ints or None")
+
+
+def dtype(default: Any = REQUIRED) -> Attr:
+    """A dtype by name, kept as its name."""
+    return Attr(_dtype, default, "a dtype name")
+
+
+def maybe_dtype(default: Any = None) -> Attr:
+    """A dtype name or None."""
+    return Attr(_optional(_dtype), default, "a dtype name or None")
+
+
+def text(default: Any = REQUIRED) -> Attr:
+    """Any string."""
+    return Attr(str, default, "a string")
+
+
+def choice(*names: str, default: Any = REQUIRED) -> Attr:
+    """One of the given names."""
+
+    def convert(value: Any) -> str:
+        if value not in names:
+            raise ValueError(value)
+        return value
+
+    return Attr(convert, default, "one of " + ", ".join(names))
+
+
+def maybe_choice(*names: str, default: Any = None) -> Attr:
+    """One of the given names, or None."""
+    inner = choice(*names)
+    return Attr(_optional(inner.convert), default, inner.kind + " or None")
