@@ -1,0 +1,156 @@
+"""One batch: inputs by name, and how much each row counts in training and in metrics.
+
+Everything that feeds a step speaks this one tuple.  Rows lie on axis 0 of every input unless `axes` says otherwise
+(`{"data": 1}` for time-major sequences, `{"table": None}` for an input that has no rows at all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Axes = Mapping[str, int | None]
+
+
+class Batch(NamedTuple):
+    """inputs by name (labels included), weight of each row in training, weight of each row in metrics.
+
+    Attributes:
+        inputs: name -> array, numpy or jax, rows on axis 0.
+        weight: (rows,) float32, or None for all 1.
+        metric_weight: (rows,) float32, or None for all 1.
+
+    Example:
+        >>> import numpy as np
+        >>> batch = Batch({"data": np.ones((3, 2), np.float32)})
+        >>> rows(batch)
+        3
+    """
+
+    inputs: dict[str, Any]
+    weight: Any | None = None
+    metric_weight: Any | None = None
+
+
+def row_axis(name: str, axes: Axes | None) -> int | None:
+    """The axis of an input that counts rows; None where the input has none."""
+    return 0 if axes is None else axes.get(name, 0)
+
+
+def rows(batch: Batch, axes: Axes | None = None) -> int:
+    """Number of rows in a batch, padded ones included.
+
+    Args:
+        batch: the batch.
+        axes: input name -> axis of its rows (0 where not named; None: the input has no rows).
+
+    Returns:
+        The row count of the first input that has rows.
+
+    Raises:
+        ValueError: no input has rows.
+
+    Example:
+        >>> import numpy as np
+        >>> rows(Batch({"data": np.ones((5, 4, 2))}, None), axes={"data": 1})
+        4
+    """
+    for name, value in batch.inputs.items():
+        axis = row_axis(name, axes)
+        if axis is not None:
+            shape = np.shape(value)
+            if len(shape) <= axis:
+                raise ValueError(
+                    f"input {name!r} has shape {shape}, its rows are needed on axis {axis}; pass arrays with a batch axis."
+                )
+            return shape[axis]
+    raise ValueError(f"a batch with the inputs {list(batch.inputs)} has no rows; at least one input needs a batch axis.")
+
+
+def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
+    """Σᵢ wᵢ xᵢ is the same before and after: a batch grown to `size` rows whose new rows weigh 0.
+
+    The new rows repeat the real ones cyclically: zeros could make 0 · inf = NaN in a gradient, real rows cannot make
+    anything that was not there before.
+
+    Args:
+        batch: a batch of at least 1 and at most `size` rows.
+        size: rows wanted.
+        axes: input name -> axis of its rows (0 where not named; None: the input has no rows).
+
+    Returns:
+        A batch of `size` rows with both weights filled in, (size,) float32; the same batch when it already has `size` rows.
+
+    Raises:
+        ValueError: the batch has no row to repeat, or more rows than `size`.
+
+    Example:
+        >>> import numpy as np
+        >>> padded = pad_rows(Batch({"data": np.array([1.0, 2.0])}), 5)
+        >>> padded.inputs["data"].tolist(), padded.weight.tolist()
+        ([1.0, 2.0, 1.0, 2.0, 1.0], [1.0, 1.0, 0.0, 0.0, 0.0])
+    """
+    count = rows(batch, axes)
+    if count == size:
+        return batch
+    if count > size:
+        raise ValueError(f"a batch of {count} rows cannot be padded to {size}; pass a size of at least {count}.")
+    if count == 0:
+        raise ValueError("a batch of 0 rows cannot be padded: there is no real row to repeat; leave empty batches out.")
+    index = np.arange(size) % count
+    inputs = {}
+    for name, value in batch.inputs.items():
+        axis = row_axis(name, axes)
+        array = value if hasattr(value, "take") else np.asarray(value)
+        inputs[name] = value if axis is None else array.take(index, axis=axis)
+    return Batch(inputs, _pad_weight(batch.weight, count, size), _pad_weight(batch.metric_weight, count, size))
+
+
+def _pad_weight(weight: Any | None, count: int, size: int) -> np.ndarray:
+    out = np.zeros(size, np.float32)  # (size,)
+    out[:count] = 1.0 if weight is None else np.asarray(weight, np.float32)
+    return out
+
+
+def check_batch(batch: Batch, axes: Axes | None = None) -> Batch:
+    """The batch itself, if its inputs and weights agree on the number of rows.
+
+    Args:
+        batch: the batch to check.
+        axes: input name -> axis of its rows (0 where not named; None: the input has no rows).
+
+    Returns:
+        `batch`, unchanged.
+
+    Raises:
+        ValueError: no inputs, or inputs or weights that disagree on the number of rows; the message names both.
+
+    Example:
+        >>> import numpy as np
+        >>> check_batch(Batch({"data": np.ones((3, 2)), "label": np.ones(2)}))
+        Traceback (most recent call last):
+        ...
+        ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs of a batch need the same number of rows.
+    """
+    if not isinstance(batch.inputs, dict) or not batch.inputs:
+        raise ValueError(f"a batch needs a non-empty dict of inputs by name, found {type(batch.inputs).__name__}.")
+    first, count = "", None
+    for name in batch.inputs:
+        if row_axis(name, axes) is None:
+            continue
+        found = rows(Batch({name: batch.inputs[name]}), axes)
+        if count is None:
+            first, count = name, found
+        elif found != count:
+            raise ValueError(
+                f"input {first!r} has {count} rows, input {name!r} has {found}; "
+                "all inputs of a batch need the same number of rows."
+            )
+    for name, weight in (("weight", batch.weight), ("metric_weight", batch.metric_weight)):
+        if weight is not None and np.shape(weight) != (count,):
+            raise ValueError(
+                f"{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row, shape ({count},)."
+            )
+    return batch
