@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.rows import LOST, MaybeRows, Rows, spread
+from jfit.ops.rows import LOST, MaybeRows, Rows, RowsLost, spread
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Ctx:
         if self.weight is None or rows is None:
             return None
         if rows is LOST:
-            raise ValueError(
+            raise RowsLost(
                 f"{self.node}: rows of the batch cannot be told apart here (an operator before it mixed the batch axis), so "
                 "rows of weight 0 cannot be left out; feed batches without padding and equal slices per device"
             )

@@ -28,6 +28,10 @@ class Rows(NamedTuple):
     after: int
 
 
+class RowsLost(ValueError):
+    """Row weights are needed where the rows of the batch cannot be told apart."""
+
+
 class _Lost:
     """The array depends on the batch, but its rows cannot be told apart any more."""
 

@@ -1,0 +1,137 @@
+"""TrainState: everything a run needs to continue, as one pytree."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.metrics import Metric
+from jfit.model import Aux, Model, Params, specs_of
+from jfit.ops import nearest
+from jfit.optim import get as get_optimizer
+from jfit.totals import zero_totals
+
+
+class TrainState(NamedTuple):
+    """One pytree of arrays; `train_step` maps it to the next one.
+
+    Attributes:
+        step: updates done, () int32.
+        params: parameters by name.
+        aux: auxiliary states by name (moving means and variances).
+        opt_state: the optimizer's own state.
+        metrics: running sums of loss and metrics (see `jfit.totals.Totals`).
+        lr: base learning rate, () float32, or None where the optimizer keeps its own; write it freely, nothing recompiles.
+        key: the run's PRNG key; each step folds its number in.
+        local: per-device state with a leading device axis, or None.
+    """
+
+    step: Array
+    params: Params
+    aux: Aux
+    opt_state: Any
+    metrics: Any
+    lr: Array | None
+    key: Array
+    local: Any = None
+
+
+def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ()) -> frozenset[str]:
+    """Names of the parameters that do not learn: the model's own, and those that match a name or glob pattern.
+
+    Raises:
+        ValueError: a pattern matches no parameter (nearest names listed).
+    """
+    found = set(model.frozen) & set(names)
+    for pattern in [frozen] if isinstance(frozen, str) else frozen:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
+            near = nearest(pattern, names)
+            raise ValueError(f"frozen={pattern!r} matches no parameter; " + (f"did you mean {near}?" if near else f"they are {list(names)}"))
+        found.update(matches)
+    return frozenset(found)
+
+
+def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tuple[Params, Params]:
+    """(what learns, what does not): floating parameters that are not frozen, and the rest."""
+    still = frozen_names(model, list(params), frozen)
+    learns = {k: v for k, v in params.items() if k not in still and jnp.issubdtype(v.dtype, jnp.floating)}
+    return learns, {k: v for k, v in params.items() if k not in learns}
+
+
+def init_state(
+    model: Model,
+    optimizer: Any = "sgd",
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    seed: int | Array = 0,
+    initializer: Any = None,
+    params: Mapping[str, Any] | None = None,
+    aux: Mapping[str, Any] | None = None,
+    metrics: Sequence[Metric] = (),
+    learning_rate: float | None = None,
+    frozen: Sequence[str] = (),
+) -> TrainState:
+    """The state before the first step.
+
+    Args:
+        model: from `jfit.lower` or `jfit.Model.from_function`.
+        optimizer: name, `jfit.optim` optimizer or any optax transformation; the one that `train_step` gets.
+        inputs: one batch (or jax.ShapeDtypeStruct per input): shapes decide the parameter shapes.
+        seed: int or PRNG key; parameters are drawn from fold_in(key, crc32(name)).
+        initializer: name or `jfit.init` initializer.
+        params: values that replace drawn ones, by name; each is copied.
+        aux: the same for auxiliary states.
+        metrics: those that `train_step` gets.
+        learning_rate: base rate; default: the optimizer's own.
+        frozen: names or glob patterns of parameters that do not learn.
+
+    Raises:
+        ValueError: an unknown name in params or aux, or a shape that does not fit (name, found, needed).
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+        >>> state = jfit.init_state(jfit.lower(net), "sgd", {"data": np.zeros((8, 4), "float32")})
+        >>> int(state.step), sorted(state.params)
+        (0, ['fullyconnected0_bias', 'fullyconnected0_weight'])
+    """
+    resolved = get_optimizer(optimizer)
+    key = jax.random.key(seed) if isinstance(seed, int) else seed
+    init_key, run_key = jax.random.split(key)
+    specs = specs_of(inputs or {})
+    drawn, drawn_aux = model.init(init_key, specs, initializer)
+    drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
+    ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
+    drawn = {**drawn, **ones}
+    learns, _ = split_params(model, drawn, frozen)
+    rate = learning_rate if learning_rate is not None else resolved.learning_rate
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=drawn,
+        aux=drawn_aux,
+        opt_state=jax.tree.map(jnp.array, resolved.transform.init(learns)),  # copies: donated buffers must not be shared
+        metrics=zero_totals(metrics),
+        lr=None if rate is None else jnp.asarray(rate, jnp.float32),
+        key=run_key,
+    )
+
+
+def _replaced(kind: str, drawn: dict[str, Array], given: Mapping[str, Any] | None) -> dict[str, Array]:
+    result = dict(drawn)
+    for name, value in (given or {}).items():
+        if name not in drawn:
+            near = nearest(name, list(drawn))
+            raise ValueError(f"{kind} has {name!r}, which the model does not know" + (f"; did you mean {near}?" if near else ""))
+        if tuple(value.shape) != drawn[name].shape:
+            raise ValueError(
+                f"{name}: the given value has shape {tuple(value.shape)}, the model needs {drawn[name].shape} for these "
+                "inputs; pass matching data or another value"
+            )
+        result[name] = jnp.array(value, drawn[name].dtype)
+    return result

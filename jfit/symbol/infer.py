@@ -1,0 +1,259 @@
+"""Shapes and dtypes of a whole graph from those of its inputs.
+
+Each operator record knows how its parameter shapes follow from its data shapes; output shapes come from tracing the
+operator's own function on abstract values, so that shapes and values can never disagree.  An unknown size (0) is traced
+twice with two different stand-ins: sizes that come out equal are known, the others are unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.ops import Attrs, Ctx, Op, lookup, nearest
+from jfit.ops.attributes import DTYPES
+from jfit.symbol.graph import Entry, GraphError, Node, Symbol, aux_nodes
+
+Shape = tuple[int, ...]
+Known = dict[tuple[int, int], Any]  # (id(node), output) -> shape or dtype
+STAND_INS = (6, 10)  # for unknown sizes; traced shapes that differ depend on them
+MAX_SWEEPS = 4
+
+
+def infer_shape(symbol: Symbol, *args: Sequence[int] | None, partial: bool = False, **kwargs: Sequence[int]):
+    """Shapes of all arguments, outputs and auxiliary states.
+
+    Args:
+        symbol: the graph.
+        args: shapes by position in `list_arguments()` order; None or () for unknown.
+        partial: return () for what stays unknown instead of giving up.
+        kwargs: shapes by variable name; 0 for an unknown size.
+
+    Returns:
+        (argument shapes, output shapes, auxiliary shapes): three lists of tuples in the order of `list_arguments`,
+        `list_outputs`, `list_auxiliary_states`; (None, None, None) when something stays unknown and not `partial`.
+
+    Raises:
+        GraphError: shapes contradict each other; the message names the node and both shapes.
+
+    Example:
+        >>> import jfit
+        >>> fc = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc")
+        >>> fc.infer_shape(data=(2, 5))
+        ([(2, 5), (3, 5), (3,)], [(2, 3)], [])
+    """
+    arguments = symbol.list_arguments()
+    if args and kwargs:
+        raise TypeError("pass shapes by position or by name, not both")
+    if len(args) > len(arguments):
+        raise GraphError(f"{len(args)} shapes given for {len(arguments)} arguments: {arguments}")
+    given = {n: s for n, s in zip(arguments, args, strict=False) if s} if args else kwargs
+    shapes, _ = infer(symbol, given)
+    lists = _lists(symbol, shapes, ())
+    if partial:
+        return lists
+    complete = all(s is not None and s != () or _is_scalar(s, e, shapes) for s, e in _entries(symbol, lists))
+    complete = complete and all(0 not in s for part in lists for s in part)
+    return lists if complete else (None, None, None)
+
+
+def _entries(symbol: Symbol, lists: Sequence[Sequence[Any]]):
+    """Every listed shape with the entry it belongs to."""
+    order = symbol.nodes()
+    aux = aux_nodes(order)
+    groups = (
+        [Entry(n, 0) for n in order if n.op is None and id(n) not in aux],
+        list(symbol.heads),
+        [Entry(n, 0) for n in order if id(n) in aux],
+    )
+    return [(s, e) for part, entries in zip(lists, groups, strict=True) for s, e in zip(part, entries, strict=True)]
+
+
+def _is_scalar(shape: Shape, entry: Entry, shapes: Known) -> bool:
+    """True for a known shape of no axes, which partial results cannot tell from an unknown one."""
+    return shapes.get((id(entry.node), entry.index)) == ()
+
+
+def infer_type(symbol: Symbol, *args: Any, **kwargs: Any):
+    """Dtypes of all arguments, outputs and auxiliary states; float32 where nothing says otherwise.
+
+    Example:
+        >>> import jfit
+        >>> fc = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc")
+        >>> [str(t) for t in fc.infer_type(data="float16")[0]]
+        ['float16', 'float16', 'float16']
+    """
+    given = {n: t for n, t in zip(symbol.list_arguments(), args, strict=False) if t is not None} if args else kwargs
+    dtypes = _infer_dtypes(symbol, {k: np.dtype(v) if not isinstance(v, str) else DTYPES[v] for k, v in given.items()})
+    return _lists(symbol, dtypes, np.dtype(np.float32))
+
+
+def _lists(symbol: Symbol, known: Known, missing: Any):
+    order = symbol.nodes()
+    aux = aux_nodes(order)
+
+    def of(node: Node, index: int = 0) -> Any:
+        found = known.get((id(node), index))
+        return missing if found is None else found
+
+    return (
+        [of(n) for n in order if n.op is None and id(n) not in aux],
+        [of(h.node, h.index) for h in symbol.heads],
+        [of(n) for n in order if id(n) in aux],
+    )
+
+
+def infer(symbol: Symbol, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, Any] | None = None) -> tuple[Known, Known]:
+    """Shapes and dtypes of every entry that can be known, by (id(node), output)."""
+    order = symbol.nodes()
+    variables = {n.name for n in order if n.op is None}
+    for name in shapes:
+        if name not in variables:
+            near = nearest(name, sorted(variables))
+            raise GraphError(f"a shape is given for {name!r}, but the graph has no such input" + (f"; did you mean {near}?" if near else ""))
+    types = _infer_dtypes(symbol, dtypes or {})
+    known: Known = {}
+    for node in order:
+        if node.op is None:
+            declared = _declared_shape(node)
+            own = tuple(int(s) for s in shapes[node.name]) if node.name in shapes else None
+            known[id(node), 0] = _merge(declared, own, node, 0)
+    for _ in range(MAX_SWEEPS):
+        before = dict(known)
+        for node in order:
+            if node.op is not None:
+                _fill(node, known)
+                _outputs(node, known, types)
+        for node in reversed(order):
+            if node.op is not None and node.op.fill is not None:
+                _fill(node, known)
+        if known == before or all(s is not None and 0 not in s for s in known.values()):
+            break
+    return known, types
+
+
+def _declared_shape(node: Node) -> Shape | None:
+    if "__shape__" not in node.attrs:
+        return None
+    from jfit.ops.attributes import shape
+
+    return tuple(max(s, 0) for s in shape().read("Variable", "__shape__", node.attrs["__shape__"])) or None
+
+
+def _fill(node: Node, known: Known) -> None:
+    """Apply the parameter-shape rule of the node's operator to what is known of its inputs and outputs."""
+    op = node.op
+    assert op is not None
+    if op.fill is None:
+        return
+    ins = [known.get((id(e.node), e.index)) for e in node.inputs]
+    outs = [known.get((id(node), i)) for i in range(len(op.output_names(node.params)))]
+    try:
+        filled = op.fill(node.params, list(ins), outs)
+    except ValueError as error:
+        raise GraphError(f"{node.name}: {error}") from None
+    for e, shape in zip(node.inputs, filled, strict=True):
+        known[id(e.node), e.index] = _merge(known.get((id(e.node), e.index)), shape, e.node, e.index, user=node)
+
+
+def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: Node | None = None) -> Shape | None:
+    if old is None or new is None or old == new:
+        return new if old is None else old
+    if len(old) == len(new) and all(a == b or 0 in (a, b) for a, b in zip(old, new, strict=True)):
+        return tuple(a or b for a, b in zip(old, new, strict=True))
+    where = f"{user.name}: " if user is not None else ""
+    needs = f"{user.op.name} needs" if user is not None and user.op is not None else "its declaration says"
+    data = ""
+    if user is not None and user.inputs[0].node is not node:
+        data = f" because of input {user.inputs[0].node.output_name(user.inputs[0].index)!r}"
+    raise GraphError(
+        f"{where}{node.output_name(index)!r} has shape {old}, {needs} {new}{data}; fix the given shape or the attributes of the node"
+    )
+
+
+def _outputs(node: Node, known: Known, types: Known) -> None:
+    """Output shapes by tracing the operator's function, where the ranks of all inputs are known."""
+    assert node.op is not None
+    ins = [known.get((id(e.node), e.index)) for e in node.inputs]
+    if any(s is None for s in ins):
+        return
+    dtypes = tuple(np.dtype(types.get((id(e.node), e.index)) or np.float32).name for e in node.inputs)
+    unknown = any(0 in s for s in ins if s is not None)
+    traced = []
+    for size in STAND_INS if unknown else (0,):
+        sized = tuple(tuple(d or size for d in s) for s in ins if s is not None)
+        try:
+            traced.append(trace_shapes(node.op.name, node.params, sized, dtypes))
+        except Exception as error:
+            if unknown:
+                return  # not enough is known yet to say anything
+            given = ", ".join(f"{n}={s}" for n, s in zip(node.input_names(), ins, strict=True))
+            raise GraphError(f"{node.name}: {node.op.name} cannot take {given}: {str(error).splitlines()[0]}") from None
+    shapes = traced[0]
+    if unknown:
+        if any(len(a) != len(b) for a, b in zip(*traced, strict=True)):
+            return
+        shapes = [tuple(x if x == y else 0 for x, y in zip(a, b, strict=True)) for a, b in zip(*traced, strict=True)]
+    for i, shape in enumerate(shapes):
+        known[id(node), i] = _merge(known.get((id(node), i)), shape, node, i)
+
+
+@functools.lru_cache(maxsize=8192)
+def trace_shapes(op: str, params: Attrs, shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> list[Shape]:
+    """Output shapes of one operator on inputs of these shapes (inputs, then auxiliary states)."""
+    record: Op = lookup(op)
+    specs = [jax.ShapeDtypeStruct(s, _canonical(t)) for s, t in zip(shapes, dtypes, strict=True)]
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def call(key, *arrays):
+        result = record.fn(Ctx(train=True, key=key, rows=(None,) * len(arrays)), params, *arrays)
+        outputs = result[0] if record.aux else result
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    return [tuple(o.shape) for o in jax.eval_shape(call, key, *specs)]
+
+
+def _canonical(name: str) -> Any:
+    """64-bit dtypes as JAX holds them while 64-bit mode is off."""
+    return jax.dtypes.canonicalize_dtype(DTYPES[name])
+
+
+def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any]) -> Known:
+    order = symbol.nodes()
+    flags = [d for n, d in DTYPES.items() if n != "bfloat16"]
+    known: Known = {}
+    for node in order:
+        if node.op is None:
+            declared = node.attrs.get("__dtype__")
+            if node.name in given:
+                known[id(node), 0] = given[node.name]
+            elif declared is not None:
+                known[id(node), 0] = DTYPES["bfloat16"] if declared == "12" else flags[int(declared)]
+    operators = [n for n in order if n.op is not None]
+    # forward, backward, then forward again with float32 where nothing is known
+    for nodes, default in ((operators, None), (operators[::-1], None), (operators, np.dtype(np.float32))):
+        for node in nodes:
+            assert node.op is not None
+            ins = [known.get((id(e.node), e.index)) for e in node.inputs]
+            outs = [known.get((id(node), i)) for i in range(len(node.op.output_names(node.params)))]
+            if default is not None and all(t is None for t in (*ins, *outs)):
+                ins = [default] * len(ins)
+            filled, made = _types_of(node, ins, outs)
+            for e, t in zip(node.inputs, filled, strict=True):
+                if t is not None:
+                    known.setdefault((id(e.node), e.index), np.dtype(t))
+            known.update({(id(node), i): np.dtype(t) for i, t in enumerate(made) if t is not None})
+    return known
+
+
+def _types_of(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The dtype rule of the operator, or the common one: everything has the dtype of the first known input."""
+    assert node.op is not None
+    if node.op.types is not None:
+        return node.op.types(node.params, ins)
+    first = next((t for t in (*ins, *outs) if t is not None), None)
+    return [first if t is None else t for t in ins], [first] * len(outs)
