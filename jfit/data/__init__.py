@@ -1,0 +1,29 @@
+"""Data on its way to the step: batches, arrays in memory, streams from elsewhere, reading ahead."""
+
+from jfit.data.adapters import as_data
+from jfit.data.arrays import ArrayData, to_array
+from jfit.data.batch import Batch, check_batch, pad_rows, rows
+from jfit.data.elements import Names
+from jfit.data.labels import check_labels
+from jfit.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
+from jfit.data.prefetch import Prefetch, prefetch
+from jfit.data.stream import StreamData
+
+__all__ = [
+    "ArrayData",
+    "Batch",
+    "DataBatch",
+    "DataDesc",
+    "DataIter",
+    "NDArrayIter",
+    "Names",
+    "Prefetch",
+    "StreamData",
+    "as_data",
+    "check_batch",
+    "check_labels",
+    "pad_rows",
+    "prefetch",
+    "rows",
+    "to_array",
+]
