@@ -1,0 +1,453 @@
+"""Initializers: pure functions of a key, a parameter's name and attributes, its shape and its dtype.
+
+Which rule a parameter gets follows MXNet 1.9.1: an `__init__` attribute on the variable wins; otherwise the end of the
+name decides (`weight` is drawn by the initializer; `bias`, `beta`, `min` are 0; `gamma`, `max` are 1); any other name is
+an error.  Keys are the caller's: one per parameter, derived from its name, so values never depend on the device count.
+
+>>> import jax
+>>> from jfit.init import InitDesc, Xavier, get
+>>> Xavier()(jax.random.key(0), InitDesc("fc_weight"), (4, 3)).shape
+(4, 3)
+>>> get("normal", sigma=0.3).dumps()
+'["normal", {"sigma": 0.3}]'
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit.ops.registry import nearest
+
+# (key, desc, shape, dtype) -> values; every Initializer is one, and so may be a function of the user's
+InitFn = Callable[..., Array]
+
+# end of the name -> fixed value; `None` means the initializer's own rule
+_SUFFIXES: dict[str, float | None] = {
+    "weight": None,
+    "bias": 0.0,
+    "gamma": 1.0,
+    "beta": 0.0,
+    "min": 0.0,
+    "max": 1.0,
+    "weight_quantize": 0.0,
+    "bias_quantize": 0.0,
+}
+
+REGISTRY: dict[str, type[Initializer]] = {}
+
+
+class InitDesc(NamedTuple):
+    """What an initializer may know of a parameter: its name and its variable's attributes.
+
+    Example:
+        >>> InitDesc("fc1_weight").name
+        'fc1_weight'
+    """
+
+    name: str
+    attrs: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """Base of the initializers: dispatches on attribute and name, `draw` gives the values of a weight.
+
+    Example:
+        >>> import jax
+        >>> One()(jax.random.key(0), InitDesc("fc_bias"), (2,)).tolist()  # a bias is 0 under any initializer
+        [0.0, 0.0]
+
+    Source: Apache MXNet 1.9.1, `mxnet.initializer.Initializer`.
+    """
+
+    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        """Initial values of one parameter.
+
+        Args:
+            key: the parameter's own key, scalar.
+            desc: name and attributes; a plain name has no attributes.
+            shape: shape of the parameter.
+            dtype: its dtype; values are drawn in float32 and cast.
+
+        Returns:
+            Array of `shape` and `dtype`.
+
+        Raises:
+            ValueError: no rule fits the name, or the shape does not suit the rule.
+        """
+        desc = InitDesc(desc) if isinstance(desc, str) else desc
+        shape = tuple(shape)
+        given = desc.attrs.get("__init__")
+        if given:
+            chosen = get(given)
+            own = chosen.draw if isinstance(chosen, Initializer) else lambda k, n, s: chosen(k, n, s, dtype)
+            return own(key, desc.name, shape).astype(dtype)
+        return self.by_name(key, desc.name, shape).astype(dtype)
+
+    def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        """Values by the end of the name, for parameters without an `__init__` attribute."""
+        for suffix, value in _SUFFIXES.items():
+            if name.endswith(suffix):
+                return self.draw(key, name, shape) if value is None else jnp.full(shape, value, jnp.float32)
+        raise ValueError(
+            f"parameter {name!r}: no initialization rule fits the name; names ending in {', '.join(map(repr, _SUFFIXES))} "
+            f"are known. Rename it, or give its variable one: Variable({name!r}, init='uniform')."
+        )
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        """Values of a weight, float32 of `shape`."""
+        raise NotImplementedError(f"{type(self).__name__} defines no rule for weights; it needs a `draw` method.")
+
+    def dumps(self) -> str:
+        """The initializer as MXNet's JSON text, for a variable's `__init__` attribute.
+
+        Example:
+            >>> Uniform(0.2).dumps()
+            '["uniform", {"scale": 0.2}]'
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        plain = {k: v.tolist() if isinstance(v, np.ndarray | np.generic | Array) else v for k, v in values.items()}
+        return json.dumps([type(self).__name__.lower(), plain])
+
+
+def register(*aliases: str) -> Callable[[type[Initializer]], type[Initializer]]:
+    """Class decorator: enters an initializer under its lower-case class name and `aliases`.
+
+    Example:
+        >>> @register()
+        ... class Half(Initializer):
+        ...     def draw(self, key, name, shape):
+        ...         return jnp.full(shape, 0.5)
+        >>> get("half").dumps()
+        '["half", {}]'
+    """
+
+    def enter(cls: type[Initializer]) -> type[Initializer]:
+        for name in (cls.__name__.lower(), *aliases):
+            REGISTRY[name] = cls
+        return cls
+
+    return enter
+
+
+@register("zeros")
+@dataclass(frozen=True)
+class Zero(Initializer):
+    """w = 0."""
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        return jnp.zeros(shape, jnp.float32)
+
+
+@register("ones")
+@dataclass(frozen=True)
+class One(Initializer):
+    """w = 1."""
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        return jnp.ones(shape, jnp.float32)
+
+
+@register()
+@dataclass(frozen=True)
+class Constant(Initializer):
+    """w = value; an array of values must have the parameter's shape or be a single number."""
+
+    value: Any = 0.0
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        value = np.asarray(self.value, np.float32)
+        if value.ndim and value.shape != shape:
+            raise ValueError(f"parameter {name!r}: the constant has shape {value.shape}, the parameter needs {shape}.")
+        return jnp.array(np.broadcast_to(value, shape))
+
+
+@register()
+@dataclass(frozen=True)
+class Uniform(Initializer):
+    """w ~ U(-scale, scale)."""
+
+    scale: float = 0.07
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        return jax.random.uniform(key, shape, jnp.float32, -self.scale, self.scale)
+
+
+@register()
+@dataclass(frozen=True)
+class Normal(Initializer):
+    """w ~ N(0, sigma^2)."""
+
+    sigma: float = 0.01
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        return self.sigma * jax.random.normal(key, shape, jnp.float32)
+
+
+@register()
+@dataclass(frozen=True)
+class Orthogonal(Initializer):
+    """w = scale * Q with orthonormal rows or columns, Q from the SVD of a random (shape[0], rest) matrix.
+
+    Source: Saxe et al. 2014, https://arxiv.org/abs/1312.6120.
+    """
+
+    scale: float = 1.414
+    rand_type: str = "uniform"
+
+    def __post_init__(self) -> None:
+        _one_of("Orthogonal", "rand_type", self.rand_type, ("uniform", "normal"))
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        flat = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+        raw = jax.random.uniform(key, flat, jnp.float32, -1, 1) if self.rand_type == "uniform" else jax.random.normal(key, flat)
+        u, _, v = jnp.linalg.svd(raw, full_matrices=False)
+        return self.scale * (u if u.shape == flat else v).reshape(shape)
+
+
+def _xavier(key: Array, name: str, shape: tuple[int, ...], rnd_type: str, factor_type: str, magnitude: float) -> Array:
+    if len(shape) < 2:
+        raise ValueError(
+            f"parameter {name!r}: Xavier needs at least 2 dimensions (out, in, ...), the shape is {shape}; "
+            f"give its variable another rule, such as init='uniform'."
+        )
+    receptive = math.prod(shape[2:])
+    fan_in, fan_out = shape[1] * receptive, shape[0] * receptive
+    factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[factor_type]
+    scale = math.sqrt(magnitude / factor) if factor else 0.0
+    if rnd_type == "uniform":
+        return jax.random.uniform(key, shape, jnp.float32, -scale, scale)
+    return scale * jax.random.normal(key, shape, jnp.float32)
+
+
+@register()
+@dataclass(frozen=True)
+class Xavier(Initializer):
+    """w ~ U(-s, s) or N(0, s^2) with s = sqrt(magnitude / fan).
+
+    Args:
+        rnd_type: "uniform" or "gaussian".
+        factor_type: which fan: "in", "out" or their average, "avg".
+        magnitude: see above.
+
+    Source: Glorot and Bengio 2010, http://proceedings.mlr.press/v9/glorot10a.html.
+    """
+
+    rnd_type: str = "uniform"
+    factor_type: str = "avg"
+    magnitude: float = 3
+
+    def __post_init__(self) -> None:
+        _one_of("Xavier", "rnd_type", self.rnd_type, ("uniform", "gaussian"))
+        _one_of("Xavier", "factor_type", self.factor_type, ("avg", "in", "out"))
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        return _xavier(key, name, shape, self.rnd_type, self.factor_type, self.magnitude)
+
+
+@register()
+@dataclass(frozen=True)
+class MSRAPrelu(Initializer):
+    """w ~ N(0, s^2) with s = sqrt(2 / (1 + slope^2) / fan).
+
+    Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
+    """
+
+    factor_type: str = "avg"
+    slope: float = 0.25
+
+    def __post_init__(self) -> None:
+        _one_of("MSRAPrelu", "factor_type", self.factor_type, ("avg", "in", "out"))
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        return _xavier(key, name, shape, "gaussian", self.factor_type, 2.0 / (1 + self.slope**2))
+
+
+@register()
+@dataclass(frozen=True)
+class Bilinear(Initializer):
+    """w[.., y, x] = (1 - |x/f - c|)(1 - |y/f - c|): the kernel of bilinear upsampling, f = ceil(width / 2)."""
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        if len(shape) != 4:
+            raise ValueError(f"parameter {name!r}: Bilinear needs 4 dimensions (out, in, y, x), the shape is {shape}.")
+        f = math.ceil(shape[3] / 2.0)
+        c = (2 * f - 1 - f % 2) / (2.0 * f)
+        x, y = (1 - np.abs(np.arange(n) / f - c) for n in (shape[3], shape[2]))
+        return jnp.array(np.broadcast_to(np.outer(y, x), shape).astype(np.float32))
+
+
+@register()
+@dataclass(frozen=True)
+class LSTMBias(Initializer):
+    """b = 0 but forget_bias in the second quarter, the forget gate (gates in the order i, f, c, o).
+
+    Source: Jozefowicz et al. 2015, http://proceedings.mlr.press/v37/jozefowicz15.html.
+    """
+
+    forget_bias: float = 1.0
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        quarter = shape[0] // 4
+        return jnp.zeros(shape, jnp.float32).at[quarter : 2 * quarter].set(self.forget_bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Initializer):
+    """Values from a dict of arrays (names may carry `arg:` / `aux:`), other parameters by `default_init`.
+
+    Example:
+        >>> import jax
+        >>> start = Load({"arg:fc_weight": np.ones((1, 2))}, default_init="zero")
+        >>> start(jax.random.key(0), InitDesc("fc_weight"), (1, 2)).tolist()
+        [[1.0, 1.0]]
+    """
+
+    param: Mapping[str, Any]
+    default_init: Any = None
+    verbose: bool = field(default=False, repr=False)
+
+    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        desc = InitDesc(desc) if isinstance(desc, str) else desc
+        for name in (desc.name, f"arg:{desc.name}", f"aux:{desc.name}"):
+            if name in self.param:
+                value = np.asarray(self.param[name])
+                if value.shape != tuple(shape):
+                    raise ValueError(
+                        f"parameter {desc.name!r}: the loaded array has shape {value.shape}, the graph needs {tuple(shape)}."
+                    )
+                return jnp.array(value, dtype)
+        if self.default_init is None:
+            raise ValueError(
+                f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays and no default_init is given; "
+                "pass Load(..., default_init='xavier')."
+            )
+        return get(self.default_init)(key, desc, shape, dtype)
+
+
+@dataclass(frozen=True)
+class Mixed(Initializer):
+    """The initializer of the first regular expression that matches from the start of the name.
+
+    Example:
+        >>> import jax
+        >>> start = Mixed([".*gate.*", ".*"], [Constant(2.0), "one"])
+        >>> start(jax.random.key(0), InitDesc("my_gate_weight"), (2,)).tolist()
+        [2.0, 2.0]
+    """
+
+    patterns: Sequence[str]
+    initializers: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        if len(self.patterns) != len(self.initializers):
+            raise ValueError(
+                f"Mixed: {len(self.patterns)} patterns and {len(self.initializers)} initializers, one for each is needed."
+            )
+
+    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        desc = InitDesc(desc) if isinstance(desc, str) else desc
+        for pattern, chosen in zip(self.patterns, self.initializers, strict=True):
+            if re.match(pattern, desc.name):
+                return get(chosen)(key, desc, shape, dtype)
+        raise ValueError(
+            f"parameter {desc.name!r} matches none of the patterns {', '.join(map(repr, self.patterns))}; "
+            "add '.*' as the last pattern."
+        )
+
+
+@dataclass(frozen=True)
+class _Default(Initializer):
+    def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        # the flat vector of a fused RNN has no suffix that MXNet knows
+        return self.draw(key, name, shape) if name.endswith("parameters") else super().by_name(key, name, shape)
+
+    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+        return (Xavier("gaussian", "in", 2) if len(shape) > 1 else Uniform(0.07)).draw(key, name, shape)
+
+
+def default() -> Initializer:
+    """The initializer of `jfit.fit`: w ~ N(0, 2 / fan_in) for two or more dimensions, else U(-0.07, 0.07).
+
+    The flat `parameters` vector of a fused RNN is uniform too.  MXNet's own default, `Uniform(0.01)`, is kept by the
+    facades; networks of more than a few layers hardly start from it.
+
+    Example:
+        >>> import jax
+        >>> default()(jax.random.key(0), InitDesc("conv_weight"), (8, 3, 3, 3)).shape
+        (8, 3, 3, 3)
+
+    Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
+    """
+    return _Default()
+
+
+def get(spec: Any = None, **params: Any) -> InitFn:
+    """The initializer that `spec` means.
+
+    Args:
+        spec: None (`default()`), a name, MXNet's JSON text, an Initializer or its class, any function
+            `(key, desc, shape, dtype) -> array`, or a dict pattern -> spec (`Mixed`).
+        **params: parameters of a named initializer.
+
+    Returns:
+        A callable `(key, desc, shape, dtype) -> array`.
+
+    Raises:
+        ValueError: unknown name or parameter.
+        TypeError: `spec` is none of the above.
+
+    Example:
+        >>> get('["constant", {"value": 2.0}]')
+        Constant(value=2.0)
+    """
+    if spec is None:
+        return default()
+    if isinstance(spec, str):
+        return _by_text(spec, params)
+    if isinstance(spec, Mapping):
+        return Mixed(tuple(spec), tuple(spec.values()))
+    if isinstance(spec, type) and issubclass(spec, Initializer):
+        return spec(**params)
+    if callable(spec):
+        return spec
+    raise TypeError(f"an initializer is a name, an Initializer or a function (key, desc, shape, dtype); found {spec!r}.")
+
+
+def _by_text(text: str, params: Mapping[str, Any]) -> Initializer:
+    name, values = text, dict(params)
+    if text.lstrip().startswith("["):
+        try:
+            name, values = json.loads(text)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"initializer text {text!r} cannot be read ({error}); it needs the form '[\"name\", {{}}]'.") from None
+    cls = REGISTRY.get(str(name).lower())
+    if cls is None:
+        near = nearest(str(name), REGISTRY) or ", ".join(map(repr, sorted(REGISTRY)))
+        raise ValueError(f"unknown initializer {name!r}: the nearest names are {near}.")
+    known = [f.name for f in fields(cls)]
+    for key in values:
+        if key not in known:
+            hint = nearest(key, known) or (", ".join(map(repr, known)) if known else "none")
+            raise ValueError(f"initializer {name!r} has no parameter {key!r}; the nearest it has: {hint}.")
+    return cls(**values)
+
+
+def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{owner}: {name} is {value!r}, it needs to be one of {', '.join(map(repr, choices))}.")
+
+
+zero, one, constant, uniform, normal, orthogonal = Zero, One, Constant, Uniform, Normal, Orthogonal
+xavier, msraprelu, bilinear, lstmbias, load, mixed = Xavier, MSRAPrelu, Bilinear, LSTMBias, Load, Mixed
