@@ -1,0 +1,228 @@
+"""Optimizers by name: jfit's own, any of optax, or a transformation handed in.
+
+>>> from jfit.optim import get
+>>> get("sgd", momentum=0.9).learning_rate
+0.01
+>>> get("lion").takes_rate  # of optax, with the rate fed in
+True
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jfit.ops.registry import nearest
+from jfit.optim import rules
+
+# the rate of an optax optimizer that declares none
+OPTAX_RATE = 1e-3
+
+
+class Resolved(NamedTuple):
+    """An optimizer, ready for the train step.
+
+    Attributes:
+        transform: the optax transformation.
+        learning_rate: its base rate; None where it cannot be known.
+        takes_rate: `update` accepts `learning_rate=`, traced.
+        name: for logs.
+    """
+
+    transform: Any
+    learning_rate: float | None
+    takes_rate: bool
+    name: str
+
+
+class Named(NamedTuple):
+    """A registered optimizer: its factory and the rate it has when none is given."""
+
+    make: Callable[..., optax.GradientTransformationExtraArgs]
+    default_learning_rate: float
+
+
+OPTIMIZERS: dict[str, Named] = {}
+
+
+def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
+    """Enters an optimizer under lower-case names; its default rate is the default of `learning_rate`.
+
+    Args:
+        name: lower-case name.
+        make: function whose parameters include `learning_rate` with a default.
+        *aliases: other names.
+
+    Example:
+        >>> register("plain", lambda learning_rate=0.5: rules.sgd(learning_rate))
+        >>> get("plain").learning_rate
+        0.5
+    """
+    rate = float(inspect.signature(make).parameters["learning_rate"].default)
+    for each in (name, *aliases):
+        OPTIMIZERS[each] = Named(make, rate)
+
+
+register("sgd", rules.sgd, "ccsgd")
+register("nag", rules.nag)
+register("adam", rules.adam)
+register("adamw", rules.adamw)
+register("rmsprop", rules.rmsprop)
+
+
+def get(spec: Any, **params: Any) -> Resolved:
+    """The optimizer that `spec` means.
+
+    Args:
+        spec: a name, case ignored: one of jfit's (`OPTIMIZERS`), else one of optax's; or a transformation with `init`
+            and `update`, returned unchanged; or a `Resolved`.
+        **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
+
+    Returns:
+        `Resolved(transform, learning_rate, takes_rate, name)`.
+
+    Raises:
+        ValueError: unknown name or parameter, parameters with an instance, or a line search.
+        TypeError: `spec` is none of the above.
+
+    Example:
+        >>> get(optax.sgd(0.1)).takes_rate
+        False
+    """
+    if isinstance(spec, Resolved):
+        return spec
+    if isinstance(spec, str):
+        return _named(spec, params)
+    if not (callable(getattr(spec, "init", None)) and callable(getattr(spec, "update", None))):
+        raise TypeError(f"an optimizer is a name or an optax transformation (init, update); found {spec!r}.")
+    if params:
+        raise ValueError(
+            f"the optimizer is an instance already, so its parameters ({', '.join(params)}) cannot change; "
+            "pass them to its own constructor, or pass the optimizer by name."
+        )
+    name = type(spec).__name__
+    shape = _tiny_state(spec, name)
+    rate = None
+    if _find_hyper(shape) is not None:
+        found = injected_rate(spec.init(_tiny()))
+        rate = None if found is None else float(found)
+    return Resolved(spec, rate, False, name)
+
+
+def injected_rate(opt_state: Any) -> Array | None:
+    """The learning rate inside a state made by `optax.inject_hyperparams`, else None.
+
+    Args:
+        opt_state: any optimizer state.
+
+    Returns:
+        Scalar array or None.
+
+    Example:
+        >>> opt = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
+        >>> float(injected_rate(opt.init({"w": jnp.ones(1)})))
+        0.25
+    """
+    hyper = _find_hyper(opt_state)
+    return None if hyper is None else hyper["learning_rate"]
+
+
+def _named(name: str, params: dict[str, Any]) -> Resolved:
+    entry = OPTIMIZERS.get(name.lower())
+    if entry is not None:
+        _check_params(name, entry.make, params)
+        rate = params.get("learning_rate", entry.default_learning_rate)
+        return Resolved(entry.make(**params), _plain(rate), True, name.lower())
+    if not _is_optax(name.lower()):
+        known = [*OPTIMIZERS, *(n for n in dir(optax) if _is_optax(n))]
+        near = nearest(name, known) or ", ".join(map(repr, OPTIMIZERS))
+        raise ValueError(f"unknown optimizer {name!r}: the nearest names are {near}.")
+    return _of_optax(name.lower(), params)
+
+
+def _plain(rate: Any) -> float | None:
+    return None if callable(rate) else float(rate)
+
+
+def _is_optax(name: str) -> bool:
+    make = getattr(optax, name, None)
+    if name.startswith(("_", "scale")) or not inspect.isfunction(make):
+        return False
+    return "learning_rate" in inspect.signature(make).parameters
+
+
+def _of_optax(name: str, params: dict[str, Any]) -> Resolved:
+    make = getattr(optax, name)
+    _check_params(name, make, params)
+    declared = inspect.signature(make).parameters["learning_rate"].default
+    rate = params.get("learning_rate", OPTAX_RATE if declared in (inspect.Parameter.empty, None) else declared)
+    others = tuple(p for p in inspect.signature(make).parameters if p != "learning_rate")
+    start = float(rules.rate_at(rate, 0))
+    _tiny_state(make(**{**params, "learning_rate": start}), name)
+    # only the rate is data: the other parameters stay Python values, as the optimizer's own code expects
+    injected = optax.inject_hyperparams(make, static_args=others)(**{**params, "learning_rate": start})
+    inner = optax.with_extra_args_support(injected)
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, learning_rate: Any = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        fed = rules.rate_at(rate, state.count) if learning_rate is None and callable(rate) else learning_rate
+        if fed is not None:
+            fed = jnp.asarray(fed, state.hyperparams["learning_rate"].dtype)
+            state = state._replace(hyperparams={**state.hyperparams, "learning_rate": fed})
+        return inner.update(grads, state, params, **extra)
+
+    return Resolved(optax.GradientTransformationExtraArgs(inner.init, update), _plain(rate), True, name)
+
+
+def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]) -> None:
+    known = list(inspect.signature(make).parameters)
+    for key in params:
+        if key not in known:
+            near = nearest(key, known) or ", ".join(map(repr, known))
+            raise ValueError(f"optimizer {name!r} has no parameter {key!r}; the nearest it has: {near}.")
+
+
+def _tiny() -> dict[str, Array]:
+    return {"w_weight": jnp.ones((2, 2), jnp.float32)}
+
+
+def _tiny_state(transform: Any, name: str) -> Any:
+    """The shape of a state, or None if it cannot be made for a stand-in tree; refuses line searches."""
+    try:
+        state = jax.eval_shape(transform.init, _tiny())
+    except Exception:  # masks and labels may need the user's own tree: nothing can be said then
+        return None
+    for part in _parts(state):
+        kind = type(part).__name__.lower()
+        if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
+            raise ValueError(
+                f"optimizer {name!r} runs a line search ({type(part).__name__}), which needs the loss as a function inside "
+                "the update; the train step offers gradients and the value only. Choose one without, such as 'adam', or "
+                "switch the line search off (linesearch=None) where the optimizer allows it."
+            )
+    return state
+
+
+def _find_hyper(state: Any) -> Mapping[str, Any] | None:
+    for part in _parts(state):
+        hyper = getattr(part, "hyperparams", None)
+        if isinstance(hyper, Mapping) and "learning_rate" in hyper:
+            return hyper
+    return None
+
+
+def _parts(state: Any) -> Iterator[Any]:
+    yield state
+    if isinstance(state, Mapping):
+        for part in state.values():
+            yield from _parts(part)
+    elif isinstance(state, tuple | list):
+        for part in state:
+            yield from _parts(part)

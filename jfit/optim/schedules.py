@@ -1,0 +1,322 @@
+"""Learning-rate schedules as pure functions: the rate of update number `count`, which is 1 for the first update.
+
+MXNet 1.9.1's schedulers give the same values here, but keep no state: any update number may be asked for, in any order,
+and the number may be traced.  `base` replaces `base_lr` without a second compile.
+
+>>> from jfit.optim.schedules import factor
+>>> drop = factor(step=5, factor=0.5, base_lr=0.1)
+>>> [round(float(drop(n)), 4) for n in (1, 5, 6, 11)]
+[0.1, 0.1, 0.05, 0.025]
+>>> round(float(drop(6, base=1.0)), 4)
+0.5
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.ops.registry import nearest
+
+Rate = float | Array
+# (update number, base rate) -> rate after the warm-up
+RateRule = Callable[[Any, Rate], Rate]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """rate = schedule(count, base=None), count = number of the update, from 1.
+
+    Attributes:
+        name: the name it is known by.
+        rule: `(count, base) -> rate` after the warm-up.
+        base_lr: the base rate where the call gives none.
+        warmup_steps: updates with a smaller number than this are warm-up.
+        warmup_begin_lr: rate at update 0.
+        warmup_mode: "linear" climbs from begin to base, "constant" stays at begin.
+        absolute: the rule ignores `base` (a schedule of optax).
+        follows_base: in MXNet, `learning_rate` of the optimizer moves the base of this scheduler.
+        warmup_final_lr: where the warm-up ends if not at the base.
+    """
+
+    name: str
+    rule: RateRule
+    base_lr: float | None = 0.01
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0.0
+    warmup_mode: str = "linear"
+    absolute: bool = False
+    follows_base: bool = True
+    warmup_final_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.warmup_mode not in ("linear", "constant"):
+            raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}, it needs to be 'linear' or 'constant'.")
+        if self.warmup_steps < 0 or self.warmup_steps != int(self.warmup_steps):
+            raise ValueError(f"schedule {self.name}: warmup_steps is {self.warmup_steps}, a whole number from 0 on is needed.")
+        if self.base_lr is not None and self.base_lr < self.warmup_begin_lr:
+            raise ValueError(
+                f"schedule {self.name}: base_lr {self.base_lr} is below warmup_begin_lr {self.warmup_begin_lr}; "
+                "a warm-up climbs, so base_lr needs to be the larger one."
+            )
+
+    def __call__(self, count: Any, base: Rate | None = None) -> Array:
+        """The rate of update number `count`.
+
+        Args:
+            count: number of the update, 1 for the first; a Python int or an integer scalar, traced or not.
+            base: replaces `base_lr`; a number or a float32 scalar, traced or not.
+
+        Returns:
+            float32 scalar.
+        """
+        start = self.base_lr if base is None else base
+        start = jnp.asarray(0.0 if start is None else start, jnp.float32)
+        rate = jnp.asarray(self.rule(count, start), jnp.float32)
+        if not self.warmup_steps:
+            return rate
+        goal = start if self.warmup_final_lr is None else self.warmup_final_lr
+        climb = self.warmup_begin_lr + (goal - self.warmup_begin_lr) * count / self.warmup_steps
+        warm = climb if self.warmup_mode == "linear" else self.warmup_begin_lr
+        return jnp.where(count < self.warmup_steps, warm, rate).astype(jnp.float32)
+
+    def overridden(self, learning_rate: float) -> Schedule:
+        """The schedule that MXNet follows when an optimizer gets both `lr_scheduler` and `learning_rate`.
+
+        Factor and MultiFactor start from the new rate though their warm-up still ends at the old one; Poly and Cosine
+        ignore it.
+
+        Example:
+            >>> round(float(poly(max_update=20, base_lr=0.1).overridden(0.5)(1)), 5)
+            0.09025
+        """
+        if not self.follows_base:
+            return self
+        return replace(self, base_lr=learning_rate, warmup_final_lr=self.base_lr, warmup_begin_lr=self.warmup_begin_lr)
+
+
+def factor(
+    step: int, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01, **warmup: Any
+) -> Schedule:
+    """rate = max(base * factor^floor((count - 1) / step), stop_factor_lr).
+
+    Args:
+        step: updates between two decays.
+        factor: what each decay multiplies by, at most 1.
+        stop_factor_lr: the rate never decays below.
+        base_lr: rate at the start.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ValueError: step below 1 or factor above 1.
+
+    Example:
+        >>> round(float(factor(step=3, factor=0.1, base_lr=1.0)(4)), 4)
+        0.1
+
+    Source: Apache MXNet 1.9.1, `FactorScheduler`.
+    """
+    if step < 1:
+        raise ValueError(f"schedule factor: step is {step}, at least 1 update between decays is needed.")
+    _check_factor("factor", factor)
+    decay = factor
+
+    def rule(count: Any, base: Rate) -> Array:
+        times = jnp.maximum((count - 1) // step, 0)
+        return jnp.where(times == 0, base, jnp.maximum(base * decay**times, stop_factor_lr))
+
+    return Schedule("factor", rule, base_lr, **warmup)
+
+
+def multifactor(step: Sequence[int], factor: float = 1.0, base_lr: float = 0.01, **warmup: Any) -> Schedule:
+    """rate = base * factor^(how many of the steps lie below count).
+
+    Args:
+        step: update numbers after which the rate decays, strictly increasing.
+        factor: what each decay multiplies by, at most 1.
+        base_lr: rate at the start.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ValueError: steps below 1 or not increasing, factor above 1.
+
+    Example:
+        >>> round(float(multifactor([4, 9], 0.1, base_lr=0.3)(5)), 4)
+        0.03
+
+    Source: Apache MXNet 1.9.1, `MultiFactorScheduler`.
+    """
+    steps = tuple(step)
+    if not steps or any(s < 1 for s in steps) or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
+        raise ValueError(f"schedule multifactor: step is {list(steps)}, an increasing list of update numbers from 1 on is needed.")
+    _check_factor("multifactor", factor)
+    decay = factor
+
+    def rule(count: Any, base: Rate) -> Array:
+        passed = sum((jnp.asarray(count > s, jnp.int32) for s in steps), jnp.int32(0))
+        return base * decay**passed
+
+    return Schedule("multifactor", rule, base_lr, **warmup)
+
+
+def poly(max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0.0, **warmup: Any) -> Schedule:
+    """rate = final + (base - final) * (1 - (count - warm) / (max_update - warm))^pwr, final from max_update on.
+
+    Args:
+        max_update: the update that reaches `final_lr`.
+        base_lr: rate at the start.
+        pwr: exponent.
+        final_lr: rate at the end.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ValueError: max_update below 1 or not after the warm-up.
+
+    Example:
+        >>> round(float(poly(max_update=20, base_lr=0.4)(10)), 4)
+        0.1
+
+    Source: Apache MXNet 1.9.1, `PolyScheduler`.
+    """
+    left = _part_left("poly", max_update, warmup)
+
+    def rule(count: Any, base: Rate) -> Rate:
+        return final_lr + (base - final_lr) * left(count) ** pwr
+
+    return Schedule("poly", rule, base_lr, follows_base=False, **warmup)
+
+
+def cosine(max_update: int, base_lr: float = 0.01, final_lr: float = 0.0, **warmup: Any) -> Schedule:
+    """rate = final + (base - final) * (1 + cos(pi * (count - warm) / (max_update - warm))) / 2, final from max_update on.
+
+    Args:
+        max_update: the update that reaches `final_lr`.
+        base_lr: rate at the start.
+        final_lr: rate at the end.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ValueError: max_update below 1 or not after the warm-up.
+
+    Example:
+        >>> round(float(cosine(max_update=20, base_lr=0.4)(10)), 4)
+        0.2
+
+    Source: Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983; Apache MXNet 1.9.1, `CosineScheduler`.
+    """
+    left = _part_left("cosine", max_update, warmup)
+
+    def rule(count: Any, base: Rate) -> Rate:
+        return final_lr + (base - final_lr) * (1 + jnp.cos(math.pi * (1 - left(count)))) / 2
+
+    return Schedule("cosine", rule, base_lr, follows_base=False, **warmup)
+
+
+def constant(base_lr: float = 0.01, **warmup: Any) -> Schedule:
+    """rate = base.
+
+    Example:
+        >>> round(float(constant(0.5)(100)), 4)
+        0.5
+    """
+    return Schedule("constant", lambda count, base: base, base_lr, **warmup)
+
+
+def warmup_linear(warmup_steps: int, base_lr: float = 0.01, warmup_begin_lr: float = 0.0) -> Schedule:
+    """rate = begin + (base - begin) * min(count / warmup_steps, 1).
+
+    Example:
+        >>> round(float(warmup_linear(10, base_lr=1.0)(5)), 4)
+        0.5
+    """
+    return replace(constant(base_lr, warmup_steps=warmup_steps, warmup_begin_lr=warmup_begin_lr), name="warmup_linear")
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    f.__name__: f for f in (factor, multifactor, poly, cosine, constant, warmup_linear)
+}
+
+
+def as_schedule(spec: Any, **params: Any) -> Schedule:
+    """The schedule that `spec` means.
+
+    Args:
+        spec: a `Schedule`, a name with `params`, a number (constant rate), a function `(count, base) -> rate` with count
+            from 1, or an optax schedule: a function of one argument, which gets count - 1 and knows no base.
+        **params: parameters of a named schedule.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ValueError: unknown name or parameter, or a parameter missing.
+        TypeError: `spec` is none of the above.
+
+    Example:
+        >>> import optax
+        >>> half = as_schedule(optax.exponential_decay(1.0, 1, 0.5))
+        >>> half.absolute, float(half(1)), float(half(2))
+        (True, 1.0, 0.5)
+    """
+    if isinstance(spec, Schedule):
+        return spec
+    if isinstance(spec, str):
+        return _named(spec, params)
+    if isinstance(spec, int | float) and not isinstance(spec, bool):
+        return constant(float(spec))
+    if callable(spec):
+        name = getattr(spec, "__name__", type(spec).__name__)
+        if _positional(spec) >= 2:
+            return Schedule(name, spec)
+        return Schedule(name, lambda count, base: spec(count - 1), base_lr=None, absolute=True)
+    raise TypeError(f"a schedule is a name, a number, a Schedule or a function of the update number; found {spec!r}.")
+
+
+def _named(name: str, params: dict[str, Any]) -> Schedule:
+    make = SCHEDULES.get(name.lower())
+    if make is None:
+        near = nearest(name, SCHEDULES) or ", ".join(map(repr, SCHEDULES))
+        raise ValueError(f"unknown schedule {name!r}: the nearest names are {near}.")
+    try:
+        return make(**params)
+    except TypeError as error:
+        wanted = ", ".join(inspect.signature(make).parameters)
+        raise ValueError(f"schedule {name!r} cannot be made ({error}); its parameters are {wanted}.") from None
+
+
+def _positional(fn: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _check_factor(name: str, value: float) -> None:
+    if value > 1:
+        raise ValueError(f"schedule {name}: factor is {value}, it needs to be at most 1 so that the rate never grows.")
+
+
+def _part_left(name: str, max_update: int, warmup: dict[str, Any]) -> Callable[[Any], Array]:
+    warm = warmup.get("warmup_steps", 0)
+    if max_update < 1 or max_update <= warm:
+        raise ValueError(f"schedule {name}: max_update is {max_update}, a number of updates above warmup_steps ({warm}) is needed.")
+    return lambda count: jnp.clip(1.0 - (count - warm) / (max_update - warm), 0.0, 1.0)
