@@ -55,7 +55,8 @@ class _Channel:
 
 
 def _read(channel: _Channel, source: Iterable[Any], transform: Callable[[Any], Any] | None) -> None:
-    error, iterator = None, None
+    error: BaseException | None = None
+    iterator: Any = None
     try:
         iterator = iter(source)
         for item in iterator:

@@ -125,7 +125,8 @@ class StreamData:
     def _read(self, epoch: int) -> Iterator[Batch]:
         """Batches of a freshly opened (or restored) source; an MXNet iterator is reset once it is read to its end."""
         restored = self._opened is not None
-        iterator, self._opened = (self._opened if restored else self._open(epoch)), None
+        iterator: Any = self._opened if restored else self._open(epoch)
+        self._opened = None
         resets = is_mxnet_iter(iterator)
         # A roll_over batch is all real: its pad counts rows that the epoch before has left over.
         wraps = getattr(iterator, "last_batch_handle", "pad") != "roll_over"
@@ -210,4 +211,4 @@ def _takes_argument(source: Any) -> bool:
 
 
 def _kind(source: Any) -> str:
-    return getattr(source, "__name__", None) or type(source).__name__
+    return getattr(source, "__name__", type(source).__name__) if callable(source) else type(source).__name__
