@@ -1,0 +1,27 @@
+"""Every test sees eight emulated CPU devices and the strictest arithmetic rules; bugs die here, users pay nothing."""
+
+import os
+
+# Devices are counted when the backend starts, so the flags must be set before jax is first imported.
+_FLAGS = {
+    "--xla_force_host_platform_device_count": "8",
+    # Eight devices share two cores: a slow member of a collective is waiting for a core, it is not stuck.
+    "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
+}
+_given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Figures are drawn to files; without a display the default backend would fail or warn.
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """The same random numbers in every test and on every machine."""
+    return np.random.default_rng(0)
