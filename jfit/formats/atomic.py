@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 # A temporary name says whose it is: '.<name>.<pid>-<8 hex>.tmp'; '.old' is the folder that is being replaced.
 _TMP, _OLD = ".tmp", ".old"
+# Names in use by this process. A process id alone does not tell: in containers a restarted run often has the same one.
+_ACTIVE: set[str] = set()
 
 
 class FormatError(ValueError):
@@ -53,6 +55,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path, _TMP)
+    _ACTIVE.add(temporary.name)
     try:
         with open(temporary, "xb") as file:
             if callable(data):
@@ -67,6 +70,8 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
         with suppress(OSError):
             temporary.unlink()
         raise
+    finally:
+        _ACTIVE.discard(temporary.name)
     if sync:
         _sync_folder(path.parent)
     return path
@@ -95,8 +100,9 @@ def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path, _TMP)
-    temporary.mkdir()
+    _ACTIVE.add(temporary.name)
     try:
+        temporary.mkdir()
         yield temporary
         if sync:
             _sync_tree(temporary)
@@ -104,6 +110,8 @@ def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        _ACTIVE.discard(temporary.name)
     if sync:
         _sync_folder(path.parent)
 
@@ -127,7 +135,7 @@ def sweep(folder: str | os.PathLike[str]) -> list[str]:
     # Old folders first: the new one of the same swap may be complete or not, only the old one is known to be.
     leftovers = [entry for entry in (folder.iterdir() if folder.is_dir() else ()) if _owner(entry.name) is not None]
     for entry in sorted(leftovers, key=lambda entry: entry.suffix != _OLD):
-        if _alive(_owner(entry.name)):
+        if entry.name in _ACTIVE or _alive(_owner(entry.name)):
             continue
         target = folder / entry.name[1:].rsplit(".", 2)[0]
         if entry.suffix == _OLD and not target.exists():
@@ -140,6 +148,26 @@ def sweep(folder: str | os.PathLike[str]) -> list[str]:
     return swept
 
 
+def trash(folder: str | os.PathLike[str]) -> None:
+    """Removes a folder so that a death midway leaves no half of it under its name.
+
+    Args:
+      folder: the folder to remove.
+
+    Example:
+      >>> import tempfile
+      >>> folder = Path(tempfile.mkdtemp()) / "old"
+      >>> folder.mkdir()
+      >>> trash(folder)
+      >>> folder.exists()
+      False
+    """
+    folder = Path(folder)
+    hidden = _beside(folder, _TMP)
+    os.rename(folder, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}{suffix}")
 
@@ -150,13 +178,17 @@ def _swap(temporary: Path, path: Path) -> None:
         return
     # A folder cannot be renamed over one that has files: two renames, and `sweep` undoes the first when the second never came.
     old = _beside(path, _OLD)
-    os.rename(path, old)
+    _ACTIVE.add(old.name)
     try:
-        os.rename(temporary, path)
-    except BaseException:
-        os.rename(old, path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        os.rename(path, old)
+        try:
+            os.rename(temporary, path)
+        except BaseException:
+            os.rename(old, path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        _ACTIVE.discard(old.name)
 
 
 def _owner(name: str) -> int | None:
@@ -169,9 +201,10 @@ def _owner(name: str) -> int | None:
 
 
 def _alive(pid: int | None) -> bool:
-    if pid is None or pid == os.getpid():
-        # Our own leftovers of this moment belong to another thread that is still writing.
+    if pid is None:
         return True
+    if pid == os.getpid():
+        return False
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -1,0 +1,236 @@
+"""Arrays by name in a safetensors file: every dtype, every layout, checked against the bytes that are there."""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from jfit.formats.atomic import FormatError, atomic_write
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype(np.uint16),
+    "I16": np.dtype(np.int16),
+    "U32": np.dtype(np.uint32),
+    "I32": np.dtype(np.int32),
+    "U64": np.dtype(np.uint64),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_MAX_HEADER = 100_000_000
+_MAX_RANK = 64
+_REMEDY = "the file is damaged or no safetensors file: restore it from another copy, or save it again."
+
+
+class _Entry(NamedTuple):
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def save_tensors(
+    path: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None, sync: bool = True
+) -> Path:
+    """Writes arrays by name, atomically, in the safetensors format.
+
+    Args:
+      path: the file.
+      arrays: name -> numpy or jax array of any shape and layout; bool, integers, float16, bfloat16, float32, float64.
+      metadata: text -> text, kept in the header.
+      sync: wait until the bytes are on the disk.
+
+    Returns:
+      The path.
+
+    Raises:
+      TypeError: an array has a dtype that the format does not know.
+
+    Example:
+      >>> import tempfile
+      >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"w": np.ones((2, 3))}, {"by": "me"})
+      >>> load_tensors(path)[0]["w"].shape
+      (2, 3)
+
+    Source: https://github.com/huggingface/safetensors (format description).
+    """
+    return atomic_write(path, lambda file: write_tensors(file, arrays, metadata), sync=sync)
+
+
+def write_tensors(file: BinaryIO, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes arrays by name to an open file, one after another: no second copy of all of them is made.
+
+    Args:
+      file: a binary file (or anything with `write`).
+      arrays: as for `save_tensors`.
+      metadata: text -> text, kept in the header.
+
+    Raises:
+      TypeError: an array has a dtype that the format does not know.
+
+    Example:
+      >>> import io
+      >>> file = io.BytesIO()
+      >>> write_tensors(file, {"step": np.int32(3)})
+      >>> len(file.getvalue()) % 4
+      0
+
+    Source: https://github.com/huggingface/safetensors (format description).
+    """
+    # Written here and not through the library's serialize: its argument changed from dicts to raw addresses between
+    # releases, and it returns the whole file as one more copy in memory.
+    plain = {str(name): _plain(str(name), value) for name, value in arrays.items()}
+    # Wide elements first, as the library does: every tensor then lies on a multiple of its element size.
+    order = sorted(plain, key=lambda name: (-plain[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    if "__metadata__" in plain:
+        raise TypeError("array '__metadata__': safetensors keeps this name for itself; rename the array.")
+    start = 0
+    for name in order:
+        array = plain[name]
+        header[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [start, start + array.nbytes],
+        }
+        start += array.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name in order:
+        file.write(plain[name].reshape(-1).view(np.uint8).data)
+
+
+def _plain(name: str, value: Any) -> np.ndarray:
+    """A C-contiguous little-endian array of a dtype that the format knows."""
+    # Not ascontiguousarray: that makes a () array a (1,) one.
+    array = np.asarray(value, order="C")
+    array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    if array.dtype not in _CODES:
+        raise TypeError(
+            f"array {name!r} has dtype {array.dtype}, needed one of {', '.join(str(dtype) for dtype in _CODES)}, "
+            "because safetensors files hold no other here; cast it first."
+        )
+    return array
+
+
+def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Reads arrays by name; the header is checked against the size of the file before anything is allocated.
+
+    Args:
+      path: a safetensors file.
+
+    Returns:
+      (arrays by name, metadata). The arrays own their memory and can be written to.
+
+    Raises:
+      FormatError: the file is damaged, cut off, or no safetensors file.
+      FileNotFoundError: there is no such file.
+
+    Example:
+      >>> import tempfile
+      >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"step": np.int32(3)})
+      >>> load_tensors(path)
+      ({'step': array(3, dtype=int32)}, {})
+
+    Source: https://github.com/huggingface/safetensors (format description).
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header, begin = _read_header(path, file, size)
+        metadata = _metadata(path, header.pop("__metadata__", None))
+        entries = [_entry(path, name, field, size - begin) for name, field in header.items()]
+        _check_cover(path, entries, size - begin)
+        arrays = {}
+        for entry in entries:
+            file.seek(begin + entry.start)
+            array = np.empty(entry.shape, entry.dtype)
+            # One read for one array, straight into its own memory: the file is never held twice.
+            if entry.stop > entry.start and file.readinto(array.reshape(-1).view(np.uint8).data) != entry.stop - entry.start:
+                raise FormatError(path, f"tensor {entry.name!r}", "the file ended while it was being read", _REMEDY)
+            arrays[entry.name] = array
+    return arrays, metadata
+
+
+def _read_header(path: Any, file: Any, size: int) -> tuple[dict[str, Any], int]:
+    if size < 8:
+        raise FormatError(path, "byte 0", f"found {size} bytes, needed at least 8 for the header's length", _REMEDY)
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > min(size - 8, _MAX_HEADER):
+        raise FormatError(
+            path, "byte 0", f"the header claims {length} bytes, the file has {size - 8} after its length", _REMEDY
+        )
+    try:
+        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, "header", f"it is not valid JSON ({error})", _REMEDY) from error
+    if not isinstance(header, dict):
+        raise FormatError(path, "header", f"found a JSON {type(header).__name__}, needed an object", _REMEDY)
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _metadata(path: Any, field: Any) -> dict[str, str]:
+    if field is None:
+        return {}
+    if not isinstance(field, dict) or not all(isinstance(value, str) for value in field.values()):
+        raise FormatError(path, "header field '__metadata__'", "needed an object of texts", _REMEDY)
+    return field
+
+
+def _entry(path: Any, name: str, field: Any, present: int) -> _Entry:
+    where = f"tensor {name!r}"
+    try:
+        kind, shape, (start, stop) = field["dtype"], field["shape"], field["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+        raise FormatError(path, where, "its entry lacks dtype, shape or two data_offsets", _REMEDY) from error
+    if not isinstance(kind, str) or kind not in _DTYPES:
+        raise FormatError(path, where, f"dtype {kind!r} is not one of {', '.join(_DTYPES)}", "cast it where the file was made.")
+    if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(_is_size(n) for n in shape):
+        raise FormatError(path, where, f"shape {str(shape)[:80]} is no list of at most {_MAX_RANK} sizes", _REMEDY)
+    if not (_is_size(start) and _is_size(stop) and start <= stop <= present):
+        raise FormatError(path, where, f"data_offsets {start}..{stop} lie outside the {present} data bytes present", _REMEDY)
+    dtype = _DTYPES[kind]
+    # Python integers: a hostile shape cannot overflow here.
+    if (needed := math.prod(shape) * dtype.itemsize) != stop - start:
+        raise FormatError(
+            path, where, f"shape {tuple(shape)} of {kind} needs {needed} bytes, its entry has {stop - start}", _REMEDY
+        )
+    if max(shape, default=0) >= 2**40:
+        # Nothing to allocate, yet numpy multiplies the other sizes and may overflow.
+        raise FormatError(path, where, f"shape {tuple(shape)} has a size no real array has", _REMEDY)
+    return _Entry(name, dtype, tuple(shape), start, stop)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_cover(path: Any, entries: list[_Entry], present: int) -> None:
+    """Tensors lie one after another without gaps or overlaps: otherwise a small file could name huge arrays many times."""
+    end = 0
+    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != end:
+            raise FormatError(path, f"tensor {entry.name!r}", f"its data begins at byte {entry.start}, needed {end}", _REMEDY)
+        end = entry.stop
+    if end != present:
+        raise FormatError(path, f"data byte {end}", f"{present - end} bytes belong to no tensor", _REMEDY)
