@@ -1,5 +1,21 @@
 """Callbacks: pure pairs (init, on) that a run calls with events."""
 
-from jfit.callbacks.base import Callback, Event, as_callback, lambda_callback
+from jfit.callbacks.base import EVENTS, Callback, Event, as_callback, lambda_callback
+from jfit.callbacks.logging import csv_logger, jsonl_logger, speedometer
+from jfit.callbacks.progress import progress
+from jfit.callbacks.saving import checkpointing
+from jfit.callbacks.stopping import early_stopping
 
-__all__ = ["Callback", "Event", "as_callback", "lambda_callback"]
+__all__ = [
+    "EVENTS",
+    "Callback",
+    "Event",
+    "as_callback",
+    "checkpointing",
+    "csv_logger",
+    "early_stopping",
+    "jsonl_logger",
+    "lambda_callback",
+    "progress",
+    "speedometer",
+]
