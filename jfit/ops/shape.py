@@ -1,0 +1,304 @@
+"""Operators that rearrange an array without changing its entries: reshape, transpose, tile, pad, ..."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_shape, number, shape
+from jfit.ops.common import inserted, kept_where_whole, positive
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows, reshape_rows
+
+Shape = tuple[int, ...]
+
+
+def _reshaped_rows(attrs, rows, shapes, outs):
+    return [reshape_rows(rows[0], shapes[0], outs[0])]
+
+
+def reshape_target(source: Shape, codes: Sequence[int], reverse: bool = False) -> Shape:
+    """The shape that MXNet's Reshape codes ask for.
+
+    0 copies a size, -1 is what remains, -2 copies all further sizes, -3 multiplies the next two, -4 splits the next one
+    into the two sizes that follow the code (one of them may be -1).  `reverse` reads codes and sizes from the right.
+
+    Args:
+        source: shape of the data.
+        codes: sizes and codes.
+        reverse: match from the right.
+
+    Returns:
+        The new shape.
+
+    Raises:
+        ValueError: the codes do not fit the shape.
+
+    Example:
+        >>> reshape_target((2, 6, 4), (0, -4, 2, -1, 0))
+        (2, 2, 3, 4)
+        >>> reshape_target((10, 5, 4), (-1, 0), reverse=True)
+        (50, 4)
+
+    Source: MXNet 1.9.1, Reshape.
+    """
+    groups = _groups(codes)
+    sizes = list(source)
+    if reverse:
+        groups = [g[:1] + g[:0:-1] for g in reversed(groups)]
+        sizes.reverse()
+    try:
+        target = _apply_codes(sizes, groups)
+    except IndexError:
+        raise ValueError(
+            f"shape codes {tuple(codes)} use more axes than the data of shape {source} has; give fewer codes or explicit sizes"
+        ) from None
+    if target.count(-1) > 1:
+        raise ValueError(f"shape {tuple(codes)} has more than one -1, so the sizes are not determined; keep one of them")
+    if -1 in target:
+        rest = math.prod(t for t in target if t != -1)
+        target[target.index(-1)] = math.prod(source) // rest if rest else 0
+    if math.prod(target) != math.prod(source):
+        raise ValueError(
+            f"data of shape {source} has {math.prod(source)} entries, shape {tuple(codes)} asks for "
+            f"{tuple(reversed(target)) if reverse else tuple(target)}, which is not as many; change the shape"
+        )
+    return tuple(reversed(target)) if reverse else tuple(target)
+
+
+def _groups(codes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Codes one by one, each -4 together with its two sizes."""
+    groups: list[tuple[int, ...]] = []
+    at = 0
+    while at < len(codes):
+        length = 3 if codes[at] == -4 else 1
+        group = tuple(codes[at : at + length])
+        if len(group) < length or group[0] < -4:
+            raise ValueError(f"shape {tuple(codes)} is not valid: codes are 0, -1, -2, -3 and -4 with two sizes; correct it")
+        groups.append(group)
+        at += length
+    return groups
+
+
+def _apply_codes(sizes: list[int], groups: Sequence[tuple[int, ...]]) -> list[int]:
+    target: list[int] = []
+    at = 0
+    for code, *split in groups:
+        if code == -2:
+            target += sizes[at:]
+            at = len(sizes)
+        elif code == -3:
+            target.append(sizes[at] * sizes[at + 1])
+            at += 2
+        elif code == -4:
+            first, second = split
+            first = sizes[at] // second if first == -1 else first
+            target += [first, sizes[at] // first if second == -1 else second]
+            at += 1
+        else:
+            target.append(sizes[at] if code == 0 else code)
+            at += 1
+    return target
+
+
+def _legacy_target(source: Shape, target: Shape, keep_highest: bool) -> Shape:
+    """The older `target_shape`: 0 is what remains; `keep_highest` keeps the leading size."""
+    wanted = (source[0], *target[1:]) if keep_highest else target
+    return reshape_target(source, [-1 if t == 0 else t for t in wanted])
+
+
+@operator(
+    "Reshape",
+    attrs={"shape": shape(()), "reverse": flag(False), "target_shape": shape(()), "keep_highest": flag(False)},
+    aliases=("reshape",),
+    rows=_reshaped_rows,
+)
+def reshape(ctx, attrs, data):
+    """y = x in another shape, C order; codes 0, -1, -2, -3, -4 copy, infer, copy the rest, merge, split axes."""
+    if attrs.shape:
+        return data.reshape(reshape_target(data.shape, attrs.shape, attrs.reverse))
+    if not attrs.target_shape:
+        raise ValueError("Reshape has neither shape nor target_shape; pass shape=(...)")
+    return data.reshape(_legacy_target(data.shape, attrs.target_shape, attrs.keep_highest))
+
+
+@operator("Flatten", aliases=("flatten", "_npx_batch_flatten"), rows=_reshaped_rows)
+def flatten(ctx, attrs, data):
+    """y = x of shape (n, everything else)."""
+    return data.reshape((data.shape[0], math.prod(data.shape[1:])))
+
+
+def _like_part(attrs, lhs, rhs):
+    begin, end = (attrs.lhs_begin or 0), len(lhs) if attrs.lhs_end is None else attrs.lhs_end
+    from_begin, from_end = (attrs.rhs_begin or 0), len(rhs) if attrs.rhs_end is None else attrs.rhs_end
+    begin, end = (v + len(lhs) * (v < 0) for v in (begin, end))
+    return lhs[:begin] + rhs[slice(from_begin, from_end)] + lhs[end:]
+
+
+@operator(
+    "reshape_like",
+    inputs=("lhs", "rhs"),
+    attrs={k: maybe_integer(None) for k in ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")},
+    aliases=("_npx_reshape_like",),
+    types=lambda attrs, ins: (ins, [ins[0]]),
+    rows=_reshaped_rows,
+)
+def reshape_like(ctx, attrs, lhs, rhs):
+    """y = lhs in the shape of rhs, or with axes [lhs_begin, lhs_end) in the shape of rhs's [rhs_begin, rhs_end)."""
+    return lhs.reshape(_like_part(attrs, lhs.shape, rhs.shape))
+
+
+def _order(attrs, ndim):
+    axes = tuple(positive(a, ndim, "axes") for a in attrs.axes) or tuple(reversed(range(ndim)))
+    if sorted(axes) != list(range(ndim)):
+        raise ValueError(f"axes is {attrs.axes}, the data has {ndim} axes; name each of them once")
+    return axes
+
+
+def _moved(rows, order):
+    return rows._replace(axis=order.index(rows.axis)) if isinstance(rows, Rows) else rows
+
+
+@operator(
+    "transpose",
+    attrs={"axes": shape(())},
+    rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], _order(attrs, len(shapes[0])))],
+)
+def transpose(ctx, attrs, data):
+    """y = x with its axes in another order; without `axes` reversed."""
+    return jnp.transpose(data, _order(attrs, data.ndim))
+
+
+def _swapped(attrs, ndim):
+    order = list(range(ndim))
+    a, b = positive(attrs.dim1, ndim, "dim1"), positive(attrs.dim2, ndim, "dim2")
+    order[a], order[b] = b, a
+    return order
+
+
+@operator(
+    "SwapAxis",
+    attrs={"dim1": integer(0), "dim2": integer(0)},
+    aliases=("swapaxes",),
+    rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], _swapped(attrs, len(shapes[0])))],
+)
+def swap_axis(ctx, attrs, data):
+    """y = x with axes dim1 and dim2 exchanged."""
+    return jnp.transpose(data, _swapped(attrs, data.ndim))
+
+
+@operator(
+    "expand_dims",
+    attrs={"axis": integer()},
+    rows=lambda attrs, rows, shapes, outs: [inserted(rows[0], positive(attrs.axis, len(shapes[0]) + 1))],
+)
+def expand_dims(ctx, attrs, data):
+    """y = x with a new axis of size 1 at position `axis`."""
+    return jnp.expand_dims(data, positive(attrs.axis, data.ndim + 1))
+
+
+@operator("squeeze", attrs={"axis": maybe_shape(None)}, rows=_reshaped_rows)
+def squeeze(ctx, attrs, data):
+    """y = x without its axes of size 1, or without those named."""
+    axes = [a for a, d in enumerate(data.shape) if d == 1]
+    if attrs.axis is not None:
+        axes = [positive(a, data.ndim) for a in attrs.axis]
+    for a in axes:
+        if data.shape[a] != 1:
+            raise ValueError(f"axis {a} of data of shape {data.shape} has size {data.shape[a]}, only size 1 can be squeezed; drop it")
+    left = tuple(d for a, d in enumerate(data.shape) if a not in axes)
+    return data.reshape(left or (1,))
+
+
+@operator("broadcast_to", attrs={"shape": shape(())}, rows=kept_where_whole)
+def broadcast_to(ctx, attrs, data):
+    """y = x repeated along its axes of size 1 to `shape`; 0 keeps a size."""
+    if len(attrs.shape) != data.ndim:
+        raise ValueError(f"shape {attrs.shape} has {len(attrs.shape)} axes, data of shape {data.shape} has {data.ndim}; give as many")
+    return jnp.broadcast_to(data, tuple(s or d for s, d in zip(attrs.shape, data.shape, strict=True)))
+
+
+@operator("broadcast_axis", attrs={"axis": shape(()), "size": shape(())}, aliases=("broadcast_axes",), rows=kept_where_whole)
+def broadcast_axis(ctx, attrs, data):
+    """y = x repeated along the named axes, which have size 1."""
+    sizes = dict(zip((positive(a, data.ndim) for a in attrs.axis), attrs.size, strict=True))
+    return jnp.broadcast_to(data, tuple(sizes.get(a, d) for a, d in enumerate(data.shape)))
+
+
+@operator(
+    "broadcast_like",
+    inputs=("lhs", "rhs"),
+    attrs={"lhs_axes": maybe_shape(None), "rhs_axes": maybe_shape(None)},
+    types=lambda attrs, ins: (ins, [ins[0]]),
+    rows=kept_where_whole,
+)
+def broadcast_like(ctx, attrs, lhs, rhs):
+    """y = lhs repeated along its axes of size 1 to the shape of rhs, or along lhs_axes to the sizes of rhs_axes."""
+    if attrs.lhs_axes is None:
+        return jnp.broadcast_to(lhs, rhs.shape)
+    sizes = {positive(a, lhs.ndim): rhs.shape[b] for a, b in zip(attrs.lhs_axes, attrs.rhs_axes, strict=True)}
+    return jnp.broadcast_to(lhs, tuple(sizes.get(a, d) for a, d in enumerate(lhs.shape)))
+
+
+def _tile_rows(attrs, rows, shapes, outs):
+    r = rows[0]
+    if not isinstance(r, Rows):
+        return [r]
+    ndim = len(outs[0])
+    reps = (1,) * (ndim - len(attrs.reps)) + attrs.reps
+    axis = r.axis + ndim - len(shapes[0])
+    return [Rows(axis, r.before * reps[axis], r.size, r.after)]
+
+
+@operator("tile", attrs={"reps": shape()}, rows=_tile_rows)
+def tile(ctx, attrs, data):
+    """y = x laid out reps[k] times along axis k."""
+    return jnp.tile(data, attrs.reps)
+
+
+def _repeat_rows(attrs, rows, shapes, outs):
+    r = rows[0]
+    if attrs.axis is None:
+        r = reshape_rows(r, shapes[0], (math.prod(shapes[0]),))
+    axis = 0 if attrs.axis is None else positive(attrs.axis, len(shapes[0]))
+    if isinstance(r, Rows) and r.axis == axis:
+        return [r._replace(after=r.after * attrs.repeats)]
+    return [r]
+
+
+@operator("repeat", attrs={"repeats": integer(), "axis": maybe_integer(None)}, rows=_repeat_rows)
+def repeat(ctx, attrs, data):
+    """y = x with every entry `repeats` times in a run along the axis; without axis the data is flattened first."""
+    return jnp.repeat(data, attrs.repeats, axis=attrs.axis)
+
+
+def _reverse_rows(attrs, rows, shapes, outs):
+    r = rows[0]
+    lost = isinstance(r, Rows) and r.axis in {positive(a, len(shapes[0])) for a in attrs.axis}
+    return [LOST if lost else r]
+
+
+@operator("reverse", attrs={"axis": shape()}, aliases=("flip",), rows=_reverse_rows)
+def reverse(ctx, attrs, data):
+    """y = x read backwards along the axes."""
+    return jnp.flip(data, tuple(positive(a, data.ndim) for a in attrs.axis))
+
+
+@operator(
+    "Pad",
+    attrs={"mode": choice("constant", "edge", "reflect"), "pad_width": shape(), "constant_value": number(0.0)},
+    aliases=("pad",),
+    rows=kept_where_whole,
+)
+def pad(ctx, attrs, data):
+    """y = x with pad_width = (before, after) of each axis in turn: a constant, the edge, or its reflection."""
+    if len(attrs.pad_width) != 2 * data.ndim:
+        raise ValueError(
+            f"pad_width has {len(attrs.pad_width)} numbers, data of shape {data.shape} needs {2 * data.ndim}: "
+            "two for each axis; complete it"
+        )
+    widths = list(zip(attrs.pad_width[::2], attrs.pad_width[1::2], strict=True))
+    extra = {"constant_values": attrs.constant_value} if attrs.mode == "constant" else {}
+    return jnp.pad(data, widths, mode=attrs.mode, **extra)

@@ -1,0 +1,185 @@
+"""Joining and cutting arrays along an axis: Concat, stack, SliceChannel, slice, ..."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jfit.ops.attributes import flag, integer, maybe_integer, shape
+from jfit.ops.common import agreed, argument_names, inserted, kept_where_whole, positive, removed, same_shape, unify
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+
+
+def _concat_shapes(attrs, ins, outs):
+    known = next((s for s in [*outs, *ins] if s is not None), None)
+    if known is None:
+        return ins
+    axis = positive(attrs.dim, len(known), "dim")
+    blank = [None if s is None else s[:axis] + (0,) + s[axis + 1 :] for s in [*ins, *outs]]
+    common = unify(blank, f"only axis {axis} may differ between joined arrays")
+    assert common is not None
+    filled = [common if s is None else (*common[:axis], s[axis], *common[axis + 1 :]) for s in ins]
+    sizes = [s[axis] for s in filled]
+    if outs[0] is not None and outs[0][axis] and sizes.count(0) == 1:  # one size is missing: the rest of the output's
+        at = sizes.index(0)
+        rest = outs[0][axis] - sum(sizes)
+        filled[at] = (*common[:axis], max(rest, 0), *common[axis + 1 :])
+    return filled
+
+
+def _concat_rows(attrs, rows, shapes, outs):
+    together = agreed(rows)
+    lost = isinstance(together, Rows) and together.axis == positive(attrs.dim, len(outs[0]), "dim")
+    return [LOST if lost else together]
+
+
+@operator(
+    "Concat",
+    inputs=argument_names,
+    variadic="num_args",
+    attrs={"num_args": integer(), "dim": integer(1)},
+    aliases=("concat", "_sparse_concat"),
+    fill=_concat_shapes,
+    rows=_concat_rows,
+)
+def concat(ctx, attrs, *args):
+    """y = the arrays one after the other along axis `dim`."""
+    return jnp.concatenate(args, positive(attrs.dim, args[0].ndim, "dim"))
+
+
+def _stack_shapes(attrs, ins, outs):
+    return same_shape(attrs, ins, [])
+
+
+def _stack_rows(attrs, rows, shapes, outs):
+    return [inserted(agreed(rows), positive(attrs.axis, len(outs[0])))]
+
+
+@operator(
+    "stack",
+    inputs=argument_names,
+    variadic="num_args",
+    attrs={"axis": integer(0), "num_args": integer()},
+    fill=_stack_shapes,
+    rows=_stack_rows,
+)
+def stack(ctx, attrs, *args):
+    """y = the arrays, all of one shape, side by side along a new axis."""
+    return jnp.stack(args, positive(attrs.axis, args[0].ndim + 1))
+
+
+def _parts(attrs):
+    return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
+
+
+def _part_rows(attrs, rows, shapes, outs):
+    r, axis = rows[0], positive(attrs.axis, len(shapes[0]))
+    return [removed(r, (axis,), not attrs.squeeze_axis) if len(outs) > 1 or attrs.squeeze_axis else r] * len(outs)
+
+
+@operator(
+    "SliceChannel",
+    outputs=_parts,
+    attrs={"num_outputs": integer(), "axis": integer(1), "squeeze_axis": flag(False)},
+    aliases=("split",),
+    rows=_part_rows,
+)
+def slice_channel(ctx, attrs, data):
+    """yᵢ = the i-th of num_outputs equal parts along the axis."""
+    axis = positive(attrs.axis, data.ndim)
+    size, count = data.shape[axis], attrs.num_outputs
+    if count < 1 or size % count:
+        raise ValueError(f"axis {axis} of data of shape {data.shape} has size {size}, which {count} equal parts do not divide; change num_outputs")
+    if attrs.squeeze_axis and size != count:
+        raise ValueError(f"squeeze_axis needs parts of size 1, axis {axis} has size {size} for {count} parts; leave squeeze_axis out")
+    parts = jnp.split(data, count, axis)
+    return tuple(jnp.squeeze(p, axis) for p in parts) if attrs.squeeze_axis else tuple(parts)
+
+
+def _steps(attrs, ndim):
+    """One Python slice for each leading axis that `begin` names."""
+    begin, end = attrs.begin, attrs.end
+    if len(begin) != len(end) or len(begin) > ndim:
+        raise ValueError(f"begin {begin} and end {end} must name the same axes, at most the {ndim} of the data; correct them")
+    step = (*attrs.step, *(None,) * (len(begin) - len(attrs.step)))
+    return tuple(slice(b, e, s or None) for b, e, s in zip(begin, end, step, strict=True))
+
+
+def _slice_rows(attrs, rows, shapes, outs):
+    r = rows[0]
+    if isinstance(r, Rows):
+        cuts = _steps(attrs, len(shapes[0]))
+        size = shapes[0][r.axis]
+        if r.axis < len(cuts) and cuts[r.axis].indices(size) != (0, size, 1):
+            return [LOST]
+    return [r]
+
+
+@operator(
+    "slice",
+    attrs={"begin": shape(), "end": shape(), "step": shape(())},
+    aliases=("crop", "_npx_slice", "_sparse_slice"),
+    rows=_slice_rows,
+)
+def slice_(ctx, attrs, data):
+    """y = x[begin:end:step], axis by axis; None leaves a bound open."""
+    return data[_steps(attrs, data.ndim)]
+
+
+@operator(
+    "slice_axis",
+    attrs={"axis": integer(), "begin": integer(), "end": maybe_integer(integer().default)},
+    rows=kept_where_whole,
+)
+def slice_axis(ctx, attrs, data):
+    """y = x[begin:end] along one axis; end None means to its end."""
+    axis = positive(attrs.axis, data.ndim)
+    return data[(slice(None),) * axis + (slice(attrs.begin, attrs.end),)]
+
+
+@operator(
+    "slice_like",
+    inputs=("data", "shape_like"),
+    attrs={"axes": shape(())},
+    types=lambda attrs, ins: (ins, [ins[0]]),
+    rows=kept_where_whole,
+)
+def slice_like(ctx, attrs, data, shape_like):
+    """y = x cut to the size of shape_like along all axes, or along `axes`."""
+    axes = [positive(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))
+    for a in axes:
+        if shape_like.shape[a] > data.shape[a]:
+            raise ValueError(
+                f"shape_like has size {shape_like.shape[a]} along axis {a}, data of shape {data.shape} has less; "
+                "cutting cannot make it larger, so choose other axes"
+            )
+    return data[tuple(slice(shape_like.shape[a]) if a in axes else slice(None) for a in range(data.ndim))]
+
+
+def _sections(attrs):
+    count = attrs.sections or len(attrs.indices)
+    return tuple(f"output{i}" for i in range(count)) if count > 1 else ("output",)
+
+
+def _section_rows(attrs, rows, shapes, outs):
+    axis = positive(attrs.axis, len(shapes[0]))
+    return [removed(rows[0], (axis,), not attrs.squeeze_axis)] * len(outs)
+
+
+@operator(
+    "split_v2",
+    outputs=_sections,
+    attrs={"indices": shape(()), "axis": integer(1), "squeeze_axis": flag(False), "sections": integer(0)},
+    aliases=("_split_v2",),
+    rows=_section_rows,
+)
+def split_v2(ctx, attrs, data):
+    """yᵢ = the i-th of `sections` equal parts, or the part that begins at indices[i], along the axis."""
+    axis = positive(attrs.axis, data.ndim)
+    size = data.shape[axis]
+    if attrs.sections and size % attrs.sections:
+        raise ValueError(f"axis {axis} has size {size}, which {attrs.sections} equal sections do not divide; change sections")
+    starts = [i * (size // attrs.sections) for i in range(attrs.sections)] if attrs.sections else list(attrs.indices)
+    bounds = zip(starts, [*starts[1:], size], strict=True)
+    parts = [data[(slice(None),) * axis + (slice(b, e),)] for b, e in bounds]
+    return tuple(p.reshape([d for a, d in enumerate(p.shape) if a != axis]) if attrs.squeeze_axis else p for p in parts)
