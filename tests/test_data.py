@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ X = np.arange(20, dtype=np.float32).reshape(10, 2)
 Y = np.arange(10, dtype=np.float32)
 
 
-def data(source, inputs=("data",), labels=("label",), batch_size=4, **more):
+def data(source, inputs=("data",), labels=("label",), batch_size=4, **more) -> Any:
     return as_data(source, batch_size=batch_size, input_names=inputs, label_names=labels, **more)
 
 
@@ -265,7 +266,7 @@ def test_peek_gives_the_first_batch_without_losing_it():
 def test_a_generator_serves_one_epoch_and_then_says_so():
     stream = data((X, Y) for _ in range(2))
     assert len(labels_of(stream)) == 2
-    with pytest.raises(ValueError, match="epoch 1: the generator was used up .* pass a callable"):
+    with pytest.raises(ValueError, match=r"epoch 1: the generator was used up .* pass a callable"):
         labels_of(stream, epoch=1)
 
 
@@ -319,7 +320,9 @@ def test_grain_data_sets_are_read_and_their_position_restored():
     stream = data(rows_.batch(4))
     assert stream.num_batches() == 3 and labels_of(stream)[2] == [8, 9]
 
-    make = lambda: data(rows_.to_iter_dataset().batch(4))
+    def make():
+        return data(rows_.to_iter_dataset().batch(4))
+
     reading = make()
     walk = reading.batches(0)
     next(walk)
@@ -428,7 +431,9 @@ def test_ndarrayiter_gives_the_batches_of_mxnet(case):
 
 
 def test_ndarrayiter_continues_from_its_saved_state():
-    make = lambda: NDArrayIter(X, Y, 4, shuffle=True, last_batch_handle="roll_over", seed=5)
+    def make():
+        return NDArrayIter(X, Y, 4, shuffle=True, last_batch_handle="roll_over", seed=5)
+
     it, other = make(), make()
     for _ in it:
         pass

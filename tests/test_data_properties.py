@@ -28,7 +28,9 @@ def test_an_epoch_holds_every_row_once(n, batch_size, seed, epoch, shuffle):
 @QUICK
 @given(n=st.integers(20, 60), seed=SEEDS, epoch=st.integers(0, 1000))
 def test_orders_are_repeatable_and_differ_by_epoch_and_seed(n, seed, epoch):
-    make = lambda s: ArrayData({"data": np.arange(n)}, seed=s)
+    def make(s):
+        return ArrayData({"data": np.arange(n)}, seed=s)
+
     order = make(seed).order(epoch)
     assert (order == make(seed).order(epoch)).all()
     assert (order != make(seed).order(epoch + 1)).any()

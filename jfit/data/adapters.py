@@ -31,7 +31,8 @@ def as_data(
     Args:
         data: `(x, y)` or `(x, y, weight)`; a dict of arrays by input name; `x` alone; an iterable over batches (list of
             batches, torch or grain loader, tf.data.Dataset, MXNet iterator); a callable `f(epoch)` or `f()` that returns one.
-            `x` and `y` may be lists, tuples or dicts of arrays.  A batch is a `Batch`, a dict, `(x, y)`, `(x, y, weight)` or `x`.
+            `x` and `y` may be lists, tuples or dicts of arrays.  A batch is a `Batch`, a dict, `(x, y)`, `(x, y, weight)`
+            or `x`.
         batch_size: rows of a batch; streams bring batches of their own size.
         input_names: data inputs in order, as a list of arrays is matched.
         label_names: label inputs in order.
@@ -87,8 +88,8 @@ def _arrays(data: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
         data = (data.inputs if isinstance(data, Batch) else data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(
-            f"data is a tuple of {len(data)}, (x, y) or (x, y, weight) is needed; for several inputs pass x as a list or a dict, "
-            f"such as {{{', '.join(repr(n) for n in names.all)}}}."
+            f"data is a tuple of {len(data)}, (x, y) or (x, y, weight) is needed; for several inputs pass x as a list or a "
+            f"dict, such as {{{', '.join(repr(n) for n in names.all)}}}."
         )
     x, y, weight = (*data, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight

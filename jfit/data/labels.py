@@ -20,10 +20,10 @@ def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float |
         ValueError: a label is NaN, outside 0..n-1, or not a whole number.
 
     Example:
-        >>> check_labels([0, 9, 10], 10, "softmax_label")
+        >>> check_labels([0, 2, 5], 5, "y")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: label 'softmax_label': row 2 is 10, allowed are the classes 0..9; renumber the labels from 0, or give the last layer more outputs.
+        ValueError: label 'y': row 2 is 5, allowed are the classes 0..4; renumber them from 0, or give the last layer ...
     """
     array = np.asarray(labels)
     whole = array if array.dtype.kind in "iub" else np.trunc(array)
@@ -37,5 +37,5 @@ def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float |
     extra = "" if ignore_label is None else f" and {ignore_label:g} (ignored)"
     raise ValueError(
         f"label {name!r}: {place} is {array[where]}, allowed are the classes 0..{num_classes - 1}{extra}; "
-        "renumber the labels from 0, or give the last layer more outputs."
+        "renumber them from 0, or give the last layer more outputs."
     )

@@ -78,13 +78,24 @@ class DataBatch:
         1
     """
 
-    def __init__(self, data, label=None, pad=None, index=None, bucket_key=None, provide_data=None, provide_label=None):
+    def __init__(
+        self,
+        data: Any,
+        label: Any = None,
+        pad: int | None = None,
+        index: Any = None,
+        bucket_key: Any = None,
+        provide_data: Any = None,
+        provide_label: Any = None,
+    ):
         for side, value in (("data", data), ("label", label)):
             if value is not None and not isinstance(value, (list, tuple)):
                 raise TypeError(
                     f"{side} of a DataBatch is a {type(value).__name__}, a list of arrays is needed: pass [{side}]."
                 )
-        self.data, self.label, self.pad, self.index = data, label, pad, index
+        self.data: Any = data
+        self.label: Any = label
+        self.pad, self.index = pad, index
         self.bucket_key, self.provide_data, self.provide_label = (bucket_key, provide_data, provide_label)
 
     def __str__(self) -> str:
@@ -153,8 +164,8 @@ class NDArrayIter(DataIter):
     """Batches of equal size from arrays in memory, with MXNet's three ways to end an epoch.
 
     Args:
-        data: array, list of arrays or dict name -> array, rows on axis 0.  A dict is read in the order of its sorted keys; arrays
-            of a list with more than one element are named `_0_data`, `_1_data` ...
+        data: array, list of arrays or dict name -> array, rows on axis 0.  A dict is read in the order of its sorted keys;
+            arrays of a list with more than one element are named `_0_data`, `_1_data` ...
         label: the same for labels, or None.
         batch_size: rows of a batch.
         shuffle: a new order at construction and at each reset.
@@ -268,7 +279,7 @@ class NDArrayIter(DataIter):
         Raises:
             ValueError: the state belongs to data with another number of rows.
         """
-        order, carry = (np.asarray(state["order"], np.int64), np.asarray(state["carry"], np.int64))
+        order, mix, carry = (np.array(state[key], np.int64) for key in ("order", "mix", "carry"))
         if len(order) != self.num_data:
             raise ValueError(f"the saved position is of data with {len(order)} rows, this iterator has {self.num_data}.")
         self._order, self._mix, self._carry, self._position = order, mix, carry, int(state["position"])

@@ -63,12 +63,12 @@ def _read(channel: _Channel, source: Iterable[Any], transform: Callable[[Any], A
             if not channel.put(item if transform is None else transform(item)):
                 break
             del item  # the queue bounds memory only if the thread keeps no item of its own
-    except BaseException as err:  # noqa: BLE001 - every error is the caller's to see
+    except BaseException as err:  # every error is the caller's to see
         error = err
     try:
         if hasattr(iterator, "close"):
             iterator.close()  # a generator must be closed by the thread that runs it
-    except BaseException as err:  # noqa: BLE001 - every error is the caller's to see
+    except BaseException as err:
         error = error or err
     channel.finish(error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from jfit.data.batch import Batch
@@ -56,7 +56,7 @@ class StreamData:
             return None
         return count if count < sys.maxsize else None
 
-    def batches(self, epoch: int, batch_size: int | None = None, start: int = 0) -> Iterator[Batch]:
+    def batches(self, epoch: int, batch_size: int | None = None, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch, from batch `start` on.
 
         Args:
@@ -140,8 +140,8 @@ class StreamData:
         self._dirty = False
         if not count and not restored:
             raise ValueError(
-                f"epoch {epoch}: the {_kind(self.source)} yielded no batch; at least one is needed: check its length, its filter "
-                "and, where it drops a short last batch, its batch size."
+                f"epoch {epoch}: the {_kind(self.source)} yielded no batch; at least one is needed: check its length, its "
+                "filter and, where it drops a short last batch, its batch size."
             )
 
     def _open(self, epoch: int) -> Any:
@@ -165,8 +165,8 @@ class StreamData:
         if iterator is self.source:
             if self._spent:
                 raise ValueError(
-                    f"epoch {epoch}: the {_kind(self.source)} was used up by an earlier pass and cannot start again; pass a callable "
-                    "that makes a new one for every epoch, or something that can be iterated again."
+                    f"epoch {epoch}: the {_kind(self.source)} was used up by an earlier pass and cannot start again; pass a "
+                    "callable that makes a new one for every epoch, or something that can be iterated again."
                 )
             self._spent = True
         self._current = iterator
