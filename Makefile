@@ -1,0 +1,41 @@
+# `make demo` and `make test` do everything on a fresh machine that has make and Python 3.11 or newer.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PY := .venv/bin/python
+FAST := not slow and not gpu
+
+.PHONY: demo test test-all lint notebooks bench clean
+
+demo: .venv/.demo
+	$(PY) examples/digits.py
+
+test: .venv/.test
+	$(PY) -m pytest -q -n 2 -m "$(FAST)"
+
+test-all: .venv/.test
+	$(PY) -m pytest -q -n 2 -m "not gpu"
+
+lint: .venv/.test
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright
+
+notebooks: .venv/.test
+	$(PY) -m pytest -q tests/test_docs.py -m slow -k notebook
+
+bench: .venv/.bench
+	$(PY) -m benchmarks.step_overhead
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist runs
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "No python3.11 or python3 was found; install Python 3.11 or newer, or run make PYTHON=/path/to/python."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is too old, jfit needs Python 3.11 or newer; run make PYTHON=/path/to/python."; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
+
+# One stamp per set of extras: a changed pyproject.toml installs again, an unchanged one costs nothing.
+.venv/.%: pyproject.toml | .venv/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

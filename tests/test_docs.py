@@ -1,0 +1,52 @@
+"""Documentation is code: every example in docstrings, Markdown files and notebooks runs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import jfit
+
+ROOT = Path(__file__).parent.parent
+MODULES = ["jfit", *sorted(module.name for module in pkgutil.walk_packages(jfit.__path__, "jfit."))]
+PAGES = [page for page in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md") if (ROOT / page).is_file()]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def python_blocks(page: str) -> list[tuple[int, str]]:
+    """(first line, code) of every fenced python block."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in found]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_give_what_they_show(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for test in doctest.DocTestFinder().find(importlib.import_module(name), name):
+        runner.run(test, out=report.append)
+    assert not report, "".join(report)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__page__"}
+    for line, code in python_blocks(page):
+        # Blank lines in front make a traceback point at the line of the page.
+        exec(compile("\n" * line + code, str(ROOT / page), "exec"), namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs(path, tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
