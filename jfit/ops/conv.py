@@ -1,0 +1,190 @@
+"""Convolution and transposed convolution in one, two and three dimensions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rules import CHANNELS_FIRST, along, batch_rows, need_rank
+
+LAYOUTS = ("NCDHW", "NCHW", "NCW", "NDHWC", "NHWC")
+
+
+def _spatial(attrs: Attrs, key: str, default: int) -> tuple[int, ...]:
+    """An attribute with one entry per spatial axis; empty means the default."""
+    given, dims = attrs[key], len(attrs.kernel)
+    if given and len(given) != dims:
+        raise ValueError(f"{key} is {given}, needed {dims} entries because kernel is {attrs.kernel}")
+    return given or (default,) * dims
+
+
+def _layout(op: str, attrs: Attrs) -> str:
+    dims = len(attrs.kernel)
+    if dims not in CHANNELS_FIRST:
+        raise ValueError(f"{op}: kernel is {attrs.kernel}, needed one to three entries")
+    layout = attrs.layout or CHANNELS_FIRST[dims]
+    if len(layout) != dims + 2:
+        raise ValueError(f"{op}: layout is {layout} and kernel is {attrs.kernel}; needed one kernel entry per spatial axis")
+    return layout
+
+
+def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
+    layout = _layout(op, attrs)
+    if len(data) != len(layout):
+        raise ValueError(
+            f"{op}: data has shape {data}, needed {len(layout)} axes {layout} because kernel is {attrs.kernel}; "
+            "reshape the data or fix kernel"
+        )
+    channels = data[layout.index("C")]
+    for what, count in (("data channels", channels), ("num_filter", attrs.num_filter)):
+        if count % max(attrs.num_group, 1):
+            raise ValueError(f"{op}: {what} {count} cannot be split into num_group={attrs.num_group} groups")
+    return channels
+
+
+def _weight_shape(layout: str, first: int, second: int, kernel: tuple[int, ...]) -> tuple[int, ...]:
+    """Channels-last layouts keep their second channel axis at the end of the weight too."""
+    return (first, second, *kernel) if layout[1] == "C" else (first, *kernel, second)
+
+
+def _bias(attrs: Attrs) -> list:
+    return [] if attrs.no_bias else [(attrs.num_filter,)]
+
+
+def _inputs(attrs: Attrs) -> tuple[str, ...]:
+    return ("data", "weight") if attrs.no_bias else ("data", "weight", "bias")
+
+
+def _conv_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data = ins[0]
+    if data is None:
+        return [None, ins[1], *_bias(attrs)]
+    per_group = _channels("Convolution", attrs, data) // attrs.num_group
+    weight = _weight_shape(_layout("Convolution", attrs), attrs.num_filter, per_group, attrs.kernel)
+    return [data, weight, *_bias(attrs)]
+
+
+def _deconv_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data = ins[0]
+    if data is None:
+        return [None, ins[1], *_bias(attrs)]
+    channels = _channels("Deconvolution", attrs, data)
+    weight = _weight_shape(_layout("Deconvolution", attrs), channels, attrs.num_filter // attrs.num_group, attrs.kernel)
+    return [data, weight, *_bias(attrs)]
+
+
+def _attributes(workspace: int, no_bias: bool) -> dict:
+    return {
+        "kernel": shape(),
+        "stride": shape(()),
+        "dilate": shape(()),
+        "pad": shape(()),
+        "num_filter": integer(),
+        "num_group": integer(1),
+        "workspace": integer(workspace),
+        "no_bias": flag(no_bias),
+        "cudnn_tune": maybe_choice("fastest", "limited_workspace", "off"),
+        "cudnn_off": flag(False),
+        "layout": maybe_choice(*LAYOUTS),
+    }
+
+
+def _runs_in(ctx: Ctx, layout: str) -> str:
+    """The layout the data really has: the lowering may hand over (N, H, W, C) for a graph that says (N, C, H, W)."""
+    return "NHWC" if ctx.channels_last else layout
+
+
+def _kernel_last(weight: Array) -> Array:
+    """(out, in, *kernel) -> (*kernel, in, out)."""
+    return jnp.transpose(weight, (*range(2, weight.ndim), 1, 0))
+
+
+def _convolve(data: Array, weight: Array, layout: str, stride, pads, dilate, groups: int, spread=None) -> Array:
+    """Convolve with a weight of shape (out, in / groups, *kernel), whatever the layout of the data."""
+    last = layout[-1] == "C"
+    axes = layout.strip("NC")
+    spec = (layout, axes + "IO" if last else "OI" + axes, layout)
+    return lax.conv_general_dilated(
+        data,
+        _kernel_last(weight) if last else weight,
+        stride,
+        pads,
+        lhs_dilation=spread,
+        rhs_dilation=dilate,
+        dimension_numbers=spec,
+        feature_group_count=groups,
+    )
+
+
+@operator(
+    "Convolution",
+    inputs=_inputs,
+    attrs=_attributes(1024, no_bias=False),
+    aliases=("_npx_convolution",),
+    fill=_conv_fill,
+    rows=batch_rows,
+    layout="channels",
+)
+def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
+    """y[o] = Σᵢ w[o, i] ⋆ x[i] + b[o] (cross-correlation), weight (num_filter, channels / num_group, *kernel)."""
+    layout = _layout("Convolution", attrs)
+    if layout[-1] == "C":
+        weight = jnp.moveaxis(weight, -1, 1)
+    runs = _runs_in(ctx, layout)
+    stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
+    pads = tuple((p, p) for p in _spatial(attrs, "pad", 0))
+    out = _convolve(data, weight.astype(data.dtype), runs, stride, pads, dilate, attrs.num_group)
+    return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
+
+
+def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(pad, adj) of each spatial axis; target_shape, where given, decides both."""
+    stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
+    if not any(attrs.target_shape):
+        adj = _spatial(attrs, "adj", 0)
+        for a, s in zip(adj, stride, strict=True):
+            if a >= s:
+                raise ValueError(f"Deconvolution: adj is {adj}, needed less than stride {stride} on every axis")
+        return list(zip(_spatial(attrs, "pad", 0), adj, strict=True))
+    found = []
+    for n, s, d, k, target in zip(sizes, stride, dilate, attrs.kernel, _spatial(attrs, "target_shape", 0), strict=True):
+        full = s * (n - 1) + d * (k - 1) + 1
+        if target > full:
+            raise ValueError(
+                f"Deconvolution: target_shape is {attrs.target_shape}, but {n} entries with stride {s} reach only {full}; "
+                "make target_shape smaller or stride larger"
+            )
+        found.append(((full - target + 1) // 2, (full - target) % 2))
+    return found
+
+
+@operator(
+    "Deconvolution",
+    inputs=_inputs,
+    attrs=_attributes(512, no_bias=True) | {"adj": shape(()), "target_shape": shape(())},
+    aliases=("_npx_deconvolution",),
+    fill=_deconv_fill,
+    rows=batch_rows,
+    layout="channels",
+)
+def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
+    """y = transpose of Convolution, size (n - 1) * stride - 2 pad + dilate (k - 1) + 1 + adj, weight (channels, num_filter / g, *k)."""
+    layout = _layout("Deconvolution", attrs)
+    if layout[-1] == "C":
+        weight = jnp.moveaxis(weight, -1, 1)
+    runs, groups, dims = _runs_in(ctx, layout), attrs.num_group, len(attrs.kernel)
+    stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
+    start = runs.index("C") + 1 if runs[1] == "C" else 1
+    pads = []
+    for (p, a), d, k in zip(_deconv_pads(attrs, data.shape[start : start + dims]), dilate, attrs.kernel, strict=True):
+        reach = d * (k - 1)
+        pads.append((reach - p, reach - p + a))
+    # (groups * in, out, *k) -> (groups * out, in, *k), turned round: the weight of the equivalent convolution
+    split = weight.astype(data.dtype).reshape(groups, -1, *weight.shape[1:])
+    turned = jnp.flip(jnp.swapaxes(split, 1, 2), range(3, 3 + dims)).reshape(attrs.num_filter, -1, *attrs.kernel)
+    out = _convolve(data, turned, runs, (1,) * dims, pads, dilate, groups, spread=stride)
+    return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)

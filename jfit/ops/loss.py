@@ -1,0 +1,372 @@
+"""Loss heads: operators that make their own gradient, and ignore the one that comes from above.
+
+The gradient of a head is multiplied by the weight of each row; denominators count the rows of positive weight only.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, choice, flag, number
+from jfit.ops.context import Ctx
+from jfit.ops.registry import MaybeShape, operator
+from jfit.ops.rows import elementwise_rows
+from jfit.ops.rules import accumulating, batch_rows, label_types, size_of, unmixed_rows
+
+TINY = 1e-30  # below the smallest probability worth a logarithm
+
+
+def _head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array]) -> Callable[..., Array]:
+    """`call(attrs, data, label, weight)` with the given forward, whose gradient by data is
+
+    gradient(attrs, output, label, weight, cotangent) * weight.  Label and weight get none.
+    """
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def call(attrs: Attrs, data: Array, label: Any, weight: Any) -> Array:
+        return forward(attrs, data)
+
+    def call_forward(attrs, data, label, weight):
+        out = forward(attrs, data)
+        return out, (out, label, weight)
+
+    def call_backward(attrs, kept, cotangent):
+        out, label, weight = kept
+        wide = out.astype(accumulating(out.dtype))
+        grad = gradient(attrs, wide, label, weight, cotangent.astype(wide.dtype))
+        grad = grad if weight is None else grad * weight.astype(grad.dtype)
+        return grad.astype(out.dtype), None, None
+
+    call.defvjp(call_forward, call_backward)
+    return call
+
+
+def _row_means(values: Array) -> Array:
+    """(rows,) float32: the mean over all axes but the first."""
+    values = values.astype(jnp.float32)
+    return jnp.mean(values.reshape(values.shape[0] if values.ndim else 1, -1), axis=1)
+
+
+# ------------------------------------------------------------------------------------------ SoftmaxOutput
+def _class_axis(attrs: Attrs, ndim: int) -> int | None:
+    """The axis of the classes; None: all axes but the first together."""
+    if attrs.multi_output:
+        return 1
+    return ndim - 1 if attrs.preserve_shape or ndim <= 2 else None
+
+
+def _label_shape(attrs: Attrs, data: tuple[int, ...]) -> tuple[int, ...]:
+    axis = _class_axis(attrs, len(data))
+    return data[:1] if axis is None else data[:axis] + data[axis + 1 :]
+
+
+def _softmax_output_fill(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeShape]) -> list[MaybeShape]:
+    data, label = ins
+    if data is None:
+        return ins
+    if attrs.multi_output and len(data) < 2:
+        raise ValueError(f"SoftmaxOutput: data has shape {data}, needed classes on axis 1 because multi_output is True")
+    if label is None:
+        return [data, _label_shape(attrs, data)]
+    wanted = _label_shape(attrs, data)
+    for shape in (wanted, data):
+        if len(shape) == len(label) and all(a == b or 0 in (a, b) for a, b in zip(shape, label, strict=True)):
+            return [data, tuple(a or b for a, b in zip(label, shape, strict=True))]
+    if 0 in label or 0 in data or size_of(label) == size_of(wanted):
+        return ins
+    raise ValueError(
+        f"SoftmaxOutput: label has shape {label}, needed {wanted} (class numbers) or {data} (probabilities) because data has "
+        f"shape {data}; reshape the label, or set multi_output or preserve_shape"
+    )
+
+
+def _probabilities(attrs: Attrs, data: Array) -> Array:
+    axis = _class_axis(attrs, data.ndim)
+    wide = data.astype(accumulating(data.dtype))
+    if axis is None:
+        flat = wide.reshape(data.shape[0], size_of(data.shape[1:]))
+        return jax.nn.softmax(flat, axis=1).reshape(data.shape).astype(data.dtype)
+    return jax.nn.softmax(wide, axis=axis).astype(data.dtype)
+
+
+def _by_class(attrs: Attrs, out: Array) -> tuple[Array, int]:
+    """(output, class axis): without multi_output or preserve_shape, all axes but the first are one class axis."""
+    axis = _class_axis(attrs, out.ndim)
+    return (out.reshape(out.shape[0], size_of(out.shape[1:])), 1) if axis is None else (out, axis)
+
+
+def _is_soft(out: Array, label: Array) -> bool:
+    return label.shape == out.shape
+
+
+def _softmax_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None, cotangent: Array) -> Array:
+    """(p - onehot) * grad_scale / denominator, MXNet 1.9.1's SoftmaxOutput."""
+    if _is_soft(out, label):
+        grad = (out - label.astype(out.dtype)) * attrs.grad_scale
+    else:
+        grad = _hard_gradient(attrs, out, label, weight).reshape(out.shape)
+    return grad * cotangent if attrs.out_grad else grad
+
+
+def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None) -> Array:
+    prob, axis = _by_class(attrs, out)
+    ids = label.astype(jnp.int32).reshape(prob.shape[:axis] + prob.shape[axis + 1 :])
+    classes = prob.shape[axis]
+    # a class number out of range matches no class
+    hit = jnp.expand_dims(ids, axis) == lax.broadcasted_iota(jnp.int32, prob.shape, axis)
+    alpha = 0.0 if attrs.multi_output else attrs.smooth_alpha
+    other = alpha / (classes - 1) if alpha and classes > 1 else 0.0
+    grad = prob - jnp.where(hit, jnp.asarray(1.0 - alpha, prob.dtype), jnp.asarray(other, prob.dtype))
+    ignored = ids == int(attrs.ignore_label)
+    if attrs.use_ignore:
+        grad = jnp.where(jnp.expand_dims(ignored, axis), jnp.zeros((), prob.dtype), grad)
+    scale = attrs.grad_scale
+    if attrs.multi_output and attrs.normalization != "valid":
+        scale = scale / max(size_of(prob.shape[2:]), 1)
+    mask = None if weight is None else (weight > 0).reshape(_mask_shape(weight, out.ndim, axis))
+    return grad * (scale / _denominator(attrs, ids, ~ignored, mask))
+
+
+def _mask_shape(weight: Array, ndim: int, axis: int) -> tuple[int, ...]:
+    """Row weights broadcast against data; their mask has to broadcast against the class numbers."""
+    shape = weight.shape[: axis + 1] if ndim > axis + 1 and axis == 1 and weight.ndim != ndim else weight.shape
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _denominator(attrs: Attrs, ids: Array, valid: Array, mask: Array | None) -> Any:
+    """What the gradient is divided by: 1, the rows of the batch, or the labels that are not `ignore_label`."""
+    if attrs.normalization == "null":
+        return 1.0
+    if attrs.normalization == "batch":
+        rows = ids.shape[0] if attrs.multi_output else ids.size
+        if mask is None:
+            return float(max(rows, 1))
+        return jnp.maximum(jnp.sum(jnp.broadcast_to(mask, ids.shape)) * (rows / max(ids.size, 1)), 1)
+    return jnp.maximum(jnp.sum(valid if mask is None else valid & mask), 1)
+
+
+_softmax_output = _head(_probabilities, _softmax_gradient)
+
+
+def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
+    """-log p[label] of each row; labels that use_ignore leaves out count 0."""
+    wide = output.astype(accumulating(output.dtype))
+    if _is_soft(output, label):
+        prob, axis = _by_class(attrs, wide)
+        loss = -jnp.sum(label.astype(wide.dtype).reshape(prob.shape) * jnp.log(jnp.maximum(prob, TINY)), axis=axis)
+        return _row_means(loss), jnp.ones(output.shape[:1], jnp.float32)
+    prob, axis = _by_class(attrs, wide)
+    ids = label.astype(jnp.int32).reshape(prob.shape[:axis] + prob.shape[axis + 1 :])
+    picked = jnp.take_along_axis(prob, jnp.expand_dims(jnp.clip(ids, 0, prob.shape[axis] - 1), axis), axis=axis)
+    loss = -jnp.log(jnp.maximum(jnp.squeeze(picked, axis), TINY))
+    counted = (ids != int(attrs.ignore_label)) if attrs.use_ignore else jnp.ones(ids.shape, bool)
+    return _row_means(jnp.where(counted, loss, jnp.zeros((), loss.dtype))), _row_means(counted)
+
+
+def _softmax_rows(attrs, rows, shapes, outs):
+    if attrs.multi_output:
+        return unmixed_rows(1, rows, shapes, outs)
+    return unmixed_rows(-1, rows, shapes, outs) if attrs.preserve_shape else batch_rows(attrs, rows[:1], shapes, outs)
+
+
+@operator(
+    "SoftmaxOutput",
+    inputs=("data", "label"),
+    attrs={
+        "grad_scale": number(1.0),
+        "ignore_label": number(-1.0),
+        "multi_output": flag(False),
+        "use_ignore": flag(False),
+        "preserve_shape": flag(False),
+        "normalization": choice("batch", "null", "valid", default="null"),
+        "out_grad": flag(False),
+        "smooth_alpha": number(0.0),
+    },
+    aliases=("Softmax",),
+    fill=_softmax_output_fill,
+    types=label_types,
+    rows=_softmax_rows,
+    kind="head",
+    label="label",
+    loss=_softmax_loss,
+)
+def softmax_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
+    """p = softmax(x); its gradient is (p - onehot(label)) * grad_scale / (1, rows or valid labels)."""
+    if label is not None and label.shape != data.shape and label.size != size_of(_label_shape(attrs, data.shape)):
+        raise ValueError(
+            f"label has shape {label.shape}, needed {_label_shape(attrs, data.shape)} (class numbers) or {data.shape} "
+            "(probabilities); reshape the label, or set multi_output or preserve_shape"
+        )
+    return _softmax_output(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
+
+
+# ------------------------------------------------------------------------------------------ regression
+def _regression_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data, label = ins
+    if data is None:
+        return [data if label is None or len(label) < 2 else label, label]
+    if label is None:
+        return [data, data[:1] if len(data) == 2 and data[1] == 1 else data]
+    if len(label) == len(data):
+        return [data, tuple(a or b for a, b in zip(label, data, strict=True))]
+    if 0 not in data and 0 not in label and size_of(label) != size_of(data):
+        raise ValueError(f"regression: label has shape {label}, needed as many entries as data of shape {data}; reshape the label")
+    return [data, tuple(n or (data[0] if i == 0 else 0) for i, n in enumerate(label))]
+
+
+def _identity(attrs: Attrs, data: Array) -> Array:
+    return data
+
+
+def _regression(difference: Callable[[Array, Array], Array], forward: Callable[[Attrs, Array], Array]) -> Callable[..., Array]:
+    def gradient(attrs, out, label, weight, cotangent):
+        per_row = out.size // max(out.shape[0], 1) if out.ndim else 1
+        return difference(out, label.astype(out.dtype).reshape(out.shape)) * (attrs.grad_scale / max(per_row, 1))
+
+    return _head(forward, gradient)
+
+
+def _residual(out: Array, label: Array) -> Array:
+    return out - label
+
+
+def _sign(out: Array, label: Array) -> Array:
+    return jnp.sign(out - label)
+
+
+def _per_row(value: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
+    """The loss rule of a regression head: the mean of value(output, label) over the outputs of each row."""
+
+    def loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
+        wide = output.astype(accumulating(output.dtype))
+        means = _row_means(value(wide, label.astype(wide.dtype).reshape(wide.shape)))
+        return means, jnp.ones(means.shape, jnp.float32)
+
+    return loss
+
+
+def _half_square(out: Array, label: Array) -> Array:
+    return 0.5 * jnp.square(out - label)
+
+
+def _distance(out: Array, label: Array) -> Array:
+    return jnp.abs(out - label)
+
+
+def _binary_cross_entropy(out: Array, label: Array) -> Array:
+    return -label * jnp.log(jnp.maximum(out, TINY)) - (1 - label) * jnp.log(jnp.maximum(1 - out, TINY))
+
+
+_linear = _regression(_residual, _identity)
+_logistic = _regression(_residual, lambda attrs, data: jax.nn.sigmoid(data))
+_absolute = _regression(_sign, _identity)
+
+
+def _regression_record(value: Callable[[Array, Array], Array], alias: str) -> dict[str, Any]:
+    return {
+        "inputs": ("data", "label"),
+        "attrs": {"grad_scale": number(1.0)},
+        "aliases": (alias,),
+        "fill": _regression_fill,
+        "types": label_types,
+        "rows": lambda attrs, rows, shapes, outs: list(rows[:1]),
+        "kind": "head",
+        "label": "label",
+        "loss": _per_row(value),
+    }
+
+
+def _run_regression(call: Callable[..., Array], ctx: Ctx, attrs: Attrs, data: Array, label: Array | None) -> Array:
+    if label is not None and label.size != data.size:
+        raise ValueError(f"label has shape {label.shape}, needed as many entries as data of shape {data.shape}; reshape the label")
+    return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
+
+
+@operator("LinearRegressionOutput", **_regression_record(_half_square, "_sparse_LinearRegressionOutput"))
+def linear_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
+    """y = x; its gradient is (y - label) * grad_scale / outputs per row."""
+    return _run_regression(_linear, ctx, attrs, data, label)
+
+
+@operator("LogisticRegressionOutput", **_regression_record(_binary_cross_entropy, "_sparse_LogisticRegressionOutput"))
+def logistic_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
+    """y = 1 / (1 + e⁻ˣ); its gradient is (y - label) * grad_scale / outputs per row."""
+    return _run_regression(_logistic, ctx, attrs, data, label)
+
+
+@operator("MAERegressionOutput", **_regression_record(_distance, "_sparse_MAERegressionOutput"))
+def mae_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
+    """y = x; its gradient is sign(y - label) * grad_scale / outputs per row."""
+    return _run_regression(_absolute, ctx, attrs, data, label)
+
+
+# ------------------------------------------------------------------------------------------ MakeLoss
+def _make_loss_gradient(attrs: Attrs, out: Array, label: None, weight: Array | None, cotangent: Array) -> Array:
+    scale: Any = attrs.get("grad_scale", 1.0)
+    rule = attrs.get("normalization", "null")
+    counts = None if weight is None else jnp.broadcast_to(weight > 0, out.shape)
+    rows = out.shape[0] if out.ndim else 1
+    if rule == "batch":
+        scale = scale / (max(rows, 1) if counts is None else jnp.maximum(jnp.sum(counts) * (rows / max(out.size, 1)), 1))
+    elif rule == "valid":
+        valid = out > attrs.valid_thresh
+        scale = scale / jnp.maximum(jnp.sum(valid if counts is None else valid & counts), 1)
+    return jnp.broadcast_to(jnp.asarray(scale, out.dtype), out.shape)
+
+
+_make_loss = _head(_identity, _make_loss_gradient)
+
+
+def _made_loss(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, Array]:
+    """The output itself * grad_scale, mean over each row."""
+    means = _row_means(output) * attrs.get("grad_scale", 1.0)
+    return means, jnp.ones(means.shape, jnp.float32)
+
+
+@operator(
+    "MakeLoss",
+    attrs={
+        "grad_scale": number(1.0),
+        "valid_thresh": number(0.0),
+        "normalization": choice("batch", "null", "valid", default="null"),
+    },
+    kind="head",
+    loss=_made_loss,
+    rows=elementwise_rows,
+)
+def make_loss_output(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = x; its gradient is grad_scale / (1, rows, or entries above valid_thresh)."""
+    return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
+
+
+@operator("make_loss", kind="head", loss=_made_loss, aliases=("_sparse_make_loss",))
+def make_loss(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = x; its gradient is 1."""
+    return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
+
+
+@operator("BlockGrad", aliases=("_sparse_stop_gradient", "stop_gradient"))
+def block_grad(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = x; its gradient is 0."""
+    return lax.stop_gradient(data)
+
+
+def _smooth_l1(data: Array, sigma: float) -> Array:
+    square = sigma * sigma
+    inside = jnp.abs(data) < 1.0 / square
+    return jnp.where(inside, 0.5 * square * jnp.square(data), jnp.abs(data) - 0.5 / square)
+
+
+@operator("smooth_l1", attrs={"scalar": number()}, aliases=("_npx_smooth_l1",))
+def smooth_l1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
+    if not math.isfinite(attrs.scalar) or attrs.scalar == 0:
+        raise ValueError(f"smooth_l1: scalar is {attrs.scalar}, needed a finite number other than 0")
+    return _smooth_l1(data, attrs.scalar)

@@ -1,0 +1,198 @@
+"""Dense layers, activations, dropout, embedding."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_flag, number, shape
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, known_or, need_rank, size_of, unmixed_rows
+
+# Constants of self-normalizing networks (Klambauer et al. 2017, arXiv:1706.02515).
+SELU_ALPHA = 1.6732632423543772
+SELU_SCALE = 1.0507009873554805
+
+
+# ------------------------------------------------------------------------------------------ FullyConnected
+def _dense_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data, out = ins[0], outs[0]
+    if data is None:
+        return [None, ins[1], *([(attrs.num_hidden,)] if not attrs.no_bias else [])]
+    need_rank("FullyConnected", data, 1 if not attrs.flatten else 2, "rows and features")
+    if attrs.flatten:
+        width = size_of(data[1:])
+        if out is not None and len(out) == 2:
+            data = (data[0] or out[0], *data[1:])
+        if not width and len(data) == 2 and ins[1] is not None:
+            data = (data[0], ins[1][-1])
+            width = ins[1][-1]
+    else:
+        width = data[-1]
+        if out is not None and len(out) == len(data):
+            data = known_or(data, (*out[:-1], 0))
+    return [data, (attrs.num_hidden, width), *([(attrs.num_hidden,)] if not attrs.no_bias else [])]
+
+
+def _dense_rows(attrs, rows, shapes, outs):
+    return batch_rows(attrs, rows, shapes, outs) if attrs.flatten else unmixed_rows(-1, rows, shapes, outs)
+
+
+@operator(
+    "FullyConnected",
+    inputs=lambda a: ("data", "weight") if a.no_bias else ("data", "weight", "bias"),
+    attrs={"num_hidden": integer(), "no_bias": flag(False), "flatten": flag(True)},
+    aliases=("_npx_fully_connected", "_sparse_FullyConnected"),
+    fill=_dense_fill,
+    rows=_dense_rows,
+)
+def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
+    """y = x Wᵀ + b, weight (num_hidden, features); flatten=True takes all axes but the first as features."""
+    lead = data.shape[:1] if attrs.flatten else data.shape[:-1]
+    # Two axes around the matrix product: its gradient is then one too, which is 1.7 times faster on CPU than a 3-D one.
+    flat = data.reshape(size_of(lead), size_of(data.shape[len(lead) :]))  # (rows, features)
+    out = lax.dot_general(flat, weight.astype(data.dtype), (((1,), (1,)), ((), ())))  # (rows, num_hidden)
+    if bias is not None:
+        out = out + bias.astype(out.dtype)[None, :]
+    return out.reshape(*lead, attrs.num_hidden)
+
+
+# ------------------------------------------------------------------------------------------ activations
+_ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "softrelu": jax.nn.softplus,
+    "softsign": jax.nn.soft_sign,
+}
+
+
+@operator(
+    "Activation", attrs={"act_type": choice(*sorted(_ACTIVATIONS))}, aliases=("_npx_activation",), layout="any"
+)
+def activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = f(x), f one of relu, sigmoid, tanh, softrelu = log(1 + eˣ), softsign = x / (1 + |x|)."""
+    return _ACTIVATIONS[attrs.act_type](data)
+
+
+def _leaky_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    if attrs.act_type != "prelu":
+        return ins
+    data, gamma = ins
+    if data is None or gamma is not None:
+        return ins
+    need_rank("LeakyReLU(act_type=prelu)", data, 2, "one slope per channel, axis 1")
+    return [data, (data[1],)]
+
+
+def _leaky_rows(attrs, rows, shapes, outs):
+    return [LOST if any(r is not None for r in rows[1:]) else rows[0]]
+
+
+@operator(
+    "LeakyReLU",
+    inputs=lambda a: ("data", "gamma") if a.act_type == "prelu" else ("data",),
+    attrs={
+        "act_type": choice("elu", "gelu", "leaky", "prelu", "rrelu", "selu", default="leaky"),
+        "slope": number(0.25),
+        "lower_bound": number(0.125),
+        "upper_bound": number(0.333999991),
+    },
+    aliases=("_npx_leaky_relu",),
+    fill=_leaky_fill,
+    rows=_leaky_rows,
+    needs_rng=True,
+    layout="any",
+)
+def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) -> Array:
+    """y = x where x > 0, else slope * x (leaky, prelu, rrelu), slope * (eˣ - 1) (elu, selu); gelu = x * Φ(x)."""
+    kind = attrs.act_type
+    if kind == "gelu":
+        return jax.nn.gelu(data, approximate=False)
+    if kind in ("elu", "selu"):
+        # expm1 of large positive entries would overflow, and inf * 0 in its gradient is NaN
+        below = jnp.expm1(jnp.minimum(data, 0))
+        if kind == "elu":
+            return jnp.where(data > 0, data, attrs.slope * below)
+        return SELU_SCALE * jnp.where(data > 0, data, SELU_ALPHA * below)
+    if kind == "prelu":
+        assert gamma is not None
+        slope = gamma.astype(data.dtype)
+        slope = slope.reshape((1,) * data.ndim) if slope.size == 1 else along(slope, 1, data.ndim)
+    elif kind == "rrelu" and ctx.train:
+        low, high = attrs.lower_bound, attrs.upper_bound
+        slope = ctx.random(lambda key, size: jax.random.uniform(key, size, data.dtype, low, high), data.shape)
+    else:
+        slope = (attrs.lower_bound + attrs.upper_bound) / 2 if kind == "rrelu" else attrs.slope
+    return jnp.where(data > 0, data, slope * data)
+
+
+# ------------------------------------------------------------------------------------------ Dropout
+@operator(
+    "Dropout",
+    attrs={
+        "p": number(0.5),
+        "mode": choice("always", "training", default="training"),
+        "axes": shape(()),
+        "cudnn_off": maybe_flag(False),
+    },
+    aliases=("_npx_dropout",),
+    needs_rng=True,
+    layout="any",
+)
+def dropout(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = x * m / (1 - p), m = 0 with probability p, in training; `axes` share one draw along these axes."""
+    keep = 1.0 - attrs.p
+    if attrs.p <= 0 or not (ctx.train or attrs.mode == "always"):
+        return data
+    if keep <= 0:
+        return jnp.zeros_like(data)
+    axes = {TO_CHANNELS_LAST[a] for a in attrs.axes} if ctx.channels_last else {a % data.ndim for a in attrs.axes}
+    size = tuple(1 if k in axes else n for k, n in enumerate(data.shape))
+    rows = ctx.rows[0]
+    if isinstance(rows, Rows) and rows.axis in axes and ctx.key is not None:
+        mask = jax.random.bernoulli(ctx.key, keep, size)  # one draw for all rows, so the same on every device
+    else:
+        mask = ctx.random(lambda key, n: jax.random.bernoulli(key, keep, n), size)
+    return jnp.where(mask, data / keep, jnp.zeros((), data.dtype))
+
+
+# ------------------------------------------------------------------------------------------ Embedding
+def _embedding_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data, out = ins[0], outs[0]
+    if out is not None:
+        data = known_or(data, out[:-1])
+    return [data, (attrs.input_dim, attrs.output_dim)]
+
+
+def _embedding_types(attrs: Attrs, ins: list) -> tuple[list, list]:
+    weight = np.dtype(DTYPES[attrs.dtype]) if ins[1] is None else ins[1]
+    return [ins[0], weight], [weight]
+
+
+def _embedding_rows(attrs, rows, shapes, outs):
+    return [LOST if rows[1] is not None else rows[0]]
+
+
+@operator(
+    "Embedding",
+    inputs=("data", "weight"),
+    attrs={
+        "input_dim": integer(),
+        "output_dim": integer(),
+        "dtype": choice("bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", default="float32"),
+        "sparse_grad": flag(False),
+    },
+    aliases=("_npx_embedding", "_sparse_Embedding"),
+    fill=_embedding_fill,
+    types=_embedding_types,
+    rows=_embedding_rows,
+)
+def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
+    """y = weight[clip(ids, 0, input_dim - 1)], weight (input_dim, output_dim)."""
+    ids = jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
+    return jnp.take(weight, ids, axis=0, mode="clip")  # (*ids, output_dim)

@@ -1,0 +1,176 @@
+"""Batch and layer normalisation."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, flag, integer, maybe_number, number
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import accumulating, along, axis_of, need_rank, unmixed_rows
+
+
+# ------------------------------------------------------------------------------------------ BatchNorm
+def _total(x: Array, axis: int, over: str | None) -> Array:
+    """Sum over every axis but `axis`, and over the devices of axis name `over`; keeps the rank."""
+    total = jnp.sum(x, axis=tuple(k for k in range(x.ndim) if k != axis), keepdims=True)
+    return total if over is None else lax.psum(total, over)
+
+
+def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
+    """How many entries each statistic is taken over: a Python number where no row is left out."""
+    if mask is None:
+        return x.size // max(x.shape[axis], 1) * (1 if over is None else lax.psum(1, over))
+    count = jnp.sum(mask) * (x.size / max(x.shape[axis] * mask.size, 1))
+    return count if over is None else lax.psum(count, over)
+
+
+def _at_least_one(count: Any) -> Any:
+    """A device without rows divides nothing by one instead of by zero."""
+    return max(count, 1) if isinstance(count, (int, float)) else jnp.maximum(count, 1)
+
+
+def _masked(x: Array, mask: Array | None) -> Array:
+    return x if mask is None else x * mask.astype(x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _normalize(axis: int, eps: float, over: str | None, x: Array, gamma: Array, beta: Array, mask: Array | None):
+    """(normalised x, mean, variance) by the statistics of the rows that count; x in float32 or wider."""
+    return _normalize_forward(axis, eps, over, x, gamma, beta, mask)[0]
+
+
+def _normalize_forward(axis, eps, over, x, gamma, beta, mask):
+    wide = x.astype(accumulating(x.dtype))
+    count = _at_least_one(_count(wide, mask, axis, over))
+    mean = _total(_masked(wide, mask), axis, over) / count
+    # Two passes: the mean of squares minus the squared mean loses every digit of a large mean.
+    var = _total(_masked(jnp.square(wide - mean), mask), axis, over) / count
+    inverse = lax.rsqrt(var + eps)
+    out = (wide - mean) * (inverse * along(gamma, axis, x.ndim)) + along(beta, axis, x.ndim)
+    return (out.astype(x.dtype), mean.reshape(-1), var.reshape(-1)), (x, gamma, mask, mean, inverse)
+
+
+def _normalize_backward(axis, eps, over, kept, cotangents):
+    x, gamma, mask, mean, inverse = kept
+    wide = x.astype(accumulating(x.dtype))
+    grad = cotangents[0].astype(wide.dtype)
+    count = _at_least_one(_count(wide, mask, axis, over))
+    unit = (wide - mean) * inverse
+    d_beta, d_gamma = _total(grad, axis, None), _total(grad * unit, axis, None)
+    # The statistics see every device's rows, so their share of the gradient does too; parameters are summed by the step.
+    all_beta, all_gamma = (d_beta, d_gamma) if over is None else lax.psum((d_beta, d_gamma), over)
+    through = _masked(jnp.broadcast_to((all_beta + unit * all_gamma) / count, x.shape), mask)
+    d_x = along(gamma, axis, x.ndim) * inverse * (grad - through)
+    return d_x.astype(x.dtype), d_gamma.reshape(-1).astype(gamma.dtype), d_beta.reshape(-1).astype(gamma.dtype), None
+
+
+_normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+def _batch_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data = ins[0]
+    if data is None:
+        return ins
+    need_rank("BatchNorm", data, 1, "a batch axis and a channel axis")
+    size = data[axis_of("BatchNorm", attrs.axis, len(data))]
+    return [data, *[(size,)] * 4]
+
+
+def _batch_norm_types(attrs: Attrs, ins: list) -> tuple[list, list]:
+    """Parameters and statistics of half-precision data are float32."""
+    data = ins[0]
+    if data is None:
+        return list(ins), [None] * 3
+    params = np.dtype(np.float32) if np.dtype(data).itemsize == 2 else data
+    return [data, *(params if t is None else t for t in ins[1:])], [data, params, params]
+
+
+def _batch_norm_rows(attrs, rows, shapes, outs):
+    first = rows[0]
+    if isinstance(first, Rows) and first.axis == attrs.axis % len(shapes[0]):
+        first = LOST
+    return [first, *[None if first is None else LOST] * (len(outs) - 1)]
+
+
+@operator(
+    "BatchNorm",
+    inputs=("data", "gamma", "beta"),
+    aux=("moving_mean", "moving_var"),
+    aux_init=("zero", "one"),
+    outputs=("output", "mean", "var"),
+    visible=lambda a: 3 if a.output_mean_var else 1,
+    attrs={
+        "eps": number(0.0010000000474974513),
+        "momentum": number(0.899999976),
+        "fix_gamma": flag(True),
+        "use_global_stats": flag(False),
+        "output_mean_var": flag(False),
+        "axis": integer(1),
+        "cudnn_off": flag(False),
+        "min_calib_range": maybe_number(),
+        "max_calib_range": maybe_number(),
+    },
+    aliases=("_npx_batch_norm",),
+    fill=_batch_norm_fill,
+    types=_batch_norm_types,
+    rows=_batch_norm_rows,
+    layout="channels",
+)
+def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
+    """y = γ (x - μ) / √(σ² + ε) + β; training: μ, σ² of the batch (σ² biased), moving ← m * moving + (1 - m) * batch."""
+    axis = data.ndim - 1 if ctx.channels_last else axis_of("BatchNorm", attrs.axis, data.ndim)
+    wide = accumulating(data.dtype)
+    scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
+    shift = beta.astype(wide)
+    if not ctx.train or attrs.use_global_stats:
+        mean, var = lax.stop_gradient((moving_mean.astype(wide), moving_var.astype(wide)))
+        factor = along(lax.rsqrt(var + attrs.eps) * scale, axis, data.ndim)
+        out = (data.astype(wide) - along(mean, axis, data.ndim)) * factor + along(shift, axis, data.ndim)
+        return (out.astype(data.dtype), mean, var), (moving_mean, moving_var)
+    mask, over = ctx.row_mask(data.ndim), ctx.axis_name if ctx.sync_batch_stats else None
+    out, mean, var = _normalize(axis, attrs.eps, over, data, scale, shift, mask)
+    mean, var = lax.stop_gradient((mean, var))
+    moved = []
+    for old, new in ((moving_mean, mean), (moving_var, var)):
+        updated = (old * attrs.momentum + new * (1.0 - attrs.momentum)).astype(old.dtype)
+        moved.append(updated if mask is None else jnp.where(_count(data, mask, axis, over) > 0, updated, old))
+    return (out, mean, var), tuple(moved)
+
+
+# ------------------------------------------------------------------------------------------ LayerNorm
+def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data = ins[0]
+    if data is None:
+        return ins
+    size = data[axis_of("LayerNorm", attrs.axis, len(data))]
+    return [data, (size,), (size,)]
+
+
+@operator(
+    "LayerNorm",
+    inputs=("data", "gamma", "beta"),
+    outputs=("output", "mean", "std"),
+    visible=lambda a: 3 if a.output_mean_var else 1,
+    attrs={"axis": integer(-1), "eps": number(9.99999975e-06), "output_mean_var": flag(False)},
+    aliases=("_npx_layer_norm",),
+    fill=_layer_norm_fill,
+    rows=lambda attrs, rows, shapes, outs: unmixed_rows(attrs.axis, rows, shapes, outs),
+)
+def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, Array, Array]:
+    """y = γ (x - μ) / √(σ² + ε) + β, μ and σ² of each entry along `axis`."""
+    axis = axis_of("LayerNorm", attrs.axis, data.ndim)
+    wide = data.astype(accumulating(data.dtype))
+    mean = jnp.mean(wide, axis=axis, keepdims=True)
+    var = jnp.mean(jnp.square(wide - mean), axis=axis, keepdims=True)
+    unit = (wide - mean) * lax.rsqrt(var + attrs.eps)
+    out = unit * along(gamma.astype(wide.dtype), axis, data.ndim) + along(beta.astype(wide.dtype), axis, data.ndim)
+    std = jnp.sqrt(var + attrs.eps)
+    return out.astype(data.dtype), mean.astype(data.dtype), std.astype(data.dtype)

@@ -1,0 +1,191 @@
+"""Max, average, sum and Lp pooling in one, two and three dimensions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, choice, flag, maybe_choice, maybe_flag, maybe_integer, shape
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows
+
+MOST_TAPS = 16  # larger windows are cheaper through reduce_window
+Pads = tuple[tuple[int, int], ...]
+
+
+def _layout(ctx: Ctx, attrs: Attrs, ndim: int) -> str:
+    if ctx.channels_last:
+        return "NHWC"
+    layout = attrs.layout or CHANNELS_FIRST.get(ndim - 2, "")
+    if len(layout) != ndim:
+        raise ValueError(f"Pooling: data has {ndim} axes, needed {'3 to 5' if not layout else layout}; reshape the data")
+    return layout
+
+
+def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
+    """(kernel, stride, pads) with one entry per spatial axis; the pads include what `full` adds at the end."""
+    dims = len(sizes)
+    given = {"kernel": attrs.kernel, "stride": attrs.stride or (1,) * dims, "pad": attrs.pad or (0,) * dims}
+    for key, value in given.items():
+        if len(value) != dims:
+            raise ValueError(f"Pooling: {key} is {value}, needed {dims} entries because data has {dims} spatial axes")
+    if attrs.pooling_convention == "same":
+        raise ValueError("Pooling: pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad")
+    pads = []
+    for n, k, s, p in zip(sizes, *given.values(), strict=True):
+        room = n + 2 * p - k
+        if room < 0 or p >= k > 0 and p > 0:
+            raise ValueError(f"Pooling: kernel {k} with pad {p} does not fit {n} entries; needed pad < kernel <= entries + 2 pad")
+        steps = -(-room // s) if attrs.pooling_convention == "full" else room // s
+        pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
+    return given["kernel"], given["stride"], tuple(pads)
+
+
+def _counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) -> list[np.ndarray]:
+    """Entries each window of an average counts, per axis: padding counts, what `full` adds beyond it does not."""
+    padded = attrs.count_include_pad is not False
+    found = []
+    for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
+        start = np.arange((n + low + high - k) // s + 1) * s - low
+        end = np.minimum(start + k, n + low if padded else n)
+        found.append(np.maximum(end - (start if padded else np.maximum(start, 0)), 1))
+    return found
+
+
+# ------------------------------------------------------------------------------------------ windows that tile
+def _tiles(x: Array, first: int, kernel: tuple[int, ...]) -> Array:
+    """Every spatial axis becomes two: (windows, entry within the window)."""
+    sizes = x.shape[first : first + len(kernel)]
+    split = itertools.chain.from_iterable((n // k, k) for n, k in zip(sizes, kernel, strict=True))
+    return x.reshape(*x.shape[:first], *split, *x.shape[first + len(kernel) :])
+
+
+def _taps(first: int, kernel: tuple[int, ...]):
+    """Index expressions of the entries of all windows, in the order in which a window is read."""
+    for tap in itertools.product(*map(range, kernel)):
+        yield (slice(None),) * first + tuple(itertools.chain.from_iterable((slice(None), t) for t in tap))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _max_tiles(first: int, kernel: tuple[int, ...], x: Array) -> Array:
+    """Maximum over windows that tile x; the gradient goes to the first maximum of each window, as in MXNet."""
+    tiles = _tiles(x, first, kernel)
+    return jnp.max(tiles, axis=tuple(first + 1 + 2 * i for i in range(len(kernel))))
+
+
+def _max_tiles_forward(first, kernel, x):
+    out = _max_tiles(first, kernel, x)
+    return out, (x, out)
+
+
+def _max_tiles_backward(first, kernel, kept, grad):
+    x, out = kept
+    tiles = _tiles(x, first, kernel)
+    free = jnp.ones(out.shape, bool)  # windows whose first maximum is not found yet
+    parts = []
+    for tap in _taps(first, kernel):
+        here = free & (tiles[tap] == out)
+        free = free & ~here
+        parts.append(jnp.where(here, grad, jnp.zeros((), grad.dtype)))
+    return (_untile(parts, first, kernel, x.shape),)
+
+
+def _untile(parts: list[Array], first: int, kernel: tuple[int, ...], size: tuple[int, ...]) -> Array:
+    """Interleave the entries of all windows back into one array."""
+    for axis in reversed(range(len(kernel))):
+        k = kernel[axis]
+        parts = [jnp.stack(parts[i : i + k], axis=first + axis + 1) for i in range(0, len(parts), k)]
+        parts = [p.reshape(*p.shape[: first + axis], -1, *p.shape[first + axis + 2 :]) for p in parts]
+    return parts[0].reshape(size)
+
+
+_max_tiles.defvjp(_max_tiles_forward, _max_tiles_backward)
+
+
+# ------------------------------------------------------------------------------------------ all windows
+def _reduce(x: Array, first: int, kernel, stride, pads: Pads, maximum: bool) -> Array:
+    """Maximum or sum of each window."""
+    dims, sizes = len(kernel), x.shape[first : first + len(kernel)]
+    tiled = kernel == stride and not any(map(any, pads)) and not any(n % k for n, k in zip(sizes, kernel, strict=True))
+    if tiled and not maximum:
+        return jnp.sum(_tiles(x, first, kernel), axis=tuple(first + 1 + 2 * i for i in range(dims)))
+    if tiled and math.prod(kernel) <= MOST_TAPS:
+        return _max_tiles(first, kernel, x)
+
+    def full(values, other):
+        return (other,) * first + tuple(values) + (other,) * (x.ndim - first - dims)
+
+    window = (full(kernel, 1), full(stride, 1), full(pads, (0, 0)))
+    if not maximum:
+        return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, *window)
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    lowest = np.array(-np.inf if floating else np.iinfo(x.dtype).min, x.dtype)
+    return lax.reduce_window(x, lowest, lax.max, *window)
+
+
+def _root(total: Array, p: int) -> Array:
+    """total^(1/p), with gradient 0 where total is 0."""
+    if p == 1:
+        return total
+    zero = total == 0
+    safe = jnp.where(zero, jnp.ones((), total.dtype), total)
+    return jnp.where(zero, jnp.zeros((), total.dtype), jnp.sqrt(safe) if p == 2 else jnp.cbrt(safe))
+
+
+@operator(
+    "Pooling",
+    attrs={
+        "kernel": shape(()),
+        "pool_type": choice("avg", "lp", "max", "sum", default="max"),
+        "global_pool": flag(False),
+        "cudnn_off": flag(False),
+        "pooling_convention": choice("full", "same", "valid", default="valid"),
+        "stride": shape(()),
+        "pad": shape(()),
+        "p_value": maybe_integer(),
+        "count_include_pad": maybe_flag(),
+        "layout": maybe_choice("NCDHW", "NCHW", "NCW", "NDHWC", "NHWC", "NWC"),
+    },
+    aliases=("_npx_pooling",),
+    rows=batch_rows,
+    layout="channels",
+)
+def pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = max, mean, sum or (Σ xᵖ)^(1/p) of each window; the gradient of max goes to the first maximum."""
+    layout = _layout(ctx, attrs, data.ndim)
+    first = layout.index("C") + 1 if layout[1] == "C" else 1
+    sizes = data.shape[first : first + data.ndim - 2]
+    if attrs.global_pool:
+        kernel, stride, pads = sizes, sizes, ((0, 0),) * len(sizes)
+    else:
+        kernel, stride, pads = _windows(attrs, sizes)
+    if attrs.pool_type == "max":
+        if attrs.global_pool:
+            return _max_of_all(data, first, len(sizes))
+        return _reduce(data, first, kernel, stride, pads, maximum=True)
+    wide = data.astype(accumulating(data.dtype))
+    if attrs.pool_type == "lp":
+        if attrs.p_value not in (1, 2, 3):
+            raise ValueError(f"Pooling: p_value is {attrs.p_value}, needed 1, 2 or 3 because pool_type is 'lp'")
+        total = _reduce(wide**attrs.p_value, first, kernel, stride, pads, maximum=False)
+        return _root(total, attrs.p_value).astype(data.dtype)
+    out = _reduce(wide, first, kernel, stride, pads, maximum=False)
+    if attrs.pool_type == "avg":
+        for i, count in enumerate(_counts(attrs, sizes, kernel, stride, pads)):
+            out = out / along(jnp.asarray(count, out.dtype), first + i, out.ndim)
+    return out.astype(data.dtype)
+
+
+def _max_of_all(data: Array, first: int, dims: int) -> Array:
+    """Maximum over all spatial axes, kept as axes of size 1."""
+    flat = data.reshape(*data.shape[:first], -1, *data.shape[first + dims :])
+    where = jnp.argmax(flat, axis=first, keepdims=True)  # the first maximum
+    out = jnp.take_along_axis(flat, where, axis=first)
+    return out.reshape(*data.shape[:first], *(1,) * dims, *data.shape[first + dims :])

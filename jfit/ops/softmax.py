@@ -1,0 +1,112 @@
+"""The softmax family: plain operators with true gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.ops.attributes import Attrs, choice, integer, maybe_choice, maybe_flag, maybe_number
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rows import lost_rows
+from jfit.ops.rules import accumulating, along, axis_of, batch_rows, cast_types, known_or, label_types, size_of, unmixed_rows
+
+_ATTRS = {
+    "axis": integer(-1),
+    "temperature": maybe_number(),
+    "dtype": maybe_choice("float16", "float32", "float64"),
+    "use_length": maybe_flag(False),
+}
+
+
+def _axis_rows(attrs, rows, shapes, outs):
+    return unmixed_rows(attrs.axis, rows[:1], shapes, outs)
+
+
+def _along_axis(op: str, f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
+    """f(data / temperature) along the axis; entries at and beyond `length` are left out and give 0."""
+    axis = axis_of(op, attrs.axis, data.ndim)
+    wide = data.astype(accumulating(data.dtype))
+    if attrs.temperature not in (None, 1.0):
+        wide = wide / attrs.temperature
+    if length is None:
+        out = f(wide, axis=axis)
+    else:
+        place = along(jnp.arange(data.shape[axis]), axis, data.ndim)
+        inside = place < jnp.expand_dims(length.astype(jnp.int32), axis)
+        # finite, so that a row of length 0 gives no NaN
+        low = jnp.asarray(jnp.finfo(wide.dtype).min / 2, wide.dtype)
+        out = jnp.where(inside, f(jnp.where(inside, wide, low), axis=axis), jnp.zeros((), wide.dtype))
+    return out.astype(attrs.dtype or data.dtype)
+
+
+def _no_length(op: str, attrs: Attrs) -> None:
+    if attrs.use_length:
+        raise ValueError(f"{op}: use_length is True, but this operator has no length input; mask with softmax(use_length=True)")
+
+
+def _length_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    if len(ins) < 2 or ins[0] is None:
+        return ins
+    axis = axis_of("softmax", attrs.axis, len(ins[0]))
+    return [ins[0], known_or(ins[1], ins[0][:axis] + ins[0][axis + 1 :])]
+
+
+@operator(
+    "softmax",
+    inputs=lambda a: ("data", "length") if a.use_length else ("data",),
+    attrs=_ATTRS,
+    aliases=("_npx_softmax",),
+    fill=_length_fill,
+    types=cast_types,
+    rows=_axis_rows,
+)
+def softmax(ctx: Ctx, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
+    """y = e^(x/T) / Σ e^(x/T) along `axis`."""
+    return _along_axis("softmax", jax.nn.softmax, attrs, data, length)
+
+
+@operator("log_softmax", attrs=_ATTRS, aliases=("_npx_log_softmax",), types=cast_types, rows=_axis_rows)
+def log_softmax(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = x/T - log Σ e^(x/T) along `axis`."""
+    _no_length("log_softmax", attrs)
+    return _along_axis("log_softmax", jax.nn.log_softmax, attrs, data)
+
+
+@operator("softmin", attrs=_ATTRS, types=cast_types, rows=_axis_rows)
+def softmin(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = e^(-x/T) / Σ e^(-x/T) along `axis`."""
+    _no_length("softmin", attrs)
+    return _along_axis("softmin", jax.nn.softmax, attrs, -data)
+
+
+def _activation_rows(attrs, rows, shapes, outs):
+    return unmixed_rows(1, rows, shapes, outs) if attrs.mode == "channel" else batch_rows(attrs, rows, shapes, outs)
+
+
+@operator(
+    "SoftmaxActivation", attrs={"mode": choice("channel", "instance", default="instance")}, rows=_activation_rows
+)
+def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """Softmax over axis 1 (channel) or over everything but the batch axis (instance)."""
+    wide = data.astype(accumulating(data.dtype))
+    if attrs.mode == "channel":
+        return jax.nn.softmax(wide, axis=1).astype(data.dtype)
+    flat = wide.reshape(data.shape[0], size_of(data.shape[1:]))
+    return jax.nn.softmax(flat, axis=1).reshape(data.shape).astype(data.dtype)
+
+
+def _cross_entropy_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data, label = ins
+    return ins if data is None else [data, known_or(label, data[:1])]
+
+
+@operator("softmax_cross_entropy", inputs=("data", "label"), fill=_cross_entropy_fill, types=label_types, rows=lost_rows)
+def softmax_cross_entropy(ctx: Ctx, attrs: Attrs, data: Array, label: Array) -> Array:
+    """y = -Σ_rows log softmax(x)[label], data (rows, classes), label (rows,), output (1,)."""
+    logs = jax.nn.log_softmax(data.astype(accumulating(data.dtype)), axis=1)
+    picked = jnp.take_along_axis(logs, label.astype(jnp.int32).reshape(-1, 1), axis=1, mode="clip")
+    return -jnp.sum(picked).reshape(1).astype(data.dtype)
