@@ -12,7 +12,7 @@ from jfit.ops.common import dtype_of, made_types
 from jfit.ops.registry import operator
 from jfit.ops.rows import no_rows
 
-MADE = "bfloat16 bool float16 float32 float64 int32 int64 int8 uint8".split()
+MADE = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 RANGED = [name for name in MADE if name != "bool"]
 RECORD: dict[str, Any] = {"inputs": (), "types": made_types, "rows": no_rows}
 SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*MADE, default="float32")}

@@ -10,7 +10,7 @@ from jfit.ops.common import agreed, dtype_of, first_types, made_types, positive,
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows, first_rows
 
-DTYPES_OUT = "bfloat16 float16 float32 float64 int32 int64 int8 uint8".split()
+DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
 
 def _within(ids: Array, size: int, mode: str) -> Array:
@@ -177,9 +177,7 @@ def sequence_mask(ctx, attrs, data, sequence_length=None):
     attrs={"use_sequence_length": flag(False), "axis": integer(0)},
     fill=_length_shapes,
     types=first_types,
-    rows=lambda attrs, rows, shapes, outs: [
-        removed(r, (attrs.axis,)) for r in _beside_time(attrs, rows, shapes, outs)
-    ],
+    rows=lambda attrs, rows, shapes, outs: [removed(r, (attrs.axis,)) for r in _beside_time(attrs, rows, shapes, outs)],
 )
 def sequence_last(ctx, attrs, data, sequence_length=None):
     """y[n] = x[length[n] - 1, n], the last entry of each sequence."""

@@ -14,6 +14,7 @@ from jax import Array
 from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integer, maybe_shape
 from jfit.ops.common import dtype_of, positive, removed
 from jfit.ops.registry import operator
+from jfit.ops.unary import magnitude
 
 REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": flag(False)}
 
@@ -113,7 +114,7 @@ def norm(ctx, attrs, data):
         raise ValueError(f"ord is {attrs.ord}, norm knows 1 (sum of magnitudes) and 2 (Euclidean); choose one of them")
     axes = reduced_axes(attrs, data.ndim)
     if attrs.ord == 1:
-        result = jnp.sum(jnp.abs(data), axes, keepdims=attrs.keepdims)
+        result = jnp.sum(magnitude(data), axes, keepdims=attrs.keepdims)
     else:
         squares = jnp.sum(jnp.square(data), axes, keepdims=attrs.keepdims)
         result = jnp.where(squares == 0, jnp.zeros_like(squares), jnp.sqrt(jnp.where(squares == 0, 1, squares)))

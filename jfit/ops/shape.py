@@ -207,7 +207,9 @@ def squeeze(ctx, attrs, data):
         axes = [positive(a, data.ndim) for a in attrs.axis]
     for a in axes:
         if data.shape[a] != 1:
-            raise ValueError(f"axis {a} of data of shape {data.shape} has size {data.shape[a]}, only size 1 can be squeezed; drop it")
+            raise ValueError(
+                f"axis {a} of data of shape {data.shape} has size {data.shape[a]}, only size 1 can be squeezed; drop it"
+            )
     left = tuple(d for a, d in enumerate(data.shape) if a not in axes)
     return data.reshape(left or (1,))
 
@@ -216,7 +218,9 @@ def squeeze(ctx, attrs, data):
 def broadcast_to(ctx, attrs, data):
     """y = x repeated along its axes of size 1 to `shape`; 0 keeps a size."""
     if len(attrs.shape) != data.ndim:
-        raise ValueError(f"shape {attrs.shape} has {len(attrs.shape)} axes, data of shape {data.shape} has {data.ndim}; give as many")
+        raise ValueError(
+            f"shape {attrs.shape} has {len(attrs.shape)} axes, data of shape {data.shape} has {data.ndim}; give as many"
+        )
     return jnp.broadcast_to(data, tuple(s or d for s, d in zip(attrs.shape, data.shape, strict=True)))
 
 

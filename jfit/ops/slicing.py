@@ -89,9 +89,14 @@ def slice_channel(ctx, attrs, data):
     axis = positive(attrs.axis, data.ndim)
     size, count = data.shape[axis], attrs.num_outputs
     if count < 1 or size % count:
-        raise ValueError(f"axis {axis} of data of shape {data.shape} has size {size}, which {count} equal parts do not divide; change num_outputs")
+        raise ValueError(
+            f"axis {axis} of data of shape {data.shape} has size {size}, which {count} equal parts do not divide; "
+            "change num_outputs"
+        )
     if attrs.squeeze_axis and size != count:
-        raise ValueError(f"squeeze_axis needs parts of size 1, axis {axis} has size {size} for {count} parts; leave squeeze_axis out")
+        raise ValueError(
+            f"squeeze_axis needs parts of size 1, axis {axis} has size {size} for {count} parts; leave squeeze_axis out"
+        )
     parts = jnp.split(data, count, axis)
     return tuple(jnp.squeeze(p, axis) for p in parts) if attrs.squeeze_axis else tuple(parts)
 

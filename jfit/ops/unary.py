@@ -10,12 +10,16 @@ import jax.numpy as jnp
 import jax.scipy.special as special
 from jax import Array, lax
 
-from jfit.ops.attributes import number
-from jfit.ops.attributes import choice as one_of
+from jfit.ops.attributes import choice, number
 from jfit.ops.common import dtype_of, made_types, same_shape
 from jfit.ops.registry import operator
 
-CAST_TO = "bfloat16 bool float16 float32 float64 int32 int64 int8 uint8".split()
+CAST_TO = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
+
+
+def magnitude(x: Array) -> Array:
+    """|x| with gradient sign(x), so 0 at 0 (JAX's own has 1 there)."""
+    return x * jnp.sign(x)
 
 
 def _rint(x: Array) -> Array:
@@ -44,7 +48,7 @@ TABLE: list[tuple[str, Callable[[Array], Array], str, bool]] = [
     ("cbrt", jnp.cbrt, "y = ∛x.", True),
     ("rcbrt", lambda x: 1 / jnp.cbrt(x), "y = 1 / ∛x.", False),
     ("square", jnp.square, "y = x².", True),
-    ("abs", jnp.abs, "y = |x|; the gradient at 0 is 0.", True),
+    ("abs", magnitude, "y = |x|; the gradient at 0 is 0.", True),
     ("sign", jnp.sign, "y = -1, 0 or 1 as x < 0, x = 0, x > 0; zero gradient.", True),
     ("negative", jnp.negative, "y = -x.", True),
     ("reciprocal", lambda x: 1 / x, "y = 1 / x.", False),
@@ -134,7 +138,7 @@ def _cast(ctx, attrs, data):
 
 operator(
     "Cast",
-    attrs={"dtype": one_of(*CAST_TO)},
+    attrs={"dtype": choice(*CAST_TO)},
     aliases=("cast", "_npx_cast"),
     fill=same_shape,
     types=made_types,
@@ -142,7 +146,7 @@ operator(
 )(_cast)
 operator(
     "amp_cast",
-    attrs={"dtype": one_of(*(t for t in CAST_TO if t != "bool"))},
+    attrs={"dtype": choice(*(t for t in CAST_TO if t != "bool"))},
     fill=same_shape,
     types=made_types,
     layout="any",

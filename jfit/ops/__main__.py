@@ -1,0 +1,92 @@
+"""The operator table, generated from the records: `python -m jfit.ops`, or `python -m jfit.ops --markdown`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections import Counter
+
+import jfit.ops
+from jfit.ops.attributes import REQUIRED, Attrs
+from jfit.ops.registry import REGISTRY, Op
+
+COLUMNS = ("operator", "family", "inputs", "attributes", "aliases", "kind", "what it computes")
+
+
+def load_all() -> None:
+    """Import every module of records, so that the registry is complete."""
+    for module in pkgutil.iter_modules(jfit.ops.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"jfit.ops.{module.name}")
+
+
+def input_words(op: Op) -> str:
+    """Input names; those that hang on attributes are shown for the default attributes, with their count for variadic ones."""
+    if op.variadic:
+        return f"arg0 ... ({op.variadic} of them)"
+    values = {k: _example(a.default, a.kind) for k, a in op.attrs.items()}
+    return ", ".join((*op.input_names(Attrs(values)), *op.aux)) or "none"
+
+
+def _example(default: object, kind: str) -> object:
+    """A value that lets name rules be asked: the default, or the first choice of a required attribute."""
+    if default is not REQUIRED:
+        return default
+    return kind.removeprefix("one of ").split(", ")[0] if kind.startswith("one of ") else 1
+
+
+def attribute_words(op: Op) -> str:
+    """`name=default` for each attribute, the bare name where one is required."""
+    return ", ".join(k if a.default is REQUIRED else f"{k}={a.default!r}" for k, a in op.attrs.items()) or "none"
+
+
+def table() -> list[tuple[str, ...]]:
+    """One row for each operator, by family and name; columns as `COLUMNS`.
+
+    Example:
+        >>> load_all()
+        >>> next(row for row in table() if row[0] == "relu")[2]
+        'data'
+    """
+    ops = sorted(REGISTRY.values(), key=lambda op: (op.family, op.name.lower(), op.name))
+    return [
+        (op.name, op.family, input_words(op), attribute_words(op), ", ".join(op.aliases) or "none", op.kind, op.doc)
+        for op in ops
+    ]
+
+
+def counts() -> str:
+    """How many operators there are, in all and by family."""
+    families = Counter(op.family for op in REGISTRY.values())
+    names = sum(1 + len(op.aliases) for op in REGISTRY.values())
+    parts = ", ".join(f"{n} {family}" for family, n in sorted(families.items()))
+    return f"{len(REGISTRY)} operators under {names} names: {parts}."
+
+
+def markdown() -> str:
+    """The table as a Markdown page."""
+
+    def line(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+
+    rows = [(f"`{name}`", *rest[:1], *(_code(c) for c in rest[1:4]), *rest[4:]) for name, *rest in table()]
+    head = f"# Operators\n\nMade by `python -m jfit.ops --markdown > docs/operators.md`; do not edit by hand.\n\n{counts()}\n\n"
+    return head + "\n".join([line(COLUMNS), line(("---",) * len(COLUMNS)), *map(line, rows)]) + "\n"
+
+
+def _code(cell: str) -> str:
+    return "" if cell == "none" else f"`{cell}`"
+
+
+def plain() -> str:
+    """The table as text, an operator a paragraph."""
+    parts = []
+    for name, family, inputs, attributes, aliases, kind, doc in table():
+        parts.append(f"{name}  [{family}, {kind}]  {doc}\n    inputs: {inputs}; attributes: {attributes}; aliases: {aliases}")
+    return "\n".join([*parts, counts()]) + "\n"
+
+
+if __name__ == "__main__":
+    load_all()
+    sys.stdout.write(markdown() if "--markdown" in sys.argv[1:] else plain())

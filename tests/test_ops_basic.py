@@ -1,0 +1,310 @@
+"""Elementwise, reduction, shape, indexing and product operators: recorded cases, gradients, shape rules, rows, errors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import numpy as np
+import pytest
+from golden_ops import case_id, load_cases, run_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jfit.ops.__main__ import load_all
+from jfit.ops.context import Ctx
+from jfit.ops.registry import lookup
+from jfit.ops.rows import LOST, Rows, reshape_rows
+from jfit.ops.shape import reshape_target
+
+load_all()
+GOLDEN = load_cases("elementwise", "reduce", "shape", "indexing", "sequence", "linalg", "dtype")
+
+
+@pytest.mark.parametrize(("case", "arrays"), GOLDEN, ids=case_id)
+def test_recorded_case(case, arrays):
+    if case["op"] == "Cast" and case["attrs"]["dtype"] == "int32":
+        case = case | {"has_grad": False}  # MXNet passes gradients through integers, JAX has no cotangents for them
+    run_case(case, arrays)
+
+
+def call(name, *arrays, **attrs):
+    op = lookup(name)
+    count = {op.variadic: len(arrays)} if op.variadic else {}
+    return op.fn(Ctx(rows=(None,) * len(arrays)), op.parse(count | attrs), *map(jnp.asarray, arrays))
+
+
+def gradient(name, *arrays, which=0, **attrs):
+    values = [jnp.asarray(a, jnp.float32) for a in arrays]
+    return jax.grad(lambda v: call(name, *values[:which], v, *values[which + 1 :], **attrs).sum())(values[which])
+
+
+def fill(name, *ins, outs=(None,), **attrs):
+    op = lookup(name)
+    count = {op.variadic: len(ins)} if op.variadic else {}
+    assert op.fill is not None
+    return op.fill(op.parse(count | attrs), list(ins), list(outs))
+
+
+def rows_of(name, rows, shapes, **attrs):
+    op = lookup(name)
+    count = {op.variadic: len(shapes)} if op.variadic else {}
+    params = op.parse(count | attrs)
+    outs = jax.eval_shape(lambda *a: op.fn(Ctx(), params, *a), *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    return list(op.rows(params, rows, shapes, [o.shape for o in outs]))
+
+
+POSITIVE = np.array([[0.3, 1.7, 0.9], [1.1, 0.4, 2.2]])
+MIXED = np.array([[0.3, -1.7, 0.9], [-1.1, 0.4, 2.2]])
+DIFFERENTIABLE = [
+    *[
+        (n, (MIXED,), {})
+        for n in [
+            "sigmoid",
+            "tanh",
+            "softsign",
+            "exp",
+            "expm1",
+            "square",
+            "sin",
+            "cos",
+            "arctan",
+            "sinh",
+            "cosh",
+            "arcsinh",
+            "erf",
+            "abs",
+            "relu",
+        ]
+    ],
+    *[
+        (n, (POSITIVE,), {})
+        for n in ["log", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt", "rcbrt", "reciprocal", "gammaln", "gamma"]
+    ],
+    *[(n, (MIXED / 3,), {}) for n in ("arcsin", "arccos", "arctanh", "erfinv", "tan")],
+    *[(n, (MIXED, POSITIVE[:, ::-1] + 0.05), {}) for n in ("elemwise_div", "_maximum", "_minimum", "_hypot", "elemwise_mul")],
+    ("_power", (POSITIVE, MIXED), {}),
+    ("broadcast_div", (MIXED, POSITIVE[:1]), {}),
+    ("broadcast_sub", (MIXED[:, :1], POSITIVE), {}),
+    ("_rdiv_scalar", (POSITIVE,), {"scalar": 2}),
+    ("_rpower_scalar", (MIXED,), {"scalar": 1.5}),
+    ("prod", (MIXED,), {"axis": 1}),
+    ("norm", (MIXED,), {"axis": 1}),
+    ("max", (MIXED,), {"axis": 0}),
+    ("min", (MIXED,), {}),
+    ("dot", (MIXED, POSITIVE), {"transpose_a": True}),
+    ("batch_dot", (MIXED[None], POSITIVE[None]), {"transpose_b": True}),
+    ("slice", (MIXED,), {"begin": (0, 2), "end": (2, 0), "step": (1, -1)}),
+    ("Pad", (MIXED[None, None],), {"mode": "reflect", "pad_width": (0, 0, 0, 0, 1, 0, 2, 1)}),
+]
+
+
+@pytest.mark.parametrize(("name", "arrays", "attrs"), DIFFERENTIABLE, ids=[d[0] for d in DIFFERENTIABLE])
+def test_gradients_are_those_of_differences(name, arrays, attrs):
+    with jax.enable_x64(True):
+        values = tuple(jnp.asarray(a, jnp.float64) for a in arrays)
+        jax.test_util.check_grads(lambda *a: call(name, *a, **attrs), values, order=1, modes=["fwd", "rev"])
+
+
+def test_ties_of_maximum_and_minimum_go_to_the_left():
+    for name in ("_maximum", "_minimum", "broadcast_maximum", "broadcast_minimum"):
+        assert gradient(name, [1.0], [1.0], which=0) == 1 and gradient(name, [1.0], [1.0], which=1) == 0
+    assert gradient("_maximum_scalar", [1.0], scalar=1) == 1
+
+
+def test_every_tied_maximum_gets_the_whole_gradient():
+    assert gradient("max", [[2.0, 2.0, 1.0]], axis=1).tolist() == [[1, 1, 0]]
+    assert gradient("min", [[2.0, 1.0, 1.0]]).tolist() == [[0, 1, 1]]
+
+
+def test_kinks_have_the_recorded_gradients():
+    assert gradient("abs", [0.0]) == 0 and gradient("relu", [0.0]) == 0
+    assert gradient("clip", [-1.0, 1.0, 1.5], a_min=-1, a_max=1).tolist() == [1, 1, 0]
+    assert gradient("norm", [0.0, 0.0]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["sign", "floor", "ceil", "round", "rint", "fix", "trunc", "logical_not", "zeros_like"])
+def test_steps_have_zero_gradient(name):
+    assert gradient(name, [-1.5, 0.5, 2.2]).tolist() == [0, 0, 0]
+
+
+def test_rounding_of_halves():
+    halves = np.float32([-1.5, -0.5, 0.5, 1.5, 2.5])
+    assert call("round", halves).tolist() == [-2, -1, 1, 2, 3]
+    assert call("rint", halves).tolist() == [-2, -1, 0, 1, 2]
+
+
+def test_comparisons_answer_in_the_dtype_of_the_data():
+    assert call("_greater", np.int32([1, 3]), np.int32([2, 2])).dtype == jnp.int32
+    assert call("_greater_scalar", np.int32([0, 1]), scalar=0.5).tolist() == [0, 1]
+    assert call("broadcast_equal", np.float32([[1], [2]]), np.float32([[1, 2]])).tolist() == [[1, 0], [0, 1]]
+
+
+def test_integers_and_numbers():
+    assert call("_plus_scalar", np.int32([1]), scalar=2).dtype == jnp.int32
+    assert call("_plus_scalar", np.int32([1]), scalar=0.5, is_int=False).tolist() == [1.5]
+    assert call("_mod_scalar", np.float32([-1, 5]), scalar=3).tolist() == [2, 2]
+    assert call("_mod_scalar", np.float32([5]), scalar=0).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("source", "codes", "reverse", "want"),
+    [
+        ((2, 3, 4), (4, 0, 2), False, (4, 3, 2)),
+        ((2, 3, 4), (6, 1, -1), False, (6, 1, 4)),
+        ((2, 3, 4), (-2, 1, 1), False, (2, 3, 4, 1, 1)),
+        ((2, 3, 4), (-3, 4), False, (6, 4)),
+        ((2, 3, 4, 5), (-3, -3), False, (6, 20)),
+        ((2, 3, 4), (-4, 1, 2, -2), False, (1, 2, 3, 4)),
+        ((2, 3, 4), (2, -4, -1, 3, -2), False, (2, 1, 3, 4)),
+        ((10, 5, 4), (-1, 0), True, (50, 4)),
+        ((6, 4), (-4, 2, 3, 0), True, (2, 3, 4)),
+    ],
+)
+def test_reshape_codes(source, codes, reverse, want):
+    assert reshape_target(source, codes, reverse) == want
+
+
+def test_reshape_legacy_target():
+    x = np.zeros((2, 3, 4), np.float32)
+    assert call("Reshape", x, target_shape=(2, 0)).shape == (2, 12)
+    assert call("Reshape", x, target_shape=(9, 0), keep_highest=True).shape == (2, 12)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_reshape_finds_the_rows_it_says(data):
+    factors = data.draw(st.lists(st.sampled_from([1, 2, 3]), min_size=2, max_size=5))
+    cuts = [data.draw(st.lists(st.booleans(), min_size=len(factors), max_size=len(factors))) for _ in range(2)]
+    shape, out = (_grouped(factors, c) for c in cuts)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    divisors = [d for d in range(1, shape[axis] + 1) if shape[axis] % d == 0]
+    before = data.draw(st.sampled_from(divisors))
+    after = data.draw(st.sampled_from([d for d in divisors if (shape[axis] // before) % d == 0]))
+    rows = Rows(axis, before, shape[axis] // before // after, after)
+    found = reshape_rows(rows, shape, out)
+    if isinstance(found, Rows):
+        np.testing.assert_array_equal(_row_ids(rows, shape).reshape(out), _row_ids(found, out))
+
+
+def _grouped(factors, cuts):
+    shape = [1]
+    for f, cut in zip(factors, cuts, strict=True):
+        if cut:
+            shape.append(f)
+        else:
+            shape[-1] *= f
+    return tuple(shape)
+
+
+def _row_ids(rows, shape):
+    """Which row of the batch each entry belongs to."""
+    ids = np.tile(np.repeat(np.arange(rows.size), rows.after), rows.before)
+    return np.broadcast_to(ids.reshape([-1 if a == rows.axis else 1 for a in range(len(shape))]), shape)
+
+
+R = Rows(0, 1, 4, 1)
+ROWS = [
+    ("transpose", [R], [(4, 2, 3)], {"axes": (1, 2, 0)}, [R._replace(axis=2)]),
+    ("SwapAxis", [R], [(4, 2)], {"dim1": 0, "dim2": 1}, [R._replace(axis=1)]),
+    ("expand_dims", [R], [(4, 2)], {"axis": 0}, [R._replace(axis=1)]),
+    ("expand_dims", [R], [(4, 2)], {"axis": -1}, [R]),
+    ("squeeze", [R._replace(axis=1)], [(1, 4, 1)], {}, [R]),
+    ("Flatten", [R], [(4, 2, 3)], {}, [R]),
+    ("Reshape", [R._replace(axis=1)], [(3, 4, 2)], {"shape": (-1, 2)}, [Rows(0, 3, 4, 1)]),
+    ("sum", [R], [(4, 2)], {"axis": 1}, [R]),
+    ("sum", [R], [(4, 2)], {}, [LOST]),
+    ("mean", [R._replace(axis=1)], [(2, 4)], {"axis": 0}, [R]),
+    ("mean", [R], [(4, 2)], {"axis": 0, "keepdims": True}, [LOST]),
+    ("argmax", [R._replace(axis=1)], [(2, 4)], {"axis": 0}, [R]),
+    ("Concat", [R, R], [(4, 2), (4, 3)], {"dim": 1}, [R]),
+    ("Concat", [R, None], [(4, 2), (4, 3)], {"dim": 1}, [R]),
+    ("Concat", [R, R], [(4, 2), (4, 2)], {"dim": 0}, [LOST]),
+    ("Concat", [R, R._replace(axis=1)], [(4, 4), (4, 4)], {"dim": 1}, [LOST]),
+    ("stack", [R, R], [(4, 2), (4, 2)], {"axis": 0}, [R._replace(axis=1)]),
+    ("SliceChannel", [R], [(4, 2)], {"num_outputs": 2, "squeeze_axis": True}, [R, R]),
+    ("SliceChannel", [R], [(4, 2)], {"num_outputs": 2, "axis": 0}, [LOST, LOST]),
+    ("SliceChannel", [R._replace(axis=1)], [(2, 4)], {"num_outputs": 2, "axis": 0, "squeeze_axis": True}, [R, R]),
+    ("slice", [R], [(4, 6)], {"begin": (None, 2), "end": (None, 4)}, [R]),
+    ("slice", [R], [(4, 6)], {"begin": (1,), "end": (3,)}, [LOST]),
+    ("slice_axis", [R], [(4, 6)], {"axis": 1, "begin": 1, "end": None}, [R]),
+    ("slice_axis", [R], [(4, 6)], {"axis": 0, "begin": 1, "end": None}, [LOST]),
+    ("tile", [R], [(4, 2)], {"reps": (3, 1)}, [Rows(0, 3, 4, 1)]),
+    ("repeat", [R], [(4, 2)], {"repeats": 3, "axis": 0}, [Rows(0, 1, 4, 3)]),
+    ("reverse", [R], [(4, 2)], {"axis": 0}, [LOST]),
+    ("broadcast_axis", [R], [(4, 1)], {"axis": 1, "size": 3}, [R]),
+    ("broadcast_add", [R, None], [(4, 3), (1, 3)], {}, [R]),
+    ("elemwise_add", [R, R._replace(axis=1)], [(4, 4), (4, 4)], {}, [LOST]),
+    ("where", [R, R, None], [(4,), (4, 2), (4, 2)], {}, [R]),
+    ("dot", [R, None], [(4, 2), (2, 3)], {}, [R]),
+    ("dot", [R, R], [(4, 2), (4, 3)], {"transpose_a": True}, [LOST]),
+    ("batch_dot", [R, R], [(4, 2, 3), (4, 3, 2)], {}, [R]),
+    ("batch_dot", [R, None], [(4, 2, 3), (4, 3, 2)], {}, [R]),
+    ("take", [None, R], [(9, 2), (4, 3)], {}, [R]),
+    ("take", [R, None], [(4, 9), (2, 3)], {"axis": 1}, [R]),
+    ("take", [R, None], [(4, 9), (2, 3)], {}, [LOST]),
+    ("pick", [R, R], [(4, 9), (4,)], {}, [R]),
+    ("pick", [R._replace(axis=1), R], [(9, 4), (4,)], {"axis": 0}, [R]),
+    ("one_hot", [R], [(4,)], {"depth": 3}, [R]),
+    ("SequenceLast", [R._replace(axis=1)], [(3, 4, 2)], {}, [R]),
+    ("SequenceReverse", [R], [(4, 3)], {}, [LOST]),
+    ("Pad", [R], [(4, 2)], {"mode": "constant", "pad_width": (0, 0, 1, 1)}, [R]),
+    ("Pad", [R], [(4, 2)], {"mode": "constant", "pad_width": (1, 0, 1, 1)}, [LOST]),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "shapes", "attrs", "want"), ROWS, ids=[f"{r[0]}-{k}" for k, r in enumerate(ROWS)])
+def test_rows_follow_the_operator(name, rows, shapes, attrs, want):
+    assert rows_of(name, rows, shapes, **attrs) == want
+
+
+def test_shapes_unify_in_both_directions():
+    assert fill("elemwise_add", (0, 3), None) == [(0, 3)] * 2
+    assert fill("elemwise_add", (0, 3), (2, 0)) == [(2, 3)] * 2
+    assert fill("add_n", None, None, None, outs=[(2, 3)]) == [(2, 3)] * 3
+    assert fill("relu", None, outs=[(2, 0)]) == [(2, 0)]
+    assert fill("Concat", (0, 3), (5, 0), dim=1) == [(5, 3), (5, 0)]
+    assert fill("Concat", (0, 3), (5, 0), dim=1, outs=[(5, 7)]) == [(5, 3), (5, 4)]
+    assert fill("dot", (4, 0), (3, 2)) == [(4, 3), (3, 2)]
+    assert fill("pick", (4, 9), None) == [(4, 9), (4,)]
+    assert fill("where", None, (2, 3), None) == [None, (2, 3), (2, 3)]
+
+
+ERRORS = [
+    (lambda: fill("elemwise_add", (2, 3), (2, 4)), r"shapes \(2, 3\) and \(2, 4\) meet, they must be equal because"),
+    (lambda: fill("broadcast_add", (2, 3), (2, 4)), r"sizes 3 and 4 meet; sizes must be equal or 1"),
+    (lambda: fill("Concat", (2, 3), (4, 3), dim=1), r"only axis 1 may differ"),
+    (lambda: fill("dot", (2, 3), (2, 3)), r"sizes 3 and 2 must be equal because they are summed over"),
+    (lambda: fill("batch_dot", (2, 3), (2, 3)), r"two stacks of matrices"),
+    (lambda: call("Reshape", np.zeros((2, 3)), shape=(4, 2)), r"has 6 entries, shape \(4, 2\) asks for"),
+    (lambda: call("Reshape", np.zeros((2, 3)), shape=(-1, -1)), r"more than one -1"),
+    (lambda: call("Reshape", np.zeros((2, 3)), shape=(0, 0, 0)), r"use more axes than the data"),
+    (lambda: call("sum", np.zeros((2, 3)), axis=2), r"axis is 2, the data has 2 axes"),
+    (lambda: call("SliceChannel", np.zeros((2, 3)), num_outputs=2), r"has size 3, which 2 equal parts do not divide"),
+    (lambda: call("squeeze", np.zeros((2, 3)), axis=0), r"has size 2, only size 1 can be squeezed"),
+    (lambda: call("norm", np.zeros((2, 3)), ord=3), r"ord is 3, norm knows 1"),
+    (lambda: call("_arange", start=3, infer_range=True), r"pass stop"),
+]
+
+
+@pytest.mark.parametrize(("attempt", "message"), ERRORS, ids=[str(k) for k in range(len(ERRORS))])
+def test_errors_say_what_was_found_and_needed(attempt, message):
+    with pytest.raises(ValueError, match=message):
+        attempt()
+
+
+def test_ids_outside_are_clipped_or_wrapped():
+    a = np.arange(5, dtype=np.float32)
+    assert call("take", a, np.float32([-1, 6])).tolist() == [0, 4]
+    assert call("take", a, np.float32([-1, 6]), mode="wrap").tolist() == [4, 1]
+    assert call("one_hot", np.float32([-1, 1, 7]), depth=2).tolist() == [[0, 0], [0, 1], [0, 0]]
+
+
+def test_where_with_one_condition_for_each_row():
+    assert call("where", np.float32([1, 0]), np.ones((2, 2)), np.zeros((2, 2))).tolist() == [[1, 1], [0, 0]]
+
+
+def test_created_arrays():
+    assert call("_arange", start=3, repeat=2).tolist() == [0, 0, 1, 1, 2, 2]
+    assert call("_full", shape=(2,), value=7, dtype="int64").dtype in (jnp.int32, jnp.int64)
