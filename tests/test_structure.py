@@ -18,8 +18,9 @@ PUBLIC = sorted(getattr(jfit, "__all__", ()))
 # A value walks down this list; a room imports only from rooms above it.
 # fmt: off
 ROOMS = [
-    "counters", "ops", "symbol", "init", "model", "lowering", "optim", "metrics", "totals", "state", "step", "devices", "distributed",
-    "parallel", "data", "formats", "checkpoint", "history", "callbacks", "feed", "evaluation", "loop", "run", "facade", "mx",
+    "counters", "formats", "ops", "symbol", "init", "model", "lowering", "optim", "metrics", "totals", "state", "step",
+    "devices", "distributed", "data", "parallel", "checkpoint", "history", "callbacks", "feed", "evaluation", "loop", "run",
+    "fitting", "facade", "mx",
 ]
 # fmt: on
 
