@@ -1,0 +1,1 @@
+"""Re-runnable measurements: `step_overhead` (speed against peers) and `size` (lines of code)."""

@@ -1,0 +1,96 @@
+"""One file per competitor.  A leg has `setup()` (compile and one warm epoch) and `epoch()` (train one, return its rows).
+
+A file is imported only when its leg runs, so a framework that is not installed costs one printed line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from benchmarks.workloads import Workload
+
+
+class Unavailable(Exception):
+    """A leg cannot run here; the message says why."""
+
+
+class Leg(Protocol):
+    """What the measurement needs from a competitor."""
+
+    accuracy: float
+    """Training accuracy over the rows of the last epoch."""
+
+    def setup(self) -> None:
+        """Build, compile, and train one warm epoch."""
+        ...
+
+    def epoch(self) -> int:
+        """Train one shuffled epoch to its end (nothing left in flight); the number of rows trained."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Where a leg lives and which group of the comparison it stands for."""
+
+    name: str
+    title: str
+    group: str
+    module: str
+    options: dict[str, Any]
+    workloads: tuple[str, ...] = ("w1", "w2")
+    default: bool = True
+
+
+def _hand(name: str, title: str, workloads: tuple[str, ...] = ("w1", "w2"), **options: Any) -> Entry:
+    return Entry(name, title, "variant", "hand", options, workloads, default=False)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry("jfit_step1", "jfit.fit, steps_per_call=1", "jfit", "jfit_fit", {"steps_per_call": 1}),
+    Entry("jfit_auto", "jfit.fit, steps_per_call=auto", "jfit", "jfit_fit", {"steps_per_call": "auto"}),
+    Entry("hand", "(a) hand-written JAX loop", "a", "hand", {}),
+    Entry("keras", "(b) Keras 3 on JAX, fit", "b", "keras_fit", {"steps_per_execution": 1}),
+    Entry("keras_spe20", "(b) Keras 3 on JAX, steps_per_execution=20", "b", "keras_fit", {"steps_per_execution": 20}, ("w1",)),
+    Entry("nnx", "(c) Flax NNX + optax", "c", "nnx", {}),
+    Entry("torch_slice", "(d) PyTorch eager, indexed tensors", "d", "torch_eager", {"loader": False}),
+    Entry("torch_loader", "(d) PyTorch eager, DataLoader", "d", "torch_eager", {"loader": True}),
+    _hand("hand_sorted", "hand-written, data permuted once an epoch", feed="permute"),
+    _hand("hand_window", "hand-written, max-pool by reduce_window", ("w2",), pool="window"),
+    _hand("hand_whole", "hand-written, filter gradient in one piece", ("w2",), filter_slices=1),
+)
+
+
+def names(workload: str, *, variants: bool) -> list[str]:
+    """Legs that a run of the workload measures unless told otherwise."""
+    return [e.name for e in ENTRIES if workload in e.workloads and (e.default or variants)]
+
+
+def entry(name: str) -> Entry:
+    """The record of one leg.
+
+    Raises:
+        KeyError: with the names that exist.
+    """
+    for candidate in ENTRIES:
+        if candidate.name == name:
+            return candidate
+    raise KeyError(f"No leg is called {name!r}; the legs are {', '.join(e.name for e in ENTRIES)}.")
+
+
+def build(name: str, workload: Workload, cores: int) -> Leg:
+    """A leg, not yet set up.
+
+    Raises:
+        Unavailable: if its framework cannot be imported.
+    """
+    found = entry(name)
+    try:
+        module = importlib.import_module(f"benchmarks.peers.{found.module}")
+    except ImportError as error:
+        raise Unavailable(f"{error.name or found.module} is not installed") from error
+    make: Callable[..., Leg] = module.make
+    return make(workload, cores, **found.options)

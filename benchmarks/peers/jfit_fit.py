@@ -1,0 +1,74 @@
+"""jfit itself, through its front door: one `jfit.fit`, then `Run.train` epoch by epoch with the same programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jfit
+from benchmarks.peers import Unavailable
+from benchmarks.workloads import CLASSES, LEARNING_RATE, MOMENTUM, Workload
+from jfit import counters
+
+
+def network(kind: str) -> Any:
+    """The workload's Symbol, data in NCHW."""
+    sym = jfit.sym
+    x = sym.Variable("data")
+    if kind == "mlp":
+        for i, width in enumerate((128, 64), start=1):
+            x = sym.FullyConnected(x, num_hidden=width, name=f"fc{i}")
+            x = sym.Activation(x, act_type="relu", name=f"relu{i}")
+        return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=CLASSES, name="fc3"), name="softmax")
+    for i, filters in enumerate((20, 50), start=1):
+        x = sym.Convolution(x, kernel=(5, 5), num_filter=filters, name=f"conv{i}")
+        x = sym.Activation(x, act_type="relu", name=f"relu{i}")
+        x = sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name=f"pool{i}")
+    x = sym.FullyConnected(sym.Flatten(x), num_hidden=500, name="fc1")
+    x = sym.Activation(x, act_type="relu", name="relu3")
+    return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=CLASSES, name="fc2"), name="softmax")
+
+
+class JfitFit:
+    """Measured epochs continue one Run; waits of the last epoch and compiles of all of them are kept in `counts`."""
+
+    def __init__(self, workload: Workload, steps_per_call: int | str) -> None:
+        if not hasattr(jfit, "fit"):
+            raise Unavailable("jfit.fit is not in this build")
+        self.workload, self.steps_per_call = workload, steps_per_call
+        self.counts: dict[str, int] = {}
+        self.setup_counts: dict[str, int] = {}
+
+    def setup(self) -> None:
+        """Build, compile, train one epoch."""
+        self._data = self.workload.shaped("NCHW")
+        with counters.counted() as seen:
+            self._run = jfit.fit(
+                network(self.workload.kind),
+                self._data,
+                batch_size=self.workload.batch,
+                num_epoch=1,
+                optimizer="sgd",
+                optimizer_params={"learning_rate": LEARNING_RATE, "momentum": MOMENTUM},
+                eval_metric="acc",
+                steps_per_call=self.steps_per_call,
+                progress=False,
+            )
+        self.setup_counts = dict(seen)
+
+    def epoch(self) -> int:
+        """One shuffled epoch, the tail included (padded, its extra rows weigh 0)."""
+        with counters.counted() as seen:
+            self._run.train(num_epoch=1)
+        compiles = self.counts.get("compiles", 0) + seen["compiles"]
+        self.counts = {"host_syncs": seen["host_syncs"], "compiles": compiles}
+        return self.workload.rows
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the trained net on its training rows."""
+        return float(dict(self._run.score(self._data))["accuracy"])
+
+
+def make(workload: Workload, cores: int, *, steps_per_call: int | str) -> JfitFit:
+    """The jfit leg with one choice of steps per call."""
+    return JfitFit(workload, steps_per_call)

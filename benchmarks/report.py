@@ -1,0 +1,138 @@
+"""Bars of the comparison, their verdicts, and the markdown table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.peers import entry
+from benchmarks.workloads import WORKLOADS
+
+CLOCKS = {"cpu_s": "samples per CPU-second, one core", "wall_s": "samples per second, two cores"}
+CORES = {1: "cpu_s", 2: "wall_s"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """`leg` must reach `factor` times the fastest leg of `group` on `workload`."""
+
+    workload: str
+    leg: str
+    group: str
+    factor: float
+
+
+BARS = (
+    Bar("w1", "jfit_step1", "a", 0.97),
+    Bar("w2", "jfit_step1", "a", 0.97),
+    Bar("w1", "jfit_auto", "a", 1.3),
+    Bar("w2", "jfit_auto", "a", 0.97),
+    Bar("w1", "jfit_auto", "b", 1.7),
+    Bar("w1", "jfit_auto", "c", 2.0),
+    Bar("w1", "jfit_auto", "d", 2.0),
+)
+MOST_SYNCS_PER_100_STEPS = 15
+MOST_IMPORT_EXTRA_S = 0.3
+
+
+def _rival(legs: dict[str, Any], group: str) -> str | None:
+    """The fastest measured leg of a group: a bar is held against a peer's best, not its default."""
+    measured = [n for n, leg in legs.items() if "rate" in leg and entry(n).group == group]
+    return max(measured, key=lambda n: legs[n]["rate"]["median"], default=None)
+
+
+def verdicts(runs: list[dict[str, Any]], ratio: Callable[[dict[str, Any], str, str], dict[str, float]]) -> list[dict[str, Any]]:
+    """One record per bar and run: the ratio found, and `passed` (None where a leg is missing).
+
+    Args:
+        runs: results of the measured processes.
+        ratio: (run, leg, rival) -> summary of the per-round ratios.
+    """
+    found = []
+    for run in runs:
+        for bar in (b for b in BARS if b.workload == run["workload"]):
+            rival = _rival(run["legs"], bar.group)
+            record: dict[str, Any] = {**dataclasses.asdict(bar), "clock": run["clock"], "rival": rival}
+            record |= {"ratio": None, "passed": None}
+            if rival is not None and "rate" in run["legs"].get(bar.leg, {}):
+                record["ratio"] = ratio(run, bar.leg, rival)
+                record["passed"] = record["ratio"]["median"] >= bar.factor
+            found.append(record)
+    return found
+
+
+def _spread(value: dict[str, float], digits: int) -> str:
+    return f"{value['median']:,.{digits}f} ({value['q1']:,.{digits}f} to {value['q3']:,.{digits}f})"
+
+
+def _legs_table(run: dict[str, Any]) -> list[str]:
+    lines = [
+        "",
+        f"### {WORKLOADS[run['workload']].title}: {CLOCKS[run['clock']]}",
+        "",
+        f"{run['rows']:,} rows, {run['rounds']} rounds, median (quartiles)",
+        "",
+        "| leg | samples/s | ratio to (a) | accuracy |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, leg in run["legs"].items():
+        title = entry(name).title
+        if "rate" not in leg:
+            lines.append(f"| {title} | skipped: {leg['skipped']} | | |")
+            continue
+        ratio = _spread(leg["ratio"], 2) if "ratio" in leg else ""
+        lines.append(f"| {title} | {_spread(leg['rate'], 0)} | {ratio} | {leg['accuracy']:.3f} |")
+    return lines
+
+
+def _counts_table(runs: list[dict[str, Any]]) -> list[str]:
+    rows = []
+    for run in runs:
+        for name, leg in run["legs"].items():
+            if "counts" in leg:
+                first, later, steps = leg["setup_counts"], leg["counts"], leg["steps"]
+                kept = later["compiles"] == 0 and later["host_syncs"] * 100 <= MOST_SYNCS_PER_100_STEPS * max(steps, 100)
+                rows.append(
+                    f"| {run['workload']} {name} | {run['cores']} | {first.get('compiles', 0)} | {later['compiles']}"
+                    f" | {later['host_syncs']} | {steps} | {'pass' if kept else 'FAIL'} |"
+                )
+    if not rows:
+        return []
+    title = f"### What jfit did (bars: no compile in later epochs, {MOST_SYNCS_PER_100_STEPS} waits per 100 steps)"
+    head = "| leg | cores | compiles, first epoch | compiles, later epochs | waits an epoch | steps | |"
+    return ["", title, "", head, "|---|---:|---:|---:|---:|---:|---|", *rows]
+
+
+def _bars_table(bars: list[dict[str, Any]]) -> list[str]:
+    lines = ["", "### Bars", "", "| workload | leg | against | clock | needed | found | |", "|---|---|---|---|---:|---:|---|"]
+    for bar in bars:
+        verdict = {True: "pass", False: "FAIL", None: "not measured"}[bar["passed"]]
+        ratio = _spread(bar["ratio"], 2) if bar["ratio"] else ""
+        against = f"({bar['group']}) {bar['rival'] or ''}".strip()
+        lines.append(
+            f"| {bar['workload']} | {bar['leg']} | {against} | {bar['clock']} | {bar['factor']:.2f} | {ratio} | {verdict} |"
+        )
+    return lines
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The whole result as one markdown page."""
+    machine = result["machine"]
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v)
+    lines = [
+        "# Step overhead",
+        "",
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; Python {machine['python']}; {versions}.",
+    ]
+    if result["quick"]:
+        lines += ["", "**Smoke run: one round over few rows. These numbers say nothing about speed.**"]
+    for run in result["runs"]:
+        lines += _legs_table(run)
+    lines += _counts_table(result["runs"])
+    if result.get("imports"):
+        seconds = result["imports"]
+        verdict = "pass" if seconds["passed"] else "FAIL"
+        found = f"`import jfit` {seconds['jfit_s']:.2f} s, `import optax` {seconds['optax_s']:.2f} s"
+        lines += ["", f"{found} (bar: + {MOST_IMPORT_EXTRA_S} s): {verdict}"]
+    return "\n".join([*lines, *_bars_table(result["bars"])]) + "\n"

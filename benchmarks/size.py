@@ -1,0 +1,92 @@
+"""Lines of code per folder, the core's budget, and files that grew too long: `python -m benchmarks.size`.
+
+A code line holds at least one token that is neither a comment nor part of a docstring; blank lines do not count.
+
+>>> code_lines('\"\"\"Doc.\"\"\"\\n\\nx = 1  # one\\n# note\\ny = [\\n    2,\\n]\\n')
+4
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("jfit", "tests", "benchmarks", "examples", "notebooks")
+CORE = ("symbol", "lowering", "state", "step", "parallel", "loop", "run")
+CORE_BUDGET = 2_500
+LONGEST_FILE = 400
+_SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def _docstring_lines(tree: ast.AST) -> set[int]:
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            # Attribute docstrings stand anywhere in a body: any bare string is documentation.
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+                and isinstance(statement.value.value, str)
+            ):
+                found.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+    return found
+
+
+def code_lines(source: str) -> int:
+    """Lines of code in one file's text, without docstrings, comments and blanks."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _SILENT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - _docstring_lines(ast.parse(source)))
+
+
+def measure(root: Path = ROOT) -> dict[str, tuple[int, int]]:
+    """Path relative to the root -> (code lines, all lines), for every Python file of the project."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            sizes[path.relative_to(root).as_posix()] = (code_lines(source), len(source.splitlines()))
+    return sizes
+
+
+def _group(path: str) -> str:
+    parts = path.split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+def _is_core(path: str) -> bool:
+    parts = path.split("/")
+    return parts[0] == "jfit" and len(parts) > 1 and parts[1].removesuffix(".py") in CORE
+
+
+def report(sizes: dict[str, tuple[int, int]]) -> str:
+    """The table as text: folders, totals, core against its budget, files over the limit."""
+    folders: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for path, (code, _) in sizes.items():
+        folders[_group(path)] += code
+        files[_group(path)] += 1
+    lines = [f"{'folder':<24}{'files':>6}{'code lines':>12}"]
+    lines += [f"{name:<24}{files[name]:>6}{folders[name]:>12,}" for name in sorted(folders)]
+    package = sum(code for path, (code, _) in sizes.items() if path.startswith("jfit/"))
+    core = sum(code for path, (code, _) in sizes.items() if _is_core(path))
+    verdict = "within" if core <= CORE_BUDGET else "OVER"
+    lines += [
+        f"{'total':<24}{len(sizes):>6}{sum(folders.values()):>12,}",
+        f"package jfit: {package:,} code lines",
+        f"core ({', '.join(CORE)}): {core:,} of {CORE_BUDGET:,}, {verdict} budget",
+    ]
+    long = {path: total for path, (_, total) in sizes.items() if total > LONGEST_FILE}
+    lines += [f"over {LONGEST_FILE} lines: {path} ({total})" for path, total in sorted(long.items())]
+    return "\n".join(lines if long else [*lines, f"no file over {LONGEST_FILE} lines"])
+
+
+if __name__ == "__main__":
+    print(report(measure()))

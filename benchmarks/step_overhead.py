@@ -1,0 +1,174 @@
+"""How much of the machine jfit's loop leaves to the arithmetic, next to a hand-written loop and to its peers.
+
+    python -m benchmarks.step_overhead --json out.json --markdown out.md     everything (tens of minutes)
+    python -m benchmarks.step_overhead --workload w1 --cores 1               one workload, one measure
+    python -m benchmarks.step_overhead --quick                               does it run? (no timings to be believed)
+
+Each workload is measured in two fresh processes: pinned to one core (samples per CPU-second) and on two (wall time).
+benchmarks/README.md says what is compared with what, and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+if __package__ in (None, ""):
+    sys.path.insert(0, str(ROOT))  # run as a script: `benchmarks` must be importable all the same
+
+from benchmarks import measure, peers, report  # noqa: E402
+from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
+
+QUICK_ROWS = 640
+LEARNED = 0.5
+_IMPORT_PROGRAM = "import time; t = time.perf_counter(); import {name}; print(time.perf_counter() - t)"
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.step_overhead", description="jfit's step against hand-written JAX and peers."
+    )
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append", help="default: all")
+    parser.add_argument("--cores", type=int, choices=sorted(report.CORES), help="1: CPU-seconds, 2: wall time; default: both")
+    parser.add_argument("--legs", help="comma-separated names; default: all but the hand-written variants")
+    parser.add_argument("--variants", action="store_true", help="also measure the hand-written loop's other forms")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, help="rows of data, instead of the workload's own")
+    parser.add_argument("--quick", action="store_true", help=f"one round over {QUICK_ROWS} rows")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--markdown", type=Path, help="write the tables here (they are printed anyway)")
+    parser.add_argument("--measure-here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.rounds, arguments.rows = 1, arguments.rows or QUICK_ROWS
+    return arguments
+
+
+def _set_up(names: list[str], workload: Workload, cores: int) -> tuple[dict[str, peers.Leg], dict[str, Any]]:
+    legs: dict[str, peers.Leg] = {}
+    records: dict[str, Any] = {}
+    for name in names:
+        print(f"  {workload.name}, {cores} core(s): setting up {name}", file=sys.stderr, flush=True)
+        records[name] = {"title": peers.entry(name).title}
+        try:
+            leg = peers.build(name, workload, cores)
+            leg.setup()
+        except peers.Unavailable as reason:
+            print(f"  {name} skipped: {reason}", file=sys.stderr, flush=True)
+            records[name]["skipped"] = str(reason)
+        else:
+            legs[name] = leg
+    return legs, records
+
+
+def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, *, quick: bool) -> dict[str, Any]:
+    """Measure one workload in this process, which is pinned first.
+
+    Raises:
+        SystemExit: if a leg did not learn: its speed would be that of another program.
+    """
+    pinned = measure.pin(cores)
+    legs, records = _set_up(names, workload, cores)
+    epochs = measure.interleave(legs, rounds) if legs else {}
+    clock = report.CORES[cores]
+    for name, leg in legs.items():
+        record = records[name]
+        record["accuracy"] = float(leg.accuracy)
+        if not quick and not record["accuracy"] >= LEARNED:
+            raise SystemExit(f"{name} reached a training accuracy of {record['accuracy']:.3f}, a working leg passes {LEARNED}.")
+        record["rates"] = measure.rates(epochs[name], clock).tolist()
+        record["rate"] = measure.summary(measure.rates(epochs[name], clock))
+        if "hand" in legs:
+            record["ratio"] = measure.summary(measure.rates(epochs[name], clock) / measure.rates(epochs["hand"], clock))
+        if hasattr(leg, "counts"):
+            record["steps"] = -(-workload.rows // workload.batch)
+            record["setup_counts"], record["counts"] = leg.setup_counts, leg.counts  # pyright: ignore[reportAttributeAccessIssue]
+    head = {
+        "workload": workload.name,
+        "rows": workload.rows,
+        "cores": cores,
+        "pinned": pinned,
+        "clock": clock,
+        "rounds": rounds,
+    }
+    return {**head, "legs": records}
+
+
+def _environment() -> dict[str, str]:
+    # Emulated devices split the thread pools, and a second Keras backend would compare something else.
+    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
+    extra = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **extra}
+
+
+def _in_fresh_process(arguments: argparse.Namespace, workload: str, cores: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "run.json"
+        command = [sys.executable, "-m", "benchmarks.step_overhead", "--measure-here", "--workload", workload]
+        command += ["--cores", str(cores), "--rounds", str(arguments.rounds), "--json", str(target)]
+        command += ["--rows", str(arguments.rows)] if arguments.rows else []
+        command += ["--legs", arguments.legs] if arguments.legs else []
+        command += ["--quick"] if arguments.quick else []
+        command += ["--variants"] if arguments.variants else []
+        subprocess.run(command, check=True, cwd=ROOT, env=_environment())
+        return json.loads(target.read_text(encoding="utf-8"))
+
+
+def _ratio(run: dict[str, Any], leg: str, rival: str) -> dict[str, float]:
+    pairs = zip(run["legs"][leg]["rates"], run["legs"][rival]["rates"], strict=True)
+    return measure.summary(np.array([a / b for a, b in pairs]))
+
+
+def import_times(repeats: int) -> dict[str, Any] | None:
+    """Median seconds of `import jfit` and `import optax`, each in fresh processes taken in turn; None without a jfit."""
+    if not (ROOT / "jfit" / "__init__.py").exists():
+        return None
+    seconds: dict[str, list[float]] = {"jfit": [], "optax": []}
+    for _ in range(repeats):
+        for name, values in seconds.items():
+            command = [sys.executable, "-c", _IMPORT_PROGRAM.format(name=name)]
+            done = subprocess.run(command, check=True, cwd=ROOT, env=_environment(), capture_output=True, text=True)
+            values.append(float(done.stdout))
+    jfit_s, optax_s = (float(np.median(seconds[n])) for n in ("jfit", "optax"))
+    return {"jfit_s": jfit_s, "optax_s": optax_s, "passed": jfit_s <= optax_s + report.MOST_IMPORT_EXTRA_S}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what the command line asks for, print the tables, and write the files."""
+    arguments = _arguments(argv)
+    workloads = arguments.workload or sorted(WORKLOADS)
+    if arguments.measure_here:
+        workload = WORKLOADS[workloads[0]]
+        workload = workload.resized(arguments.rows) if arguments.rows else workload
+        names = arguments.legs.split(",") if arguments.legs else peers.names(workload.name, variants=arguments.variants)
+        result = measure_here(workload, arguments.cores, names, arguments.rounds, quick=arguments.quick)
+        arguments.json.write_text(json.dumps(result), encoding="utf-8")
+        return
+    cores = [arguments.cores] if arguments.cores else sorted(report.CORES)
+    runs = [_in_fresh_process(arguments, w, c) for w in workloads for c in cores]
+    result = {
+        "machine": measure.machine(),
+        "quick": arguments.quick,
+        "runs": runs,
+        "bars": report.verdicts(runs, _ratio),
+        "imports": import_times(1 if arguments.quick else 5),
+    }
+    page = report.markdown(result)
+    print(page)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if arguments.markdown:
+        arguments.markdown.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
