@@ -103,10 +103,11 @@ def lower(symbol: Symbol, *, inputs: Sequence[str] | None = None, capture: str |
         outputs=outputs,
         inputs=data,
         labels=labels,
-        plan=_make_plan(Symbol(heads), params, aux, apply),
+        plan=_make_plan(Symbol(heads), params, aux, labels, apply),
         batch_axes={n.name: _batch_axis(n) for n in variables if n.name in fed and _batch_axis(n) != 0},
         frozen=frozenset(_fixed_gammas(operators)),
         traits=frozenset(traits),
+        optional=frozenset(_state_names(order)),
         symbol=symbol,
     )
 
@@ -115,15 +116,11 @@ def lower(symbol: Symbol, *, inputs: Sequence[str] | None = None, capture: str |
 def _input_names(order: list[Node], heads: Sequence[Entry], given: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(data names, label names) in graph order."""
     variables = list(dict.fromkeys(n.name for n in order if n.op is None))
-    labels, states = set(), set()
+    labels = set()
     for node in order:
-        if node.op is None:
-            continue
-        for slot, entry in zip(node.input_names(), node.inputs, strict=False):
-            if slot == node.op.label:
+        for slot, entry in zip(node.input_names(), node.inputs, strict=False) if node.op else ():
+            if node.op and slot == node.op.label:
                 labels.update(n.name for n in topological([entry]) if n.op is None)
-            elif slot in STATE_SLOTS and node.op.family == "rnn" and entry.node.op is None:
-                states.add(entry.node.name)
     if given is not None:
         for name in given:
             if name not in variables:
@@ -132,10 +129,16 @@ def _input_names(order: list[Node], heads: Sequence[Entry], given: Sequence[str]
         fed = set(given)
         labels -= _used_as_data(heads)
         return tuple(v for v in variables if v in fed and v not in labels), tuple(v for v in variables if v in fed & labels)
-    used = _used_as_data(heads)
+    used, states = _used_as_data(heads), _state_names(order)
     named = {v for v in variables if v.endswith("data") and v in used}
     labels = (labels - named) | {v for v in variables if v.endswith("label")}
-    return tuple(v for v in variables if v in named | states), tuple(v for v in variables if v in labels)
+    return tuple(v for v in variables if v in named or v in states), tuple(v for v in variables if v in labels)
+
+
+def _state_names(order: Sequence[Node]) -> set[str]:
+    """Variables in the begin-state slots of recurrent operators."""
+    slots = [(s, e) for n in order if n.op and n.op.family == "rnn" for s, e in zip(n.input_names(), n.inputs, strict=False)]
+    return {e.node.name for s, e in slots if s in STATE_SLOTS and e.node.op is None}
 
 
 def _used_as_data(heads: Sequence[Entry]) -> set[str]:
@@ -196,7 +199,11 @@ def _output(head: Entry, visible: bool, fed: Sequence[str]) -> Output:
     def loss(out: Array, inputs: Inputs) -> tuple[Array, Array]:
         return rule(node.params, out, read({}, {}, inputs)[0][0])
 
-    return Output(name, op.kind, leaves[0], loss)
+    classes = None
+    if op.name == "SoftmaxOutput":
+        classes = -1 if node.params["preserve_shape"] else 1
+    ignore = node.params["ignore_label"] if node.params.get("use_ignore") else None
+    return Output(name, op.kind, leaves[0], loss, classes, ignore)
 
 
 # ------------------------------------------------------------------------------------------------ init
@@ -240,7 +247,7 @@ def _variable_specs(symbol: Symbol, wanted: Mapping[str, Node], specs: Specs) ->
     return found
 
 
-def _make_plan(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Node], apply: Any):
+def _make_plan(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Node], labels: Sequence[str], apply: Any):
     def plan(specs: Specs) -> Plan:
         """Output shapes, where their rows are, and whether batches may be padded; nothing is computed."""
         made = _variable_specs(symbol, {**params, **aux}, specs)
@@ -251,7 +258,8 @@ def _make_plan(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Nod
 
         def run(weight, params, aux, inputs):
             key = jax.random.key(0)
-            return apply(params, aux, inputs, key=key, train=True, weight=weight, _rows_out=rows)[0]
+            train = all(name in specs for name in labels)  # without labels only prediction can be planned
+            return apply(params, aux, inputs, key=key, train=train, weight=weight, _rows_out=rows)[0]
 
         try:
             shapes = jax.eval_shape(run, jax.ShapeDtypeStruct((size,), jnp.float32), *values)

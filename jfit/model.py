@@ -47,12 +47,16 @@ class Output(NamedTuple):
         kind: `head` (ignores its cotangent, makes its own gradient), `loss` (differentiated per example) or `plain`.
         label: the input that is its label, or None.
         loss: `(output, inputs) -> (loss per row, how much each row counts)`, both (rows,) float32; None if it has none.
+        class_axis: axis of the classes where labels are class numbers, else None.
+        ignore_label: a label value that means "no label", or None.
     """
 
     name: str
     kind: str = "plain"
     label: str | None = None
     loss: Callable[[Array, Inputs], tuple[Array, Array]] | None = None
+    class_axis: int | None = None
+    ignore_label: float | None = None
 
 
 class Plan(NamedTuple):
@@ -99,6 +103,7 @@ class Model(NamedTuple):
         outputs: what each output is, see `Output`.
         inputs: names of the data inputs, in order.
         labels: names of the label inputs, in order.
+        optional: inputs that may be left out (begin states: zeros).
         plan: `plan(specs) -> Plan`.
         batch_axes: axis of the batch for inputs where it is not 0.
         frozen: parameters that never learn (gamma of batch norms with fix_gamma).
@@ -115,6 +120,7 @@ class Model(NamedTuple):
     batch_axes: Mapping[str, int] = {}
     frozen: frozenset[str] = frozenset()
     traits: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
     symbol: Any = None
 
 

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
 from jfit.ops.rows import RowsLost
-from jfit.optim import as_schedule
+from jfit.optim import as_schedule, injected_rate
 from jfit.optim import get as get_optimizer
 from jfit.state import TrainState, split_params
 from jfit.totals import Totals, fold, head_arguments, metric_stats
@@ -126,7 +126,7 @@ def train_step(
                 lambda new, old: jnp.where(total > 0, new, old), (params, opt_state, aux), (state.params, state.opt_state, state.aux)
             )
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
-        reported = rate if resolved.takes_rate else None
+        reported = rate if resolved.takes_rate else injected_rate(state.opt_state)
         new = state._replace(step=state.step + 1, params=params, aux=aux, opt_state=opt_state, metrics=totals)
         return new, StepOut(loss + 0, loss, reported, totals.first_bad_step, sums.outputs)
 

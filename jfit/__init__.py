@@ -1,0 +1,73 @@
+"""jfit: a JAX-native functional training engine.
+
+    symbol   what to compute         jfit.sym.*            -> Symbol
+      |      jfit.lower
+    model    pure functions          init, apply           -> Model
+      |      jfit.train_step
+    step     one update              step(state, batch)    -> (state, out)
+      |      jfit.data_parallel
+    parallel the same on N devices   pmap, psum
+      |      jfit.fit
+    run      epochs, events, files   Run: state, history, score, predict
+
+Each stage is usable without the ones below it.
+
+>>> import jfit, numpy as np
+>>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)
+>>> net = jfit.sym.SoftmaxOutput(net, name="softmax")
+>>> x = np.eye(2, dtype="float32").repeat(20, axis=0)
+>>> run = jfit.fit(net, (x, x.argmax(1)), num_epoch=20, optimizer_params={"learning_rate": 1.0}, progress=False)
+>>> run.score((x, x.argmax(1)))["accuracy"]
+1.0
+"""
+
+from jfit import callbacks, checkpoint, counters, data, init, metrics, ops, optim, parallel, totals
+from jfit import symbol as sym
+from jfit.data import Batch, NDArrayIter
+from jfit.devices import Context, cpu, gpu, tpu
+from jfit.fitting import fit, predict, score
+from jfit.lowering import lower
+from jfit.model import Model, Policy
+from jfit.parallel import data_parallel
+from jfit.run import Run, last_run
+from jfit.state import TrainState, init_state
+from jfit.step import StepOut, eval_step, predict_step, train_step
+from jfit.symbol import Symbol
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Context",
+    "Model",
+    "NDArrayIter",
+    "Policy",
+    "Run",
+    "StepOut",
+    "Symbol",
+    "TrainState",
+    "callbacks",
+    "checkpoint",
+    "counters",
+    "cpu",
+    "data",
+    "data_parallel",
+    "eval_step",
+    "fit",
+    "gpu",
+    "init",
+    "init_state",
+    "last_run",
+    "lower",
+    "metrics",
+    "ops",
+    "optim",
+    "parallel",
+    "predict",
+    "predict_step",
+    "score",
+    "sym",
+    "totals",
+    "tpu",
+    "train_step",
+]

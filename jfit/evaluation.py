@@ -1,0 +1,146 @@
+"""A pass over data without learning: score and predict.
+
+Rows that only fill up a batch never count and never come out.  Scoring adds to totals on the device and reads once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jfit import counters
+from jfit.data import ArrayData, Batch, StreamData, prefetch
+from jfit.data.batch import pad_rows, rows
+from jfit.metrics import Metric
+from jfit.model import Model, Policy
+from jfit.ops.rows import LOST, Rows
+from jfit.parallel import compile_spmd, place, split_batch
+from jfit.state import TrainState
+from jfit.step import eval_step, plan_of, predict_step
+from jfit.totals import Totals, values, zero_totals
+
+IN_FLIGHT = 8
+
+
+class Scorer:
+    """score(state, data): metrics over a data set.  Compiles one program per batch shape and keeps it."""
+
+    def __init__(self, model: Model, metrics: Sequence[Metric], devices: Any, batch_size: int, policy: Policy | None = None) -> None:
+        self.model, self.metrics, self.devices, self.batch_size = model, tuple(metrics), devices, batch_size
+        step = eval_step(model, metrics=self.metrics, policy=policy)
+        self._program = compile_spmd(step, devices, (None, None, None, 0), None, donate=(2,), name="eval")
+
+    def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, float]:
+        """Loss and metrics over all rows; one read at the end."""
+        return values(self.metrics, counters.read(self.totals(state, data, epoch)))
+
+    def totals(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> Totals:
+        """The sums of the pass, still on the devices."""
+        totals = place(zero_totals(self.metrics), self.devices)
+        window: deque[Any] = deque()
+        for batch, _ in _batches(self.model, data, self.batch_size, len(self.devices), epoch, weights=True):
+            totals = self._program(state.params, state.aux, totals, batch)
+            window.append(batch)
+            if len(window) == 2 * IN_FLIGHT:
+                counters.wait(totals.loss[0])  # sync: bounds the batches in flight
+                window.clear()
+        return totals
+
+
+class Predictor:
+    """predict(state, data): the outputs for every row, in order."""
+
+    def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
+        self.model, self.devices, self.batch_size = model, devices, batch_size
+        step = predict_step(model, policy=policy)
+        self._program = compile_spmd(step, devices, (None, None, 0), 0, name="predict")
+
+    def __call__(self, state: TrainState, data: ArrayData | StreamData) -> tuple[np.ndarray, ...]:
+        """Each output as if the whole data were one batch."""
+        parts = list(self._parts(state, data))
+        if not parts:
+            raise ValueError("predict got no batch: the data is empty")
+        return tuple(_joined([p[i] for p in parts]) for i in range(len(parts[0])))
+
+    def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
+        """The outputs batch by batch, padding cut off; up to 8 batches are computed ahead."""
+        for part in self._parts(state, data):
+            yield tuple(_joined([piece]) for piece in part)
+
+    def _parts(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_Piece]]:
+        waiting: deque[tuple[Any, int, Any]] = deque()
+        for batch, count in _batches(self.model, data, self.batch_size, len(self.devices), 0, weights=False):
+            waiting.append((self._program(state.params, state.aux, batch), count, batch))
+            if len(waiting) == IN_FLIGHT:
+                yield self._pieces(*waiting.popleft())
+        while waiting:
+            yield self._pieces(*waiting.popleft())
+
+    def _pieces(self, outputs: Any, count: int, batch: Batch) -> list[_Piece]:
+        split = len(self.devices) > 1
+        inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
+        plan = plan_of(self.model, {k: v for k, v in inputs.items() if k in self.model.inputs})
+        size = rows(Batch(inputs), self.model.batch_axes)
+        found = []
+        for out, where in zip(counters.read(outputs), plan.rows, strict=True):
+            slices = list(out) if split else [out]
+            if isinstance(where, Rows):
+                # (..., before, rows * after, ...): rows of all devices stand side by side, padding last
+                shape = slices[0].shape
+                cut = (*shape[: where.axis], where.before, where.size * where.after, *shape[where.axis + 1 :])
+                whole = np.concatenate([s.reshape(cut) for s in slices], axis=where.axis + 1)
+                found.append(_Piece(whole.take(np.arange(count * where.after), axis=where.axis + 1), where.axis))
+            elif where is LOST and (split or count != size):
+                raise ValueError(
+                    "predict: an output mixes the rows of its batch, so padded rows cannot be cut off; "
+                    "predict on one device with a batch size that divides the data"
+                )
+            else:
+                found.append(_Piece(slices[0], None))
+        return found
+
+
+class _Piece(NamedTuple):
+    """One output of one batch; rows on axis + 1, repeats of the batch on `axis`.  axis None: no rows."""
+
+    array: np.ndarray
+    axis: int | None
+
+
+def _joined(pieces: list[_Piece]) -> np.ndarray:
+    """The output of several batches as that of one."""
+    axis = pieces[0].axis
+    if axis is None:
+        return pieces[0].array if len(pieces) == 1 else np.stack([p.array for p in pieces])
+    whole = np.concatenate([p.array for p in pieces], axis=axis + 1)
+    return whole.reshape((*whole.shape[:axis], -1, *whole.shape[axis + 2 :]))
+
+
+def _batches(model: Model, data: Any, batch_size: int, devices: int, epoch: int, *, weights: bool) -> Iterator[tuple[Batch, int]]:
+    """(batch for the devices, real rows): every batch padded to one size, weights always present when asked for."""
+    axes, largest = model.batch_axes, [batch_size if isinstance(data, ArrayData) else 0]
+
+    def prepare(batch: Batch) -> tuple[Batch, int]:
+        if isinstance(data, ArrayData):
+            batch = batch._replace(inputs={k: np.moveaxis(v, 0, axes.get(k, 0)) for k, v in batch.inputs.items()})
+        count = rows(batch, axes)
+        largest[0] = max(largest[0], count)
+        own = batch.metric_weight if batch.metric_weight is not None else batch.weight
+        own = np.ones(count, np.float32) if own is None else np.asarray(own, np.float32)
+        batch = Batch(batch.inputs, own, own) if weights else Batch(batch.inputs)
+        if count < largest[0]:
+            batch = pad_rows(batch, largest[0], axes)
+        batch = split_batch(batch, devices, axes)
+        return (batch if weights else Batch(batch.inputs)), count
+
+    source = _unshuffled(data, batch_size) if isinstance(data, ArrayData) else data.batches(epoch)
+    with prefetch(source, size=2, transform=prepare) as stream:
+        yield from stream
+
+
+def _unshuffled(data: ArrayData, batch_size: int) -> Iterator[Batch]:
+    for low in range(0, data.num_rows, batch_size):
+        yield data.take(slice(low, low + batch_size))

@@ -1,0 +1,334 @@
+"""fit, score, predict: what people call.  They check the input, wire the rooms together and hand over to a `Run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit import optim
+from jfit.callbacks import as_callback, checkpointing
+from jfit.callbacks import progress as progress_bar
+from jfit.data import ArrayData, StreamData, as_data, check_labels
+from jfit.evaluation import Scorer
+from jfit.feed import FeedSpec, auto_steps_per_call, make_feed
+from jfit.loop import Loop
+from jfit.lowering import lower
+from jfit.model import Model, flatten_names, from_function
+from jfit.parallel import place
+from jfit.run import Run, eval_data_of, resolve_metrics, settings_of
+from jfit.state import TrainState, init_state
+from jfit.step import train_step
+from jfit.symbol import Symbol
+
+
+def fit(
+    model: Any,
+    train_data: Any,
+    eval_data: Any = None,
+    *,
+    batch_size: int = 32,
+    num_epoch: int = 10,
+    optimizer: Any = "sgd",
+    optimizer_params: Mapping[str, Any] | None = None,
+    eval_metric: Any = "acc",
+    initializer: Any = None,
+    devices: Any = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    steps_per_call: int | str = "auto",
+    callbacks: Sequence[Any] = (),
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | str = "epoch",
+    resume: bool | str | Path | None = None,
+    schedule: Any = None,
+    frozen: Sequence[str] = (),
+    micro_batches: int = 1,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    policy: Any = None,
+    params: Any = None,
+    aux: Any = None,
+    loss: Callable[..., Any] | None = None,
+    eval_batch_size: int | None = None,
+    directory: str | Path | None = None,
+    progress: bool | str = "auto",
+    data_on_device: bool | str = "auto",
+    sync_batch_stats: bool = False,
+) -> Run:
+    """θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ), batch after batch, epoch after epoch.
+
+    Args:
+        model: a Symbol, a Model, or a pure function `apply(params, x)` with `loss=` and `params=`.
+        train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches.
+        eval_data: the same, scored after every epoch; its batches may have another size.
+        batch_size: rows of a global batch, over all devices.
+        num_epoch: epochs in all (with `resume`, the finished ones count).
+        optimizer: a name ("sgd", "adam", "lion", ...), a `jfit.optim` optimizer or any optax transformation.
+        optimizer_params: its parameters where it is a name, such as {"learning_rate": 0.1, "momentum": 0.9}.
+        eval_metric: name, list of names, or `jfit.metrics.Metric`; of training and evaluation.
+        initializer: name or `jfit.init` initializer of the parameters.
+        devices: None (one device), a number, "all" or a list of devices; the batch is split over them.
+        shuffle: read arrays in a new order every epoch, a function of (seed, epoch).
+        seed: fixes initial values, orders and dropout.
+        steps_per_call: updates in one dispatch; the results are those of one by one.  "auto" chooses.
+        callbacks: `jfit.callbacks` or functions of one event.
+        checkpoint: folder for checkpoints.
+        checkpoint_every: "epoch" or a number of steps.
+        resume: True or a folder: go on from the newest checkpoint there, if there is one.
+        schedule: learning-rate schedule: name, `jfit.optim` schedule, or an optax schedule (a function of the count).
+        frozen: names or glob patterns of parameters that do not learn.
+        micro_batches: the batch in so many parts with added gradients: the same update, less memory.
+        clip_norm: bound on the global 2-norm of the mean gradient.
+        clip_value: bound on each value of the mean gradient.
+        policy: "bfloat16" or a `Policy`: compute dtype with float32 parameters.
+        params: initial values by name (for a function: its whole parameter tree).
+        aux: the same for auxiliary states.
+        loss: per-example loss `loss(output, label)`, with a function as model.
+        eval_batch_size: rows of an evaluation batch; default batch_size.
+        directory: where callbacks put files, kept in the run.
+        progress: True, False or "auto": a bar where someone looks, one line per epoch elsewhere with True.
+        data_on_device: keep arrays on the devices; "auto": where they fit.
+        sync_batch_stats: batch statistics over all devices, not per device as MXNet.
+
+    Returns:
+        A `Run`: `.state`, `.params`, `.history`, `.score()`, `.predict()`, `.save()`, `.plot()`.  After Ctrl-C it holds the last
+        good state and `.interrupted` is True; after an exception it is `jfit.last_run()`.
+
+    Raises:
+        ValueError: what does not fit, in a sentence: names, shapes, labels, devices, empty data.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+        >>> y = (x[:, 0] > 0).astype("float32")
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)
+        >>> net = jfit.sym.SoftmaxOutput(net, name="softmax")
+        >>> run = jfit.fit(net, (x, y), num_epoch=5, optimizer_params={"learning_rate": 0.5}, progress=False)
+        >>> run.score((x, y))["accuracy"] > 0.9
+        True
+    """
+    _positive(batch_size=batch_size, num_epoch=num_epoch, micro_batches=micro_batches)
+    model = as_model(model, loss=loss, params=params, aux=aux)
+    if model.symbol is None:
+        params = aux = None  # a function's own values are what init returns
+    settings = settings_of(
+        devices=devices,
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size,
+        num_epoch=num_epoch,
+        eval_metric=eval_metric,
+        policy=policy,
+        directory=directory,
+        checkpoint=checkpoint,
+    )
+    devices, metrics, policy = settings["devices"], settings["metrics"], settings["policy"]
+    data = train_data_of(model, train_data, batch_size, shuffle, seed)
+    probe = _first_batch(data, batch_size)
+    specs = _specs(model, probe)
+    resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
+    state = init_state(
+        model, resolved, specs, seed=seed, initializer=initializer, params=params, aux=aux, metrics=metrics, frozen=frozen
+    )
+    plan = model.plan(specs)
+    _check_labels(model, data, plan)
+    _check_heads(model)
+    step = train_step(
+        model,
+        resolved,
+        metrics=metrics,
+        schedule=schedule,
+        frozen=frozen,
+        micro_batches=micro_batches,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        policy=policy,
+        sync_batch_stats=sync_batch_stats,
+    )
+    evaluated = None if eval_data is None else eval_data_of(model, eval_data, settings["eval_batch_size"])
+    per_call = _steps_per_call(steps_per_call, data, model, state.params, batch_size)
+    spec = FeedSpec(model, step, devices, batch_size, micro_batches, per_call)
+    feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
+    run = Run(model, settings, state)
+    scorer = Scorer(model, metrics, devices, settings["eval_batch_size"], policy)
+    run.attach(
+        Loop(
+            place(state, devices),
+            feed,
+            devices=devices,
+            metrics=metrics,
+            callbacks=_callbacks(callbacks, progress, checkpoint, checkpoint_every),
+            evaluate=None if evaluated is None else lambda state, epoch: scorer(state, evaluated, epoch),
+            history=run.history,
+            view=run,
+        )
+    )
+    if resume:
+        run.resume_from(checkpoint if resume is True else resume)
+    return run.go()
+
+
+def score(model: Any, data: Any, eval_metric: Any = "acc", *, params: Mapping[str, Any], aux: Mapping[str, Any] | None = None, **given: Any) -> dict[str, float]:
+    """Loss and metrics of a model with given parameters over a data set; padded rows never count.
+
+    Args:
+        model: Symbol, Model, or function with `loss=`.
+        data: as for `fit`.
+        eval_metric: as for `fit`.
+        params: parameters by name.
+        aux: auxiliary states by name.
+        given: batch_size, devices, policy, loss.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc"), name="softmax")
+        >>> params = {"fc_weight": np.eye(2, dtype="float32"), "fc_bias": np.zeros(2, "float32")}
+        >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
+        1.0
+    """
+    return _frozen_run(model, params, aux, eval_metric=eval_metric, **given).score(data)
+
+
+def predict(model: Any, data: Any, *, params: Mapping[str, Any], aux: Mapping[str, Any] | None = None, **given: Any) -> Any:
+    """Outputs of a model with given parameters for every row of `data`; labels are not needed.
+
+    Args:
+        model: Symbol, Model, or function with `loss=`.
+        data: inputs as for `fit`, without labels.
+        params: parameters by name.
+        aux: auxiliary states by name.
+        given: batch_size, devices, policy, loss.
+
+    Returns:
+        One numpy array with rows as the data has them, or a tuple where the model has several outputs.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
+        >>> params = {"fc_weight": np.eye(2, dtype="float32"), "fc_bias": np.zeros(2, "float32")}
+        >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
+        (3, 2)
+    """
+    return _frozen_run(model, params, aux, **given).predict(data)
+
+
+def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
+    """A Model from whatever `fit` accepts.
+
+    Raises:
+        TypeError: it is none of them, or a function without its loss.
+    """
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, Symbol):
+        return lower(model)
+    if callable(model):
+        if loss is None:
+            raise TypeError(
+                "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels"
+            )
+        return from_function(model, loss=loss, params=params, aux=aux)
+    raise TypeError(f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params=")
+
+
+def train_data_of(model: Model, data: Any, batch_size: int, shuffle: bool, seed: int) -> ArrayData | StreamData:
+    """Training data by the model's input names; begin states may be left out."""
+    names = _needed(model, data)
+    return as_data(data, batch_size=batch_size, input_names=names, label_names=model.labels, shuffle=shuffle, seed=seed)
+
+
+def _needed(model: Model, data: Any) -> list[str]:
+    given = set(data) if isinstance(data, Mapping) else set()
+    return [n for n in model.inputs if n not in model.optional or n in given]
+
+
+def _first_batch(data: ArrayData | StreamData, batch_size: int) -> Mapping[str, Any]:
+    if isinstance(data, ArrayData):
+        return {k: v[:batch_size] for k, v in data.arrays.items()}
+    return data.peek(0).inputs
+
+
+def _specs(model: Model, arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of one batch as the model sees it (a batch axis that is not first is moved there by the feed)."""
+    return {k: jax.ShapeDtypeStruct(np.shape(v), jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in arrays.items()}
+
+
+def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Resolved:
+    """The optimizer that `fit` was asked for, with the multipliers that the graph's variables carry."""
+    params = dict(given or {})
+    if isinstance(optimizer, str) and model.symbol is not None and optimizer.lower() in optim.OPTIMIZERS:
+        for kind in ("lr_mult", "wd_mult"):
+            attrs = model.symbol.attr_dict()
+            own = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
+            if own and kind not in params:
+                params[kind] = own
+    if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:
+        base = optim.as_schedule(schedule).base_lr
+        if base is not None:
+            params["learning_rate"] = base
+    resolved = optim.get(optimizer, **params)
+    if schedule is not None and not resolved.takes_rate:
+        raise ValueError(
+            "schedule= needs an optimizer by name: an optax instance keeps its own learning rate; give the schedule to its "
+            "constructor instead, as in optax.adam(schedule)"
+        )
+    return resolved
+
+
+def _steps_per_call(given: int | str, data: Any, model: Model, params: Mapping[str, Any], batch_size: int) -> int:
+    if given == "auto":
+        return auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
+    if not isinstance(given, int) or given < 1:
+        raise ValueError(f'steps_per_call is {given!r}; needed "auto" or a number of at least 1')
+    return given
+
+
+def _check_labels(model: Model, data: Any, plan: Any) -> None:
+    """Class numbers outside the head's classes are an error before training, where the labels are at hand."""
+    if not isinstance(data, ArrayData):
+        return
+    for out, shape in zip(model.outputs, plan.shapes, strict=True):
+        if out.class_axis is None or out.label is None or out.label not in data.arrays:
+            continue
+        labels = data.arrays[out.label]
+        if labels.ndim == len(shape.shape) and labels.shape[1:] == shape.shape[1:]:
+            continue  # soft labels: a distribution per row
+        check_labels(labels, shape.shape[out.class_axis], out.label, out.ignore_label)
+
+
+def _check_heads(model: Model) -> None:
+    if all(o.kind == "plain" for o in model.outputs):
+        raise ValueError(
+            f"the outputs {[o.name for o in model.outputs]} are no loss heads, so there is nothing to learn from; end the "
+            "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="
+        )
+
+
+def _callbacks(given: Sequence[Any], progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
+    found = [as_callback(c) for c in ([given] if callable(given) else given)]
+    if checkpoint is not None:
+        found.append(checkpointing(checkpoint, every=every))
+    if progress:
+        found.insert(0, progress_bar(bar="auto" if progress == "auto" else True))
+    return found
+
+
+def _frozen_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
+    """A run that only scores and predicts."""
+    model = as_model(model, loss=loss, params=params, aux=aux)
+    flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
+    settings = settings_of(**given)
+    values = {k: jnp.asarray(v) for k, v in flat.items()}, {k: jnp.asarray(v) for k, v in flat_aux.items()}
+    state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key(0))
+    return Run(model, settings, place(state, settings["devices"]))
+
+
+def _positive(**values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name} is {value!r}; needed a whole number of at least 1")
+

@@ -1,0 +1,317 @@
+"""Stage 6: fit, score, predict, and the Run they share.  Wiring only: every line below calls a room above.
+
+    data -> feed -> loop( step( model ) ) -> history
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit import checkpoint as checkpoints
+from jfit import counters
+from jfit.data import ArrayData, StreamData, as_data
+from jfit.devices import resolve
+from jfit.evaluation import Predictor, Scorer
+from jfit.history import History
+from jfit.loop import Loop
+from jfit.lowering import lower
+from jfit.metrics import get as get_metrics
+from jfit.model import Model, Policy, count_parameters
+from jfit.parallel import place
+from jfit.state import TrainState
+from jfit.symbol import Symbol, load_json
+
+_last_run: Run | None = None
+
+
+class Run:
+    """A trained (or half trained) model: state, history, and what can be done with them.
+
+    Attributes:
+        model: the model.
+        history: per epoch and per log point.
+        interrupted: True where Ctrl-C ended training.
+        stop_reason: why training ended before `num_epoch`, or None.
+    """
+
+    def __init__(self, model: Model, settings: dict[str, Any], state: TrainState, history: History | None = None) -> None:
+        self.model, self.settings, self.history = model, settings, history or History()
+        self.interrupted, self.stop_reason = False, None
+        self._state, self._best = state, None
+        self._loop: Loop | None = None
+        self._scorers: dict[Any, Any] = {}
+
+    # -------------------------------------------------------------------------------- what it holds
+    @property
+    def state(self) -> TrainState:
+        """The current state, on its devices.  Training further donates it: keep `snapshot()` instead."""
+        return self._loop.state if self._loop is not None else self._state
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """The parameters by name."""
+        return self.state.params
+
+    @property
+    def aux(self) -> dict[str, jax.Array]:
+        """The auxiliary states by name."""
+        return self.state.aux
+
+    @property
+    def symbol(self) -> Symbol | None:
+        """The graph the model was lowered from, or None."""
+        return self.model.symbol
+
+    @property
+    def lr(self) -> float | None:
+        """The base learning rate; None where the optimizer keeps its own."""
+        return None if self.state.lr is None else float(counters.read(self.state.lr))
+
+    @property
+    def directory(self) -> str | None:
+        """Where this run writes its files, or None."""
+        return self.settings.get("directory")
+
+    @property
+    def num_epoch(self) -> int:
+        """The epoch training goes to."""
+        return self.settings["num_epoch"]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a global batch."""
+        return self.settings["batch_size"]
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Where training stands: epoch, batch within it, step."""
+        loop = self._loop
+        return dict(zip(("epoch", "batch", "step"), (loop.epoch, loop.batch, loop.step) if loop else (0, 0, 0), strict=True))
+
+    def snapshot(self) -> TrainState:
+        """A copy of the state on the host; yours to keep."""
+        return jax.tree.map(_host_copy, self.state)
+
+    # -------------------------------------------------------------------------------- what callbacks may do
+    def set_lr(self, rate: float) -> None:
+        """Set the base learning rate; nothing recompiles.
+
+        Raises:
+            ValueError: the optimizer keeps its own rate (an optax instance).
+        """
+        state = self.state
+        if state.lr is None:
+            raise ValueError(
+                "the optimizer is an optax instance and keeps its own learning rate; pass the optimizer by name, or wrap it in "
+                "optax.inject_hyperparams and change opt_state.hyperparams"
+            )
+        self._set_state(state._replace(lr=place(jnp.asarray(rate, jnp.float32), self.settings["devices"])))
+
+    def stop(self, reason: str = "stopped by a callback") -> None:
+        """End training after the current call; the reason is kept in `stop_reason`."""
+        assert self._loop is not None
+        self._loop.stop_reason = reason
+
+    def set_best(self, snapshot: TrainState) -> None:
+        """The state to go back to when training ends (`early_stopping` calls it)."""
+        self._best = snapshot
+
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the state: position, history, callback states, the graph."""
+        names = [c.name for c in self._loop.callbacks] if self._loop else []
+        states = self._loop.callback_states if self._loop else []
+        return {
+            "position": self.position,
+            "history": self.history.to_json(),
+            "callbacks": [list(p) for p in zip(names, states, strict=True)],
+            "batch_size": self.batch_size,
+            **({"symbol": self.symbol.tojson()} if self.symbol is not None else {}),
+        }
+
+    def _set_state(self, state: TrainState) -> None:
+        self._state = state
+        if self._loop is not None:
+            self._loop.state = state
+
+    # -------------------------------------------------------------------------------- training
+    def attach(self, loop: Loop) -> None:
+        """Give the run the loop that trains it (`fit` does)."""
+        self._loop = loop
+
+    def resume_from(self, directory: str | Path | None) -> None:
+        """Take state, position, history and callback states from the newest checkpoint of a folder, if there is one.
+
+        Raises:
+            ValueError: no folder is named, or the checkpoint does not fit the model.
+        """
+        loop = self._loop
+        assert loop is not None
+        if directory is None:
+            raise ValueError("resume=True needs checkpoint=, the folder the checkpoints are in; or pass the folder as resume=")
+        newest = checkpoints.latest(directory)
+        if newest is None:
+            return
+        loop.state = place(checkpoints.restore(newest, like=loop.state), loop.devices)
+        meta = checkpoints.load_meta(newest)
+        loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
+        loop.history = self.history = History.from_json(meta["history"])
+        saved = {name: state for name, state in meta["callbacks"]}
+        loop.callback_states = [saved.get(c.name, s) for c, s in zip(loop.callbacks, loop.callback_states, strict=True)]
+
+    def train(self, num_epoch: int = 1) -> Run:
+        """Train for `num_epoch` more epochs with the same data, programs and settings."""
+        assert self._loop is not None
+        self.settings["num_epoch"] = self._loop.epoch + num_epoch
+        return self.go()
+
+    def go(self) -> Run:
+        """Train up to `num_epoch`."""
+        global _last_run
+        loop, _last_run = self._loop, self
+        assert loop is not None
+        loop.stop_reason, loop.interrupted = None, False
+        try:
+            loop.train(self.num_epoch)
+        except BaseException as error:
+            error.add_note(
+                f"jfit: training stopped in epoch {loop.epoch} after step {loop.step}; {self._what_is_left()}"
+            )
+            raise
+        self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
+        if self._best is not None:
+            self._set_state(place(self._best, self.settings["devices"]))
+        return self
+
+    def _what_is_left(self) -> str:
+        gone = any(x.is_deleted() for x in jax.tree.leaves(self.state) if isinstance(x, jax.Array))
+        if not gone:
+            return "the last good state is in jfit.last_run()"
+        where = self.settings.get("checkpoint")
+        return f"the device lost the state; the last checkpoint is in {where}" if where else "the device lost the state, and no checkpoint= was set"
+
+    # -------------------------------------------------------------------------------- using it
+    def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
+        """Loss and metrics over a data set; filled-up rows do not count."""
+        metrics = self.settings["metrics"] if eval_metric is None else resolve_metrics(eval_metric)
+        size = batch_size or self.settings["eval_batch_size"]
+        key = ("score", tuple(m.name for m in metrics), size)
+        if key not in self._scorers or eval_metric is not None:
+            self._scorers[key] = Scorer(self.model, metrics, self.settings["devices"], size, self.settings["policy"])
+        return self._scorers[key](self.state, eval_data_of(self.model, data, size))
+
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
+        """The outputs for every row of `data` (no labels needed): one numpy array, or a tuple where there are several."""
+        size = batch_size or self.settings["eval_batch_size"]
+        if ("predict", size) not in self._scorers:
+            self._scorers["predict", size] = Predictor(self.model, self.settings["devices"], size, self.settings["policy"])
+        outputs = self._scorers["predict", size](self.state, eval_data_of(self.model, data, size, labels=False))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    # -------------------------------------------------------------------------------- keeping it
+    def save(self, directory: str | Path) -> Path:
+        """Write state, history and (for graphs) symbol.json into a folder, atomically; `Run.load` reads it."""
+        return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=1)
+
+    @classmethod
+    def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, optimizer: Any = "sgd", **given: Any) -> Run:
+        """A run from a folder that `save` or `checkpoint=` wrote.
+
+        Args:
+            directory: the folder.
+            model: the model or symbol; not needed for runs of graphs, whose symbol.json lies beside the state.
+            devices: where it shall live.
+            optimizer: the optimizer it was trained with; only needed to train further.
+            given: further settings of `fit`.
+        """
+        meta = checkpoints.load_meta(directory)
+        if model is None:
+            if "symbol" not in meta:
+                raise ValueError(f"{directory} holds no graph: the run was trained from a function; pass it as model=")
+            model = load_json(meta["symbol"])
+        model = lower(model) if isinstance(model, Symbol) else model
+        settings = settings_of(devices=devices, batch_size=meta.get("batch_size", 32), **given)
+        arrays = checkpoints.load_arrays(directory)
+        params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
+        aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
+        state = TrainState(arrays["step"], params, aux, (), (), None, jax.random.key(0))
+        return cls(model, settings, place(state, settings["devices"]), History.from_json(meta["history"]))
+
+    # -------------------------------------------------------------------------------- showing it
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Curves of loss and metrics over the epochs (matplotlib)."""
+        return self.history.plot(path)
+
+    def __repr__(self) -> str:
+        last = self.history.epochs[-1] if self.history.epochs else {}
+        shown = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in ("time", "samples_per_second"))
+        return f"<Run: {len(self.history)} epochs, {count_parameters(self.params):,} parameters{', ' + shown if shown else ''}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(repr(self))}</b></p>{self.history._repr_html_()}"
+
+
+def last_run() -> Run | None:
+    """The newest run of this process: where training raised, its last good state is here."""
+    return _last_run
+
+
+def settings_of(
+    *,
+    devices: Any = None,
+    batch_size: int = 32,
+    eval_batch_size: int | None = None,
+    num_epoch: int = 0,
+    eval_metric: Any = "acc",
+    policy: Any = None,
+    directory: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+) -> dict[str, Any]:
+    """The settings a run keeps, resolved."""
+    return {
+        "devices": resolve(devices),
+        "batch_size": batch_size,
+        "eval_batch_size": eval_batch_size or batch_size,
+        "num_epoch": num_epoch,
+        "metrics": resolve_metrics(eval_metric),
+        "policy": Policy(policy) if isinstance(policy, str) else policy,
+        "directory": None if directory is None else str(directory),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }
+
+
+def resolve_metrics(spec: Any) -> tuple[Any, ...]:
+    """Metrics from a name, a Metric, or a list of them; None for none.
+
+    Raises:
+        ValueError: an unknown name (nearest names listed), or a metric that computes on the host.
+    """
+    found = () if spec is None else get_metrics(spec)
+    for metric in found:
+        if metric.host:
+            raise ValueError(
+                f"metric {metric.name!r} is a host function: fit keeps its metrics on the devices; write it as a "
+                "jfit.metrics.Metric of jax functions, or compute it from run.predict()"
+            )
+    return tuple(found)
+
+
+def eval_data_of(model: Model, data: Any, batch_size: int, labels: bool = True) -> ArrayData | StreamData:
+    """Evaluation data by the model's input names; with labels=False they may be absent."""
+    given = set(data) if isinstance(data, Mapping) else set()
+    names = [n for n in model.inputs if n not in model.optional or n in given]
+    label_names = model.labels if labels or given & set(model.labels) else ()
+    return as_data(data, batch_size=batch_size, input_names=names, label_names=label_names, shuffle=False, require_labels=labels)
+
+
+def _host_copy(x: Any) -> Any:
+    """A copy of a leaf on the host; keys stay keys."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(np.array(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+    return np.array(x)
