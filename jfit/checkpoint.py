@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
@@ -274,7 +275,7 @@ def _step_of(state: Any) -> int:
 
 
 def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _named(tree: Any) -> tuple[dict[str, Any], Any]:
@@ -314,7 +315,7 @@ def _arrays(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 def _key(folder: Path, name: str, data: np.ndarray, impl: Any) -> jax.Array:
     try:
-        return jax.random.wrap_key_data(data, impl=impl)
+        return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
     except (ValueError, TypeError) as error:
         problem = f"no PRNG key of kind {impl!r} can be made of shape {data.shape}, {data.dtype} ({error})"
         raise FormatError(folder / _META, f"keys[{name!r}]", problem, _REMEDY) from error

@@ -47,6 +47,7 @@ def _steps(every: str | int) -> int | None:
 
 
 def _meta(event: Event) -> dict[str, Any]:
-    if callable(make := getattr(event.run, "meta", None)):
+    make: Any = getattr(event.run, "meta", None)
+    if make is not None:
         return dict(make())
     return {"position": dict(event.run.position), "history": event.run.history.to_json()}

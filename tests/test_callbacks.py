@@ -1,0 +1,276 @@
+"""Callbacks: the contract, progress, stopping, loggers, checkpoints."""
+
+import io
+import json
+import logging
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jfit import checkpoint
+from jfit.callbacks import (
+    Callback,
+    Event,
+    as_callback,
+    checkpointing,
+    csv_logger,
+    early_stopping,
+    jsonl_logger,
+    lambda_callback,
+    progress,
+    speedometer,
+)
+from jfit.history import History
+
+
+class FakeRun(SimpleNamespace):
+    """The part of the run's view that these callbacks use."""
+
+    def __init__(self):
+        super().__init__(stopped=None, best=None, batch_size=10, history=History(), position={"epoch": 0, "batch": 0}, step=0)
+
+    def snapshot(self):
+        return {"step": np.int32(self.step), "w": np.full(2, self.step, np.float32)}
+
+    def stop(self, reason):
+        self.stopped = reason
+
+    def set_best(self, snapshot):
+        self.best = snapshot
+
+
+def event(kind="epoch_end", epoch=0, step=0, batch=0, run=None, num_batches=10, **logs):
+    return Event(kind, epoch, step, batch, num_batches, logs, run)
+
+
+def play(callback, events):
+    callback = as_callback(callback)
+    state = callback.init()
+    for one in events:
+        if one.kind in callback.events:
+            # States are saved in checkpoints: each must survive JSON.
+            state = json.loads(json.dumps(callback.on(one, state)))
+    return state
+
+
+def test_a_plain_function_is_called_at_epoch_ends_or_where_it_says():
+    seen = []
+    play(seen.append, [event("log"), event("epoch_end")])
+    assert [one.kind for one in seen] == ["epoch_end"]
+
+    def at_log(one):
+        seen.append(one)
+
+    at_log.events = "log"
+    assert as_callback(at_log).events == ("log",) and as_callback(at_log).name == "at_log"
+
+
+def test_lambda_callback_sends_each_event_to_its_function():
+    seen = []
+    callback = lambda_callback(fit_start=lambda e: seen.append("start"), step=lambda e: seen.append("step"), every=5)
+    play(callback, [event("fit_start"), event("step"), event("epoch_end")])
+    assert seen == ["start", "step"] and callback.every == 5
+
+
+def test_what_is_no_callback_is_refused_with_a_sentence():
+    with pytest.raises(TypeError, match="found 3 of type int, needed a Callback or a function of one event"):
+        as_callback(3)
+    with pytest.raises(TypeError, match="needed a Callback or a function"):
+        as_callback(Callback)
+    with pytest.raises(ValueError, match="there is no event 'epoch_stop'; known names are .*; did you mean epoch_st"):
+        lambda_callback(epoch_stop=print)
+    with pytest.raises(ValueError, match="asks for 'step' events but every is None; give every=N"):
+        lambda_callback(step=print)
+    with pytest.raises(ValueError, match="every is 0, needed a number of steps of at least 1"):
+        as_callback(Callback(lambda e, s: s, every=0))
+
+
+def test_early_stopping_stops_after_patience_epochs_and_hands_over_the_best():
+    run, callback = FakeRun(), early_stopping("val_loss", patience=2)
+    state = callback.init()
+    for epoch, value in enumerate([1.0, 0.5, 0.7, 0.6]):
+        assert run.stopped is None
+        run.step = epoch
+        state = callback.on(event(epoch=epoch, run=run, val_loss=value), state)
+    assert state == {"best": 0.5, "best_epoch": 1, "waited": 2}
+    assert run.best["step"] == 1
+    assert run.stopped == "early_stopping: val_loss has not improved for 2 epochs (best 0.5 in epoch 1)."
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "values", "stops"),
+    [
+        ("val_accuracy", "auto", [0.5, 0.6, 0.7], False),
+        ("val_accuracy", "auto", [0.7, 0.6], True),
+        ("val_f1", "auto", [0.7, 0.6], True),
+        ("mse", "auto", [0.7, 0.6], False),
+        ("mse", "max", [0.7, 0.6], True),
+        ("loss", "auto", [math.nan], True),
+        ("loss", "auto", [1.0, math.nan], True),
+        ("loss", "auto", [1.0, 0.95], True),
+    ],
+)
+def test_the_direction_follows_the_monitor_and_nan_is_no_improvement(monitor, mode, values, stops):
+    run = FakeRun()
+    callback = early_stopping(monitor, patience=1, mode=mode, min_delta=0.08, restore_best=False)
+    play(callback, [event(epoch=i, run=run, **{monitor: value}) for i, value in enumerate(values)])
+    assert (run.stopped is not None) == stops and run.best is None
+
+
+def test_early_stopping_goes_on_from_its_saved_state():
+    run, callback = FakeRun(), early_stopping(patience=2)
+    callback.on(event(run=run, val_loss=1.0), {"best": 0.5, "best_epoch": 1, "waited": 1})
+    assert run.stopped is not None
+
+
+def test_an_unknown_monitor_lists_the_known_names_and_a_skipped_evaluation_waits():
+    callback = early_stopping("val_los")
+    with pytest.raises(
+        ValueError, match="monitor='val_los' is not logged; known names are loss, val_loss; did you mean val_loss"
+    ):
+        callback.on(event(loss=1.0, val_loss=2.0), callback.init())
+    with pytest.raises(ValueError, match="Pass eval_data= to fit"):
+        early_stopping().on(event(loss=1.0), callback.init())
+    state = {"best": 1.0, "best_epoch": 0, "waited": 0}
+    assert early_stopping().on(event(loss=1.0), state) == state
+
+
+@pytest.mark.parametrize("wrong", [{"patience": 0}, {"min_delta": -1.0}, {"mode": "up"}])
+def test_early_stopping_checks_its_arguments(wrong):
+    with pytest.raises(ValueError, match=r"early_stopping: (found patience|mode is 'up'; known names are auto)"):
+        early_stopping(**wrong)
+
+
+def test_csv_continues_after_a_resume_without_second_header_or_repeated_rows(tmp_path):
+    path = tmp_path / "runs" / "a.csv"
+    play(csv_logger(path), [event("fit_start"), *(event(epoch=i, step=10 * i + 10, loss=1.0) for i in range(3))])
+    play(csv_logger(path), [event("fit_start", step=20), event(epoch=2, step=30, loss=0.5)])
+    assert path.read_text() == "epoch,step,loss\n0,10,1.0\n1,20,1.0\n2,30,0.5\n"
+    play(csv_logger(path), [event("fit_start", step=30), event(epoch=3, step=40, loss=0.5, val_loss=2.0)])
+    assert path.read_text().splitlines()[0] == "epoch,step,loss,val_loss"
+    assert path.read_text().splitlines()[1::3] == ["0,10,1.0,", "3,40,0.5,2.0"]
+    play(csv_logger(path), [event("fit_start"), event(step=10, loss=9.0)])
+    assert path.read_text() == "epoch,step,loss\n0,10,9.0\n"
+
+
+def test_jsonl_writes_epochs_or_log_points_and_survives_a_cut_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    play(jsonl_logger(path, every="log"), [event("fit_start"), event("log", step=5, batch=5, loss=math.nan), event(step=10)])
+    assert json.loads(path.read_text()) == {"epoch": 0, "step": 5, "batch": 5, "loss": "nan"}
+    with path.open("a") as file:
+        file.write('{"step": 9}\n{"step"')
+    play(jsonl_logger(path), [event("fit_start", step=5), event(step=10, loss=1.0)])
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5, 10]
+    with pytest.raises(ValueError, match="every is 'step', needed 'epoch' or 'log'"):
+        jsonl_logger(path, every="step")
+
+
+def test_speedometer_logs_the_lines_of_mxnet(caplog):
+    run = FakeRun()
+    with caplog.at_level(logging.INFO, logger="jfit"):
+        play(
+            speedometer(frequent=5),
+            [
+                event("epoch_start", run=run),
+                event("log", batch=4, run=run, loss=1.0, accuracy=0.5, samples_per_second=3.0),
+                event("step", batch=5, run=run),
+                event("step", batch=10, run=run, accuracy=0.75),
+                event(run=run, accuracy=0.8, val_accuracy=0.7, loss=1.0, time=1.5),
+            ],
+        )
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("Epoch[0] Batch [0-5]\tSpeed: ") and lines[0].endswith(" samples/sec\taccuracy=0.500000")
+    assert lines[1].startswith("Epoch[0] Batch [5-10]\tSpeed: ") and lines[1].endswith("\taccuracy=0.750000")
+    assert lines[2:] == [
+        "Epoch[0] Train-accuracy=0.800000",
+        "Epoch[0] Time cost=1.500",
+        "Epoch[0] Validation-accuracy=0.700000",
+    ]
+    with pytest.raises(ValueError, match="frequent is 0"):
+        speedometer(frequent=0)
+
+
+def test_checkpointing_saves_state_position_and_history(tmp_path):
+    run = FakeRun()
+    events = []
+    for step in (10, 20, 30):
+        events.append(event(step=step, run=run))
+    state = play(checkpointing(tmp_path, keep=2), events)
+    assert state == str(tmp_path / "step-00000030") and checkpoint.latest(tmp_path) == tmp_path / "step-00000030"
+    assert len(list(tmp_path.iterdir())) == 2
+    assert checkpoint.load_meta(tmp_path)["position"] == {"epoch": 0, "batch": 0}
+    run.meta = lambda: {"mine": 1}
+    play(checkpointing(tmp_path, every=5), [event("step", step=35, run=run), event(step=40, run=run)])
+    assert checkpoint.load_meta(tmp_path) == {"mine": 1}
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000035"
+
+
+@pytest.mark.parametrize("every", [0, True, "step", 2.5])
+def test_checkpointing_says_what_every_may_be(tmp_path, every):
+    with pytest.raises(ValueError, match="needed 'epoch' or a number of steps of at least 1"):
+        checkpointing(tmp_path, every=every)
+    with pytest.raises(ValueError, match="keep is 0"):
+        checkpointing(tmp_path, keep=0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+EPOCHS = [
+    event("fit_start"),
+    *(
+        one
+        for epoch in range(2)
+        for one in (
+            event("epoch_start", epoch=epoch),
+            event("log", epoch=epoch, batch=4, loss=0.5, accuracy=0.9, samples_per_second=12345.0, lr=0.1),
+            event("epoch_end", epoch=epoch, batch=10, loss=0.4, accuracy=0.91, samples_per_second=12345.0, time=1.0, lr=0.1),
+        )
+    ),
+    event("fit_end"),
+]
+
+
+def test_progress_shows_speed_eta_and_metrics_on_a_terminal():
+    file = Terminal()
+    play(progress(file=file), EPOCHS)
+    text = file.getvalue()
+    assert "epoch 0" in text and "4/10" in text and "ETA" in text
+    assert "12,345 samples/s, loss 0.5, accuracy 0.9" in text
+    rows = [line.rsplit("\r", 1)[-1] for line in text.splitlines()]
+    assert sum("samples/s  " in row and "loss" in row for row in rows) == 1
+    assert [row.split()[0] for row in rows if row.endswith("0.9100")] == ["0", "1"]
+
+
+def test_progress_without_known_length_still_counts():
+    file = Terminal()
+    play(progress(file=file), [one._replace(num_batches=None) for one in EPOCHS])
+    assert "4it" in file.getvalue()
+
+
+def test_progress_is_quiet_off_a_terminal_unless_forced():
+    quiet, forced, table = io.StringIO(), io.StringIO(), Terminal()
+    play(progress(file=quiet), EPOCHS)
+    play(progress(file=forced, force=True), EPOCHS)
+    play(progress(bar=False, file=table), EPOCHS)
+    assert quiet.getvalue() == ""
+    assert forced.getvalue() == table.getvalue() and len(forced.getvalue().splitlines()) == 3
+
+
+def test_progress_prints_the_header_again_when_a_column_appears():
+    file = io.StringIO()
+    play(progress(file=file, force=True), [event(loss=1.0), event(epoch=1, loss=1.0, val_loss=1.0), event(epoch=2, loss=1.0)])
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 5 and "val_loss" in lines[2] and lines[4].endswith("-")
+
+
+def test_an_exception_in_a_callback_reaches_the_caller():
+    def fail(one):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        play(fail, [event()])

@@ -1,0 +1,191 @@
+"""Bytes in and out: atomic writes, safetensors, hostile files."""
+
+import io
+import json
+import os
+import pickle
+import struct
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from jfit.formats import FormatError, atomic_dir, atomic_write, load_tensors, save_tensors, sweep, trash, write_tensors
+
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+]
+DEAD = 2**22 + 1  # above Linux's largest process id
+
+
+def numpy_dtype(name):
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3, 4)])
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_and_shape_comes_back_bit_equal(tmp_path, name, shape):
+    array = (np.random.default_rng(0).random(shape) * 100).astype(numpy_dtype(name))
+    arrays, metadata = load_tensors(save_tensors(tmp_path / "a.safetensors", {"x": array}, {"by": "test ä"}))
+    assert arrays["x"].dtype == array.dtype and arrays["x"].shape == shape
+    assert arrays["x"].tobytes() == array.tobytes()
+    assert metadata == {"by": "test ä"}
+    assert arrays["x"].flags.writeable
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_library_reads_what_we_write(tmp_path, name):
+    array = np.arange(6).reshape(2, 3).astype(numpy_dtype(name))
+    save_tensors(tmp_path / "a.safetensors", {"x": array, "y": np.int8(3)})
+    fields = dict(safetensors.deserialize((tmp_path / "a.safetensors").read_bytes()))
+    assert fields["x"]["shape"] == [2, 3] and fields["y"]["shape"] == []
+    assert bytes(fields["x"]["data"]) == array.tobytes()
+
+
+def test_we_read_what_the_library_writes(tmp_path):
+    arrays = {"w": np.ones((2, 3), np.float32), "n": np.arange(3)}
+    safetensors.numpy.save_file(arrays, tmp_path / "a.safetensors", {"k": "v"})
+    found, metadata = load_tensors(tmp_path / "a.safetensors")
+    assert metadata == {"k": "v"} and sorted(found) == ["n", "w"]
+    np.testing.assert_array_equal(found["n"], arrays["n"])
+
+
+@pytest.mark.parametrize("view", [lambda x: x.T, lambda x: x[:, ::2], lambda x: x[::-1], lambda x: x.astype(">f4")])
+def test_memory_layout_never_changes_values(tmp_path, view):
+    array = view(np.arange(12, dtype=np.float32).reshape(3, 4))
+    found = load_tensors(save_tensors(tmp_path / "a.safetensors", {"x": array}))[0]["x"]
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == np.float32
+
+
+def test_jax_arrays_and_no_arrays_are_written(tmp_path):
+    found, _ = load_tensors(save_tensors(tmp_path / "a.safetensors", {"x": jnp.ones((2,), jnp.bfloat16)}))
+    assert found["x"].dtype == ml_dtypes.bfloat16
+    assert load_tensors(save_tensors(tmp_path / "b.safetensors", {})) == ({}, {})
+
+
+def test_an_unknown_dtype_is_refused_by_name_and_leaves_no_file(tmp_path):
+    with pytest.raises(TypeError, match=r"array 'x' has dtype complex64, needed one of bool, .*cast it first"):
+        save_tensors(tmp_path / "a.safetensors", {"x": np.ones(2, np.complex64)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def raw(header, data=b""):
+    text = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "byte 0: found 0 bytes"),
+        (struct.pack("<Q", 2**60), "the header claims 1152921504606846976 bytes, the file has 0"),
+        (raw(b"{nope"), "header: it is not valid JSON"),
+        (raw(b"[" * 100_000), "header: it is not valid JSON"),
+        (raw(b'{"a":1,"a":2}'), "a name occurs twice"),
+        (raw([1]), "found a JSON list, needed an object"),
+        (raw({"__metadata__": {"a": 1}}), "'__metadata__': needed an object of texts"),
+        (raw({"x": 3}), "tensor 'x': its entry lacks dtype"),
+        (raw({"x": entry("F8")}, bytes(8)), "dtype 'F8' is not one of BOOL"),
+        (raw({"x": entry(shape=[-2])}, bytes(8)), "is no list of at most 64 sizes"),
+        (raw({"x": entry(offsets=(0, 80))}, bytes(8)), r"0..80 lie outside the 8 data bytes present"),
+        (raw({"x": entry(shape=[2**62, 2**62])}, bytes(8)), "needs 85070591730234615865843651857942052864 bytes"),
+        (raw({"x": entry(shape=[0, 2**63], offsets=(0, 0))}), "a size no real array has"),
+        (raw({"x": entry(), "y": entry()}, bytes(8)), "tensor 'y': its data begins at byte 0, needed 8"),
+        (raw({"x": entry()}, bytes(9)), "1 bytes belong to no tensor"),
+    ],
+)
+def test_hostile_files_raise_a_sentence_with_file_and_place(tmp_path, content, message):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=message) as caught:
+        load_tensors(path)
+    assert str(path) in str(caught.value)
+    assert "restore it" in str(caught.value) or "cast it" in str(caught.value)
+
+
+def test_mutated_files_load_or_raise_a_format_error(tmp_path):
+    file = io.BytesIO()
+    write_tensors(file, {"w": np.ones((2, 3), np.float32), "n": np.int64(3)}, {"k": "v"})
+    seed, random, path = file.getvalue(), np.random.default_rng(0), tmp_path / "m.safetensors"
+    for _ in range(300):
+        mutant = bytearray(seed)
+        for at in random.integers(0, len(mutant), 3):
+            mutant[at] = random.integers(0, 256)
+        path.write_bytes(mutant[: random.integers(0, len(mutant) + 1)] if random.random() < 0.2 else mutant)
+        try:
+            load_tensors(path)
+        except FormatError:
+            pass
+
+
+def test_format_errors_survive_pickling():
+    error = pickle.loads(pickle.dumps(FormatError("a", "b", "c", "d")))
+    assert str(error) == "a: b: c; d" and error.where == "b"
+
+
+def test_a_failing_writer_leaves_the_old_file(tmp_path):
+    path = atomic_write(tmp_path / "sub" / "a.txt", "old")
+
+    def fail(file):
+        file.write(b"new")
+        raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError, match="disk"):
+        atomic_write(path, fail)
+    assert path.read_text() == "old" and os.listdir(path.parent) == ["a.txt"]
+    assert atomic_write(path, b"new", sync=False).read_bytes() == b"new"
+
+
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "saved"
+    with atomic_dir(target) as folder:
+        (folder / "a").write_text("1")
+        assert not target.exists()
+    with pytest.raises(RuntimeError), atomic_dir(target) as folder:
+        (folder / "b").write_text("2")
+        raise RuntimeError
+    assert os.listdir(target) == ["a"] and os.listdir(tmp_path) == ["saved"]
+    with atomic_dir(target, sync=False) as folder:
+        (folder / "c").write_text("3")
+    assert os.listdir(target) == ["c"] and os.listdir(tmp_path) == ["saved"]
+
+
+def test_sweep_removes_leftovers_and_puts_back_a_folder_moved_aside(tmp_path):
+    (tmp_path / f".a.txt.{DEAD}-01234567.tmp").write_text("half")
+    (tmp_path / f".b.{DEAD}-01234567.tmp").mkdir()
+    (tmp_path / f".c.{DEAD}-01234567.old").mkdir()
+    (tmp_path / f".d.{os.getppid()}-01234567.tmp").write_text("a living process writes this")
+    (tmp_path / ".keep.tmp").write_text("not ours")
+    assert len(sweep(tmp_path)) == 3
+    assert sorted(os.listdir(tmp_path)) == [f".d.{os.getppid()}-01234567.tmp", ".keep.tmp", "c"]
+    assert sweep(tmp_path / "missing") == []
+
+
+def test_sweep_spares_what_this_process_is_writing(tmp_path):
+    with atomic_dir(tmp_path / "a") as folder:
+        assert sweep(tmp_path) == [] and folder.exists()
+    trash(tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+    # A restarted container often has the same process id as the run that was killed.
+    (tmp_path / f".b.{os.getpid()}-01234567.tmp").mkdir()
+    assert len(sweep(tmp_path)) == 1

@@ -1,0 +1,113 @@
+"""History: append-only tables, text, files, curves."""
+
+import math
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jfit.history import History
+
+
+@pytest.fixture
+def history():
+    found = History()
+    for epoch in range(3):
+        found.add_point(epoch=epoch, batch=5, step=10 * epoch + 5, loss=2.0)
+        found.add_epoch(
+            epoch=epoch,
+            step=10 * (epoch + 1),
+            val_loss=1.5 - epoch / 4,
+            accuracy=0.5 + epoch / 10,
+            loss=1.0 / (epoch + 1),
+            samples_per_second=12345.6,
+            time=1.234,
+            lr=0.01,
+            val_accuracy=0.4,
+        )
+    return found
+
+
+def test_columns_stand_in_reading_order_whatever_order_they_came_in(history):
+    expected = ["epoch", "step", "time", "samples_per_second", "lr", "loss", "accuracy", "val_loss", "val_accuracy"]
+    assert history.columns() == expected
+    assert history.columns("points") == ["epoch", "batch", "step", "loss"]
+
+
+def test_rows_only_grow(history):
+    history.epochs[0]["loss"] = 7
+    history.epochs.clear()
+    assert history.column("loss") == [1.0, 0.5, 1 / 3] and len(history) == 3
+
+
+def test_array_scalars_become_python_numbers(history):
+    history.add_epoch(epoch=np.int64(3), loss=jnp.float32(0.25))
+    assert type(history.column("loss")[-1]) is float and type(history.column("epoch")[-1]) is int
+    assert history.column("val_loss")[-1] is None
+
+
+def test_unknown_columns_and_tables_are_told(history):
+    with pytest.raises(KeyError, match="no column 'acc' in epochs; its columns are epoch, step"):
+        history.column("acc")
+    with pytest.raises(ValueError, match="no table 'steps'; known tables are epochs and points"):
+        history.columns("steps")
+
+
+def test_json_brings_both_tables_back_with_infinities(history):
+    history.add_epoch(epoch=3, loss=math.inf, accuracy=-math.inf)
+    assert History.from_json(history.to_json()) == history
+    history.add_epoch(epoch=4, loss=math.nan)
+    assert math.isnan(History.from_json(history.to_json()).column("loss")[-1])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"epochs": 3, "points": []}', '{"epochs": [3], "points": []}'])
+def test_other_json_is_refused_with_a_sentence(text):
+    with pytest.raises(ValueError, match="the text is not a history .*needed a JSON object with the lists"):
+        History.from_json(text)
+
+
+def test_csv_has_a_header_and_a_line_a_row(history, tmp_path):
+    lines = history.to_csv(tmp_path / "runs" / "history.csv").read_text().splitlines()
+    assert lines[0].startswith("epoch,step,time") and len(lines) == 4
+    assert history.to_csv(tmp_path / "points.csv", "points").read_text().splitlines()[1] == "0,5,5,2.0"
+
+
+def test_the_table_is_aligned_and_streams_line_by_line(history):
+    lines = history.table().splitlines()
+    assert lines == [history.header(), *(history.row(i) for i in range(3))]
+    assert len({len(line) for line in lines}) == 1
+    assert "samples/s" in lines[0] and "12,346" in lines[1] and "step" not in lines[0]
+    history.add_epoch(epoch=3, loss=1e-9)
+    assert "1.00e-09" in history.row() and " -" in history.row()
+    assert str(History()) == "(no epochs yet)" and repr(history) == "History(4 epochs, 3 log points)"
+
+
+def test_the_notebook_table_escapes_names():
+    text = History([{"epoch": 0, "<b>": 1.0}])._repr_html_()
+    assert "<th>&lt;b&gt;</th>" in text and "<td>1.0000</td>" in text
+
+
+def test_plot_draws_loss_and_metrics_for_train_and_validation(history, tmp_path):
+    pytest.importorskip("matplotlib")
+    figure = history.plot(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert [axis.get_title() for axis in figure.axes] == ["loss", "accuracy"]
+    assert [line.get_label() for line in figure.axes[0].lines] == ["train", "validation"]
+    assert "<svg" in (history.plot(tmp_path / "curves.svg"), (tmp_path / "curves.svg").read_text())[1]
+
+
+def test_plot_draws_into_given_axes_or_says_what_is_missing(history, tmp_path):
+    figures = pytest.importorskip("matplotlib.figure")
+    axes = figures.Figure().subplots(1, 2)
+    assert history.plot(axes=axes) is axes[0].figure and len(axes[1].lines) == 2
+    with pytest.raises(ValueError, match="given 1 axes but has 2 curves"):
+        history.plot(axes=axes[0])
+    with pytest.raises(ValueError, match="nothing to plot"):
+        History().plot(tmp_path / "a.png")
+
+
+def test_frames_need_pandas(history, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="to_frame needs pandas, which is not installed"):
+        history.to_frame()
