@@ -79,7 +79,7 @@ def test_what_is_no_callback_is_refused_with_a_sentence():
         as_callback(3)
     with pytest.raises(TypeError, match="needed a Callback or a function"):
         as_callback(Callback)
-    with pytest.raises(ValueError, match="there is no event 'epoch_stop'; known names are .*; did you mean epoch_st"):
+    with pytest.raises(ValueError, match=r"there is no event 'epoch_stop'; known names are .*; did you mean epoch_st"):
         lambda_callback(epoch_stop=print)
     with pytest.raises(ValueError, match="asks for 'step' events but every is None; give every=N"):
         lambda_callback(step=print)

@@ -35,7 +35,7 @@ def make_state(step=0, hidden=3):
 
 
 def plain(tree):
-    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
     return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), tree)
 
 
@@ -109,10 +109,10 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning_that_names
     damage(tmp_path / "step-00000002")
     with pytest.warns(UserWarning, match=r"step-00000002 is damaged \(.*crc32.*Restored .*step-00000001 instead"):
         assert int(checkpoint.restore(tmp_path, make_state()).step) == 1
-    with pytest.raises(FormatError, match="crc32: found .*its bytes changed; restore an older checkpoint"):
+    with pytest.raises(FormatError, match=r"crc32: found .*its bytes changed; restore an older checkpoint"):
         checkpoint.restore(tmp_path / "step-00000002", make_state())
     damage(tmp_path / "step-00000001")
-    with pytest.raises(FormatError, match="each of 2 is damaged, the newest: .*step-00000002"):
+    with pytest.raises(FormatError, match=r"each of 2 is damaged, the newest: .*step-00000002"):
         checkpoint.restore(tmp_path, make_state())
 
 
@@ -163,7 +163,7 @@ def test_a_state_of_another_model_is_refused_with_its_first_three_differences(tm
 
 
 def test_wrong_arguments_are_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no checkpoint .* found in .*; give the folder"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .* found in .*; give the folder"):
         checkpoint.restore(tmp_path, make_state())
     with pytest.raises(FileNotFoundError, match="is no folder"):
         checkpoint.verify(tmp_path / "step-00000001")

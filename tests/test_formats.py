@@ -1,5 +1,6 @@
 """Bytes in and out: atomic writes, safetensors, hostile files."""
 
+import contextlib
 import io
 import json
 import os
@@ -132,10 +133,8 @@ def test_mutated_files_load_or_raise_a_format_error(tmp_path):
         for at in random.integers(0, len(mutant), 3):
             mutant[at] = random.integers(0, 256)
         path.write_bytes(mutant[: random.integers(0, len(mutant) + 1)] if random.random() < 0.2 else mutant)
-        try:
+        with contextlib.suppress(FormatError):
             load_tensors(path)
-        except FormatError:
-            pass
 
 
 def test_format_errors_survive_pickling():

@@ -63,7 +63,7 @@ def test_json_brings_both_tables_back_with_infinities(history):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"epochs": 3, "points": []}', '{"epochs": [3], "points": []}'])
 def test_other_json_is_refused_with_a_sentence(text):
-    with pytest.raises(ValueError, match="the text is not a history .*needed a JSON object with the lists"):
+    with pytest.raises(ValueError, match=r"the text is not a history .*needed a JSON object with the lists"):
         History.from_json(text)
 
 
