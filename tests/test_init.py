@@ -1,0 +1,90 @@
+"""Initializers: MXNet 1.9.1's dispatch and values."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jfit import init
+from jfit.init import InitDesc
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "initializers.json").read_text())
+KEY = jax.random.key(0)
+RANDOM = {
+    "uniform": init.Uniform(0.2),
+    "normal": init.Normal(0.3),
+    "xavier_default": init.Xavier(),
+    "xavier_in_gauss": init.Xavier("gaussian", "in", 2),
+    "xavier_out": init.Xavier("uniform", "out", 2.34),
+    "msra": init.MSRAPrelu(),
+}
+
+
+@pytest.mark.parametrize("case", [c for c in GOLDEN["deterministic"] if "value" in c], ids=lambda c: f"{c['init']}-{c['name']}")
+def test_fixed_values_and_dispatch_are_mxnets(case):
+    start = init.get(case["init"] if case["init"].startswith("[") else "uniform")
+    value = start(KEY, InitDesc(case["name"], case.get("attrs") or {}), case["shape"])
+    np.testing.assert_allclose(np.ravel(value), case["value"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", [c for c in GOLDEN["random"] if c["init"] in RANDOM], ids=lambda c: f"{c['init']}-{c['shape']}")
+def test_distributions_have_mxnets_spread_and_text(case):
+    start = RANDOM[case["init"]]
+    assert json.loads(start.dumps()) == json.loads(case["dumps"])
+    value = np.asarray(start(KEY, InitDesc("x_weight"), case["shape"]))
+    assert value.std() == pytest.approx(case["std"], rel=0.05)
+    assert abs(value.mean()) < 0.1 * case["std"]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize("shape", [(4, 6), (6, 2, 2)])
+def test_orthogonal_rows_or_columns(kind, shape):
+    q = np.asarray(init.Orthogonal(1.0, kind)(KEY, "x_weight", shape)).reshape(shape[0], -1)
+    small = q @ q.T if q.shape[0] <= q.shape[1] else q.T @ q
+    np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
+
+
+def test_mixed_and_load_choose_by_name():
+    mixed = init.get({".*gate.*": init.Constant(2.0), ".*": "one"})
+    assert np.asarray(mixed(KEY, InitDesc("my_gate_weight"), (3,))).tolist() == GOLDEN["mixed"]["my_gate_weight"]
+    assert np.asarray(mixed(KEY, InitDesc("fc_bias"), (3,))).tolist() == GOLDEN["mixed"]["fc_bias"]
+    load = init.Load({"arg:fc_weight": np.full((2, 2), 4.0)}, "uniform")
+    assert float(load(KEY, InitDesc("fc_weight"), (2, 2))[0, 0]) == GOLDEN["load"]["fc_weight"]
+    assert load(KEY, InitDesc("other_bias"), (2,)).tolist() == GOLDEN["load"]["other_bias"]
+
+
+def test_default_handles_vectors_and_fused_rnn_parameters():
+    start = init.get(None)
+    for name, shape in [("conv_weight", (8, 4, 3, 3)), ("a_weight", (100,)), ("lstm_parameters", (100,))]:
+        value = np.asarray(start(KEY, InitDesc(name), shape))
+        assert 0 < value.std() < 0.5
+    assert start(KEY, InitDesc("x_weight"), (4, 4), jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_same_key_same_values_under_jit():
+    start = init.Xavier()
+    plain = start(KEY, InitDesc("x_weight"), (5, 3))
+    np.testing.assert_array_equal(plain, jax.jit(lambda key: start(key, InitDesc("x_weight"), (5, 3)))(KEY))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: init.Uniform()(KEY, "foo", (2,)), "parameter 'foo': no initialization rule fits the name"),
+        (lambda: init.Xavier()(KEY, "x_weight", (2,)), r"'x_weight': Xavier needs at least 2 dimensions .* \(2,\)"),
+        (lambda: init.get("xavir"), "unknown initializer 'xavir': the nearest names are 'xavier'"),
+        (lambda: init.get("normal", sigm=1), "no parameter 'sigm'; the nearest it has: 'sigma'"),
+        (lambda: init.get("[nonsense"), "cannot be read"),
+        (lambda: init.Xavier(rnd_type="odd"), "rnd_type is 'odd'"),
+        (lambda: init.Bilinear()(KEY, "x_weight", (2, 2)), "Bilinear needs 4 dimensions"),
+        (lambda: init.Load({})(KEY, "x_weight", (2,)), "not among the 0 loaded arrays"),
+        (lambda: init.Load({"x": np.ones(3)})(KEY, "x", (2,)), r"has shape \(3,\), the graph needs \(2,\)"),
+        (lambda: init.Mixed(["a"], ["one"])(KEY, "x_weight", (2,)), "matches none of the patterns 'a'"),
+    ],
+)
+def test_errors_name_the_parameter_and_the_remedy(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
