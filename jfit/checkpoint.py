@@ -138,6 +138,27 @@ def load_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     return _newest_valid(Path(path))[1]["meta"]
 
 
+def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Reads a checkpoint's arrays by name, where there is no state to restore it into.
+
+    Args:
+      path: the folder of one checkpoint, or of a run's checkpoints (the newest valid one, the one `restore` takes).
+
+    Returns:
+      Key path -> array, 'params/fc1_weight' for instance; a typed PRNG key is its uint32 data.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint.
+      FormatError: it is damaged.
+
+    Example:
+      >>> import tempfile
+      >>> sorted(load_arrays(save(tempfile.mkdtemp(), {"step": 1, "params": {"w": np.ones(3)}})))
+      ['params/w', 'step']
+    """
+    return load_tensors(_newest_valid(Path(path))[0] / _TENSORS)[0]
+
+
 def latest(directory: str | os.PathLike[str]) -> Path | None:
     """The folder of the newest checkpoint, unread; None where there is none.
 
