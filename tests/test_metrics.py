@@ -1,0 +1,145 @@
+"""Metrics: MXNet 1.9.1's recorded values, scikit-learn's, and what padding and device count may not change."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.metrics as oracle
+
+from jfit import metrics
+
+FOLDER = Path(__file__).parent / "golden"
+CASES = [c for c in json.loads((FOLDER / "metrics.json").read_text())["cases"] if c["create"] not in ("mcc", "pcc", "pearsonr")]
+RNG = np.random.default_rng(0)
+LABEL = RNG.integers(0, 5, 24).astype(np.float32)
+PROB = RNG.dirichlet(np.ones(5), 24).astype(np.float32)
+NAMES = ["acc", "top_k_accuracy_2", "ce", "nll_loss", "perplexity", "loss"]
+
+
+def value(metric, batches):
+    """batches of (labels, outputs, weights)"""
+    sums = metric.init()
+    for batch in batches:
+        sums = metric.update(sums, metric.stats(*batch))
+    return {k: float(v) for k, v in metric.compute(jax.device_get(sums)).items()}
+
+
+def single(name, label, output, weight=None, **params):
+    (metric,) = metrics.get(name, **params)
+    return next(iter(value(metric, [((jnp.asarray(label),), (jnp.asarray(output),), (weight,))]).values()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c["id"])
+def test_values_and_names_are_mxnets(case):
+    if case["create"] == "composite":
+        chosen = metrics.get(case["kwargs"]["metrics"])
+    else:
+        chosen = metrics.get(case["create"], **case["kwargs"])
+    with np.load(FOLDER / "metrics.npz") as arrays:
+        batches = [
+            ((jnp.asarray(arrays[f"{case['id']}/label{b}"]),), (jnp.asarray(arrays[f"{case['id']}/pred{b}"]),), (None,))
+            for b in range(case["n_batches"])
+        ]
+    got = [pair for metric in chosen for pair in value(metric, batches).items()]
+    for (name, number), (want_name, want) in zip(got, case["results"][-1]["global_name_value"], strict=True):
+        assert name == want_name
+        assert number == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mse", "mae", "rmse", "f1"])
+def test_rows_of_weight_zero_never_count_whatever_they_hold(name):
+    label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
+    label, output = np.asarray(label, np.float32), np.asarray(output)
+    bad_label = np.concatenate([label, np.full_like(label[:3], np.nan)])
+    bad_output = np.concatenate([output, np.full_like(output[:3], np.nan)])
+    weight = jnp.asarray([1.0] * 24 + [0.0] * 3)
+    assert single(name, bad_label, bad_output, weight) == pytest.approx(single(name, label, output), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mse", "rmse", "f1"])
+def test_sums_of_two_devices_give_the_whole_batch(name):
+    label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
+    metric = metrics.create(name)
+    label, output = jnp.asarray(label), jnp.asarray(output)
+    parts = [metric.stats((label[s],), (output[s],), None) for s in (slice(0, 7), slice(7, 24))]
+    sums = metric.update(metric.init(), jax.tree.map(jnp.add, *parts))
+    got = next(iter(metric.compute(sums).values()))
+    assert float(got) == pytest.approx(single(name, label, output), rel=1e-6)
+
+
+def test_scikit_learn_agrees():
+    best = PROB.argmax(1)
+    assert single("acc", LABEL, PROB) == pytest.approx(oracle.accuracy_score(LABEL, best))
+    assert single("top_k_accuracy", LABEL, PROB, top_k=3) == pytest.approx(oracle.top_k_accuracy_score(LABEL, PROB, k=3))
+    assert single("ce", LABEL, PROB) == pytest.approx(oracle.log_loss(LABEL, PROB.astype(np.float64), labels=range(5)), rel=1e-5)
+    two = PROB[:, :2]
+    assert single("f1", LABEL > 2, two) == pytest.approx(oracle.f1_score(LABEL > 2, two.argmax(1)))
+    assert single("mse", PROB, 1 - PROB) == pytest.approx(oracle.mean_squared_error(PROB, 1 - PROB), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(24, 1), (4, 6)])
+def test_labels_of_other_shapes_pair_with_their_rows(shape):
+    for name in ("acc", "ce", "perplexity"):
+        assert single(name, LABEL.reshape(shape), PROB) == pytest.approx(single(name, LABEL, PROB))
+
+
+def test_ignored_labels_and_padded_rows_both_stay_out():
+    weight = jnp.asarray([1.0] * 12 + [0.0] * 12)
+    kept = LABEL[:12] != 0
+    want = single("perplexity", LABEL[:12][kept], PROB[:12][kept])
+    assert single("perplexity", LABEL, PROB, weight, ignore_label=0) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mse", "rmse", "f1"])
+def test_nothing_counted_is_nan_and_a_batch_without_rows_changes_nothing(name):
+    metric = metrics.create(name)
+    assert all(np.isnan(v) for v in value(metric, []).values())
+    label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
+    batch = ((jnp.asarray(label),), (jnp.asarray(output),))
+    got = value(metric, [(*batch, None), (*batch, (jnp.zeros(24),))])
+    assert got == pytest.approx(value(metric, [(*batch, None)]))
+
+
+def test_several_outputs_pair_in_order():
+    pair = ((jnp.asarray(LABEL), jnp.asarray(LABEL)), (jnp.asarray(PROB), jnp.eye(5)[LABEL.astype(int)]), (None, None))
+    (got,) = value(metrics.create("acc"), [pair]).values()
+    assert got == pytest.approx((single("acc", LABEL, PROB) + 1) / 2)
+
+
+def test_float_sums_do_not_drift():
+    metric = metrics.create("loss")
+    fold = jax.jit(lambda s: jax.lax.fori_loop(0, 100_000, lambda i, s: metric.update(s, (jnp.float32(0.1), jnp.int32(1))), s))
+    got = metric.compute(jax.device_get(fold(metric.init())))["loss"]
+    assert float(got) == pytest.approx(float(np.float32(0.1)), rel=1e-7)
+
+
+def test_a_function_becomes_a_host_metric():
+    def bias(label, output):
+        return float((output - label).sum()), len(label)
+
+    (metric,) = metrics.get(bias)
+    assert metric.host
+    assert metric.compute(metric.update(metric.init(), [np.zeros(4)], [np.ones(4)])) == {"bias": 1.0}
+    assert metrics.get(lambda label, output: 0.0)[0].name == "custom(<lambda>)"
+    assert np.isnan(metric.compute(metric.init())["bias"])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: metrics.get("acuracy"), ValueError, "unknown metric 'acuracy': the nearest names are 'accuracy'"),
+        (lambda: metrics.get("ce", epz=1), ValueError, "no parameter 'epz'; the nearest it has: 'eps'"),
+        (lambda: metrics.get("top_k_accuracy"), ValueError, "top_k is 1, more than 1 is needed"),
+        (lambda: metrics.get(3), TypeError, "a metric is a name"),
+        (lambda: single("acc", LABEL[:3], PROB), ValueError, r"metric accuracy: the label has shape \(3,\)"),
+        (lambda: single("f1", LABEL, PROB), ValueError, "metric f1 is binary"),
+        (lambda: single("mse", LABEL, PROB), ValueError, "one label for each prediction"),
+        (lambda: metrics.create("acc").stats((), (jnp.ones(2),), None), ValueError, "0 labels and 1 outputs"),
+    ],
+)
+def test_errors_are_sentences(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

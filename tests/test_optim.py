@@ -1,0 +1,197 @@
+"""Optimizers: MXNet 1.9.1's formulas against a float64 numpy account of them, and what resolving a name promises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jfit import optim
+
+RNG = np.random.default_rng(0)
+START = {"fc_weight": RNG.normal(size=(3, 2)), "fc_bias": RNG.normal(size=3)}
+GRADS = [{k: RNG.normal(size=v.shape) for k, v in START.items()} for _ in range(4)]
+
+
+def clip(x, bound):
+    return np.clip(x, -bound, bound) if bound else x
+
+
+def sgd(w, g, s, t, lr, wd, momentum=0.0, clip_gradient=None):
+    s["m"] = momentum * s.get("m", 0) - lr * wd * w - lr * clip(g, clip_gradient)
+    return w + s["m"]
+
+
+def nag(w, g, s, t, lr, wd, momentum, clip_gradient=None):
+    g, m = clip(g, clip_gradient), momentum * s.get("m", 0)
+    new = w - m + (1 + momentum) * (m - lr * (g + wd * w))
+    s["m"] = m - lr * (g + wd * new)
+    return new
+
+
+def adam(w, g, s, t, lr, wd, beta1=0.9, beta2=0.999, epsilon=1e-8, clip_gradient=None):
+    g = clip(g + wd * w, clip_gradient)
+    s["m"] = beta1 * s.get("m", 0) + (1 - beta1) * g
+    s["v"] = beta2 * s.get("v", 0) + (1 - beta2) * g * g
+    rate = lr * np.sqrt(1 - beta2**t) / (1 - beta1**t)
+    return w - rate * s["m"] / (np.sqrt(s["v"]) + epsilon)
+
+
+def adamw_kernel(w, g, s, t, lr, wd, beta1=0.9, beta2=0.999, epsilon=1e-6, bias_correction=True):
+    s["m"] = beta1 * s.get("m", 0) + (1 - beta1) * g
+    s["v"] = beta2 * s.get("v", 0) + (1 - beta2) * g * g
+    m, v = (s["m"] / (1 - beta1**t), s["v"] / (1 - beta2**t)) if bias_correction else (s["m"], s["v"])
+    return w - lr * (m / (np.sqrt(v) + epsilon) + wd * w)
+
+
+def rmsprop(w, g, s, t, lr, wd, gamma1=0.9, gamma2=0.9, epsilon=1e-8, centered=False, clip_weights=None, clip_gradient=None):
+    g = clip(g + wd * w, clip_gradient)
+    s["n"] = (1 - gamma1) * g * g + gamma1 * s.get("n", 0)
+    if not centered:
+        return clip(w - lr * g / np.sqrt(s["n"] + epsilon), clip_weights)
+    s["a"] = (1 - gamma1) * g + gamma1 * s.get("a", 0)
+    s["d"] = gamma2 * s.get("d", 0) - lr * g / np.sqrt(s["n"] - s["a"] ** 2 + epsilon)
+    return clip(w + s["d"], clip_weights)
+
+
+CASES = [
+    ("sgd", sgd, {}),
+    ("sgd", sgd, {"momentum": 0.9, "wd": 0.1, "clip_gradient": 0.5}),
+    ("nag", nag, {"momentum": 0.9, "wd": 0.1, "clip_gradient": 0.5}),
+    ("adam", adam, {}),
+    ("adam", adam, {"beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "wd": 0.1, "clip_gradient": 0.5}),
+    ("adamw", adamw_kernel, {"wd": 0.1}),
+    ("adamw", adamw_kernel, {"wd": 0.1, "bias_correction": False}),
+    ("rmsprop", rmsprop, {"wd": 0.1, "clip_gradient": 0.5}),
+    ("rmsprop", rmsprop, {"centered": True, "gamma1": 0.8, "wd": 0.1, "clip_weights": 0.9}),
+]
+
+
+def f32(tree):
+    return jax.tree.map(lambda x: jnp.array(x, jnp.float32), tree)
+
+
+@pytest.mark.parametrize(("name", "oracle", "params"), CASES)
+def test_four_steps_follow_mxnets_formula(name, oracle, params):
+    tx = optim.get(name, learning_rate=0.05, **params).transform
+    w, state = f32(START), tx.init(f32(START))
+    want, kept = dict(START), {k: {} for k in START}
+    step = jax.jit(tx.update)
+    for t, grads in enumerate(GRADS, 1):
+        updates, state = step(f32(grads), state, w)
+        w = optax.apply_updates(w, updates)
+        for key, wd in (("fc_weight", params.get("wd", 0.0)), ("fc_bias", 0.0)):
+            rest = {k: v for k, v in params.items() if k != "wd"}
+            want[key] = oracle(want[key], grads[key], kept[key], t, 0.05, wd, **rest)
+    for key in START:
+        np.testing.assert_allclose(w[key], want[key], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adamw", "rmsprop", "lion", "adagrad"])
+def test_the_traced_rate_is_used_and_never_retraces(name):
+    tx = optim.get(name, learning_rate=123.0).transform
+    w, grads, traces = f32(START), f32(GRADS[0]), []
+
+    @jax.jit
+    def step(state, rate):
+        traces.append(1)
+        return tx.update(grads, state, w, learning_rate=rate)
+
+    one, _ = step(tx.init(w), jnp.float32(0.01))
+    two, _ = step(tx.init(w), jnp.float32(0.02))
+    np.testing.assert_allclose(two["fc_bias"], 2 * one["fc_bias"], rtol=1e-5)
+    assert len(traces) == 1
+
+
+def test_nothing_is_stored_when_every_multiplier_is_one():
+    assert jax.tree.leaves(optim.sgd(0.1).init(f32(START))) == []
+    assert optim.sgd(0.1, wd=0.1, wd_mult=None).init(f32(START)).wd_mult is None
+    state = optim.sgd(0.1, wd=0.1).init(f32(START))
+    assert state.wd_mult.tolist() == [0.0, 1.0]  # leaf order: fc_bias, fc_weight
+
+
+def test_multipliers_are_data():
+    w = f32(START)
+    tx = optim.sgd(0.1, wd=0.1, lr_mult={"fc_bias": 2.0}, wd_mult={"fc_bias": 0.5})
+    step, state = jax.jit(tx.update), tx.init(w)
+    zero = jax.tree.map(jnp.zeros_like, w)
+    updates, _ = step(zero, state, w)
+    np.testing.assert_allclose(updates["fc_bias"], -0.2 * 0.05 * w["fc_bias"], rtol=1e-5)
+    frozen = optim.set_multipliers(state, w, lr_mult=lambda name: 0.0)
+    updates, _ = step(zero, frozen, w)
+    assert not np.any(updates["fc_weight"])
+    assert step._cache_size() == 1
+
+
+def test_trees_of_other_names_decay_their_matrices():
+    tree = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
+    assert optim.sgd(0.1, wd=0.1).init(tree).wd_mult.tolist() == [0.0, 1.0]
+
+
+def test_sixteen_bit_parameters_keep_float32_state_and_their_dtype():
+    w = jax.tree.map(lambda x: jnp.array(x, jnp.bfloat16), START)
+    tx = optim.adam(0.1)
+    updates, state = tx.update(w, tx.init(w), w)
+    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in jax.tree.leaves(state.slots)} == {jnp.dtype(jnp.float32)}
+
+
+def test_state_buffers_are_their_own_and_can_be_donated():
+    w = f32(START)
+    tx = optim.adam(0.1)
+    state = tx.init(w)
+    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
+    assert len(set(pointers)) == len(pointers)
+    jax.jit(tx.update, donate_argnums=1)(w, state, w)
+
+
+def test_update_works_under_vmap():
+    w = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), f32(START))
+    tx = optim.adam(0.1, wd=0.1)
+    updates, _ = jax.vmap(tx.update)(w, jax.vmap(tx.init)(w), w)
+    alone, _ = tx.update(f32(START), tx.init(f32(START)), f32(START))
+    np.testing.assert_allclose(updates["fc_bias"][0], alone["fc_bias"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lion"])
+def test_a_schedule_at_construction_counts_updates(name):
+    rates = optax.piecewise_constant_schedule(1.0, {1: 0.5})
+    tx = optim.get(name, learning_rate=rates).transform
+    w = {"a_bias": jnp.ones(())}
+    state, steps = tx.init(w), []
+    for _ in range(3):
+        updates, state = tx.update(w, state, jax.tree.map(jnp.zeros_like, w))
+        steps.append(-float(updates["a_bias"]))
+    assert steps == [1.0, 0.5, 0.5]
+    own = optim.sgd(optim.factor(step=1, factor=0.5, base_lr=1.0))
+    assert float(own.update(w, own.init(w), w)[0]["a_bias"]) == -1.0
+
+
+def test_instances_come_back_unchanged():
+    plain = optax.adam(0.1)
+    assert optim.get(plain) == (plain, None, False, type(plain).__name__)
+    injected = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
+    assert optim.get(injected).learning_rate == 0.25
+    assert optim.injected_rate(plain.init({"w": jnp.ones(1)})) is None
+    assert optim.get("adam").learning_rate == 0.001
+    resolved = optim.get("nag")
+    assert optim.get(resolved) is resolved
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: optim.get("sdg"), ValueError, "unknown optimizer 'sdg': the nearest names are 'sgd'"),
+        (lambda: optim.get("sgd", momentun=1), ValueError, "no parameter 'momentun'; the nearest it has: 'momentum'"),
+        (lambda: optim.get("lion", b9=1), ValueError, "optimizer 'lion' has no parameter 'b9'"),
+        (lambda: optim.get("lbfgs"), ValueError, "optimizer 'lbfgs' runs a line search"),
+        (lambda: optim.get(optax.lbfgs()), ValueError, "runs a line search"),
+        (lambda: optim.get(optax.sgd(0.1), momentum=1), ValueError, r"an instance already, so its parameters \(momentum\)"),
+        (lambda: optim.get(3), TypeError, "an optimizer is a name or an optax transformation"),
+        (lambda: optim.sgd(0.1).update({}, optim.sgd(0.1).init({})), ValueError, "needs the parameters"),
+        (lambda: optim.sgd(0.1, wd=1, wd_mult="odd").init({"a": jnp.ones(1)}), ValueError, "wd_mult is 'odd'"),
+    ],
+)
+def test_errors_are_sentences(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
