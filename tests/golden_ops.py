@@ -114,7 +114,9 @@ def _call(op: Op, attrs: Attrs, args: list[jax.Array], aux: list[jax.Array], tra
 
 def _gradients(op: Op, case: Case, attrs: Attrs, args: list[jax.Array], aux: list[jax.Array], arrays: Arrays) -> dict[str, Any]:
     req = {i["name"]: i["grad_req"] for i in case["inputs"]}
-    learned = [k for k, name in enumerate(case["order"]) if req[name] in ("write", "add")]
+    # MXNet leaves the gradient buffer of a label as it was, so what is recorded there is no gradient
+    label = op.label if op.kind == "head" else None
+    learned = [k for k, name in enumerate(case["order"]) if req[name] in ("write", "add") and name != label]
 
     def forward(*values: jax.Array) -> list[jax.Array]:
         full = list(args)

@@ -112,7 +112,8 @@ def _softmax_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | No
         grad = (out - label.astype(out.dtype)) * attrs.grad_scale
     else:
         grad = _hard_gradient(attrs, out, label, weight).reshape(out.shape)
-    return grad * cotangent if attrs.out_grad else grad
+    # MXNet 1.9.1 multiplies by its own output where out_grad asks for the head gradient; recorded curves depend on it.
+    return grad * out if attrs.out_grad else grad
 
 
 def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None) -> Array:

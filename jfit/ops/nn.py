@@ -79,6 +79,19 @@ def activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return _ACTIVATIONS[attrs.act_type](data)
 
 
+@jax.custom_jvp
+def _selu(x: Array) -> Array:
+    return SELU_SCALE * jnp.where(x > 0, x, SELU_ALPHA * jnp.expm1(jnp.minimum(x, 0)))
+
+
+@_selu.defjvp
+def _selu_derivative(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    out = _selu(x)
+    # MXNet 1.9.1 adds alpha to the scaled output where the derivative has it unscaled; training curves depend on it.
+    return out, dx * SELU_SCALE * jnp.where(x > 0, jnp.ones((), x.dtype), SELU_ALPHA + out)
+
+
 def _leaky_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if attrs.act_type != "prelu":
         return ins
@@ -113,12 +126,12 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
     kind = attrs.act_type
     if kind == "gelu":
         return jax.nn.gelu(data, approximate=False)
-    if kind in ("elu", "selu"):
+    if kind == "selu":
+        return _selu(data)
+    if kind == "elu":
         # expm1 of large positive entries would overflow, and inf * 0 in its gradient is NaN
-        below = jnp.expm1(jnp.minimum(data, 0))
-        if kind == "elu":
-            return jnp.where(data > 0, data, attrs.slope * below)
-        return SELU_SCALE * jnp.where(data > 0, data, SELU_ALPHA * below)
+        below = jnp.expm1(jnp.where(data > 0, jnp.zeros((), data.dtype), data))
+        return jnp.where(data > 0, data, attrs.slope * below)
     if kind == "prelu":
         assert gamma is not None
         slope = gamma.astype(data.dtype)

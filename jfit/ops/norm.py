@@ -134,7 +134,7 @@ def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, m
         mean, var = lax.stop_gradient((moving_mean.astype(wide), moving_var.astype(wide)))
         factor = along(lax.rsqrt(var + attrs.eps) * scale, axis, data.ndim)
         out = (data.astype(wide) - along(mean, axis, data.ndim)) * factor + along(shift, axis, data.ndim)
-        return (out.astype(data.dtype), mean, var), (moving_mean, moving_var)
+        return (out.astype(data.dtype), mean, lax.rsqrt(var + attrs.eps)), (moving_mean, moving_var)
     mask, over = ctx.row_mask(data.ndim), ctx.axis_name if ctx.sync_batch_stats else None
     out, mean, var = _normalize(axis, attrs.eps, over, data, scale, shift, mask)
     mean, var = lax.stop_gradient((mean, var))
@@ -142,7 +142,7 @@ def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, m
     for old, new in ((moving_mean, mean), (moving_var, var)):
         updated = (old * attrs.momentum + new * (1.0 - attrs.momentum)).astype(old.dtype)
         moved.append(updated if mask is None else jnp.where(_count(data, mask, axis, over) > 0, updated, old))
-    return (out, mean, var), tuple(moved)
+    return (out, mean, lax.rsqrt(var + attrs.eps)), tuple(moved)  # the output MXNet names `var` is 1 / √(σ² + ε)
 
 
 # ------------------------------------------------------------------------------------------ LayerNorm
