@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from golden_ops import case_id, load_cases, run_case
+from jax.test_util import check_grads
 
 import jfit.ops.conv
 import jfit.ops.loss
@@ -11,8 +17,244 @@ import jfit.ops.nn
 import jfit.ops.norm
 import jfit.ops.pooling
 import jfit.ops.softmax  # noqa: F401  (registers the records)
+from jfit.ops.context import Ctx
+from jfit.ops.registry import lookup
+from jfit.ops.rows import Rows
 
 
 @pytest.mark.parametrize(("case", "arrays"), load_cases("nn", "loss", "dtype_nn"), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
+
+
+def node(op, train=True, weight=None, **attrs):
+    """(record, attributes, a function of the inputs) of one operator; with weights, rows lie on axis 0 of the data."""
+    record = lookup(op)
+    parsed = record.parse(attrs)
+    rows = (None if weight is None else Rows(0, 1, len(weight), 1),)
+    ctx = Ctx(train=train, key=jax.random.key(1), rows=rows * 5, weight=weight, node="op0")
+    return record, parsed, lambda *args, **changes: record.fn(replace(ctx, **changes), parsed, *args)
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
+
+
+HEADS = [
+    ("SoftmaxOutput", {}),
+    ("SoftmaxOutput", {"normalization": "batch"}),
+    ("SoftmaxOutput", {"normalization": "valid", "use_ignore": True, "ignore_label": 1}),
+    ("SoftmaxOutput", {"smooth_alpha": 0.1}),
+    ("LinearRegressionOutput", {}),
+    ("LogisticRegressionOutput", {"grad_scale": 0.5}),
+    ("MAERegressionOutput", {}),
+    ("MakeLoss", {"normalization": "valid"}),
+    ("MakeLoss", {"normalization": "batch"}),
+    ("make_loss", {}),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs"), HEADS)
+def test_rows_of_weight_zero_change_no_head_gradient(op, attrs):
+    record, parsed, full = node(op, weight=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]), **attrs)
+    _, _, short = node(op, **attrs)
+    data = draw(5, 4)
+    label = jnp.array([0.0, 1, 3, 2, 1]) if op == "SoftmaxOutput" else draw(5, 4, seed=1)
+    rest = [label] if record.label else []
+    want = jax.grad(lambda x: short(x, *[v[:3] for v in rest]).sum())(data[:3])
+    got = jax.grad(lambda x: full(x, *rest).sum())(data)
+    np.testing.assert_allclose(got, jnp.concatenate([want, jnp.zeros((2, 4))]), rtol=1e-6, atol=1e-7)
+
+
+def test_multi_output_and_preserve_shape_leave_padding_out_of_the_denominator():
+    for attrs, size, labels in (({"multi_output": True}, (4, 3, 5), (4, 5)), ({"preserve_shape": True}, (4, 5, 3), (4, 5))):
+        for rule in ("batch", "valid"):
+            _, _, full = node("SoftmaxOutput", weight=jnp.array([1.0, 1, 0, 0]), normalization=rule, **attrs)
+            _, _, short = node("SoftmaxOutput", normalization=rule, **attrs)
+            data, label = draw(*size), jnp.ones(labels)
+            got = jax.grad(lambda x: full(x, label).sum())(data)  # noqa: B023
+            want = jax.grad(lambda x: short(x, label[:2]).sum())(data[:2])  # noqa: B023
+            np.testing.assert_allclose(got[:2], want, rtol=1e-6)
+            assert not np.any(got[2:])
+
+
+def test_a_weight_of_two_doubles_the_gradient_of_its_row():
+    _, _, head = node("SoftmaxOutput", weight=jnp.array([2.0, 1.0]))
+    _, _, plain = node("SoftmaxOutput")
+    data, label = draw(2, 3), jnp.array([0, 2])
+    got, want = (jax.grad(lambda x: f(x, label).sum())(data) for f in (head, plain))  # noqa: B023
+    np.testing.assert_allclose(got, want * jnp.array([[2.0], [1.0]]), rtol=1e-6)
+
+
+def test_labels_out_of_range_and_absent_labels_do_not_crash():
+    record, parsed, head = node("SoftmaxOutput")
+    data = draw(3, 4)
+    out = jax.jit(lambda x: head(x, jnp.array([-5, 99, 1])))(data)
+    loss, count = record.loss(parsed, out, jnp.array([-5, 99, 1]))
+    assert np.isfinite(loss).all() and count.tolist() == [1, 1, 1]
+    np.testing.assert_allclose(head(data, None, train=False), out)
+
+
+def test_head_losses_are_the_true_values_per_row():
+    record, parsed, _ = node("SoftmaxOutput", use_ignore=True, ignore_label=2)
+    out = jnp.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
+    loss, count = record.loss(parsed, out, jnp.array([0.0, 2.0]))
+    np.testing.assert_allclose(loss, [np.log(2), 0], rtol=1e-6)
+    assert count.tolist() == [1, 0]
+    record, parsed, _ = node("LinearRegressionOutput")
+    np.testing.assert_allclose(record.loss(parsed, jnp.array([[1.0], [3.0]]), jnp.array([0.0, 1.0]))[0], [0.5, 2.0])
+
+
+BN = (jnp.array([1.0, 2.0, 0.5]), jnp.array([0.0, 1.0, -1.0]), jnp.zeros(3), jnp.ones(3))
+
+
+def test_batch_norm_leaves_padded_rows_out_of_its_statistics_and_gradients():
+    _, _, full = node("BatchNorm", weight=jnp.array([1.0, 1, 1, 0]), fix_gamma=False)
+    _, _, short = node("BatchNorm", fix_gamma=False)
+    data, pull = draw(4, 3, 2, 2), draw(4, 3, 2, 2, seed=1).at[3].set(0.0)
+    (out, mean, _), aux = full(data, *BN)
+    (want, want_mean, _), want_aux = short(data[:3], *BN)
+    np.testing.assert_allclose(out[:3], want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean, want_mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jnp.stack(aux), jnp.stack(want_aux), rtol=1e-5, atol=1e-6)
+    got = jax.grad(lambda x: (full(x, *BN)[0][0] * pull).sum())(data)
+    expected = jax.grad(lambda x: (short(x, *BN)[0][0] * pull[:3]).sum())(data[:3])
+    np.testing.assert_allclose(got[:3], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(got[3], 0)
+
+
+def test_batch_norm_without_any_row_keeps_its_state_and_stays_finite():
+    _, _, bn = node("BatchNorm", weight=jnp.zeros(4))
+    (out, _, _), aux = bn(draw(4, 3), *BN)
+    assert np.isfinite(out).all()
+    np.testing.assert_array_equal(jnp.stack(aux), jnp.stack(BN[2:]))
+
+
+def test_batch_norm_over_all_devices_equals_one_device():
+    _, _, bn = node("BatchNorm", fix_gamma=False)
+    data, pull = draw(4, 3, 2, 2), draw(4, 3, 2, 2, seed=1)
+
+    def gradient(x, g, **changes):
+        return jax.grad(lambda x, gamma: (bn(x, gamma, *BN[1:], **changes)[0][0] * g).sum(), (0, 1))(x, BN[0])
+
+    want, want_gamma = gradient(data, pull)
+    split = jax.vmap(lambda x, g: gradient(x, g, axis_name="d", sync_batch_stats=True), axis_name="d")
+    got, got_gamma = split(data.reshape(2, 2, 3, 2, 2), pull.reshape(2, 2, 3, 2, 2))
+    np.testing.assert_allclose(got.reshape(data.shape), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got_gamma.sum(0), want_gamma, rtol=1e-4, atol=1e-5)
+
+
+FILLS = [
+    ("FullyConnected", {"num_hidden": 10}, [(0, 784), None, None], [(0, 784), (10, 784), (10,)]),
+    ("FullyConnected", {"num_hidden": 10}, [(0, 1, 28, 28), None, None], [(0, 1, 28, 28), (10, 784), (10,)]),
+    ("FullyConnected", {"num_hidden": 5, "flatten": False, "no_bias": True}, [(0, 7, 4), None], [(0, 7, 4), (5, 4)]),
+    ("Convolution", {"kernel": (3, 3), "num_filter": 8, "num_group": 2}, [(0, 4, 0, 0), None, None], [(0, 4, 0, 0), (8, 2, 3, 3), (8,)]),
+    ("Convolution", {"kernel": (3, 3), "num_filter": 8, "layout": "NHWC"}, [(2, 9, 9, 4), None, None], [(2, 9, 9, 4), (8, 3, 3, 4), (8,)]),
+    ("Deconvolution", {"kernel": (3, 3), "num_filter": 8, "num_group": 2}, [(0, 4, 5, 5), None], [(0, 4, 5, 5), (4, 4, 3, 3)]),
+    ("BatchNorm", {}, [(0, 3, 0, 0), None, None, None, None], [(0, 3, 0, 0), *[(3,)] * 4]),
+    ("LayerNorm", {}, [(0, 6), None, None], [(0, 6), (6,), (6,)]),
+    ("Embedding", {"input_dim": 7, "output_dim": 2}, [(0, 5), None], [(0, 5), (7, 2)]),
+    ("LeakyReLU", {"act_type": "prelu"}, [(0, 4, 3), None], [(0, 4, 3), (4,)]),
+    ("SoftmaxOutput", {}, [(0, 10), None], [(0, 10), (0,)]),
+    ("SoftmaxOutput", {"multi_output": True}, [(2, 10, 4, 5), None], [(2, 10, 4, 5), (2, 4, 5)]),
+    ("SoftmaxOutput", {"preserve_shape": True}, [(2, 4, 10), None], [(2, 4, 10), (2, 4)]),
+    ("LinearRegressionOutput", {}, [(0, 1), None], [(0, 1), (0,)]),
+    ("LinearRegressionOutput", {}, [(4, 3), None], [(4, 3), (4, 3)]),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "known", "filled"), FILLS)
+def test_parameter_shapes_follow_from_partly_known_data(op, attrs, known, filled):
+    record, parsed, _ = node(op, **attrs)
+    assert record.fill(parsed, known, [None] * 3) == filled
+    assert len(record.fill(parsed, [None] * len(known), [None] * 3)) == len(known)
+
+
+def test_wrong_shapes_are_said_in_a_sentence():
+    record, parsed, _ = node("Convolution", kernel=(3, 3), num_filter=4)
+    with pytest.raises(ValueError, match=r"data has shape \(2, 784\), needed 4 axes NCHW because kernel is \(3, 3\)"):
+        record.fill(parsed, [(2, 784), None, None], [None])
+    with pytest.raises(ValueError, match=r"label has shape \(3,\), needed \(4,\)"):
+        node("SoftmaxOutput")[2](draw(4, 5), jnp.zeros(3))
+
+
+LAID_OUT = [
+    ("Convolution", {"kernel": (3, 2), "num_filter": 6, "num_group": 2, "pad": (1, 0)}, (32, 4, 8, 8), [(6, 2, 3, 2), (6,)]),
+    ("Convolution", {"kernel": (3, 3), "num_filter": 3, "pad": (1, 1)}, (32, 2, 6, 5), [(3, 2, 3, 3), (3,)]),
+    ("Deconvolution", {"kernel": (3, 3), "num_filter": 4, "num_group": 2, "stride": (2, 2), "adj": (1, 1)}, (2, 4, 4, 5), [(4, 2, 3, 3)]),
+    ("Deconvolution", {"kernel": (4, 4), "num_filter": 2, "stride": (2, 2), "target_shape": (9, 9)}, (2, 3, 5, 5), [(3, 2, 4, 4)]),
+    ("Pooling", {"kernel": (2, 2), "stride": (2, 2)}, (2, 3, 6, 4), []),
+    ("Pooling", {"kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full"}, (2, 3, 6, 6), []),
+    ("Pooling", {"kernel": (2, 2), "stride": (2, 2), "pool_type": "lp", "p_value": 2}, (2, 3, 6, 4), []),
+    ("Pooling", {"global_pool": True}, (2, 3, 6, 4), []),
+    ("BatchNorm", {"fix_gamma": False}, (4, 3, 2, 2), [(3,)] * 2),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "size", "params"), LAID_OUT)
+def test_channels_last_equals_channels_first(op, attrs, size, params):
+    record, _, f = node(op, **attrs)
+    args = [draw(*size), *[draw(*s, seed=k + 1) for k, s in enumerate(params)], *(BN[2:] if record.aux else ())]
+
+    def value(data, *rest, last):
+        out = f(jnp.transpose(data, (0, 2, 3, 1)) if last else data, *rest, channels_last=last)
+        out = out[0][0] if record.aux else out
+        out = jnp.transpose(out, (0, 3, 1, 2)) if last else out
+        return (out * jnp.cos(jnp.arange(out.size).reshape(out.shape))).sum(), out
+
+    first, last = (jax.grad(lambda *a: value(*a, last=k), range(1 + len(params)), has_aux=True)(*args) for k in (False, True))  # noqa: B023
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(last), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 3)])
+def test_ties_send_the_gradient_of_max_pooling_to_the_first_maximum(kernel):
+    _, _, pool = node("Pooling", kernel=kernel, stride=(2, 2) if kernel == (2, 2) else (3, 3))
+    grad = jax.grad(lambda x: pool(x).sum())(jnp.zeros((1, 1, 6, 6)))
+    step = kernel[0]
+    assert np.array_equal(np.argwhere(np.asarray(grad[0, 0])), [(i, j) for i in range(0, 6, step) for j in range(0, 6, step)])
+
+
+SMOOTH = [
+    ("FullyConnected", {"num_hidden": 3, "flatten": False}, [(2, 3, 4), (3, 4), (3,)]),
+    ("LayerNorm", {}, [(3, 4), (4,), (4,)]),
+    ("softmax_cross_entropy", {}, [(3, 4)]),
+    ("Activation", {"act_type": "softrelu"}, [(3, 4)]),
+    ("BatchNorm", {"fix_gamma": False}, [(4, 3, 2), (3,), (3,)]),
+    ("Pooling", {"kernel": (2,), "stride": (2,), "pool_type": "lp", "p_value": 2}, [(2, 1, 6)]),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "sizes"), SMOOTH)
+def test_gradients_equal_numeric_ones(op, attrs, sizes):
+    record, _, f = node(op, **attrs)
+    with jax.enable_x64(True):
+        args = [jnp.asarray(np.random.RandomState(k).uniform(0.5, 2.0, s)) for k, s in enumerate(sizes)]
+        rest = [jnp.array([0, 1, 3])] if op == "softmax_cross_entropy" else [jnp.zeros(3), jnp.ones(3)] if record.aux else []
+        check_grads(lambda *a: f(*a, *rest)[0][0] if record.aux else f(*a, *rest), args, order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(("op", "attrs", "size", "params"), LAID_OUT[1:7:2] + LAID_OUT[-1:])
+def test_half_precision_stays_half(dtype, op, attrs, size, params):
+    record, _, f = node(op, **attrs)
+    args = [draw(*s, seed=k).astype(dtype) for k, s in enumerate((size, *params))] + list(BN[2:] if record.aux else ())
+
+    def value(data):
+        out = f(data, *args[1:])
+        return out[0][0] if record.aux else out
+
+    out, pull = jax.vjp(jax.jit(value), args[0])
+    assert out.dtype == dtype
+    assert pull(out)[0].dtype == dtype
+
+
+def test_dropout_keeps_the_mean_and_does_nothing_in_evaluation():
+    _, _, drop = node("Dropout", p=0.25)
+    data = jnp.ones((100, 40))
+    out = drop(data)
+    assert abs(float(out.mean()) - 1) < 0.05
+    np.testing.assert_allclose(np.unique(out), [0, 4 / 3], rtol=1e-6)
+    assert drop(data, train=False) is data
+    _, _, shared = node("Dropout", p=0.5, axes=(0,))
+    assert np.unique(shared(data), axis=0).shape[0] == 1
