@@ -30,7 +30,9 @@ def test_fixed_values_and_dispatch_are_mxnets(case):
     np.testing.assert_allclose(np.ravel(value), case["value"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("case", [c for c in GOLDEN["random"] if c["init"] in RANDOM], ids=lambda c: f"{c['init']}-{c['shape']}")
+@pytest.mark.parametrize(
+    "case", [c for c in GOLDEN["random"] if c["init"] in RANDOM], ids=lambda c: f"{c['init']}-{c['shape']}"
+)
 def test_distributions_have_mxnets_spread_and_text(case):
     start = RANDOM[case["init"]]
     assert json.loads(start.dumps()) == json.loads(case["dumps"])

@@ -74,7 +74,9 @@ def test_scikit_learn_agrees():
     best = PROB.argmax(1)
     assert single("acc", LABEL, PROB) == pytest.approx(oracle.accuracy_score(LABEL, best))
     assert single("top_k_accuracy", LABEL, PROB, top_k=3) == pytest.approx(oracle.top_k_accuracy_score(LABEL, PROB, k=3))
-    assert single("ce", LABEL, PROB) == pytest.approx(oracle.log_loss(LABEL, PROB.astype(np.float64), labels=range(5)), rel=1e-5)
+    assert single("ce", LABEL, PROB) == pytest.approx(
+        oracle.log_loss(LABEL, PROB.astype(np.float64), labels=range(5)), rel=1e-5
+    )
     two = PROB[:, :2]
     assert single("f1", LABEL > 2, two) == pytest.approx(oracle.f1_score(LABEL > 2, two.argmax(1)))
     assert single("mse", PROB, 1 - PROB) == pytest.approx(oracle.mean_squared_error(PROB, 1 - PROB), rel=1e-5)

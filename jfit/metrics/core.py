@@ -143,6 +143,7 @@ def xp(x: Any) -> Any:
 
 def ratio(name: str, pair: Callable[..., tuple[Array, Array]]) -> Metric:
     """Metric of an integer sum over a count."""
+
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, Array]:
         return total(pair(*each) for each in pairs(name, labels, outputs, weights))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -169,16 +169,14 @@ def _of_optax(name: str, params: dict[str, Any]) -> Resolved:
     injected = optax.inject_hyperparams(make, static_args=others)(**{**params, "learning_rate": start})
     inner = optax.with_extra_args_support(injected)
 
-    def update(
-        grads: Any, state: Any, params: Any = None, *, learning_rate: Any = None, **extra: Any
-    ) -> tuple[Any, Any]:
+    def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any = None, **extra: Any) -> tuple[Any, Any]:
         fed = rules.rate_at(rate, state.count) if learning_rate is None and callable(rate) else learning_rate
         if fed is not None:
             fed = jnp.asarray(fed, state.hyperparams["learning_rate"].dtype)
             state = state._replace(hyperparams={**state.hyperparams, "learning_rate": fed})
         return inner.update(grads, state, params, **extra)
 
-    return Resolved(optax.GradientTransformationExtraArgs(inner.init, update), _plain(rate), True, name)
+    return Resolved(optax.GradientTransformationExtraArgs(inner.init, cast(Any, update)), _plain(rate), True, name)
 
 
 def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]) -> None:

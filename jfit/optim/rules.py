@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -271,9 +271,7 @@ def rmsprop(
     return _transformation(rule, ("n", "g", "delta") if centered else ("n",), learning_rate, wd, lr_mult, wd_mult)
 
 
-def set_multipliers(
-    state: OptState, params: Any, lr_mult: Multiplier = None, wd_mult: Multiplier | str = "mxnet"
-) -> OptState:
+def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd_mult: Multiplier | str = "mxnet") -> OptState:
     """The state with other multipliers; a state that has them already keeps its structure, so nothing compiles again.
 
     Args:
@@ -332,7 +330,7 @@ def _transformation(
         after = {name: tree.unflatten(column) for name, column in zip(slots, new, strict=True)}
         return tree.unflatten(added), state._replace(count=t, slots=after)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
 
 
 def rate_at(base: LearningRate, count: Any) -> Any:

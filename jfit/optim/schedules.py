@@ -14,6 +14,7 @@ and the number may be traced.  `base` replaces `base_lr` without a second compil
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}, it needs to be 'linear' or 'constant'.")
+            raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}, 'linear' or 'constant' is needed.")
         if self.warmup_steps < 0 or self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"schedule {self.name}: warmup_steps is {self.warmup_steps}, a whole number from 0 on is needed.")
         if self.base_lr is not None and self.base_lr < self.warmup_begin_lr:
@@ -101,9 +102,7 @@ class Schedule:
         return replace(self, base_lr=learning_rate, warmup_final_lr=self.base_lr, warmup_begin_lr=self.warmup_begin_lr)
 
 
-def factor(
-    step: int, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01, **warmup: Any
-) -> Schedule:
+def factor(step: int, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01, **warmup: Any) -> Schedule:
     """rate = max(base * factor^floor((count - 1) / step), stop_factor_lr).
 
     Args:
@@ -159,8 +158,8 @@ def multifactor(step: Sequence[int], factor: float = 1.0, base_lr: float = 0.01,
     Source: Apache MXNet 1.9.1, `MultiFactorScheduler`.
     """
     steps = tuple(step)
-    if not steps or any(s < 1 for s in steps) or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
-        raise ValueError(f"schedule multifactor: step is {list(steps)}, an increasing list of update numbers from 1 on is needed.")
+    if not steps or any(s < 1 for s in steps) or any(b <= a for a, b in itertools.pairwise(steps)):
+        raise ValueError(f"schedule multifactor: step is {list(steps)}, an increasing list of numbers from 1 on is needed.")
     _check_factor("multifactor", factor)
     decay = factor
 
@@ -283,10 +282,11 @@ def as_schedule(spec: Any, **params: Any) -> Schedule:
     if isinstance(spec, int | float) and not isinstance(spec, bool):
         return constant(float(spec))
     if callable(spec):
+        rate: Callable[..., Any] = spec
         name = getattr(spec, "__name__", type(spec).__name__)
         if _positional(spec) >= 2:
-            return Schedule(name, spec)
-        return Schedule(name, lambda count, base: spec(count - 1), base_lr=None, absolute=True)
+            return Schedule(name, rate)
+        return Schedule(name, lambda count, base: rate(count - 1), base_lr=None, absolute=True)
     raise TypeError(f"a schedule is a name, a number, a Schedule or a function of the update number; found {spec!r}.")
 
 
@@ -318,5 +318,5 @@ def _check_factor(name: str, value: float) -> None:
 def _part_left(name: str, max_update: int, warmup: dict[str, Any]) -> Callable[[Any], Array]:
     warm = warmup.get("warmup_steps", 0)
     if max_update < 1 or max_update <= warm:
-        raise ValueError(f"schedule {name}: max_update is {max_update}, a number of updates above warmup_steps ({warm}) is needed.")
+        raise ValueError(f"schedule {name}: max_update is {max_update}, more than warmup_steps ({warm}) is needed.")
     return lambda count: jnp.clip(1.0 - (count - warm) / (max_update - warm), 0.0, 1.0)

@@ -1,144 +1,19 @@
-"""Initializers: pure functions of a key, a parameter's name and attributes, its shape and its dtype.
-
-Which rule a parameter gets follows MXNet 1.9.1: an `__init__` attribute on the variable wins; otherwise the end of the
-name decides (`weight` is drawn by the initializer; `bias`, `beta`, `min` are 0; `gamma`, `max` are 1); any other name is
-an error.  Keys are the caller's: one per parameter, derived from its name, so values never depend on the device count.
-
->>> import jax
->>> from jfit.init import InitDesc, Xavier, get
->>> Xavier()(jax.random.key(0), InitDesc("fc_weight"), (4, 3)).shape
-(4, 3)
->>> get("normal", sigma=0.3).dumps()
-'["normal", {"sigma": 0.3}]'
-"""
+"""The initializers themselves, a class each; the lower-case names are the same classes."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.ops.registry import nearest
-
-# (key, desc, shape, dtype) -> values; every Initializer is one, and so may be a function of the user's
-InitFn = Callable[..., Array]
-
-# end of the name -> fixed value; `None` means the initializer's own rule
-_SUFFIXES: dict[str, float | None] = {
-    "weight": None,
-    "bias": 0.0,
-    "gamma": 1.0,
-    "beta": 0.0,
-    "min": 0.0,
-    "max": 1.0,
-    "weight_quantize": 0.0,
-    "bias_quantize": 0.0,
-}
-
-REGISTRY: dict[str, type[Initializer]] = {}
-
-
-class InitDesc(NamedTuple):
-    """What an initializer may know of a parameter: its name and its variable's attributes.
-
-    Example:
-        >>> InitDesc("fc1_weight").name
-        'fc1_weight'
-    """
-
-    name: str
-    attrs: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Initializer:
-    """Base of the initializers: dispatches on attribute and name, `draw` gives the values of a weight.
-
-    Example:
-        >>> import jax
-        >>> One()(jax.random.key(0), InitDesc("fc_bias"), (2,)).tolist()  # a bias is 0 under any initializer
-        [0.0, 0.0]
-
-    Source: Apache MXNet 1.9.1, `mxnet.initializer.Initializer`.
-    """
-
-    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        """Initial values of one parameter.
-
-        Args:
-            key: the parameter's own key, scalar.
-            desc: name and attributes; a plain name has no attributes.
-            shape: shape of the parameter.
-            dtype: its dtype; values are drawn in float32 and cast.
-
-        Returns:
-            Array of `shape` and `dtype`.
-
-        Raises:
-            ValueError: no rule fits the name, or the shape does not suit the rule.
-        """
-        desc = InitDesc(desc) if isinstance(desc, str) else desc
-        shape = tuple(shape)
-        given = desc.attrs.get("__init__")
-        if given:
-            chosen = get(given)
-            own = chosen.draw if isinstance(chosen, Initializer) else lambda k, n, s: chosen(k, n, s, dtype)
-            return own(key, desc.name, shape).astype(dtype)
-        return self.by_name(key, desc.name, shape).astype(dtype)
-
-    def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Values by the end of the name, for parameters without an `__init__` attribute."""
-        for suffix, value in _SUFFIXES.items():
-            if name.endswith(suffix):
-                return self.draw(key, name, shape) if value is None else jnp.full(shape, value, jnp.float32)
-        raise ValueError(
-            f"parameter {name!r}: no initialization rule fits the name; names ending in {', '.join(map(repr, _SUFFIXES))} "
-            f"are known. Rename it, or give its variable one: Variable({name!r}, init='uniform')."
-        )
-
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Values of a weight, float32 of `shape`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no rule for weights; it needs a `draw` method.")
-
-    def dumps(self) -> str:
-        """The initializer as MXNet's JSON text, for a variable's `__init__` attribute.
-
-        Example:
-            >>> Uniform(0.2).dumps()
-            '["uniform", {"scale": 0.2}]'
-        """
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        plain = {k: v.tolist() if isinstance(v, np.ndarray | np.generic | Array) else v for k, v in values.items()}
-        return json.dumps([type(self).__name__.lower(), plain])
-
-
-def register(*aliases: str) -> Callable[[type[Initializer]], type[Initializer]]:
-    """Class decorator: enters an initializer under its lower-case class name and `aliases`.
-
-    Example:
-        >>> @register()
-        ... class Half(Initializer):
-        ...     def draw(self, key, name, shape):
-        ...         return jnp.full(shape, 0.5)
-        >>> get("half").dumps()
-        '["half", {}]'
-    """
-
-    def enter(cls: type[Initializer]) -> type[Initializer]:
-        for name in (cls.__name__.lower(), *aliases):
-            REGISTRY[name] = cls
-        return cls
-
-    return enter
+from jfit.init.core import InitDesc, Initializer, get, register
 
 
 @register("zeros")
@@ -336,6 +211,7 @@ class Load(Initializer):
         return get(self.default_init)(key, desc, shape, dtype)
 
 
+@register()
 @dataclass(frozen=True)
 class Mixed(Initializer):
     """The initializer of the first regular expression that matches from the start of the name.
@@ -367,8 +243,11 @@ class Mixed(Initializer):
         )
 
 
+@register()
 @dataclass(frozen=True)
-class _Default(Initializer):
+class Default(Initializer):
+    """The rule of `default()`."""
+
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         # the flat vector of a fused RNN has no suffix that MXNet knows
         return self.draw(key, name, shape) if name.endswith("parameters") else super().by_name(key, name, shape)
@@ -390,58 +269,7 @@ def default() -> Initializer:
 
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
-    return _Default()
-
-
-def get(spec: Any = None, **params: Any) -> InitFn:
-    """The initializer that `spec` means.
-
-    Args:
-        spec: None (`default()`), a name, MXNet's JSON text, an Initializer or its class, any function
-            `(key, desc, shape, dtype) -> array`, or a dict pattern -> spec (`Mixed`).
-        **params: parameters of a named initializer.
-
-    Returns:
-        A callable `(key, desc, shape, dtype) -> array`.
-
-    Raises:
-        ValueError: unknown name or parameter.
-        TypeError: `spec` is none of the above.
-
-    Example:
-        >>> get('["constant", {"value": 2.0}]')
-        Constant(value=2.0)
-    """
-    if spec is None:
-        return default()
-    if isinstance(spec, str):
-        return _by_text(spec, params)
-    if isinstance(spec, Mapping):
-        return Mixed(tuple(spec), tuple(spec.values()))
-    if isinstance(spec, type) and issubclass(spec, Initializer):
-        return spec(**params)
-    if callable(spec):
-        return spec
-    raise TypeError(f"an initializer is a name, an Initializer or a function (key, desc, shape, dtype); found {spec!r}.")
-
-
-def _by_text(text: str, params: Mapping[str, Any]) -> Initializer:
-    name, values = text, dict(params)
-    if text.lstrip().startswith("["):
-        try:
-            name, values = json.loads(text)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"initializer text {text!r} cannot be read ({error}); it needs the form '[\"name\", {{}}]'.") from None
-    cls = REGISTRY.get(str(name).lower())
-    if cls is None:
-        near = nearest(str(name), REGISTRY) or ", ".join(map(repr, sorted(REGISTRY)))
-        raise ValueError(f"unknown initializer {name!r}: the nearest names are {near}.")
-    known = [f.name for f in fields(cls)]
-    for key in values:
-        if key not in known:
-            hint = nearest(key, known) or (", ".join(map(repr, known)) if known else "none")
-            raise ValueError(f"initializer {name!r} has no parameter {key!r}; the nearest it has: {hint}.")
-    return cls(**values)
+    return Default()
 
 
 def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:

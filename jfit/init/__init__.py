@@ -1,0 +1,78 @@
+"""Initializers: pure functions of a key, a parameter's name and attributes, its shape and its dtype.
+
+Which rule a parameter gets follows MXNet 1.9.1: an `__init__` attribute on the variable wins; otherwise the end of the
+name decides (`weight` is drawn by the initializer; `bias`, `beta`, `min` are 0; `gamma`, `max` are 1); any other name is
+an error.  Keys are the caller's: one per parameter, derived from its name, so values never depend on the device count.
+
+>>> import jax
+>>> from jfit.init import InitDesc, Xavier, get
+>>> Xavier()(jax.random.key(0), InitDesc("fc_weight"), (4, 3)).shape
+(4, 3)
+>>> get("normal", sigma=0.3).dumps()
+'["normal", {"sigma": 0.3}]'
+"""
+
+from jfit.init.core import REGISTRY, InitDesc, InitFn, Initializer, get, register
+from jfit.init.rules import (
+    Bilinear,
+    Constant,
+    Default,
+    Load,
+    LSTMBias,
+    Mixed,
+    MSRAPrelu,
+    Normal,
+    One,
+    Orthogonal,
+    Uniform,
+    Xavier,
+    Zero,
+    bilinear,
+    constant,
+    default,
+    load,
+    lstmbias,
+    mixed,
+    msraprelu,
+    normal,
+    one,
+    orthogonal,
+    uniform,
+    xavier,
+    zero,
+)
+
+__all__ = [
+    "REGISTRY",
+    "Bilinear",
+    "Constant",
+    "Default",
+    "InitDesc",
+    "InitFn",
+    "Initializer",
+    "LSTMBias",
+    "Load",
+    "MSRAPrelu",
+    "Mixed",
+    "Normal",
+    "One",
+    "Orthogonal",
+    "Uniform",
+    "Xavier",
+    "Zero",
+    "bilinear",
+    "constant",
+    "default",
+    "get",
+    "load",
+    "lstmbias",
+    "mixed",
+    "msraprelu",
+    "normal",
+    "one",
+    "orthogonal",
+    "register",
+    "uniform",
+    "xavier",
+    "zero",
+]
