@@ -46,7 +46,7 @@ def load_cases(*names: str) -> list[tuple[Case, Arrays]]:
 
 def case_id(value: Any) -> str:
     """Test id of a case; nothing for its arrays."""
-    return value["id"] if "id" in value else ""
+    return value.get("id", "")
 
 
 def run_case(case: Case, arrays: Arrays, tolerance: float = 1e-4) -> None:

@@ -56,7 +56,7 @@ HEADS = [
 
 @pytest.mark.parametrize(("op", "attrs"), HEADS)
 def test_rows_of_weight_zero_change_no_head_gradient(op, attrs):
-    record, parsed, full = node(op, weight=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]), **attrs)
+    record, _, full = node(op, weight=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]), **attrs)
     _, _, short = node(op, **attrs)
     data = draw(5, 4)
     label = jnp.array([0.0, 1, 3, 2, 1]) if op == "SoftmaxOutput" else draw(5, 4, seed=1)
@@ -148,8 +148,18 @@ FILLS = [
     ("FullyConnected", {"num_hidden": 10}, [(0, 784), None, None], [(0, 784), (10, 784), (10,)]),
     ("FullyConnected", {"num_hidden": 10}, [(0, 1, 28, 28), None, None], [(0, 1, 28, 28), (10, 784), (10,)]),
     ("FullyConnected", {"num_hidden": 5, "flatten": False, "no_bias": True}, [(0, 7, 4), None], [(0, 7, 4), (5, 4)]),
-    ("Convolution", {"kernel": (3, 3), "num_filter": 8, "num_group": 2}, [(0, 4, 0, 0), None, None], [(0, 4, 0, 0), (8, 2, 3, 3), (8,)]),
-    ("Convolution", {"kernel": (3, 3), "num_filter": 8, "layout": "NHWC"}, [(2, 9, 9, 4), None, None], [(2, 9, 9, 4), (8, 3, 3, 4), (8,)]),
+    (
+        "Convolution",
+        {"kernel": (3, 3), "num_filter": 8, "num_group": 2},
+        [(0, 4, 0, 0), None, None],
+        [(0, 4, 0, 0), (8, 2, 3, 3), (8,)],
+    ),
+    (
+        "Convolution",
+        {"kernel": (3, 3), "num_filter": 8, "layout": "NHWC"},
+        [(2, 9, 9, 4), None, None],
+        [(2, 9, 9, 4), (8, 3, 3, 4), (8,)],
+    ),
     ("Deconvolution", {"kernel": (3, 3), "num_filter": 8, "num_group": 2}, [(0, 4, 5, 5), None], [(0, 4, 5, 5), (4, 4, 3, 3)]),
     ("BatchNorm", {}, [(0, 3, 0, 0), None, None, None, None], [(0, 3, 0, 0), *[(3,)] * 4]),
     ("LayerNorm", {}, [(0, 6), None, None], [(0, 6), (6,), (6,)]),
@@ -181,8 +191,18 @@ def test_wrong_shapes_are_said_in_a_sentence():
 LAID_OUT = [
     ("Convolution", {"kernel": (3, 2), "num_filter": 6, "num_group": 2, "pad": (1, 0)}, (32, 4, 8, 8), [(6, 2, 3, 2), (6,)]),
     ("Convolution", {"kernel": (3, 3), "num_filter": 3, "pad": (1, 1)}, (32, 2, 6, 5), [(3, 2, 3, 3), (3,)]),
-    ("Deconvolution", {"kernel": (3, 3), "num_filter": 4, "num_group": 2, "stride": (2, 2), "adj": (1, 1)}, (2, 4, 4, 5), [(4, 2, 3, 3)]),
-    ("Deconvolution", {"kernel": (4, 4), "num_filter": 2, "stride": (2, 2), "target_shape": (9, 9)}, (2, 3, 5, 5), [(3, 2, 4, 4)]),
+    (
+        "Deconvolution",
+        {"kernel": (3, 3), "num_filter": 4, "num_group": 2, "stride": (2, 2), "adj": (1, 1)},
+        (2, 4, 4, 5),
+        [(4, 2, 3, 3)],
+    ),
+    (
+        "Deconvolution",
+        {"kernel": (4, 4), "num_filter": 2, "stride": (2, 2), "target_shape": (9, 9)},
+        (2, 3, 5, 5),
+        [(3, 2, 4, 4)],
+    ),
     ("Pooling", {"kernel": (2, 2), "stride": (2, 2)}, (2, 3, 6, 4), []),
     ("Pooling", {"kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full"}, (2, 3, 6, 6), []),
     ("Pooling", {"kernel": (2, 2), "stride": (2, 2), "pool_type": "lp", "p_value": 2}, (2, 3, 6, 4), []),

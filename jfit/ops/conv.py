@@ -11,7 +11,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import CHANNELS_FIRST, along, batch_rows, need_rank
+from jfit.ops.rules import CHANNELS_FIRST, along, batch_rows
 
 LAYOUTS = ("NCDHW", "NCHW", "NCW", "NDHWC", "NHWC")
 

@@ -218,7 +218,9 @@ def _regression_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if len(label) == len(data):
         return [data, tuple(a or b for a, b in zip(label, data, strict=True))]
     if 0 not in data and 0 not in label and size_of(label) != size_of(data):
-        raise ValueError(f"regression: label has shape {label}, needed as many entries as data of shape {data}; reshape the label")
+        raise ValueError(
+            f"regression: label has shape {label}, needed as many entries as data of shape {data}; reshape the label"
+        )
     return [data, tuple(n or (data[0] if i == 0 else 0) for i, n in enumerate(label))]
 
 
@@ -286,7 +288,9 @@ def _regression_record(value: Callable[[Array, Array], Array], alias: str) -> di
 
 def _run_regression(call: Callable[..., Array], ctx: Ctx, attrs: Attrs, data: Array, label: Array | None) -> Array:
     if label is not None and label.size != data.size:
-        raise ValueError(f"label has shape {label.shape}, needed as many entries as data of shape {data.shape}; reshape the label")
+        raise ValueError(
+            f"label has shape {label.shape}, needed as many entries as data of shape {data.shape}; reshape the label"
+        )
     return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
 

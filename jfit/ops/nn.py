@@ -71,9 +71,7 @@ _ACTIVATIONS = {
 }
 
 
-@operator(
-    "Activation", attrs={"act_type": choice(*sorted(_ACTIVATIONS))}, aliases=("_npx_activation",), layout="any"
-)
+@operator("Activation", attrs={"act_type": choice(*sorted(_ACTIVATIONS))}, aliases=("_npx_activation",), layout="any")
 def activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = f(x), f one of relu, sigmoid, tanh, softrelu = log(1 + eˣ), softsign = x / (1 + |x|)."""
     return _ACTIVATIONS[attrs.act_type](data)

@@ -25,7 +25,7 @@ def _layout(ctx: Ctx, attrs: Attrs, ndim: int) -> str:
         return "NHWC"
     layout = attrs.layout or CHANNELS_FIRST.get(ndim - 2, "")
     if len(layout) != ndim:
-        raise ValueError(f"Pooling: data has {ndim} axes, needed {'3 to 5' if not layout else layout}; reshape the data")
+        raise ValueError(f"Pooling: data has {ndim} axes, needed {layout or '3 to 5'}; reshape the data")
     return layout
 
 
@@ -37,12 +37,16 @@ def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tup
         if len(value) != dims:
             raise ValueError(f"Pooling: {key} is {value}, needed {dims} entries because data has {dims} spatial axes")
     if attrs.pooling_convention == "same":
-        raise ValueError("Pooling: pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad")
+        raise ValueError(
+            "Pooling: pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad"
+        )
     pads = []
     for n, k, s, p in zip(sizes, *given.values(), strict=True):
         room = n + 2 * p - k
-        if room < 0 or p >= k > 0 and p > 0:
-            raise ValueError(f"Pooling: kernel {k} with pad {p} does not fit {n} entries; needed pad < kernel <= entries + 2 pad")
+        if room < 0 or (p >= k > 0 and p > 0):
+            raise ValueError(
+                f"Pooling: kernel {k} with pad {p} does not fit {n} entries; needed pad < kernel <= entries + 2 pad"
+            )
         steps = -(-room // s) if attrs.pooling_convention == "full" else room // s
         pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
     return given["kernel"], given["stride"], tuple(pads)

@@ -87,9 +87,7 @@ def _activation_rows(attrs, rows, shapes, outs):
     return unmixed_rows(1, rows, shapes, outs) if attrs.mode == "channel" else batch_rows(attrs, rows, shapes, outs)
 
 
-@operator(
-    "SoftmaxActivation", attrs={"mode": choice("channel", "instance", default="instance")}, rows=_activation_rows
-)
+@operator("SoftmaxActivation", attrs={"mode": choice("channel", "instance", default="instance")}, rows=_activation_rows)
 def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """Softmax over axis 1 (channel) or over everything but the batch axis (instance)."""
     wide = data.astype(accumulating(data.dtype))
