@@ -67,7 +67,8 @@ def test_rows_of_weight_zero_change_no_head_gradient(op, attrs):
 
 
 def test_multi_output_and_preserve_shape_leave_padding_out_of_the_denominator():
-    for attrs, size, labels in (({"multi_output": True}, (4, 3, 5), (4, 5)), ({"preserve_shape": True}, (4, 5, 3), (4, 5))):
+    cases = [({"multi_output": True}, (4, 3, 5), (4, 5)), ({"preserve_shape": True}, (4, 5, 3), (4, 5)), ({}, (4, 5, 3), (4,))]
+    for attrs, size, labels in cases:
         for rule in ("batch", "valid"):
             _, _, full = node("SoftmaxOutput", weight=jnp.array([1.0, 1, 0, 0]), normalization=rule, **attrs)
             _, _, short = node("SoftmaxOutput", normalization=rule, **attrs)

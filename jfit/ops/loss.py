@@ -131,14 +131,11 @@ def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None)
     scale = attrs.grad_scale
     if attrs.multi_output and attrs.normalization != "valid":
         scale = scale / max(size_of(prob.shape[2:]), 1)
-    mask = None if weight is None else (weight > 0).reshape(_mask_shape(weight, out.ndim, axis))
+    mask = None if weight is None else weight > 0
+    if mask is not None:
+        # row weights broadcast against data; here they have to broadcast against the class numbers
+        mask = mask.reshape(-1) if prob.ndim != out.ndim else jnp.squeeze(mask, axis)
     return grad * (scale / _denominator(attrs, ids, ~ignored, mask))
-
-
-def _mask_shape(weight: Array, ndim: int, axis: int) -> tuple[int, ...]:
-    """Row weights broadcast against data; their mask has to broadcast against the class numbers."""
-    shape = weight.shape[: axis + 1] if ndim > axis + 1 and axis == 1 and weight.ndim != ndim else weight.shape
-    return shape[:axis] + shape[axis + 1 :]
 
 
 def _denominator(attrs: Attrs, ids: Array, valid: Array, mask: Array | None) -> Any:
