@@ -177,7 +177,9 @@ def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = ["/".join(_key_text(k) for k in path) or "value" for path, _ in leaves]
     if len(set(names)) != len(names):
-        raise ValueError(f"two leaves of the parameter tree have the same name: {sorted(n for n in names if names.count(n) > 1)[0]!r}")
+        raise ValueError(
+            f"two leaves of the parameter tree have the same name: {sorted(n for n in names if names.count(n) > 1)[0]!r}"
+        )
     return {n: leaf for n, (_, leaf) in zip(names, leaves, strict=True)}, structure
 
 
@@ -240,7 +242,19 @@ def from_function(
     if params is not None:
         structures["params"], structures["aux"] = flatten_names(params)[1], flatten_names(aux)[1]
 
-    def run(params, aux, inputs, *, key=None, train=False, weight=None, axis_name=None, row_ids=None, policy=None, sync_batch_stats=False):
+    def run(
+        params,
+        aux,
+        inputs,
+        *,
+        key=None,
+        train=False,
+        weight=None,
+        axis_name=None,
+        row_ids=None,
+        policy=None,
+        sync_batch_stats=False,
+    ):
         if "params" not in structures:
             raise ValueError("call init before apply: this model learns the structure of its parameters there")
         for name in names:

@@ -59,11 +59,12 @@ def variable(
     if wd_mult is not None:
         attrs["__wd_mult__"] = str(wd_mult)
     if dtype is not None:
-        kind = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
-        attrs["__dtype__"] = "12" if kind == "bfloat16" else str([n for n in DTYPES if n != "bfloat16"].index(kind))
+        attrs["__dtype__"] = _dtype_number(name, dtype)
     if init is not None:
         attrs["__init__"] = init if isinstance(init, str) else init.dumps()
     if stype is not None:
+        if stype not in STORAGE_TYPES:
+            raise ValueError(f"variable {name!r}: stype is {stype!r}, needed one of {', '.join(STORAGE_TYPES)}")
         attrs["__storage_type__"] = str(STORAGE_TYPES[stype])
     if layout is not None:
         attrs["__layout__"] = layout
@@ -72,6 +73,14 @@ def variable(
             raise ValueError(f"Variable has no argument {key!r}; user attributes go into attr= or are written __{key}__")
         attrs[key] = str(value)
     return cls([Entry(Node(None, name, attrs), 0)])
+
+
+def _dtype_number(name: str, dtype: Any) -> str:
+    """The dtype as symbol.json numbers it."""
+    kind = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
+    if kind not in DTYPES:
+        raise ValueError(f"variable {name!r}: dtype is {dtype!r}, needed one of {', '.join(DTYPES)}")
+    return "12" if kind == "bfloat16" else str([n for n in DTYPES if n != "bfloat16"].index(kind))
 
 
 def group(symbols: Sequence[Symbol], cls: type[Symbol] = Symbol) -> Symbol:
@@ -114,13 +123,23 @@ def apply_op(
     Raises:
         UnknownOperator: no such operator (nearest names listed).
         GraphError: missing, unknown or badly typed attributes, or inputs that do not fit.
+
+    Example:
+        >>> from jfit.symbol.compose import apply_op, variable
+        >>> apply_op("clip", (variable("x"), 0, 1), {}, node_name="c").list_attr()
+        {'a_min': '0', 'a_max': '1'}
     """
     op = lookup(name)
     symbols = [a for a in args if isinstance(a, Symbol)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
     given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and v is not None}
     positional = [a for a in args if not isinstance(a, Symbol) and a is not None]
-    for key, value in zip([k for k in op.attrs if k not in given], positional, strict=False):
+    free = [k for k in op.attrs if k not in given]
+    if len(positional) > len(free):
+        raise GraphError(
+            f"operator {op.name} got {len(positional)} values by position, but has {len(free)} free attributes: {free}"
+        )
+    for key, value in zip(free, positional, strict=False):
         given[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
     if op.variadic and op.variadic not in given:
         given[op.variadic] = len(symbols) + len(named)
@@ -182,6 +201,11 @@ def function(name: str, cls: type[Symbol] | None = None) -> Callable[..., Symbol
 
     Raises:
         UnknownOperator: no such operator (nearest names listed).
+
+    Example:
+        >>> from jfit.symbol.compose import function, variable
+        >>> function("relu")(variable("x"), name="r").list_outputs()
+        ['r_output']
     """
     op = lookup(name)
 

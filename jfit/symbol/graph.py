@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jfit.ops import Op, nearest
 from jfit.ops.attributes import Attrs
+from jfit.symbol.arithmetic import Arithmetic
 
 # User attributes that MXNet stores with underscores and shows without them too.
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
@@ -42,7 +43,7 @@ class Node:
         if op is not None:
             try:
                 params = op.parse({k: v for k, v in attrs.items() if k in op.attrs})
-            except ValueError as error:
+            except (ValueError, IndexError) as error:
                 raise GraphError(f"node {name!r}: {error}") from None
         put(self, "params", params)
 
@@ -118,7 +119,7 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
     return tuple(moved(e) for e in heads)
 
 
-class Symbol:
+class Symbol(Arithmetic):
     """A network, or part of one: a tuple of outputs of an immutable graph.
 
     Example:
@@ -253,7 +254,7 @@ class Symbol:
         if name and len(top) != 1:
             raise ValueError(f"name={name!r} needs a symbol of one node; {self!r} groups {len(top)}")
         heads = replace_nodes(self.heads, swap)
-        return type(self)(Entry(h.node, o.index) if name else h for h, o in zip(heads, self.heads, strict=True))
+        return type(self)(Entry(h.node, o.index) if name and o.node.op else h for h, o in zip(heads, self.heads, strict=True))
 
     def __copy__(self) -> Symbol:
         return type(self)(self.heads)
@@ -261,74 +262,10 @@ class Symbol:
     def __deepcopy__(self, memo: Any) -> Symbol:
         return type(self)(self.heads)
 
-    def __hash__(self) -> int:
-        return id(self)
-
     def __bool__(self) -> bool:
         raise TypeError(
             f"the truth of {self!r} is not known before the graph runs; use sym.where, or compare symbols with `is`"
         )
-
-    # -------------------------------------------------------------------------------- operators
-    def __add__(self, o: Any) -> Symbol:
-        return _arith("_Plus", "_PlusScalar", self, o)
-
-    __radd__ = __add__
-
-    def __sub__(self, o: Any) -> Symbol:
-        return _arith("_Minus", "_MinusScalar", self, o)
-
-    def __rsub__(self, o: Any) -> Symbol:
-        return _arith(None, "_RMinusScalar", self, o)
-
-    def __mul__(self, o: Any) -> Symbol:
-        return _arith("_Mul", "_MulScalar", self, o)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, o: Any) -> Symbol:
-        return _arith("_Div", "_DivScalar", self, o)
-
-    def __rtruediv__(self, o: Any) -> Symbol:
-        return _arith(None, "_RDivScalar", self, o)
-
-    def __mod__(self, o: Any) -> Symbol:
-        return _arith("_Mod", "_ModScalar", self, o)
-
-    def __rmod__(self, o: Any) -> Symbol:
-        return _arith(None, "_RModScalar", self, o)
-
-    def __pow__(self, o: Any) -> Symbol:
-        return _arith("_Power", "_PowerScalar", self, o)
-
-    def __rpow__(self, o: Any) -> Symbol:
-        return _arith(None, "_RPowerScalar", self, o)
-
-    def __neg__(self) -> Symbol:
-        return _arith(None, "_MulScalar", self, -1.0)
-
-    def __eq__(self, o: object) -> Symbol:  # type: ignore[override]
-        return _arith("_Equal", "_EqualScalar", self, o)
-
-    def __ne__(self, o: object) -> Symbol:  # type: ignore[override]
-        return _arith("_Not_Equal", "_NotEqualScalar", self, o)
-
-    def __gt__(self, o: Any) -> Symbol:
-        return _arith("_Greater", "_GreaterScalar", self, o)
-
-    def __ge__(self, o: Any) -> Symbol:
-        return _arith("_Greater_Equal", "_GreaterEqualScalar", self, o)
-
-    def __lt__(self, o: Any) -> Symbol:
-        return _arith("_Lesser", "_LesserScalar", self, o)
-
-    def __le__(self, o: Any) -> Symbol:
-        return _arith("_Lesser_Equal", "_LesserEqualScalar", self, o)
-
-    def __abs__(self) -> Symbol:
-        from jfit.symbol.compose import apply_op
-
-        return apply_op("abs", (self,), {})
 
     def __getattr__(self, key: str) -> Any:
         # Fluent form: x.reshape(shape=(0, -1)) is sym.reshape(x, shape=(0, -1)).
@@ -393,17 +330,6 @@ class Symbol:
         from jfit.symbol.draw import graphviz
 
         return graphviz(self, shapes)
-
-
-def _arith(binary: str | None, scalar: str, left: Symbol, right: Any) -> Symbol:
-    from jfit.symbol.compose import apply_op
-
-    if isinstance(right, Symbol):
-        assert binary is not None
-        return apply_op(binary, (left, right), {})
-    if isinstance(right, (int, float)) or hasattr(right, "__float__"):
-        return apply_op(scalar, (left,), {"scalar": right})
-    return NotImplemented
 
 
 def _shown(attrs: Mapping[str, str]) -> dict[str, str]:

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest
-from jfit.ops.attributes import DTYPES
-from jfit.symbol.graph import Entry, GraphError, Node, Symbol, aux_nodes
+from jfit.ops.attributes import DTYPES, dtype, shape
+from jfit.symbol.graph import GraphError, Node, Symbol, aux_nodes
 
 Shape = tuple[int, ...]
 Known = dict[tuple[int, int], Any]  # (id(node), output) -> shape or dtype
@@ -51,31 +51,10 @@ def infer_shape(symbol: Symbol, *args: Sequence[int] | None, partial: bool = Fal
         raise TypeError("pass shapes by position or by name, not both")
     if len(args) > len(arguments):
         raise GraphError(f"{len(args)} shapes given for {len(arguments)} arguments: {arguments}")
-    given = {n: s for n, s in zip(arguments, args, strict=False) if s} if args else kwargs
-    shapes, _ = infer(symbol, given)
-    lists = _lists(symbol, shapes, ())
-    if partial:
-        return lists
-    complete = all(s is not None and s != () or _is_scalar(s, e, shapes) for s, e in _entries(symbol, lists))
-    complete = complete and all(0 not in s for part in lists for s in part)
-    return lists if complete else (None, None, None)
-
-
-def _entries(symbol: Symbol, lists: Sequence[Sequence[Any]]):
-    """Every listed shape with the entry it belongs to."""
-    order = symbol.nodes()
-    aux = aux_nodes(order)
-    groups = (
-        [Entry(n, 0) for n in order if n.op is None and id(n) not in aux],
-        list(symbol.heads),
-        [Entry(n, 0) for n in order if id(n) in aux],
-    )
-    return [(s, e) for part, entries in zip(lists, groups, strict=True) for s, e in zip(part, entries, strict=True)]
-
-
-def _is_scalar(shape: Shape, entry: Entry, shapes: Known) -> bool:
-    """True for a known shape of no axes, which partial results cannot tell from an unknown one."""
-    return shapes.get((id(entry.node), entry.index)) == ()
+    named = dict(zip(arguments, args, strict=False)) if args else kwargs
+    shapes, _ = infer(symbol, {n: s for n, s in named.items() if s})  # None and () are unknown, as in MXNet
+    unknown = any(s is None or 0 in s for part in _lists(symbol, shapes, None) for s in part)
+    return (None, None, None) if unknown and not partial else _lists(symbol, shapes, ())
 
 
 def infer_type(symbol: Symbol, *args: Any, **kwargs: Any):
@@ -87,9 +66,28 @@ def infer_type(symbol: Symbol, *args: Any, **kwargs: Any):
         >>> [str(t) for t in fc.infer_type(data="float16")[0]]
         ['float16', 'float16', 'float16']
     """
-    given = {n: t for n, t in zip(symbol.list_arguments(), args, strict=False) if t is not None} if args else kwargs
-    dtypes = _infer_dtypes(symbol, {k: np.dtype(v) if not isinstance(v, str) else DTYPES[v] for k, v in given.items()})
+    arguments = symbol.list_arguments()
+    if len(args) > len(arguments):
+        raise GraphError(f"{len(args)} dtypes given for {len(arguments)} arguments: {arguments}")
+    given = {n: t for n, t in zip(arguments, args, strict=False) if t is not None} if args else kwargs
+    _check_names("dtype", given, symbol.list_inputs())
+    dtypes = _infer_dtypes(symbol, {k: _dtype(k, v) for k, v in given.items()})
     return _lists(symbol, dtypes, np.dtype(np.float32))
+
+
+def _dtype(name: str, given: Any) -> np.dtype:
+    try:
+        return DTYPES[given] if isinstance(given, str) else np.dtype(given)
+    except (KeyError, TypeError):
+        raise GraphError(f"{name}: dtype is {given!r}, needed one of {', '.join(DTYPES)}") from None
+
+
+def _check_names(what: str, given: Mapping[str, Any], variables: Sequence[str]) -> None:
+    for name in given:
+        if name not in variables:
+            near = nearest(name, variables)
+            hint = f"; did you mean {near}?" if near else f"; its inputs are {', '.join(map(repr, variables[:20]))}"
+            raise GraphError(f"a {what} is given for {name!r}, but the graph has no such input{hint}")
 
 
 def _lists(symbol: Symbol, known: Known, missing: Any):
@@ -108,13 +106,26 @@ def _lists(symbol: Symbol, known: Known, missing: Any):
 
 
 def infer(symbol: Symbol, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, Any] | None = None) -> tuple[Known, Known]:
-    """Shapes and dtypes of every entry that can be known, by (id(node), output)."""
+    """Shapes and dtypes of every entry that can be known, by (id(node), output).
+
+    Args:
+        symbol: the graph.
+        shapes: shapes by variable name; 0 for an unknown size.
+        dtypes: dtypes by variable name.
+
+    Raises:
+        GraphError: an unknown name, or shapes that contradict each other; the message names the node and both shapes.
+
+    Example:
+        >>> import jfit
+        >>> from jfit.symbol.infer import infer
+        >>> y = jfit.sym.relu(jfit.sym.Variable("x"))
+        >>> shapes, dtypes = infer(y, {"x": (2, 3)})
+        >>> shapes[id(y.heads[0].node), 0]
+        (2, 3)
+    """
     order = symbol.nodes()
-    variables = {n.name for n in order if n.op is None}
-    for name in shapes:
-        if name not in variables:
-            near = nearest(name, sorted(variables))
-            raise GraphError(f"a shape is given for {name!r}, but the graph has no such input" + (f"; did you mean {near}?" if near else ""))
+    _check_names("shape", shapes, list(dict.fromkeys(n.name for n in order if n.op is None)))
     types = _infer_dtypes(symbol, dtypes or {})
     known: Known = {}
     for node in order:
@@ -139,9 +150,22 @@ def infer(symbol: Symbol, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[s
 def _declared_shape(node: Node) -> Shape | None:
     if "__shape__" not in node.attrs:
         return None
-    from jfit.ops.attributes import shape
+    try:
+        sizes = shape().read("Variable", "__shape__", node.attrs["__shape__"])
+    except ValueError as error:
+        raise GraphError(f"variable {node.name!r}: {error}") from None
+    return tuple(max(s or 0, 0) for s in sizes) or None
 
-    return tuple(max(s, 0) for s in shape().read("Variable", "__shape__", node.attrs["__shape__"])) or None
+
+def _declared_dtype(node: Node) -> np.dtype | None:
+    if "__dtype__" not in node.attrs:
+        return None
+    try:
+        return DTYPES[dtype().read("Variable", "__dtype__", node.attrs["__dtype__"])]
+    except (ValueError, IndexError):
+        raise GraphError(
+            f"variable {node.name!r}: __dtype__ is {node.attrs['__dtype__']!r}, needed a number from 0 to 12 or a dtype name"
+        ) from None
 
 
 def _fill(node: Node, known: Known) -> None:
@@ -156,8 +180,8 @@ def _fill(node: Node, known: Known) -> None:
         filled = op.fill(node.params, list(ins), outs)
     except ValueError as error:
         raise GraphError(f"{node.name}: {error}") from None
-    for e, shape in zip(node.inputs, filled, strict=True):
-        known[id(e.node), e.index] = _merge(known.get((id(e.node), e.index)), shape, e.node, e.index, user=node)
+    for e, found in zip(node.inputs, filled, strict=True):
+        known[id(e.node), e.index] = _merge(known.get((id(e.node), e.index)), found, e.node, e.index, user=node)
 
 
 def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: Node | None = None) -> Shape | None:
@@ -171,7 +195,8 @@ def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: N
     if user is not None and user.inputs[0].node is not node:
         data = f" because of input {user.inputs[0].node.output_name(user.inputs[0].index)!r}"
     raise GraphError(
-        f"{where}{node.output_name(index)!r} has shape {old}, {needs} {new}{data}; fix the given shape or the attributes of the node"
+        f"{where}{node.output_name(index)!r} has shape {old}, {needs} {new}{data}; "
+        "fix the given shape or the attributes of the node"
     )
 
 
@@ -198,8 +223,8 @@ def _outputs(node: Node, known: Known, types: Known) -> None:
         if any(len(a) != len(b) for a, b in zip(*traced, strict=True)):
             return
         shapes = [tuple(x if x == y else 0 for x, y in zip(a, b, strict=True)) for a, b in zip(*traced, strict=True)]
-    for i, shape in enumerate(shapes):
-        known[id(node), i] = _merge(known.get((id(node), i)), shape, node, i)
+    for i, found in enumerate(shapes):
+        known[id(node), i] = _merge(known.get((id(node), i)), found, node, i)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -224,15 +249,12 @@ def _canonical(name: str) -> Any:
 
 def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any]) -> Known:
     order = symbol.nodes()
-    flags = [d for n, d in DTYPES.items() if n != "bfloat16"]
     known: Known = {}
     for node in order:
         if node.op is None:
-            declared = node.attrs.get("__dtype__")
-            if node.name in given:
-                known[id(node), 0] = given[node.name]
-            elif declared is not None:
-                known[id(node), 0] = DTYPES["bfloat16"] if declared == "12" else flags[int(declared)]
+            found = given.get(node.name, _declared_dtype(node))
+            if found is not None:
+                known[id(node), 0] = np.dtype(found)
     operators = [n for n in order if n.op is not None]
     # forward, backward, then forward again with float32 where nothing is known
     for nodes, default in ((operators, None), (operators[::-1], None), (operators, np.dtype(np.float32))):

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfit.formats.atomic import atomic_write
-from jfit.ops import ALIASES, UnknownOperator, lookup
+from jfit.ops import Op, UnknownOperator, lookup
 from jfit.symbol.graph import HIDDEN_KEYS, Entry, GraphError, Node, Symbol, topological
+from jfit.symbol.scopes import stored
 
 VERSION = 10901  # MXNet 1.9.1
+COUNTS = ("num_outputs", "sections")  # attributes that say how many outputs an operator has
+MOST_OUTPUTS = 100_000
 
 
 def to_json(symbol: Symbol) -> str:
@@ -51,15 +54,33 @@ def to_json(symbol: Symbol) -> str:
 
 
 def save(symbol: Symbol, path: str | os.PathLike[str]) -> None:
-    """Write symbol.json; the file is complete or untouched."""
+    """Write symbol.json; the file is complete or untouched.
+
+    Example:
+        >>> import jfit
+        >>> from jfit.symbol.serial import load, save
+        >>> save(jfit.sym.Variable("x"), "x-symbol.json")
+        >>> load("x-symbol.json").name
+        'x'
+    """
     atomic_write(path, to_json(symbol))
 
 
 def load(path: str | os.PathLike[str], cls: type[Symbol] = Symbol) -> Symbol:
     """Read a symbol.json file.
 
+    Args:
+        path: the file.
+        cls: the class of the result.
+
     Raises:
         GraphError: the file is no graph; the message names file, node and field.
+
+    Example:
+        >>> import jfit
+        >>> jfit.sym.relu(jfit.sym.Variable("x"), name="r").save("relu-symbol.json")
+        >>> jfit.sym.load("relu-symbol.json").list_outputs()
+        ['r_output']
     """
     try:
         return from_json(Path(path).read_text(encoding="utf-8"), cls)
@@ -72,6 +93,10 @@ def load(path: str | os.PathLike[str], cls: type[Symbol] = Symbol) -> Symbol:
 def from_json(text: str, cls: type[Symbol] = Symbol) -> Symbol:
     """A Symbol from symbol.json text.
 
+    Args:
+        text: the text.
+        cls: the class of the result.
+
     Raises:
         GraphError: the text is no graph; the message names the node and the field.
 
@@ -83,64 +108,113 @@ def from_json(text: str, cls: type[Symbol] = Symbol) -> Symbol:
     """
     try:
         graph = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError, TypeError) as error:  # ValueError: also numbers of more digits than Python reads
         raise GraphError(f"symbol.json is not valid JSON: {error}") from None
     if not isinstance(graph, dict) or not isinstance(graph.get("nodes"), list) or not isinstance(graph.get("heads"), list):
         raise GraphError("symbol.json needs an object with the lists 'nodes' and 'heads'")
+    records = [_record(number, item) for number, item in enumerate(graph["nodes"])]
+    top = graph.get("attrs")
+    if not isinstance(top, dict) or "mxnet_version" not in top:
+        _spread_multipliers(records)
     nodes: list[Node] = []
-    for number, record in enumerate(graph["nodes"]):
+    for number, record in enumerate(records):
         nodes.append(_node(number, record, nodes))
     if not graph["heads"]:
         raise GraphError("symbol.json has no heads: the graph has no output")
-    return cls(_entry(head, nodes, "heads", len(nodes)) for head in graph["heads"])
+    return cls([_entry(head, nodes, "heads", len(nodes)) for head in graph["heads"]])
 
 
-def _node(number: int, record: Any, nodes: list[Node]) -> Node:
-    where = f"node {number}"
-    if not isinstance(record, dict) or not isinstance(record.get("op"), str) or not isinstance(record.get("name"), str):
-        raise GraphError(f"{where}: needs an object with the strings 'op' and 'name', found {str(record)[:80]!r}")
-    where = f"node {number} ({record['name']!r})"
+class _Record(NamedTuple):
+    """One node as the file has it, checked for its types."""
+
+    where: str
+    op: Op | None
+    name: str
+    attrs: dict[str, str]
+    inputs: list[Any]
+
+
+def _record(number: int, item: Any) -> _Record:
+    if not isinstance(item, dict) or not isinstance(item.get("op"), str) or not isinstance(item.get("name"), str):
+        raise GraphError(f"node {number}: needs an object with the strings 'op' and 'name', found {_short(item)}")
+    where = f"node {number} ({item['name'][:80]!r})"
     attrs: dict[str, str] = {}
     for field in ("param", "attr", "attrs"):  # 0.8 to 0.11 split them
-        part = record.get(field) or {}
+        part = item.get(field) or {}
         if not isinstance(part, dict) or not all(isinstance(v, str) for v in part.values()):
-            raise GraphError(f"{where}: field {field!r} needs an object of strings")
+            raise GraphError(f"{where}: field {field!r} needs an object of strings, found {_short(part)}")
         attrs.update(part)
-    attrs = {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
-    given = record.get("inputs", [])
+    given = item.get("inputs", [])
     if not isinstance(given, list):
-        raise GraphError(f"{where}: field 'inputs' needs a list")
-    inputs = tuple(_entry(item, nodes, where, number) for item in given)
-    if record["op"] == "null":
-        return Node(None, record["name"], attrs)
-    if record["op"] not in ALIASES:
-        try:
-            lookup(record["op"])
-        except UnknownOperator as error:
-            raise GraphError(f"{where}: {error}") from None
-    op = lookup(record["op"])
-    node = Node(op, record["name"], attrs, inputs)
+        raise GraphError(f"{where}: field 'inputs' needs a list, found {_short(given)}")
+    try:
+        op = None if item["op"] == "null" else lookup(item["op"])
+    except UnknownOperator as error:
+        raise GraphError(f"{where}: {error}") from None
+    return _Record(where, op, item["name"], stored(attrs), given)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or a number of too many digits
+        text = type(value).__name__
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
+def _spread_multipliers(records: list[_Record]) -> None:
+    """Files of 0.8 keep `weight_lr_mult` on the operator: it moves to the variable in that slot, as `__lr_mult__`."""
+    for record in records:
+        moving = [(k, h) for k in record.attrs for h in HIDDEN_KEYS if k.endswith(f"_{h}")] if record.op else []
+        for key, hidden in moving:
+            value = record.attrs.pop(key)
+            at = _slots(record).index(slot) if (slot := key[: -len(hidden) - 1]) in _slots(record) else len(record.inputs)
+            target = record.inputs[at][0] if at < len(record.inputs) and _is_reference(record.inputs[at]) else -1
+            if 0 <= target < len(records) and records[target].op is None:
+                records[target].attrs[f"__{hidden}__"] = value
+
+
+def _slots(record: _Record) -> tuple[str, ...]:
+    assert record.op is not None
+    return record.op.inputs if not callable(record.op.inputs) else ("data", "weight", "bias")
+
+
+def _node(number: int, record: _Record, nodes: list[Node]) -> Node:
+    where, op, attrs = record.where, record.op, record.attrs
+    inputs = tuple(_entry(item, nodes, where, number) for item in record.inputs)
+    if op is None:
+        return Node(None, record.name, attrs)
+    if op.variadic is not None:  # files may leave the count out, and must not decide how many names are made
+        count = attrs.setdefault(op.variadic, str(len(inputs)))
+        if not count.isdigit() or int(count[:9]) != len(inputs):
+            raise GraphError(f"{where}: {op.name} has {op.variadic}={count[:20]}, but the file gives it {len(inputs)} inputs")
+    node = Node(op, record.name, attrs, inputs)
+    big = [k for k, v in node.params.items() if k in COUNTS and isinstance(v, int) and v > MOST_OUTPUTS]
+    if big:
+        raise GraphError(f"{where}: {op.name} has {big[0]}={node.params[big[0]]}, the most is {MOST_OUTPUTS}")
     needed = node.input_names()
-    if len(inputs) < len(needed) and len(needed) - len(inputs) <= len(op.aux):
-        # files before 0.9 do not list auxiliary states
-        made = [
-            Entry(Node(None, f"{node.name}_{aux}", {"__init__": f'["{start}", {{}}]'}), 0)
-            for aux, start in list(zip(op.aux, op.aux_init, strict=True))[len(inputs) - len(needed) :]
-        ]
+    missing = len(needed) - len(inputs)
+    if 0 < missing <= len(op.aux):  # files before 0.9 do not list auxiliary states
+        starts = list(zip(op.aux, op.aux_init, strict=True))[-missing:]
+        made = [Entry(Node(None, f"{node.name}_{a}", attrs | {"__init__": f'["{s}", {{}}]'}), 0) for a, s in starts]
         node = Node(op, node.name, attrs, (*inputs, *made))
     if len(node.inputs) != len(needed):
         raise GraphError(f"{where}: {op.name} needs {len(needed)} inputs ({', '.join(needed)}), the file has {len(inputs)}")
     return node
 
 
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, list) and 2 <= len(item) <= 3 and all(type(v) is int for v in item)
+
+
 def _entry(item: Any, nodes: list[Node], where: str, before: int) -> Entry:
-    if not isinstance(item, list) or not 2 <= len(item) <= 3 or not all(type(v) is int for v in item):
-        raise GraphError(f"{where}: an input is {str(item)[:60]!r}, needed [node, output] or [node, output, version]")
+    if not _is_reference(item):
+        raise GraphError(f"{where}: an input is {_short(item)}, needed [node, output] or [node, output, version]")
     at, index = item[0], item[1]
     if not 0 <= at < before:
-        raise GraphError(f"{where}: refers to node {at}, but only the {before} earlier nodes may be used")
+        raise GraphError(f"{where}: refers to node {_short(at)}, but only the {before} earlier nodes may be used")
     node = nodes[at]
     count = 1 if node.op is None else len(node.op.output_names(node.params))
     if not 0 <= index < count:
-        raise GraphError(f"{where}: refers to output {index} of {node.name!r}, which has {count}")
+        raise GraphError(f"{where}: refers to output {_short(index)} of {node.name!r}, which has {count}")
     return Entry(node, index)
