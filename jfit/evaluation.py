@@ -45,7 +45,7 @@ class Scorer:
             totals = self._program(state.params, state.aux, totals, batch)
             window.append(batch)
             if len(window) == 2 * IN_FLIGHT:
-                counters.wait(totals.loss[0])  # sync: bounds the batches in flight
+                counters.wait(totals.loss)  # sync: bounds the batches in flight
                 window.clear()
         return totals
 

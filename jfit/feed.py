@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows
 from jfit.model import Model, count_parameters
-from jfit.parallel import OUT_AXES, STATE_AXES, compile_spmd, place, place_split, split_batch
+from jfit.parallel import STATE_AXES, compile_spmd, place, place_split, split_batch
 from jfit.state import TrainState
 from jfit.step import Step, StepOut, unrolls
 
@@ -31,9 +31,9 @@ AUTO_FLOPS_DEFAULT = 2e11
 
 
 class Call(NamedTuple):
-    """One dispatch: `run(state) -> (state, out)` does `steps` updates with `rows` rows."""
+    """One dispatch: `run(state) -> (state, report)` does `steps` updates with `rows` rows."""
 
-    run: Callable[[TrainState], tuple[TrainState, StepOut]]
+    run: Callable[[TrainState], tuple[TrainState, Array]]
     steps: int
     rows: int
 
@@ -71,21 +71,25 @@ def fits_on_device(data: Any, devices: list[jax.Device]) -> bool:
     return data.nbytes <= limit
 
 
-def repeat_steps(one: Callable[..., tuple[TrainState, StepOut]], unroll: int = 0) -> Callable[..., tuple[TrainState, StepOut]]:
+def report(out: StepOut) -> Array:
+    """(loss, learning rate or nan) as ONE small array, (2,) float32: every output of a program costs about a microsecond."""
+    rate = jnp.float32(jnp.nan) if out.lr is None else out.lr.astype(jnp.float32)
+    return jnp.stack([out.loss, rate])
+
+
+def repeat_steps(one: Callable[..., tuple[TrainState, Array]], unroll: int = 0) -> Callable[..., tuple[TrainState, Array]]:
     """`count` steps in one program; `one(state, j)` does the j-th.  `count` is traced, so any number is the same program.
 
     With `unroll` the loop is written out for exactly that many steps.
     """
 
-    def run(state: TrainState, count: Any) -> tuple[TrainState, StepOut]:
+    def run(state: TrainState, count: Any) -> tuple[TrainState, Array]:
+        told = jnp.zeros(2, jnp.float32)
         if unroll:
-            out = None
             for j in range(unroll):
-                state, out = lax.optimization_barrier(one(state, j))  # each step stays the program it is alone
-            assert out is not None
-            return state, out
-        blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, state, 0)[1])
-        return lax.fori_loop(0, count, lambda j, carry: one(carry[0], j), (state, blank))
+                state, told = lax.optimization_barrier(one(state, j))  # each step stays the program it is alone
+            return state, told
+        return lax.fori_loop(0, count, lambda j, carry: one(carry[0], j), (state, told))
 
     return run
 
@@ -158,17 +162,20 @@ class ResidentFeed:
             weight = own if weight is None else weight * own
         return Batch(inputs, weight, weight)
 
+    def _step(self, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Array]:
+        state, out = self.spec.step(state, batch, axis_name=axis_name)
+        return state, report(out)
+
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
             axes = {"arrays": None, "weight": None, "order": 0, "first": None}
             in_axes = (STATE_AXES, axes, None) if counted else (STATE_AXES, axes)
-            self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, OUT_AXES, donate=(0,), name=name)
+            self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, (STATE_AXES, None), donate=(0,), name=name)
         return self._programs[name]
 
     def _full_program(self, pack: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
-        def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, StepOut]:
-            batch = self._batch(pack, state.step - pack["first"], False, axis_name)
-            return self.spec.step(state, batch, axis_name=axis_name)
+        def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
+            return self._step(state, self._batch(pack, state.step - pack["first"], False, axis_name), axis_name)
 
         if self.spec.steps_per_call == 1 or (steps == 1 and unrolls(self.spec.model)):
             program = self._compiled("train", lambda s, p, axis_name: one(s, p, axis_name), counted=False)
@@ -183,7 +190,7 @@ class ResidentFeed:
 
     def _tail_program(self, pack: Mapping[str, Any]) -> Callable[[TrainState], Any]:
         def tail(state: TrainState, pack: Mapping[str, Any], axis_name: str | None):
-            return self.spec.step(state, self._batch(pack, self.num_batches - 1, True, axis_name), axis_name=axis_name)
+            return self._step(state, self._batch(pack, self.num_batches - 1, True, axis_name), axis_name)
 
         program = self._compiled("train_tail", tail, counted=False)
         return lambda state: program(state, pack)
@@ -234,13 +241,13 @@ class StreamFeed:
 
     def _call(self, group: list[Batch], total: int) -> Call:
         if len(group) == 1:
-            program = self._program("train", self.spec.step)
+            program = self._program("train", self._step)
             return Call(lambda state: program(state, group[0]), 1, total)
         unroll = len(group) if unrolls(self.spec.model) else 0
 
         def many(state: TrainState, stack: Batch, axis_name: str | None):
             def one(state: TrainState, j: Any):
-                return self.spec.step(state, jax.tree.map(lambda x: x[j], stack), axis_name=axis_name)
+                return self._step(state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
             return repeat_steps(one, unroll)(state, len(group))
 
@@ -249,9 +256,13 @@ class StreamFeed:
         program = self._program(f"train x {len(group)}", many)
         return Call(lambda state: program(state, stack), len(group), total)
 
+    def _step(self, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Array]:
+        state, out = self.spec.step(state, batch, axis_name=axis_name)
+        return state, report(out)
+
     def _program(self, name: str, fn: Callable[..., Any]) -> Any:
         if name not in self._programs:
-            self._programs[name] = compile_spmd(fn, self.spec.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name=name)
+            self._programs[name] = compile_spmd(fn, self.spec.devices, (STATE_AXES, 0), (STATE_AXES, None), donate=(0,), name=name)
         return self._programs[name]
 
 

@@ -323,7 +323,7 @@ def _frozen_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given:
     flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
     settings = settings_of(**given)
     values = {k: jnp.asarray(v) for k, v in flat.items()}, {k: jnp.asarray(v) for k, v in flat_aux.items()}
-    state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key(0))
+    state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key_data(jax.random.key(0)))
     return Run(model, settings, place(state, settings["devices"]))
 
 

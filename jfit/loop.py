@@ -7,6 +7,7 @@ a callback or an iterator that raises) the last good state is there.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -113,11 +114,11 @@ class Loop:
         """Run epochs `self.epoch` .. `num_epoch` - 1, from batch `self.batch` of the first."""
         with StopFlag().watching() as flag:
             self._fire("fit_start", {})
-            while self.epoch < num_epoch and self.stop_reason is None:
-                finished = self._epoch(flag)
-                if not finished:
-                    break
-            self._fire("fit_end", {})
+            try:
+                while self.epoch < num_epoch and self.stop_reason is None and self._epoch(flag):
+                    pass
+            finally:
+                self._fire("fit_end", {})  # also after an error: bars and files are closed
 
     def _epoch(self, flag: StopFlag) -> bool:
         """One epoch; False where it was left before its end."""
@@ -126,34 +127,32 @@ class Loop:
         self._fire("epoch_start", {})
         window, started, samples = Window(), time.perf_counter(), 0
         logged, self._pending = started, None
-        out = None
+        told = None
         with contextlib.closing(self.feed.calls(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
-                self.state, out = call.run(self.state)
+                self.state, told = call.run(self.state)
                 self.step, self.batch = self.step + call.steps, self.batch + call.steps
                 samples += call.rows
-                if window.push(out.fence) and time.perf_counter() - logged > LOG_SECONDS:
+                if window.push(told) and time.perf_counter() - logged > LOG_SECONDS:
                     logged = time.perf_counter()
-                    self._log(samples / (logged - started), out.lr)
+                    self._log(samples / (logged - started), told)
                 self._fire_steps()
                 if flag.set or self.stop_reason is not None:
                     self.interrupted = flag.set
                     self.stop_reason = self.stop_reason or "interrupted by Ctrl-C"
                     break
             else:
-                self._end_epoch(out, samples, started)
+                self._end_epoch(told, samples, started)
                 return True
         return False
 
-    def _end_epoch(self, out: Any, samples: int, started: float) -> None:
-        rate = None if out is None else out.lr
-        totals, rate = counters.read((self.state.metrics, rate))  # sync: once an epoch
+    def _end_epoch(self, told: Any, samples: int, started: float) -> None:
+        totals, told = counters.read((self.state.metrics, told))  # sync: once an epoch
         seconds = time.perf_counter() - started
         self._check_finite(int(totals.first_bad_step))
         logs = values(self.metrics, totals)
         logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds}
-        if rate is not None:
-            logs["lr"] = float(rate)
+        logs |= _rate(told)
         if self.evaluate is not None:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
@@ -189,7 +188,7 @@ class Loop:
             self.view,
         )
 
-    def _log(self, speed: float, rate: Any) -> None:
+    def _log(self, speed: float, told: Any) -> None:
         """Fire a log event with the values that were copied at the last one; copy those of now.
 
         The copy is dispatched behind the steps already in flight and read one log point later, so the host waits for
@@ -199,14 +198,12 @@ class Loop:
             return
         if self._pending is not None:
             copied, logs = self._pending
-            totals, last_rate = counters.read(copied)  # sync: computed long ago
-            logs |= values(self.metrics, totals)
-            if last_rate is not None:
-                logs["lr"] = float(last_rate)
+            totals, last = counters.read(copied)  # sync: computed long ago
+            logs |= values(self.metrics, totals) | _rate(last)
             self._check_finite(int(totals.first_bad_step))
             self.history.add_point(epoch=self.epoch, batch=self.batch, step=self.step, **logs)
             self._fire("log", logs)
-        self._pending = ((_copy(self.state.metrics), rate), {"samples_per_second": speed})
+        self._pending = ((_copy(self.state.metrics), told), {"samples_per_second": speed})
 
     def _check_finite(self, first_bad_step: int) -> None:
         if first_bad_step >= 0 and not self._warned:
@@ -217,6 +214,11 @@ class Loop:
                 NonFiniteLoss,
                 stacklevel=2,
             )
+
+
+def _rate(told: Any) -> dict[str, float]:
+    """The learning rate of a report, where the optimizer tells it."""
+    return {} if told is None or math.isnan(told[1]) else {"lr": float(told[1])}
 
 
 _copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # own buffers: the next step donates the originals

@@ -225,60 +225,91 @@ def from_function(
     """
     if (params is None) == (init is None):
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
-    parameters = inspect.signature(apply).parameters
     names = tuple(inputs) if inputs else _positional(apply)
-    structures: dict[str, Any] = {}
+    made = _Function(apply, loss, params, aux, init, names, label, frozenset(inspect.signature(apply).parameters))
+    out = Output("output", "loss", label, made.loss_of)
+    return Model(made.init, made.apply, (out,), names, (label,), made.plan)
 
-    def first(key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
-        made = (params, aux)
-        if init is not None:
-            result = init(key, *(specs[n] for n in names))
-            made = result if "aux" in parameters and isinstance(result, tuple) else (result, aux)
-        flat, structures["params"] = flatten_names(made[0])
-        flat_aux, structures["aux"] = flatten_names(made[1])
-        # own copies: the engine donates its buffers, the caller's arrays stay alive
+
+class _Function:
+    """A foreign function behind the signatures of a Model; remembers how its trees of parameters and state are built."""
+
+    def __init__(self, fn, loss, params, aux, maker, names, label, keywords) -> None:
+        self.fn, self.loss, self.maker, self.names, self.label, self.keywords = fn, loss, maker, names, label, keywords
+        self.given = (params, aux)
+        self.trees: dict[str, tuple[list[str], Any]] = {}
+        if maker is None:
+            self._flat("params", params), self._flat("aux", aux)
+
+    def _flat(self, kind: str, tree: Any) -> dict[str, Any]:
+        flat, structure = flatten_names(tree)
+        self.trees[kind] = list(flat), structure
+        return flat
+
+    def _tree(self, kind: str, flat: Mapping[str, Array]) -> Any:
+        # by name: a dict that was put together from parts (frozen and learning parameters) has another order
+        names, structure = self.trees[kind]
+        missing = [n for n in names if n not in flat]
+        if missing:
+            raise ValueError(f"{kind} {missing[0]!r} is missing; found {list(flat)[:20]}, needed all of {names[:20]}")
+        return jax.tree.unflatten(structure, [flat[n] for n in names])
+
+    def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
+        """(params, aux) as flat dicts of own copies: the engine donates its buffers, the caller's arrays stay alive."""
+        params, aux = self.given
+        if self.maker is not None:
+            params = self.maker(key, *(specs[n] for n in self.names))
+            if "aux" in self.keywords and isinstance(params, tuple):
+                params, aux = params
+        flat, flat_aux = self._flat("params", params), self._flat("aux", aux)
         return {k: jnp.array(v) for k, v in flat.items()}, {k: jnp.array(v) for k, v in flat_aux.items()}
 
-    if params is not None:
-        structures["params"], structures["aux"] = flatten_names(params)[1], flatten_names(aux)[1]
-
-    def run(
-        params,
-        aux,
-        inputs,
+    def apply(
+        self,
+        params: Params,
+        aux: Aux,
+        inputs: Inputs,
         *,
-        key=None,
-        train=False,
-        weight=None,
-        axis_name=None,
-        row_ids=None,
-        policy=None,
-        sync_batch_stats=False,
-    ):
-        if "params" not in structures:
+        key: Array | None = None,
+        train: bool = False,
+        weight: Array | None = None,
+        axis_name: str | None = None,
+        row_ids: Array | None = None,
+        policy: Policy | None = None,
+        sync_batch_stats: bool = False,
+    ) -> tuple[tuple[Array, ...], Aux]:
+        """See `ApplyFn`; weights reach the loss, not the function."""
+        if "params" not in self.trees:
             raise ValueError("call init before apply: this model learns the structure of its parameters there")
-        for name in names:
+        for name in self.names:
             if name not in inputs:
-                raise ValueError(f"input {name!r} is missing; the model takes {names}, found {tuple(inputs)}")
+                raise ValueError(f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}")
         cast = policy.cast if policy else lambda x: x
-        tree = jax.tree.unflatten(structures["params"], [cast(params[k]) for k in params])
-        extra: dict[str, Any] = {}
-        if "key" in parameters:
+        extra: dict[str, Any] = {"train": train} if "train" in self.keywords else {}
+        if "key" in self.keywords:
             extra["key"] = key if key is None or axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        if "train" in parameters:
-            extra["train"] = train
-        if "aux" not in parameters:
-            output = apply(tree, *(cast(inputs[n]) for n in names), **extra)
-            return _as_outputs(output, policy), dict(aux)
-        extra["aux"] = jax.tree.unflatten(structures["aux"], list(aux.values()))
-        output, new = apply(tree, *(cast(inputs[n]) for n in names), **extra)
-        return _as_outputs(output, policy), dict(zip(aux, jax.tree.leaves(new), strict=True))
+        if "aux" in self.keywords:
+            extra["aux"] = self._tree("aux", aux)
+        given = [cast(jnp.asarray(inputs[n])) for n in self.names]
+        result = self.fn(jax.tree.map(cast, self._tree("params", params)), *given, **extra)
+        if "aux" not in self.keywords:
+            return _as_outputs(result, policy), dict(aux)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(f"apply takes aux, so it must return (output, new aux); it returned a {type(result).__name__}")
+        return _as_outputs(result[0], policy), self._moved(result[1], aux)
 
-    def per_example(output: Array, inputs: Inputs) -> tuple[Array, Array]:
-        if label not in inputs:
-            raise ValueError(f"the loss needs the input {label!r}; found {tuple(inputs)}")
-        losses = loss(output, inputs[label])
-        rows = inputs[label].shape[0]
+    def _moved(self, tree: Any, old: Aux) -> Aux:
+        names, structure = self.trees["aux"]
+        flat, found = flatten_names(tree)
+        if found != structure:
+            raise ValueError(f"apply returned aux with the leaves {list(flat)}, needed the tree it was given: {names}")
+        return {k: v if v.dtype == old[k].dtype else v.astype(old[k].dtype) for k, v in flat.items()}
+
+    def loss_of(self, output: Array, inputs: Inputs) -> tuple[Array, Array]:
+        """(loss per row, 1 per row)."""
+        if self.label not in inputs:
+            raise ValueError(f"the loss needs the input {self.label!r}; found {tuple(inputs)}")
+        losses, rows = jnp.asarray(self.loss(output, inputs[self.label])), inputs[self.label].shape[0]
         if losses.ndim == 0 or losses.shape[0] != rows:
             raise ValueError(
                 f"loss returned shape {losses.shape}, needed one value per example, ({rows},): padded rows and weights need "
@@ -287,16 +318,14 @@ def from_function(
         losses = losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
         return losses, jnp.ones_like(losses)
 
-    def plan(specs: Specs) -> Plan:
-        p, a = jax.eval_shape(lambda: first(jax.random.key(0), specs))
-        data = {n: specs[n] for n in names}
-        shapes, _ = jax.eval_shape(lambda p, a, x: run(p, a, x), p, a, data)
-        size = data[names[0]].shape[0]
+    def plan(self, specs: Specs) -> Plan:
+        """See `Model.plan`: rows are expected on axis 0."""
+        params, aux = jax.eval_shape(lambda: self.init(jax.random.key(0), specs))
+        data = {n: specs[n] for n in self.names}
+        shapes, _ = jax.eval_shape(lambda *v: self.apply(*v, key=jax.random.key(0)), params, aux, data)
+        size = data[self.names[0]].shape[0]
         rows = tuple(Rows(0, 1, size, 1) if s.shape[:1] == (size,) else LOST for s in shapes)
         return Plan(shapes, rows, paddable=True)
-
-    out = Output("output", "loss", label, per_example)
-    return Model(first, run, (out,), names, (label,), plan)
 
 
 Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]

@@ -97,11 +97,11 @@ class Run:
 
     def snapshot(self) -> TrainState:
         """A copy of the state on the host; yours to keep."""
-        return jax.tree.map(_host_copy, self.state)
+        return jax.tree.map(np.array, self.state)
 
     # -------------------------------------------------------------------------------- what callbacks may do
     def set_lr(self, rate: float) -> None:
-        """Set the base learning rate; nothing recompiles.
+        """Set the base learning rate, which a schedule scales; nothing recompiles.
 
         Raises:
             ValueError: the optimizer keeps its own rate (an optax instance).
@@ -155,11 +155,10 @@ class Run:
         assert loop is not None
         if directory is None:
             raise ValueError("resume=True needs checkpoint=, the folder the checkpoints are in; or pass the folder as resume=")
-        newest = checkpoints.latest(directory)
-        if newest is None:
+        if checkpoints.latest(directory) is None:
             return
-        loop.state = place(checkpoints.restore(newest, like=loop.state), loop.devices)
-        meta = checkpoints.load_meta(newest)
+        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest that is whole
+        meta = checkpoints.load_meta(directory)
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
         saved = {name: state for name, state in meta["callbacks"]}
@@ -240,7 +239,7 @@ class Run:
         arrays = checkpoints.load_arrays(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
-        state = TrainState(arrays["step"], params, aux, (), (), None, jax.random.key(0))
+        state = TrainState(arrays["step"], params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
         return cls(model, settings, place(state, settings["devices"]), History.from_json(meta["history"]))
 
     # -------------------------------------------------------------------------------- showing it
@@ -308,10 +307,3 @@ def eval_data_of(model: Model, data: Any, batch_size: int, labels: bool = True) 
     names = [n for n in model.inputs if n not in model.optional or n in given]
     label_names = model.labels if labels or given & set(model.labels) else ()
     return as_data(data, batch_size=batch_size, input_names=names, label_names=label_names, shuffle=False, require_labels=labels)
-
-
-def _host_copy(x: Any) -> Any:
-    """A copy of a leaf on the host; keys stay keys."""
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(np.array(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-    return np.array(x)

@@ -27,7 +27,8 @@ class TrainState(NamedTuple):
         opt_state: the optimizer's own state.
         metrics: running sums of loss and metrics (see `jfit.totals.Totals`).
         lr: base learning rate, () float32, or None where the optimizer keeps its own; write it freely, nothing recompiles.
-        key: the run's PRNG key; each step folds its number in.
+        key: data of the run's PRNG key, uint32 (a typed key costs more dispatch time; both are accepted); each step folds
+            its number in.
         local: per-device state with a leading device axis, or None.
     """
 
@@ -118,8 +119,13 @@ def init_state(
         opt_state=jax.tree.map(jnp.array, resolved.transform.init(learns)),  # copies: donated buffers must not be shared
         metrics=zero_totals(metrics),
         lr=None if rate is None else jnp.asarray(rate, jnp.float32),
-        key=run_key,
+        key=jax.random.key_data(run_key),
     )
+
+
+def typed_key(key: Array) -> Array:
+    """The PRNG key that a state holds, as a typed key."""
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def _replaced(kind: str, drawn: dict[str, Array], given: Mapping[str, Any] | None) -> dict[str, Array]:

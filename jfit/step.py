@@ -19,7 +19,7 @@ from jfit.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, s
 from jfit.ops.rows import RowsLost
 from jfit.optim import as_schedule, injected_rate
 from jfit.optim import get as get_optimizer
-from jfit.state import TrainState, split_params
+from jfit.state import TrainState, split_params, typed_key
 from jfit.totals import Totals, fold, head_arguments, metric_stats
 
 
@@ -169,7 +169,7 @@ def _gradients(model, learns, still, state, inputs, weight, metric_weight, metri
     rows = _rows_of(model, inputs)
     device = 0 if axis_name is None else lax.axis_index(axis_name)
     row_ids = jnp.arange(rows) + device * rows
-    key = jax.random.fold_in(state.key, state.step)
+    key = jax.random.fold_in(typed_key(state.key), state.step)
 
     def part(aux: Aux, number: Any, inputs: dict[str, Array], weight, metric_weight, row_ids):
         plan = plan_of(model, inputs)

@@ -21,12 +21,12 @@ class Totals(NamedTuple):
     """Sums since the pass began.
 
     Attributes:
-        loss: (Σ loss, its rounding compensation, Σ count), each () float32.
+        loss: Σ loss, its rounding compensation, Σ count, as one (3,) float32 array: each array of the state costs dispatch time.
         first_bad_step: number of the first step whose loss was not finite, () int32; -1: none.
         metrics: the sums of each metric.
     """
 
-    loss: tuple[Array, Array, Array]
+    loss: Array
     first_bad_step: Array
     metrics: tuple[Any, ...]
 
@@ -39,8 +39,7 @@ def zero_totals(metrics: Sequence[Metric] = ()) -> Totals:
         >>> int(zero_totals().first_bad_step)
         -1
     """
-    zero = lambda: jnp.zeros((), jnp.float32)  # noqa: E731  each sum its own buffer: donated state must not share any
-    return Totals((zero(), zero(), zero()), jnp.full((), -1, jnp.int32), tuple(m.init() for m in metrics))
+    return Totals(jnp.zeros(3, jnp.float32), jnp.full((), -1, jnp.int32), tuple(m.init() for m in metrics))
 
 
 def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, loss: Array) -> Totals:
@@ -53,7 +52,7 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
     lost = (grown - total) - part
     bad = jnp.where((totals.first_bad_step < 0) & ~jnp.isfinite(loss) & (loss_count > 0), step, totals.first_bad_step)
     folded = tuple(m.update(t, s) for m, t, s in zip(metrics, totals.metrics, shared.metrics, strict=True))
-    return Totals((grown, lost, count + loss_count), bad, folded)
+    return Totals(jnp.stack([grown, lost, count + loss_count]), bad, folded)
 
 
 def head_arguments(
@@ -83,7 +82,7 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, float]:
         >>> values((), zero_totals())
         {}
     """
-    total, lost, count = (float(np.asarray(v)) for v in totals.loss)
+    total, lost, count = np.asarray(totals.loss, np.float64).tolist()
     found = {"loss": (total - lost) / count} if count > 0 else {}
     for metric, sums in zip(metrics, totals.metrics, strict=True):
         found.update({k: float(np.asarray(v)) for k, v in metric.compute(sums).items()})

@@ -1,0 +1,261 @@
+"""What a graph means for training: which variables are data, labels and parameters, and what each output is."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.init import InitDesc, default, get
+from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
+from jfit.model import Aux, Inputs, Model, Output, Params, Plan, Specs
+from jfit.ops import nearest
+from jfit.ops.attributes import DTYPES
+from jfit.ops.rows import MaybeRows, RowsLost
+from jfit.symbol.graph import Entry, GraphError, Node, Symbol, aux_nodes, topological
+from jfit.symbol.infer import infer
+
+
+def lower(symbol: Symbol, *, inputs: Sequence[str] | None = None, capture: str | None = None) -> Model:
+    """Lower a graph to pure functions: symbol -> Model(init, apply, outputs).
+
+    Args:
+        symbol: the graph.
+        inputs: names of the variables that are fed (data and labels); all others are parameters.  Default: variables whose
+            name ends in `data` or `label`, label slots of loss heads, begin states of recurrent operators.
+        capture: a regular expression; internal outputs whose name matches become further, plain outputs.
+
+    Returns:
+        The `Model`.  `model.apply(params, aux, inputs, train=..., key=...)` returns (outputs, new aux).
+
+    Raises:
+        GraphError: `inputs` names no variable, two different variables share a name, or nothing matches `capture`.
+
+    Example:
+        >>> import jax, jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+        >>> model = jfit.lower(net)
+        >>> params, aux = model.init(jax.random.key(0), {"data": jax.ShapeDtypeStruct((2, 4), "float32")})
+        >>> outputs, aux = model.apply(params, aux, {"data": np.ones((2, 4), "float32")})
+        >>> outputs[0].shape
+        (2, 3)
+    """
+    heads = symbol.heads if capture is None else _captured(symbol, capture)
+    order = topological(heads)
+    data, labels = _input_names(order, heads, inputs)
+    variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
+    states, aux_ids = _state_names(order), aux_nodes(order)
+    names = Names((*data, *labels), labels, _batch_axes(variables, (*data, *labels), states))
+    params = _unique([n for n in variables if id(n) not in aux_ids and n.name not in names.fed])
+    aux = _unique([n for n in variables if id(n) in aux_ids])
+    apply = make_apply(order, heads, names)
+    return Model(
+        init=_make_init(Symbol(heads), params, aux),
+        apply=apply,
+        outputs=tuple(_output(h, i < len(symbol.heads), names.fed) for i, h in enumerate(heads)),
+        inputs=data,
+        labels=labels,
+        plan=_make_plan(Symbol(heads), params, aux, names, apply),
+        batch_axes=names.axes,
+        frozen=frozenset(_fixed_gammas(operators)),
+        traits=frozenset({"convolution"} if any(n.op.family == "conv" for n in operators if n.op) else ()),
+        optional=frozenset(states),
+        symbol=symbol,
+    )
+
+
+def _captured(symbol: Symbol, pattern: str) -> tuple[Entry, ...]:
+    """The outputs, and the internal ones whose name matches."""
+    internals = symbol.get_internals()
+    shown = {(id(h.node), h.index) for h in symbol.heads}
+    extra = [
+        h
+        for h, name in zip(internals.heads, internals.list_outputs(), strict=True)
+        if h.node.op is not None and (id(h.node), h.index) not in shown and re.search(pattern, name)
+    ]
+    if not extra:
+        raise GraphError(f"capture={pattern!r} matches no internal output; they are {internals.list_outputs()[:20]}")
+    return (*symbol.heads, *extra)
+
+
+# ------------------------------------------------------------------------------------------------ what the variables are
+def _input_names(
+    order: Sequence[Node], heads: Sequence[Entry], given: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(data names, label names) in graph order."""
+    variables = list(dict.fromkeys(n.name for n in order if n.op is None))
+    used = _used_as_data(heads)
+    labels = {v for v in variables if v.endswith("label")}
+    for node in order:
+        for slot, entry in zip(node.input_names(), node.inputs, strict=True) if node.op else ():
+            if node.op and slot == node.op.label:
+                labels.update(n.name for n in topological([entry]) if n.op is None)
+    if given is None:
+        named = {v for v in variables if v.endswith("data") and v in used}
+        states = _state_names(order)
+        return tuple(v for v in variables if v in named | states), tuple(v for v in variables if v in labels - named)
+    for name in given:
+        if name not in variables:
+            near = nearest(name, variables)
+            hint = f"; did you mean {near}?" if near else f"; they are {', '.join(map(repr, variables[:20]))}"
+            raise GraphError(f"input {name!r} is no variable of the graph{hint}")
+    labels = {v for v in labels if v not in used or v.endswith("label")} & set(given)
+    return tuple(v for v in variables if v in set(given) - labels), tuple(v for v in variables if v in labels)
+
+
+def _state_names(order: Sequence[Node]) -> set[str]:
+    """Variables in the begin-state slots of recurrent operators."""
+    slots = [(s, e) for n in order if n.op and n.op.family == "rnn" for s, e in zip(n.input_names(), n.inputs, strict=False)]
+    return {e.node.name for s, e in slots if s in STATE_SLOTS and e.node.op is None}
+
+
+def _used_as_data(heads: Sequence[Entry]) -> set[str]:
+    """Names of the variables that are reached without passing through a label slot (an autoencoder's data is both)."""
+    found, seen, stack = set(), set(), [h.node for h in heads]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op is None:
+            found.add(node.name)
+        else:
+            slots = zip(node.input_names(), node.inputs, strict=False)
+            stack.extend(e.node for slot, e in slots if slot != node.op.label)
+    return found
+
+
+def _unique(nodes: Sequence[Node]) -> dict[str, Node]:
+    found: dict[str, Node] = {}
+    for node in nodes:
+        other = found.setdefault(node.name, node)
+        if other is not node and other.attrs.get("__shape__") != node.attrs.get("__shape__"):
+            raise GraphError(
+                f"two variables are named {node.name!r} but declare different shapes; rename one, or share one variable"
+            )
+    return found
+
+
+def _batch_axes(variables: Sequence[Node], fed: Collection[str], states: Collection[str]) -> dict[str, int]:
+    """Where the batch axis of a fed variable is, if not at 0: N of its layout; begin states are (layers, batch, size)."""
+    found = {}
+    for node in variables:
+        layout = node.attrs.get("__layout__", "")
+        axis = layout.find("N") if "N" in layout else int(node.name in states)
+        if node.name in fed and axis > 0:
+            found[node.name] = axis
+    return found
+
+
+def _fixed_gammas(operators: Sequence[Node]) -> list[str]:
+    return [
+        n.inputs[n.input_names().index("gamma")].node.name
+        for n in operators
+        if n.params.get("fix_gamma") and "gamma" in n.input_names()
+    ]
+
+
+def _output(head: Entry, visible: bool, fed: Collection[str]) -> Output:
+    """What an output means for training; its loss reads the label through the label's own little graph."""
+    node, name = head.node, head.node.output_name(head.index)
+    op = node.op
+    if not visible or op is None or op.kind == "plain" or head.index != 0:
+        return Output(name)
+    rule = op.loss
+    if op.label is None:
+        return Output(name, op.kind, None, None if rule is None else lambda out, inputs: rule(node.params, out, None))
+    entry = node.inputs[node.input_names().index(op.label)]
+    leaves = [n.name for n in topological([entry]) if n.op is None]
+    if rule is None or not leaves or not set(leaves) <= set(fed):
+        return Output(name, op.kind, leaves[0] if len(leaves) == 1 else None)
+    read = make_apply(topological([entry]), [entry], Names(leaves, leaves))
+
+    def loss(out: Array, inputs: Inputs) -> tuple[Array, Array]:
+        return rule(node.params, out, read({}, {}, inputs)[0][0])
+
+    classes = None
+    if op.name == "SoftmaxOutput":
+        classes = -1 if node.params["preserve_shape"] else 1
+    ignore = node.params["ignore_label"] if node.params.get("use_ignore") else None
+    return Output(name, op.kind, leaves[0], loss, classes, ignore)
+
+
+# ------------------------------------------------------------------------------------------------ init
+def _make_init(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Node]):
+    def init(key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
+        """Parameters and auxiliary states for inputs of these shapes; each drawn from fold_in(key, crc32(name))."""
+        start = default() if initializer is None else get(initializer)
+        shapes = _variable_specs(symbol, {**params, **aux}, specs)
+
+        def make(key: Array) -> tuple[Params, Aux]:
+            def one(name: str, node: Node) -> Array:
+                draw = jax.random.fold_in(key, zlib.crc32(name.encode()))
+                spec = shapes[name]
+                return start(draw, InitDesc(name, dict(node.attrs)), spec.shape, spec.dtype)
+
+            return {k: one(k, n) for k, n in params.items()}, {k: one(k, n) for k, n in aux.items()}
+
+        try:
+            return jax.jit(make)(key)  # one compile for all parameters
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+            return make(key)  # an initializer of the user's that computes in numpy
+
+    return init
+
+
+def _variable_specs(symbol: Symbol, wanted: Mapping[str, Node], specs: Specs) -> dict[str, jax.ShapeDtypeStruct]:
+    variables = {n.name for n in symbol.nodes() if n.op is None}
+    known = {k: s.shape for k, s in specs.items() if k in variables}
+    floats = {k: s.dtype for k, s in specs.items() if k in variables and jnp.issubdtype(s.dtype, jnp.floating)}
+    shapes, dtypes = infer(symbol, known, floats)
+    found = {}
+    for name, node in wanted.items():
+        shape = shapes.get((id(node), 0))
+        if shape is None or 0 in shape:
+            raise GraphError(
+                f"the shape of {name!r} cannot be inferred from {dict(known)}"
+                + (f" (known so far: {shape})" if shape else "")
+                + "; give the shapes of all inputs, or shape= to the Variable, or feed it as an input"
+            )
+        dtype = dtypes.get((id(node), 0)) or DTYPES["float32"]
+        found[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+    return found
+
+
+def _make_plan(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Node], names: Names, apply: Any):
+    def plan(specs: Specs) -> Plan:
+        """Output shapes, where their rows are, and whether batches may be padded; nothing is computed."""
+        made = _variable_specs(symbol, {**params, **aux}, specs)
+        values = ({k: made[k] for k in params}, {k: made[k] for k in aux}, dict(specs))
+        size = _rows_of(specs, names)
+        rows: list[MaybeRows] = []
+
+        def run(weight, params, aux, inputs):
+            key = jax.random.key(0)
+            train = all(name in specs for name in names.labels)  # without labels only prediction can be planned
+            return apply(params, aux, inputs, key=key, train=train, weight=weight, _rows_out=rows)[0]
+
+        try:
+            shapes = jax.eval_shape(run, jax.ShapeDtypeStruct((size,), jnp.float32), *values)
+            return Plan(shapes, tuple(rows), paddable=True)
+        except RowsLost as error:
+            reason = str(error)
+        rows.clear()
+        shapes = jax.eval_shape(lambda *v: run(None, *v), *values)
+        return Plan(shapes, tuple(rows), paddable=False, reason=reason)
+
+    return plan
+
+
+def _rows_of(specs: Specs, names: Names) -> int:
+    """Rows of a batch of these shapes."""
+    for name in names.fed:
+        axis = names.axes.get(name, 0)
+        if name in specs and len(specs[name].shape) > axis:
+            return specs[name].shape[axis]
+    raise GraphError(f"the batch has the inputs {sorted(specs)}, the model needs {list(names.fed)}")
