@@ -239,7 +239,8 @@ class _Function:
         self.given = (params, aux)
         self.trees: dict[str, tuple[list[str], Any]] = {}
         if maker is None:
-            self._flat("params", params), self._flat("aux", aux)
+            self._flat("params", params)
+            self._flat("aux", aux)
 
     def _flat(self, kind: str, tree: Any) -> dict[str, Any]:
         flat, structure = flatten_names(tree)
