@@ -1,0 +1,77 @@
+"""Copies what the tests of graphs need from a folder of recorded MXNet 1.9.1 results: python tests/make_golden.py FIXTURES.
+
+Writes tests/golden/symbol_api.json (the parts about graphs), tests/golden/models/*.json (every recorded graph, one old file,
+what MXNet says about each) and tests/golden/models/*.npz (parameters, inputs and results of the small models).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+GOLDEN = Path(__file__).parent / "golden"
+SMALL = (
+    "mlp", "lenet", "shared_weight", "lstm_fused", "gru_unrolled", "lstm_unrolled", "multitask_group", "resnet20_cifar",
+    "zoo_dense_mix",
+)  # fmt: skip
+ABOUT = (
+    "auto_names", "prefix", "attrs", "compose", "infer_partial", "infer_full", "infer_type", "scalar_ops_json", "compare_json",
+)  # fmt: skip
+DTYPES = dict(enumerate(["float32", "float64", "float16", "uint8", "int32", "int8", "int64"]))
+DENSE = 0xF993FAC9
+
+
+def read_params(path: Path) -> dict[str, np.ndarray]:
+    """Names and arrays of an MXNet file that holds dense arrays of format V2."""
+    with path.open("rb") as file:
+        kind, _, count = struct.unpack("<QQQ", file.read(24))
+        if kind != 0x112:
+            raise ValueError(f"{path}: the first number is {kind:#x}, a file of arrays starts with 0x112")
+        arrays = [_array(file) for _ in range(count)]
+        (count,) = struct.unpack("<Q", file.read(8))
+        names = [file.read(struct.unpack("<Q", file.read(8))[0]).decode() for _ in range(count)]
+    return dict(zip(names, arrays, strict=True))
+
+
+def _array(file: BinaryIO) -> np.ndarray:
+    magic, storage, rank = struct.unpack("<IIi", file.read(12))
+    if magic != DENSE or storage != 0:
+        raise ValueError(f"record {magic:#x} of storage {storage}, only dense records of format V2 are read")
+    shape = struct.unpack(f"<{rank}q", file.read(8 * rank))
+    _, _, flag = struct.unpack("<iii", file.read(12))  # device type, device number, dtype
+    dtype = np.dtype(DTYPES[flag])
+    return np.frombuffer(file.read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def copy(fixtures: Path) -> None:
+    """Write all golden files of the graph tests."""
+    models = GOLDEN / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    api = json.loads((fixtures / "symbol_api.json").read_text())
+    _write_json(GOLDEN / "symbol_api.json", {key: api[key] for key in ABOUT})
+    manifest = json.loads((fixtures / "models" / "manifest.json").read_text())["models"]
+    _write_json(models / "manifest.json", [{k: v for k, v in m.items() if k not in ("note", "mxnet_env")} for m in manifest])
+    for model in manifest:
+        (models / f"{model['name']}.json").write_text(Path(fixtures / model["symbol"]).read_text())
+        if model["name"] in SMALL:
+            with np.load(fixtures / model["io"]) as archive:
+                arrays = {key: archive[key] for key in archive.files}
+            arrays |= {key.replace(":", "/"): value for key, value in read_params(fixtures / model["params"]).items()}
+            np.savez_compressed(models / f"{model['name']}.npz", **arrays)
+    for name in ("save_000800", "save_000800_upgraded"):
+        (models / f"{name}.json").write_text((fixtures / "checkpoint" / f"{name}.json").read_text())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    copy(Path(sys.argv[1]))

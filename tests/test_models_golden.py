@@ -1,0 +1,69 @@
+"""Whole models recorded from MXNet 1.9.1: outputs, gradients and moving statistics of a lowered graph agree."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jfit
+
+MODELS = Path(__file__).parent / "golden" / "models"
+MANIFEST = {m["name"]: m for m in json.loads((MODELS / "manifest.json").read_text())}
+RECORDED = sorted(p.stem for p in MODELS.glob("*.npz"))
+
+
+def near(what, got, want, tolerance, floor=0.0):
+    """max |got - want| <= tolerance * max(max |want|, floor)."""
+    got, want = np.asarray(got, np.float64), want.astype(np.float64)
+    assert got.shape == want.shape, what
+    if want.size:
+        error = np.abs(got - want).max() / max(np.abs(want).max(), floor, 1e-30)
+        assert error <= tolerance, f"{what}: relative error {error:.2g}, allowed {tolerance:.2g}"
+
+
+def loaded(name):
+    with np.load(MODELS / f"{name}.npz") as archive:
+        arrays = {k: archive[k] for k in archive.files}
+    symbol = jfit.sym.load(MODELS / f"{name}.json")
+    fed = list(MANIFEST[name]["data_shapes"])
+    model = jfit.lower(symbol, inputs=fed)
+    part = lambda kind: {k[len(kind) :]: jnp.asarray(v) for k, v in arrays.items() if k.startswith(kind)}  # noqa: E731
+    return MANIFEST[name], model, part("arg/"), part("aux/"), part("in/"), arrays
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_model_gives_what_mxnet_gave(name):
+    about, model, params, aux, inputs, arrays = loaded(name)
+    evaluated, same = jax.jit(lambda p, a, x: model.apply(p, a, x, train=False))(params, aux, inputs)
+    tolerance = max(1e-4, 10 * about.get("eval_f32_vs_f64", 1e-5))
+    for i, out in enumerate(evaluated):
+        near(f"eval/{i}", out, arrays[f"eval/{i}"], tolerance)
+    assert all(np.array_equal(same[k], aux[k]) for k in aux), "evaluation moves nothing"
+    learned = [k[len("grad/") :] for k in arrays if k.startswith("grad/")]
+    cotangents = [jnp.asarray(arrays[f"og/{i}"]) if about["has_head_grad"] else None for i in range(about["n_outputs"])]
+
+    @jax.jit
+    def train(values):
+        def forward(values):
+            given = {k: values.get(k, v) for k, v in params.items()}
+            fed = {k: values.get(k, v) for k, v in inputs.items()}
+            outs, moved = model.apply(given, aux, fed, train=True, key=jax.random.key(0))
+            return outs, moved
+
+        outs, pull, moved = jax.vjp(forward, values, has_aux=True)
+        heads = [jnp.ones_like(o) if c is None else c for o, c in zip(outs, cotangents, strict=True)]
+        return outs, moved, pull(tuple(heads))[0]
+
+    outs, moved, grads = train({k: params[k] if k in params else inputs[k] for k in learned})
+    tolerance = max(tolerance, 10 * min(about.get("grad_f32_vs_f64_max") or 1e-5, 1e-3))
+    for i, out in enumerate(outs):
+        near(f"train/{i}", out, arrays[f"train/{i}"], tolerance)
+    for k in aux:
+        near(f"aux_train/{k}", moved[k], arrays[f"aux_train/{k}"], tolerance, 1e-3)
+    floor = about.get("grad_err_floor", 1e-3 * max(np.abs(arrays[f"grad/{k}"]).max() for k in learned))
+    spread = about.get("grad_f32_vs_f64") or {}
+    for k in learned:
+        near(f"grad/{k}", grads[k], arrays[f"grad/{k}"], max(1e-4, 10 * spread.get(k, 1e-4)), floor)
