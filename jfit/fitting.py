@@ -313,7 +313,7 @@ def _callbacks(given: Sequence[Any], progress: bool | str, checkpoint: Any, ever
     if checkpoint is not None:
         found.append(checkpointing(checkpoint, every=every))
     if progress:
-        found.insert(0, progress_bar(bar="auto" if progress == "auto" else True))
+        found.insert(0, progress_bar(force=progress is True))
     return found
 
 

@@ -345,6 +345,7 @@ def _plot(history: History, path: str | Path | None, axes: Any) -> Any:
                 ys = [math.nan if value is None else value for value in history.column(key)]
                 axis.plot(xs, ys, marker="o", markersize=3, label=label)
         axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_title(name)
         axis.grid(alpha=0.3)
         axis.legend()

@@ -1,8 +1,8 @@
 """Callbacks: pure pairs (init, on) that a run calls with events."""
 
+from jfit.callbacks.bars import progress
 from jfit.callbacks.base import EVENTS, Callback, Event, as_callback, lambda_callback
 from jfit.callbacks.logging import csv_logger, jsonl_logger, speedometer
-from jfit.callbacks.progress import progress
 from jfit.callbacks.saving import checkpointing
 from jfit.callbacks.stopping import early_stopping
 

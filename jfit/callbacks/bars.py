@@ -1,4 +1,4 @@
-"""Progress: a bar an epoch with speed, time left and running values, and the epoch table row by row."""
+"""Progress: a bar over the run with speed, time left and running values, and the epoch table row by row."""
 
 import sys
 from typing import Any, TextIO
@@ -11,18 +11,18 @@ _HIDDEN = ("samples_per_second", "lr", "time")
 
 
 def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = None) -> Callback:
-    """A bar for each epoch (samples/s, ETA, loss, metrics), and a table that grows by a row each epoch.
+    """A bar over the whole run (samples/s, ETA, loss, metrics) under a table that grows by a row each epoch.
 
     Args:
       bar: show the bar; without it only the table.
-      force: where the output is neither a terminal nor a notebook nothing is shown, unless force=True: then the table.
+      force: show it also where the output is neither a terminal nor a notebook (a log file).
       file: where to write; sys.stdout when None.
 
     Returns:
       A callback for the start and end of the fit and of each epoch, and for log points.
 
     Example:
-      >>> show = progress(force=True)
+      >>> show = progress(bar=False, force=True)
       >>> end = Event("epoch_end", 0, 10, 10, 10, {"loss": 0.5, "accuracy": 0.9}, None)
       >>> _ = show.on(end, show.init())
       epoch        loss    accuracy
@@ -46,43 +46,53 @@ class _Screen:
 
     def show(self, event: Event) -> None:
         file = self.file or sys.stdout
-        live = _in_notebook() or _is_terminal(file)
+        if not (self.force or _in_notebook() or _is_terminal(file)):
+            return
         if event.kind in ("fit_start", "fit_end"):
             self.close()
             self.names = []
-        elif event.kind == "epoch_end":
-            self.close()
-            if live or self.force:
-                self.print_row(event, file)
-        elif live and self.wants_bar:
+            return
+        if self.wants_bar:
             self.draw(event, file)
+        if event.kind == "epoch_end":
+            self.print_row(event, file)
 
     def draw(self, event: Event, file: TextIO) -> None:
-        if event.kind == "epoch_start" or self.bar is None:
-            self.close()
+        size, epochs = event.num_batches, getattr(event.run, "num_epoch", None)
+        done = event.batch + (event.epoch * size if size else 0)
+        if self.bar is None:
+            total = size * epochs if size and epochs else None
             self.bar = _tqdm()(
-                total=event.num_batches,
-                initial=event.batch,
+                total=total,
+                initial=done,
                 desc=f"epoch {event.epoch}",
                 leave=False,
                 file=file,
                 # None: the format for known totals asks for a percentage.
-                bar_format=_FORMAT if event.num_batches else None,
+                bar_format=_FORMAT if total else None,
                 # Log points already come at most about twice a second.
                 mininterval=0,
                 dynamic_ncols=True,
             )
-        if event.kind == "log":
+        self.bar.set_description_str(f"epoch {event.epoch}", refresh=False)
+        if event.kind in ("log", "epoch_end"):
             self.bar.set_postfix_str(_postfix(event.logs), refresh=False)
-            self.bar.update(event.batch - self.bar.n)
+            self.bar.update(done - self.bar.n)
+            self.bar.refresh()
 
     def print_row(self, event: Event, file: TextIO) -> None:
         history = History([{"epoch": event.epoch, "step": event.step, **event.logs}])
         names = [name for name in history.columns() if name != "step"]
+        lines = []
         if not set(names) <= set(self.names):
             self.names = names
-            print(history.header(), file=file)
-        print(history.row(0, self.names), file=file, flush=True)
+            lines.append(history.header())
+        lines.append(history.row(0, self.names))
+        if self.bar is not None and not _in_notebook():
+            self.bar.clear()  # the row goes above the bar
+        print("\n".join(lines), file=file, flush=True)
+        if self.bar is not None:
+            self.bar.refresh()
 
     def close(self) -> None:
         if self.bar is not None:
