@@ -25,7 +25,7 @@ _listening = threading.Lock()
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-def _on_duration(event: str, duration: float, **_: Any) -> None:
+def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
     if event == _COMPILE_EVENT:
         COUNTS["compiles"] += 1
 

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, specs_of
 from jfit.ops import nearest
 from jfit.optim import get as get_optimizer
+from jfit.optim.registry import Resolved
 from jfit.totals import zero_totals
 
 
@@ -30,6 +32,13 @@ class TrainState(NamedTuple):
         key: data of the run's PRNG key, uint32 (a typed key costs more dispatch time; both are accepted); each step folds
             its number in.
         local: per-device state with a leading device axis, or None.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
+        >>> state = jfit.init_state(model, "sgd")
+        >>> jfit.TrainState._fields == state._fields, float(state._replace(lr=jnp.float32(0.5)).lr)
+        (True, 0.5)
     """
 
     step: Array
@@ -50,10 +59,11 @@ def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ())
     """
     found = set(model.frozen) & set(names)
     for pattern in [frozen] if isinstance(frozen, str) else frozen:
-        matches = fnmatch.filter(names, pattern)
+        matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
         if not matches:
             near = nearest(pattern, names)
-            raise ValueError(f"frozen={pattern!r} matches no parameter; " + (f"did you mean {near}?" if near else f"they are {list(names)}"))
+            hint = f"did you mean {near}?" if near else f"they are {list(names)}"
+            raise ValueError(f"frozen={pattern!r} matches no parameter; {hint}")
         found.update(matches)
     return frozenset(found)
 
@@ -84,16 +94,17 @@ def init_state(
         model: from `jfit.lower` or `jfit.Model.from_function`.
         optimizer: name, `jfit.optim` optimizer or any optax transformation; the one that `train_step` gets.
         inputs: one batch (or jax.ShapeDtypeStruct per input): shapes decide the parameter shapes.
-        seed: int or PRNG key; parameters are drawn from fold_in(key, crc32(name)).
+        seed: integer (also a traced one) or PRNG key; parameters are drawn from fold_in(key, crc32(name)).
         initializer: name or `jfit.init` initializer.
         params: values that replace drawn ones, by name; each is copied.
         aux: the same for auxiliary states.
         metrics: those that `train_step` gets.
-        learning_rate: base rate; default: the optimizer's own.
+        learning_rate: base rate, a number or a scalar array; default: the optimizer's own.
         frozen: names or glob patterns of parameters that do not learn.
 
     Raises:
-        ValueError: an unknown name in params or aux, or a shape that does not fit (name, found, needed).
+        ValueError: an unknown name in params or aux, a shape that does not fit (name, found, needed), or a learning rate
+            for an optax instance, which keeps its own.
 
     Example:
         >>> import jfit, numpy as np
@@ -103,15 +114,14 @@ def init_state(
         (0, ['fullyconnected0_bias', 'fullyconnected0_weight'])
     """
     resolved = get_optimizer(optimizer)
-    key = jax.random.key(seed) if isinstance(seed, int) else seed
-    init_key, run_key = jax.random.split(key)
+    init_key, run_key = jax.random.split(_key_of(seed))
     specs = specs_of(inputs or {})
     drawn, drawn_aux = model.init(init_key, specs, initializer)
     drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
     ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
     drawn = {**drawn, **ones}
     learns, _ = split_params(model, drawn, frozen)
-    rate = learning_rate if learning_rate is not None else resolved.learning_rate
+    rate = _base_rate(resolved, learning_rate)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
@@ -128,15 +138,35 @@ def typed_key(key: Array) -> Array:
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
+def _key_of(seed: Any) -> Array:
+    """A typed key from an integer, a typed key, or the data of one."""
+    if not isinstance(seed, jax.Array):
+        seed = np.asarray(seed)
+    return jax.random.key(seed) if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else typed_key(jnp.asarray(seed))
+
+
+def _base_rate(resolved: Resolved, given: Any) -> Any:
+    """The rate that `state.lr` starts with; None where the optimizer keeps its own."""
+    if resolved.takes_rate:
+        return resolved.learning_rate if given is None else given
+    if given is not None:
+        raise ValueError(
+            f"learning_rate={given} was given, but {resolved.name} is an optax instance and keeps its own rate; "
+            "give it to the optimizer's constructor, or pass the optimizer by name"
+        )
+    return None
+
+
 def _replaced(kind: str, drawn: dict[str, Array], given: Mapping[str, Any] | None) -> dict[str, Array]:
     result = dict(drawn)
     for name, value in (given or {}).items():
         if name not in drawn:
             near = nearest(name, list(drawn))
-            raise ValueError(f"{kind} has {name!r}, which the model does not know" + (f"; did you mean {near}?" if near else ""))
-        if tuple(value.shape) != drawn[name].shape:
+            hint = f"did you mean {near}?" if near else f"it knows {list(drawn)}"
+            raise ValueError(f"{kind} has {name!r}, which the model does not know; {hint}")
+        if np.shape(value) != drawn[name].shape:
             raise ValueError(
-                f"{name}: the given value has shape {tuple(value.shape)}, the model needs {drawn[name].shape} for these "
+                f"{name}: the given value has shape {np.shape(value)}, the model needs {drawn[name].shape} for these "
                 "inputs; pass matching data or another value"
             )
         result[name] = jnp.array(value, drawn[name].dtype)

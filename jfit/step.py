@@ -7,7 +7,7 @@ gradients and metric sums over the devices (one all-reduce) and every device com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,15 @@ from jax import Array, lax
 from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
 from jfit.ops.rows import RowsLost
-from jfit.optim import as_schedule, injected_rate
+from jfit.optim import as_schedule
 from jfit.optim import get as get_optimizer
+from jfit.optim.registry import Resolved, used_rate
 from jfit.state import TrainState, split_params, typed_key
 from jfit.totals import Totals, fold, head_arguments, metric_stats
 
 
 class StepOut(NamedTuple):
-    """What a step tells; never donated.
+    """What a step tells: its buffers are its own, so they stay alive when the next step donates the state.
 
     Attributes:
         fence: a small array that is ready when the step is.
@@ -32,6 +33,12 @@ class StepOut(NamedTuple):
         lr: the learning rate that was used, () float32, or None.
         first_bad_step: number of the first step since the metrics were reset whose loss was not finite; -1: none.
         outputs: the model's outputs, per row; None unless asked for.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> out = StepOut(fence=jnp.zeros(()), loss=jnp.float32(0.5), lr=None, first_bad_step=jnp.int32(-1))
+        >>> float(out.loss), out.outputs
+        (0.5, None)
     """
 
     fence: Array
@@ -80,7 +87,11 @@ def train_step(
 
     Returns:
         `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
-        A batch whose weights sum to 0 changes nothing.
+        A row of weight 0 changes nothing, whatever it holds; a batch whose weights sum to 0 leaves parameters, optimizer
+        state and auxiliary states as they are.
+
+    Raises:
+        ValueError: a setting that cannot be (micro_batches below 1, a schedule for an optimizer that keeps its own rate).
 
     Example:
         >>> import jax, jfit, numpy as np
@@ -92,45 +103,83 @@ def train_step(
         (1, ())
     """
     resolved = get_optimizer(optimizer)
-    transform = optax.with_extra_args_support(resolved.transform)
+    _check_settings(resolved, schedule, micro_batches, rescale)
+    transform = _with_extra_args(resolved.transform)
     rate_of = None if schedule is None else as_schedule(schedule)
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics = tuple(metrics)
+    how = _How(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-        inputs, weight, metric_weight = _parts(batch)
+        slots = _Slots(*_parts(batch), row_ids=None)
         learns, still = split_params(model, state.params, frozen)
-        gradients, aux, sums = _gradients(
-            model, learns, still, state, inputs, weight, metric_weight, metrics, micro_batches, policy, axis_name, sync_batch_stats, outputs
-        )
+        gradients, aux, sums = _gradients(how, learns, still, state, slots, axis_name)
         total = sums.rows
         if axis_name is not None:
-            aux = _mean_aux(aux, state.aux, weight, axis_name)
+            aux = _mean_aux(aux, state.aux, slots.weight, axis_name)
             gradients, total, shared = lax.psum((gradients, total, sums.shared), axis_name)
             sums = sums._replace(shared=shared)
-        loss_sum, loss_count = sums.shared.loss
-        loss = jnp.where(loss_count > 0, loss_sum / jnp.maximum(loss_count, 1e-30), 0.0) if sums.has_loss else jnp.float32(jnp.nan)
+        loss = _mean_loss(sums)
         factor = 1 / jnp.maximum(total, 1e-30) if rescale == "mean" else rescale
         gradients = _clip(jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), gradients), clip_norm, clip_value)
-        rate = state.lr
-        if rate_of is not None:
-            rate = jnp.asarray(rate_of(state.step + 1, state.lr), jnp.float32)
-        extra: dict[str, Any] = {"value": loss}
-        if resolved.takes_rate and rate is not None:
-            extra["learning_rate"] = rate
+        rate = state.lr if rate_of is None else jnp.asarray(rate_of(state.step + 1, state.lr), jnp.float32)
+        extra = {"value": loss} | ({"learning_rate": rate} if resolved.takes_rate and rate is not None else {})
         updates, opt_state = transform.update(gradients, state.opt_state, learns, **extra)
-        learns = optax.apply_updates(learns, updates)
+        reported = used_rate(resolved, rate, state.opt_state, opt_state)
+        learns = cast(Params, optax.apply_updates(learns, updates))
         params = {k: learns[k] if k in learns else still[k] for k in state.params}
-        if weight is not None:  # a step without rows changes nothing
-            params, opt_state, aux = jax.tree.map(
-                lambda new, old: jnp.where(total > 0, new, old), (params, opt_state, aux), (state.params, state.opt_state, state.aux)
-            )
+        if slots.weight is not None:  # a step without rows changes nothing
+            params, opt_state, aux = _chosen(total > 0, (params, opt_state, aux), (state.params, state.opt_state, state.aux))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
-        reported = rate if resolved.takes_rate else injected_rate(state.opt_state)
         new = state._replace(step=state.step + 1, params=params, aux=aux, opt_state=opt_state, metrics=totals)
         return new, StepOut(loss + 0, loss, reported, totals.first_bad_step, sums.outputs)
 
+    step.__dict__.update(model=model, micro_batches=micro_batches)  # what data_parallel asks: how rows divide and merge
     return step
+
+
+def _check_settings(resolved: Resolved, schedule: Any, micro_batches: int, rescale: Any) -> None:
+    if schedule is not None and not resolved.takes_rate:
+        raise ValueError(
+            f"schedule= needs an optimizer that takes its rate from the state; {resolved.name} is an optax instance and keeps "
+            "its own: give the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
+        )
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches is {micro_batches}; a batch is cut into 1 or more parts")
+    if isinstance(rescale, str) and rescale != "mean":
+        raise ValueError(f'rescale is {rescale!r}; needed "mean" (1 / sum of weights) or a factor of the summed gradient')
+
+
+def _with_extra_args(transform: Any) -> Any:
+    """`update(gradients, state, params, **extra)` for any transformation; those that take no extra arguments get none."""
+    if isinstance(transform, optax.MultiSteps):  # hands them on, though it is no transformation with extra arguments
+        return optax.GradientTransformationExtraArgs(transform.init, transform.update)  # type: ignore[arg-type]
+    return optax.with_extra_args_support(transform)
+
+
+def _chosen(condition: Array, new: Any, old: Any) -> Any:
+    """`new` where the condition holds, else `old`, leaf by leaf."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+class _How(NamedTuple):
+    """The settings of a step that reach its gradients."""
+
+    model: Model
+    metrics: tuple[Metric, ...]
+    micro_batches: int
+    policy: Policy | None
+    sync_batch_stats: bool
+    keep_outputs: bool
+
+
+class _Slots(NamedTuple):
+    """The rows of one device's slice: inputs, weights, and the global number of each."""
+
+    inputs: dict[str, Array]
+    weight: Array | None
+    metric_weight: Array | None
+    row_ids: Any
 
 
 class _Sums(NamedTuple):
@@ -150,11 +199,11 @@ class Shared(NamedTuple):
 
 
 def _parts(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
-    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs."""
+    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs; weights float32."""
     if isinstance(batch, dict):
         return batch, None, None
-    metric_weight = batch.metric_weight if batch.metric_weight is not None else batch.weight
-    return dict(batch.inputs), batch.weight, metric_weight
+    weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
+    return dict(batch.inputs), weight, weight if metric_weight is None else metric_weight
 
 
 def _rows_of(model: Model, inputs: dict[str, Array]) -> int:
@@ -164,73 +213,90 @@ def _rows_of(model: Model, inputs: dict[str, Array]) -> int:
     return inputs[name].shape[model.batch_axes.get(name, 0)]
 
 
-def _gradients(model, learns, still, state, inputs, weight, metric_weight, metrics, micro_batches, policy, axis_name, sync, keep):
+def _check_weights(rows: int, **weights: Array | None) -> None:
+    for name, weight in weights.items():
+        if weight is not None and weight.shape != (rows,):
+            raise ValueError(f"{name} has shape {weight.shape}, the batch has {rows} rows; pass one number per row, ({rows},)")
+
+
+def _stand_ins(model: Model, inputs: dict[str, Array], counts: Array) -> dict[str, Array]:
+    """Rows that count nowhere become copies of the first that does: 0 * nan would carry what they hold into the gradient."""
+
+    def real(x: Array, axis: int) -> Array:
+        if x.ndim <= axis or x.shape[axis] != counts.shape[0]:
+            return x
+        shape = [-1 if k == axis else 1 for k in range(x.ndim)]
+        return jnp.where(counts.reshape(shape), x, lax.dynamic_index_in_dim(x, jnp.argmax(counts), axis, keepdims=True))
+
+    return {k: real(jnp.asarray(v), model.batch_axes.get(k, 0)) for k, v in inputs.items()}
+
+
+def _gradients(how: _How, learns: Params, still: Params, state: TrainState, slots: _Slots, axis_name: str | None):
     """Summed gradients, new aux and sums of one device's slice, over its micro-batches."""
-    rows = _rows_of(model, inputs)
+    rows = _rows_of(how.model, slots.inputs)
+    _check_weights(rows, weight=slots.weight, metric_weight=slots.metric_weight)
     device = 0 if axis_name is None else lax.axis_index(axis_name)
-    row_ids = jnp.arange(rows) + device * rows
+    slots = slots._replace(row_ids=jnp.arange(rows) + device * rows)
     key = jax.random.fold_in(typed_key(state.key), state.step)
 
-    def part(aux: Aux, number: Any, inputs: dict[str, Array], weight, metric_weight, row_ids):
-        plan = plan_of(model, inputs)
-        if weight is not None and not plan.paddable:
-            raise RowsLost(plan.reason)
+    def part(aux: Aux, number: Any, slots: _Slots):
+        return _part(how, learns, still, aux, slots, jax.random.fold_in(key, number), axis_name)
 
-        def loss_of(learns: Params):
-            values, new_aux = model.apply(
-                {**still, **learns},
-                aux,
-                inputs,
-                key=jax.random.fold_in(key, number),
-                train=True,
-                weight=weight,
-                axis_name=axis_name,
-                row_ids=row_ids,
-                policy=policy,
-                sync_batch_stats=sync,
-            )
-            return objective(model, values, inputs, weight), (values, new_aux)
-
-        gradients, (values, new_aux) = jax.grad(loss_of, has_aux=True)(learns)
-        losses = loss_sums(model, values, inputs, weight, plan.rows)
-        stats = metric_stats(metrics, *head_arguments(model, values, inputs, metric_weight, plan.rows))
-        count = jnp.sum(weight) if weight is not None else jnp.asarray(float(rows // micro_batches))
-        shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
-        return gradients, new_aux, _Sums(count, shared, losses is not None, values if keep else None)
-
-    if micro_batches == 1:
-        return part(state.aux, 0, inputs, weight, metric_weight, row_ids)
-    if rows % micro_batches:
+    if how.micro_batches == 1:
+        return part(state.aux, 0, slots)
+    if rows % how.micro_batches:
         raise ValueError(
-            f"micro_batches={micro_batches} does not divide the {rows} rows of a device's batch; "
-            "choose a divisor, or let jfit.fit pad the batch"
+            f"micro_batches={how.micro_batches} does not divide the {rows} rows of a device's batch; "
+            "choose a divisor, or let jfit.data_parallel or jfit.fit pad the batch"
         )
-    if keep:
+    if how.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1: the outputs of all micro-batches would have to be kept")
-    return _accumulate(part, model, state.aux, inputs, weight, metric_weight, row_ids, micro_batches)
+    return _accumulate(part, how, state.aux, slots)
 
 
-def _accumulate(part, model, aux, inputs, weight, metric_weight, row_ids, count):
+def _part(how: _How, learns: Params, still: Params, aux: Aux, slots: _Slots, key: Array, axis_name: str | None):
+    """Summed gradients, new aux and sums of one micro-batch."""
+    model, (inputs, weight, metric_weight, row_ids) = how.model, slots
+    plan = plan_of(model, inputs)
+    if weight is not None and metric_weight is not None:
+        if not plan.paddable:
+            raise RowsLost(plan.reason)
+        inputs = _stand_ins(model, inputs, (weight > 0) | (metric_weight > 0))
+    given = {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids, "policy": how.policy}
+
+    def loss_of(learns: Params):
+        values, moved = model.apply({**still, **learns}, aux, inputs, sync_batch_stats=how.sync_batch_stats, **given)
+        return objective(model, values, inputs, weight), (values, moved)
+
+    gradients, (values, moved) = jax.grad(loss_of, has_aux=True)(learns)
+    if weight is not None:  # a slice without rows has only padding, which must not show
+        any_row = jnp.any(weight > 0)
+        gradients = jax.tree.map(lambda g: jnp.where(any_row, g, jnp.zeros_like(g)), gradients)
+        moved = moved if how.sync_batch_stats else _chosen(any_row, moved, aux)
+    losses = loss_sums(model, values, inputs, weight, plan.rows)
+    stats = metric_stats(how.metrics, *head_arguments(model, values, inputs, metric_weight, plan.rows))
+    count = jnp.sum(weight) if weight is not None else jnp.float32(len(row_ids))
+    shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
+    return gradients, moved, _Sums(count, shared, losses is not None, values if how.keep_outputs else None)
+
+
+def _accumulate(part: Callable[..., Any], how: _How, aux: Aux, slots: _Slots):
     """Σ over micro-batches, in order; BatchNorm's moving statistics move once per micro-batch."""
+    model, count = how.model, how.micro_batches
 
     def cut(x: Array, axis: int = 0) -> Array:
         shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-    slices = (
-        {k: cut(v, model.batch_axes.get(k, 0)) for k, v in inputs.items()},
-        None if weight is None else cut(weight),
-        None if metric_weight is None else cut(metric_weight),
-        cut(row_ids),
-    )
-    first = jax.tree.map(lambda x: x[0], slices)
-    gradients, aux, sums = part(aux, 0, *first)
+    inputs = {k: cut(v, model.batch_axes.get(k, 0)) for k, v in slots.inputs.items()}
+    slices = _Slots(inputs, *(None if w is None else cut(w) for w in slots[1:]))
+    gradients, aux, sums = part(aux, 0, jax.tree.map(lambda x: x[0], slices))
     add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
 
     def body(carry, item):
         gradients, aux, rows, shared = carry
         number, rest = item
-        more, aux, extra = part(aux, number, *rest)
+        more, aux, extra = part(aux, number, rest)
         return (add(gradients, more), aux, rows + extra.rows, add(shared, extra.shared)), None
 
     carry = (gradients, aux, sums.rows, sums.shared)
@@ -241,6 +307,12 @@ def _accumulate(part, model, aux, inputs, weight, metric_weight, row_ids, count)
         carry, _ = lax.scan(body, carry, (jnp.arange(1, count), jax.tree.map(lambda x: x[1:], slices)))
     gradients, aux, rows, shared = carry
     return gradients, aux, sums._replace(rows=rows, shared=shared)
+
+
+def _mean_loss(sums: _Sums) -> Array:
+    """Mean loss of the rows that count: 0 where none does, nan where the model has no loss value."""
+    total, count = sums.shared.loss
+    return jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0) if sums.has_loss else jnp.float32(jnp.nan)
 
 
 def unrolls(model: Model) -> bool:
@@ -255,12 +327,15 @@ def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
 
 def _mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
     """The mean over the devices that had rows (each device moved its own statistics)."""
+    # counters and keys move alike on every device: they have no mean
+    means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
     if weight is None:
-        return lax.pmean(aux, axis_name)
-    has = (jnp.sum(weight) > 0).astype(jnp.float32)
-    devices = lax.psum(has, axis_name)
-    summed = lax.psum(jax.tree.map(lambda a: jnp.where(has > 0, a, 0), aux), axis_name)
-    return jax.tree.map(lambda s, o: jnp.where(devices > 0, s / jnp.maximum(devices, 1).astype(s.dtype), o), summed, old)
+        return {**aux, **lax.pmean(means, axis_name)}
+    has = jnp.any(weight > 0)
+    devices = lax.psum(has.astype(jnp.float32), axis_name)
+    summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
+    found = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
+    return {**aux, **found}
 
 
 def _clip(gradients: Params, norm: float | None, value: float | None) -> Params:
@@ -321,6 +396,3 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
         return model.apply(params, aux, data, train=False, axis_name=axis_name, policy=policy)[0]
 
     return step
-
-
-__all__ = ["Shared", "Step", "StepOut", "eval_step", "plan_of", "predict_step", "train_step", "unrolls"]

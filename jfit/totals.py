@@ -21,7 +21,7 @@ class Totals(NamedTuple):
     """Sums since the pass began.
 
     Attributes:
-        loss: Σ loss, its rounding compensation, Σ count, as one (3,) float32 array: each array of the state costs dispatch time.
+        loss: Σ loss, its rounding compensation, Σ count, (3,) float32: one array, as each of the state costs dispatch time.
         first_bad_step: number of the first step whose loss was not finite, () int32; -1: none.
         metrics: the sums of each metric.
     """

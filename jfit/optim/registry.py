@@ -81,7 +81,7 @@ def get(spec: Any, **params: Any) -> Resolved:
 
     Args:
         spec: a name, case ignored: one of jfit's (`OPTIMIZERS`), else one of optax's; or a transformation with `init`
-            and `update`, returned unchanged; or a `Resolved`.
+            and `update`, returned unchanged (one of jfit's takes its rate as if named); or a `Resolved`.
         **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
 
     Returns:
@@ -94,6 +94,8 @@ def get(spec: Any, **params: Any) -> Resolved:
     Example:
         >>> get(optax.sgd(0.1)).takes_rate
         False
+        >>> get(rules.sgd(0.1)).learning_rate
+        0.1
     """
     if isinstance(spec, Resolved):
         return spec
@@ -106,6 +108,8 @@ def get(spec: Any, **params: Any) -> Resolved:
             f"the optimizer is an instance already, so its parameters ({', '.join(params)}) cannot change; "
             "pass them to its own constructor, or pass the optimizer by name."
         )
+    if hasattr(spec.update, "base_rate"):
+        return Resolved(spec, _plain(spec.update.base_rate), True, "jfit.optim")
     name = type(spec).__name__
     shape = _tiny_state(spec, name)
     rate = None
@@ -131,6 +135,30 @@ def injected_rate(opt_state: Any) -> Array | None:
     """
     hyper = _find_hyper(opt_state)
     return None if hyper is None else hyper["learning_rate"]
+
+
+def used_rate(resolved: Resolved, fed: Array | None, before: Any, after: Any) -> Array | None:
+    """The learning rate that an update used.
+
+    Args:
+        resolved: the optimizer.
+        fed: the rate the update was given; None where the optimizer keeps its own.
+        before: optimizer state that the update got.
+        after: optimizer state that it returned.
+
+    Returns:
+        float32 scalar, or None where it cannot be known.
+
+    Example:
+        >>> used_rate(get("sgd"), jnp.float32(0.5), (), ()).item()
+        0.5
+    """
+    if resolved.takes_rate and fed is not None:
+        return fed
+    base = getattr(resolved.transform.update, "base_rate", None)
+    if base is not None:
+        return jnp.asarray(rules.rate_at(base, getattr(before, "count", None)), jnp.float32)
+    return injected_rate(after)
 
 
 def _named(name: str, params: dict[str, Any]) -> Resolved:

@@ -330,6 +330,8 @@ def _transformation(
         after = {name: tree.unflatten(column) for name, column in zip(slots, new, strict=True)}
         return tree.unflatten(added), state._replace(count=t, slots=after)
 
+    # the train step feeds the rate, whether the optimizer came by name or as an instance: it needs to know where it starts
+    cast(Any, update).base_rate = base
     return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
 
 
