@@ -6,32 +6,38 @@ Rows that only fill up a batch never count and never come out.  Scoring adds to 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax import lax
 
 from jfit import counters
 from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows
+from jfit.feed import fits_on_device, unpaddable_sentence
 from jfit.metrics import Metric
-from jfit.model import Model, Policy
+from jfit.model import Model, Plan, Policy
 from jfit.ops.rows import LOST, Rows
-from jfit.parallel import compile_spmd, place, split_batch
+from jfit.parallel import compile_spmd, place, place_split, split_batch
 from jfit.state import TrainState
-from jfit.step import eval_step, plan_of, predict_step
+from jfit.step import eval_step, plan_of, predict_step, unrolls
 from jfit.totals import Totals, values, zero_totals
 
 IN_FLIGHT = 8
+BATCHES_PER_CALL = 64  # of resident data; bounds how long the host waits behind one call
 
 
 class Scorer:
     """score(state, data): metrics over a data set.  Compiles one program per batch shape and keeps it."""
 
-    def __init__(self, model: Model, metrics: Sequence[Metric], devices: Any, batch_size: int, policy: Policy | None = None) -> None:
+    def __init__(
+        self, model: Model, metrics: Sequence[Metric], devices: Any, batch_size: int, policy: Policy | None = None
+    ) -> None:
         self.model, self.metrics, self.devices, self.batch_size = model, tuple(metrics), devices, batch_size
-        step = eval_step(model, metrics=self.metrics, policy=policy)
-        self._program = compile_spmd(step, devices, (None, None, None, 0), None, donate=(2,), name="eval")
+        self.step = eval_step(model, metrics=self.metrics, policy=policy)
+        self._program = compile_spmd(self.step, devices, (None, None, None, 0), None, donate=(2,), name="eval")
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, float]:
         """Loss and metrics over all rows; one read at the end."""
@@ -50,6 +56,61 @@ class Scorer:
         return totals
 
 
+class ResidentScorer:
+    """A Scorer for data that is scored again and again: it stays on the devices, one program serves full and short batches."""
+
+    def __init__(self, scorer: Scorer, data: ArrayData) -> None:
+        self.scorer, count, size, n = scorer, len(scorer.devices), scorer.batch_size, data.num_rows
+        slots = -(-size // count) * count  # rows of a padded batch
+        self.num_batches = data.num_batches(size)
+        number = np.arange(self.num_batches)[:, None] * size + np.arange(slots)[None]  # (batches, slots): row numbers
+        real = (number < n) & (np.arange(slots) < size)[None]
+        own = np.ones(n, np.float32) if data.weight is None else data.weight
+        table, weight = number % n, np.where(real, own[number % n], 0).astype(np.float32)
+        if count > 1:
+            table, weight = (t.reshape(self.num_batches, count, -1).swapaxes(0, 1) for t in (table, weight))
+        self._pack = {
+            "arrays": place(dict(data.arrays), scorer.devices),
+            "order": place_split(table.astype(np.int32), scorer.devices),
+            "weight": place_split(weight, scorer.devices),
+        }
+        self._one = unrolls(scorer.model)
+        axes = (None, None, None, {"arrays": None, "order": 0, "weight": 0}, None, None)
+        self._program = compile_spmd(self._many, scorer.devices, axes, None, donate=(2,), name="eval")
+
+    def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
+        """Loss and metrics over all rows; one read at the end."""
+        totals = place(zero_totals(self.scorer.metrics), self.scorer.devices)
+        step = 1 if self._one else BATCHES_PER_CALL
+        for number, first in enumerate(range(0, self.num_batches, step)):
+            count = np.int32(min(step, self.num_batches - first))
+            totals = self._program(state.params, state.aux, totals, self._pack, np.int32(first), count)
+            if number % IN_FLIGHT == IN_FLIGHT - 1:
+                counters.wait(totals.loss)  # sync: bounds the calls in flight
+        return values(self.scorer.metrics, counters.read(totals))
+
+    def _many(self, params: Any, aux: Any, totals: Totals, pack: Any, first: Any, count: Any, axis_name: str | None) -> Totals:
+        def one(j: Any, totals: Totals) -> Totals:
+            slots = pack["order"][first + j]  # (slots per device,)
+            take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
+            axes = self.scorer.model.batch_axes
+            inputs = {k: jax.numpy.moveaxis(take(v), 0, axes.get(k, 0)) for k, v in pack["arrays"].items()}
+            weight = pack["weight"][first + j]
+            return self.scorer.step(params, aux, totals, Batch(inputs, weight, weight), axis_name=axis_name)
+
+        return one(0, totals) if self._one else lax.fori_loop(0, count, one, totals)
+
+
+def make_evaluate(
+    scorer: Scorer, data: ArrayData | StreamData, *, paddable: bool, on_device: bool | str = "auto", held: int = 0
+) -> Callable[[TrainState, int], Mapping[str, float]]:
+    """`(state, epoch) -> logs` for the same data every epoch; it stays on the devices where it fits beside `held` bytes."""
+    fits = fits_on_device(data, scorer.devices, held) if on_device == "auto" else bool(on_device)
+    if isinstance(data, ArrayData) and paddable and fits:
+        return ResidentScorer(scorer, data)
+    return lambda state, epoch: scorer(state, data, epoch)
+
+
 class Predictor:
     """predict(state, data): the outputs for every row, in order."""
 
@@ -57,6 +118,7 @@ class Predictor:
         self.model, self.devices, self.batch_size = model, devices, batch_size
         step = predict_step(model, policy=policy)
         self._program = compile_spmd(step, devices, (None, None, 0), 0, name="predict")
+        self._plans: dict[Any, Plan] = {}
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData) -> tuple[np.ndarray, ...]:
         """Each output as if the whole data were one batch."""
@@ -82,7 +144,7 @@ class Predictor:
     def _pieces(self, outputs: Any, count: int, batch: Batch) -> list[_Piece]:
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
-        plan = plan_of(self.model, {k: v for k, v in inputs.items() if k in self.model.inputs})
+        plan = self._plan({k: v for k, v in inputs.items() if k in self.model.inputs})
         size = rows(Batch(inputs), self.model.batch_axes)
         found = []
         for out, where in zip(counters.read(outputs), plan.rows, strict=True):
@@ -102,6 +164,12 @@ class Predictor:
                 found.append(_Piece(slices[0], None))
         return found
 
+    def _plan(self, inputs: dict[str, Any]) -> Plan:
+        key = tuple((k, v.shape, str(v.dtype)) for k, v in inputs.items())
+        if key not in self._plans:
+            self._plans[key] = plan_of(self.model, inputs)
+        return self._plans[key]
+
 
 class _Piece(NamedTuple):
     """One output of one batch; rows on axis + 1, repeats of the batch on `axis`.  axis None: no rows."""
@@ -119,14 +187,25 @@ def _joined(pieces: list[_Piece]) -> np.ndarray:
     return whole.reshape((*whole.shape[:axis], -1, *whole.shape[axis + 2 :]))
 
 
-def _batches(model: Model, data: Any, batch_size: int, devices: int, epoch: int, *, weights: bool) -> Iterator[tuple[Batch, int]]:
+def _batches(
+    model: Model, data: Any, batch_size: int, devices: int, epoch: int, *, weights: bool
+) -> Iterator[tuple[Batch, int]]:
     """(batch for the devices, real rows): every batch padded to one size, weights always present when asked for."""
     axes, largest = model.batch_axes, [batch_size if isinstance(data, ArrayData) else 0]
+    paddable: list[bool] = []
 
     def prepare(batch: Batch) -> tuple[Batch, int]:
         if isinstance(data, ArrayData):
             batch = batch._replace(inputs={k: np.moveaxis(v, 0, axes.get(k, 0)) for k, v in batch.inputs.items()})
+        if not weights:
+            batch = Batch({k: v for k, v in batch.inputs.items() if k in model.inputs})
         count = rows(batch, axes)
+        if not paddable:
+            paddable.append(plan_of(model, batch.inputs).paddable)
+        if not paddable[0]:  # a short batch runs in its own shape
+            if count % devices:
+                raise ValueError(unpaddable_sentence(count, devices))
+            return split_batch(batch, devices, axes), count
         largest[0] = max(largest[0], count)
         own = batch.metric_weight if batch.metric_weight is not None else batch.weight
         own = np.ones(count, np.float32) if own is None else np.asarray(own, np.float32)

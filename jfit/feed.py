@@ -7,6 +7,7 @@ batches inside the program.  `StreamFeed` prepares batches on a background threa
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -62,13 +63,13 @@ def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
 
 
-def fits_on_device(data: Any, devices: list[jax.Device]) -> bool:
-    """True where the arrays are small enough to stay on every device."""
+def fits_on_device(data: Any, devices: list[jax.Device], held: int = 0) -> bool:
+    """True where the arrays are small enough to stay on every device beside `held` bytes that are there already."""
     if not isinstance(data, ArrayData):
         return False
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / len(devices)
-    return data.nbytes <= limit
+    return data.nbytes + held <= limit
 
 
 def report(out: StepOut) -> Array:
@@ -104,14 +105,13 @@ class ResidentFeed:
         self.slots = -(-size // unit) * unit  # rows of a padded batch
         self.num_batches = data.num_batches(size)
         self.tail = n - (self.num_batches - 1) * size  # rows of the last batch
-        self.weighted = data.weight is not None or self.slots != size
         self.full = self.num_batches - (self.tail != size)
-        self.tail_slots = self.slots if paddable else self.tail
+        self.paddable = paddable
         if not paddable and (self.slots != size or self.tail % unit):
-            raise ValueError(_unpaddable(size if self.slots != size else self.tail, unit))
+            raise ValueError(unpaddable_sentence(size if self.slots != size else self.tail, unit))
         # rows come first in the data; where the model wants the batch elsewhere the program moves the axis
         self._axes = spec.model.batch_axes
-        self._arrays = place({k: v for k, v in data.arrays.items()}, spec.devices)
+        self._arrays = place(dict(data.arrays), spec.devices)
         self._weight = None if data.weight is None else place(data.weight, spec.devices)
         self._programs: dict[Any, Any] = {}
 
@@ -126,6 +126,8 @@ class ResidentFeed:
                 at += 1
                 continue
             steps = min(self.spec.steps_per_call, self.full - at, limit(step + at - start))
+            if unrolls(self.spec.model) and steps < self.spec.steps_per_call:
+                steps = 1  # each number of unrolled steps would be a program of its own
             yield Call(self._full_program(pack, steps), steps, steps * size)
             at += steps
 
@@ -137,7 +139,11 @@ class ResidentFeed:
         parts = [full[:, np.arange(self.slots) % size]] if self.full else []
         if self.full < self.num_batches:
             last = order[self.full * size :]
-            parts.append(last[np.arange(self.slots) % len(last)][None])
+            if self.paddable:
+                parts.append(last[np.arange(self.slots) % len(last)][None])
+            else:  # each device's rows stand first in its slice; the program reads only those
+                each = last.reshape(count, -1)
+                parts.append(each[:, np.arange(self.slots // count) % each.shape[1]].reshape(1, -1))
         table = np.concatenate(parts)  # (batches, slots): row numbers, real ones repeated where a slot is padding
         if count > 1:
             table = table.reshape(len(table), count, -1).swapaxes(0, 1)
@@ -147,11 +153,11 @@ class ResidentFeed:
     def _batch(self, pack: Mapping[str, Any], at: Any, tail: bool, axis_name: str | None) -> Batch:
         """Batch `at` of the epoch, gathered on the device."""
         slots = pack["order"][at]  # (slots per device,)
-        if tail and self.tail_slots != self.slots:
-            slots = slots[: self.tail_slots]
+        if tail and not self.paddable:
+            slots = slots[: self.tail // len(self.spec.devices)]
         take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
         inputs = {k: jnp.moveaxis(take(v), 0, self._axes.get(k, 0)) for k, v in pack["arrays"].items()}
-        padded = self.slots != self.spec.batch_size or (tail and self.tail_slots == self.slots)
+        padded = self.slots != self.spec.batch_size or (tail and self.paddable)
         weight = None
         if padded:
             device = 0 if axis_name is None else lax.axis_index(axis_name)
@@ -203,6 +209,7 @@ class StreamFeed:
         self.data, self.spec, self.paddable = data, spec, paddable
         self.num_batches = data.num_batches(spec.batch_size)
         self._size = spec.batch_size if isinstance(data, ArrayData) else 0  # rows that a batch is padded to
+        self._usual: Any = None  # shapes of the batches that share a call
         self._programs: dict[Any, Any] = {}
 
     def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
@@ -210,16 +217,15 @@ class StreamFeed:
         source = self.data.batches(epoch, self.spec.batch_size, start)
         with prefetch(source, size=2 * self.spec.steps_per_call, transform=self._prepare) as batches:
             stream = iter(batches)
-            for first, count in stream:
-                group, total = [first], count
-                room = min(self.spec.steps_per_call, limit(step))
-                for batch, more in itertools.islice(stream, max(room - 1, 0)):
-                    if _shapes(batch) != _shapes(first):
-                        yield self._call(group, total)
+            for first in stream:
+                group, room = [first], min(self.spec.steps_per_call, limit(step))
+                for item in itertools.islice(stream, room - 1):
+                    if _shapes(item[0]) != _shapes(group[0][0]):
+                        yield from self._calls(group)
                         step += len(group)
-                        group, total = [], 0
-                    group, total = [*group, batch], total + more
-                yield self._call(group, total)
+                        group = []
+                    group.append(item)
+                yield from self._calls(group)
                 step += len(group)
 
     def _prepare(self, batch: Batch) -> tuple[Batch, int]:
@@ -233,44 +239,61 @@ class StreamFeed:
         self._size = max(self._size, count)
         if not self.paddable:
             if count % unit:
-                raise ValueError(_unpaddable(count, unit))
+                raise ValueError(unpaddable_sentence(count, unit))
             return split_batch(batch, len(self.spec.devices), axes), count
         if count < self._size:
             batch = pad_rows(batch, self._size, axes)
         return split_batch(batch, len(self.spec.devices), axes, self.spec.micro_batches), count
 
-    def _call(self, group: list[Batch], total: int) -> Call:
-        if len(group) == 1:
-            program = self._program("train", self._step)
-            return Call(lambda state: program(state, group[0]), 1, total)
-        unroll = len(group) if unrolls(self.spec.model) else 0
+    def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Call]:
+        """Batches of equal shapes as one call, or one by one where a call of so many would be a program of its own."""
+        most, unroll = self.spec.steps_per_call, unrolls(self.spec.model)
+        shapes = _shapes(group[0][0])
+        self._usual = self._usual or shapes
+        together = len(group) == most if unroll else shapes == self._usual
+        if most == 1 or not together:
+            program = self._program("train" if most == 1 or unroll else "train_tail", self._step)
+            for batch, count in group:
+                yield Call(functools.partial(_run_batch, program, batch), 1, count)
+            return
+        batches = [batch for batch, _ in group]
+        batches += batches[-1:] * (most - len(batches))  # not computed: the program is told how many count
+        axis = 1 if len(self.spec.devices) > 1 else 0
+        stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
+        program = self._many(most if unroll else 0)
+        steps = np.int32(len(group))
+        yield Call(lambda state: program(state, stack, steps), len(group), sum(count for _, count in group))
 
-        def many(state: TrainState, stack: Batch, axis_name: str | None):
+    def _many(self, unroll: int) -> Any:
+        def many(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
             def one(state: TrainState, j: Any):
                 return self._step(state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
-            return repeat_steps(one, unroll)(state, len(group))
+            return repeat_steps(one, unroll)(state, count)
 
-        split = len(self.spec.devices) > 1
-        stack = jax.tree.map(lambda *xs: np.stack(xs, axis=1 if split else 0), *group)  # ([devices,] steps, rows, ...)
-        program = self._program(f"train x {len(group)}", many)
-        return Call(lambda state: program(state, stack), len(group), total)
+        return self._program(f"train x {unroll}" if unroll else "train", many, (None,))
 
     def _step(self, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Array]:
         state, out = self.spec.step(state, batch, axis_name=axis_name)
         return state, report(out)
 
-    def _program(self, name: str, fn: Callable[..., Any]) -> Any:
+    def _program(self, name: str, fn: Callable[..., Any], more: tuple[Any, ...] = ()) -> Any:
         if name not in self._programs:
-            self._programs[name] = compile_spmd(fn, self.spec.devices, (STATE_AXES, 0), (STATE_AXES, None), donate=(0,), name=name)
+            axes = (STATE_AXES, 0, *more)
+            self._programs[name] = compile_spmd(fn, self.spec.devices, axes, (STATE_AXES, None), donate=(0,), name=name)
         return self._programs[name]
+
+
+def _run_batch(program: Any, batch: Batch, state: TrainState) -> tuple[TrainState, Array]:
+    return program(state, batch)
 
 
 def _shapes(batch: Batch) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype), batch)
 
 
-def _unpaddable(count: int, unit: int) -> str:
+def unpaddable_sentence(count: int, unit: int) -> str:
+    """Why a batch of so many rows cannot be cut into `unit` parts, and what to do."""
     return (
         f"a batch of {count} rows does not divide into {unit} equal parts, and this network mixes the rows of a batch before a "
         "loss head or a batch statistic, so rows cannot be padded; choose a batch size (and data) that divides, or one device"

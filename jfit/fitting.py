@@ -11,19 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import optim
-from jfit.callbacks import as_callback, checkpointing
+from jfit.callbacks import Callback, as_callback, checkpointing
 from jfit.callbacks import progress as progress_bar
 from jfit.data import ArrayData, StreamData, as_data, check_labels
-from jfit.evaluation import Scorer
+from jfit.evaluation import Scorer, make_evaluate
 from jfit.feed import FeedSpec, auto_steps_per_call, make_feed
 from jfit.loop import Loop
 from jfit.lowering import lower
-from jfit.model import Model, flatten_names, from_function
+from jfit.model import Model, Plan, flatten_names, from_function, specs_of
 from jfit.parallel import place
-from jfit.run import Run, eval_data_of, resolve_metrics, settings_of
+from jfit.run import Run, eval_data_of, settings_of
 from jfit.state import TrainState, init_state
 from jfit.step import train_step
 from jfit.symbol import Symbol
+from jfit.totals import zero_totals
 
 
 def fit(
@@ -96,8 +97,8 @@ def fit(
         sync_batch_stats: batch statistics over all devices, not per device as MXNet.
 
     Returns:
-        A `Run`: `.state`, `.params`, `.history`, `.score()`, `.predict()`, `.save()`, `.plot()`.  After Ctrl-C it holds the last
-        good state and `.interrupted` is True; after an exception it is `jfit.last_run()`.
+        A `Run`: `.state`, `.params`, `.history`, `.score()`, `.predict()`, `.save()`, `.plot()`.  After Ctrl-C it holds the
+        last good state and `.interrupted` is True; after an exception it is `jfit.last_run()`.
 
     Raises:
         ValueError: what does not fit, in a sentence: names, shapes, labels, devices, empty data.
@@ -113,9 +114,7 @@ def fit(
         True
     """
     _positive(batch_size=batch_size, num_epoch=num_epoch, micro_batches=micro_batches)
-    model = as_model(model, loss=loss, params=params, aux=aux)
-    if model.symbol is None:
-        params = aux = None  # a function's own values are what init returns
+    model, params, aux = _model_and_values(model, loss, params, aux)
     settings = settings_of(
         devices=devices,
         batch_size=batch_size,
@@ -127,16 +126,14 @@ def fit(
         checkpoint=checkpoint,
     )
     devices, metrics, policy = settings["devices"], settings["metrics"], settings["policy"]
-    data = train_data_of(model, train_data, batch_size, shuffle, seed)
-    probe = _first_batch(data, batch_size)
-    specs = _specs(model, probe)
     resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
+    callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
+    data = train_data_of(model, train_data, batch_size, shuffle, seed)
+    probe = _first_batch(model, data, batch_size)
     state = init_state(
-        model, resolved, specs, seed=seed, initializer=initializer, params=params, aux=aux, metrics=metrics, frozen=frozen
+        model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, metrics=metrics, frozen=frozen
     )
-    plan = model.plan(specs)
-    _check_labels(model, data, plan)
-    _check_heads(model)
+    plan = _checked_plan(model, data, probe)
     step = train_step(
         model,
         resolved,
@@ -149,30 +146,32 @@ def fit(
         policy=policy,
         sync_batch_stats=sync_batch_stats,
     )
-    evaluated = None if eval_data is None else eval_data_of(model, eval_data, settings["eval_batch_size"])
-    per_call = _steps_per_call(steps_per_call, data, model, state.params, batch_size)
+    per_call = _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
     spec = FeedSpec(model, step, devices, batch_size, micro_batches, per_call)
     feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
+    evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
+    state = place(state, devices)
     run = Run(model, settings, state)
-    scorer = Scorer(model, metrics, devices, settings["eval_batch_size"], policy)
     run.attach(
         Loop(
-            place(state, devices),
-            feed,
-            devices=devices,
-            metrics=metrics,
-            callbacks=_callbacks(callbacks, progress, checkpoint, checkpoint_every),
-            evaluate=None if evaluated is None else lambda state, epoch: scorer(state, evaluated, epoch),
-            history=run.history,
-            view=run,
+            state, feed, devices=devices, metrics=metrics, callbacks=callbacks, evaluate=evaluate, history=run.history, view=run
         )
     )
+    del state  # the loop's own; a second reference would keep the first parameters in memory
     if resume:
         run.resume_from(checkpoint if resume is True else resume)
     return run.go()
 
 
-def score(model: Any, data: Any, eval_metric: Any = "acc", *, params: Mapping[str, Any], aux: Mapping[str, Any] | None = None, **given: Any) -> dict[str, float]:
+def score(
+    model: Any,
+    data: Any,
+    eval_metric: Any = "acc",
+    *,
+    params: Mapping[str, Any],
+    aux: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> dict[str, float]:
     """Loss and metrics of a model with given parameters over a data set; padded rows never count.
 
     Args:
@@ -185,7 +184,8 @@ def score(model: Any, data: Any, eval_metric: Any = "acc", *, params: Mapping[st
 
     Example:
         >>> import jfit, numpy as np
-        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc"), name="softmax")
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
+        >>> net = jfit.sym.SoftmaxOutput(net, name="softmax")
         >>> params = {"fc_weight": np.eye(2, dtype="float32"), "fc_bias": np.zeros(2, "float32")}
         >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
         1.0
@@ -232,7 +232,17 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
                 "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels"
             )
         return from_function(model, loss=loss, params=params, aux=aux)
-    raise TypeError(f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params=")
+    raise TypeError(
+        f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
+    )
+
+
+def _model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
+    """(model, initial parameters, initial auxiliary states) from what `fit` was given, values as flat dicts."""
+    made = as_model(model, loss=loss, params=params, aux=aux)
+    if made is not model and made.symbol is None:
+        return made, None, None  # a function's own values are what its init returns
+    return made, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
 
 
 def train_data_of(model: Model, data: Any, batch_size: int, shuffle: bool, seed: int) -> ArrayData | StreamData:
@@ -246,15 +256,39 @@ def _needed(model: Model, data: Any) -> list[str]:
     return [n for n in model.inputs if n not in model.optional or n in given]
 
 
-def _first_batch(data: ArrayData | StreamData, batch_size: int) -> Mapping[str, Any]:
+def _first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
+    """The first rows as the model sees them: arrays have their rows first, the feed moves them to the model's batch axis."""
     if isinstance(data, ArrayData):
-        return {k: v[:batch_size] for k, v in data.arrays.items()}
-    return data.peek(0).inputs
+        return {k: np.moveaxis(v[:batch_size], 0, model.batch_axes.get(k, 0)) for k, v in data.arrays.items()}
+    return dict(data.peek(0).inputs)
 
 
-def _specs(model: Model, arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of one batch as the model sees it (a batch axis that is not first is moved there by the feed)."""
-    return {k: jax.ShapeDtypeStruct(np.shape(v), jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in arrays.items()}
+def _checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any]) -> Plan:
+    """The plan for the data's shapes; labels and heads are looked at before anything is compiled."""
+    plan = model.plan(specs_of(probe))
+    _check_heads(model)
+    _check_labels(model, data.arrays if isinstance(data, ArrayData) else probe, plan)
+    return plan
+
+
+def _evaluation(
+    model: Model, eval_data: Any, settings: Mapping[str, Any], state: TrainState, train: Any, on_device: Any
+) -> Any:
+    """`(state, epoch) -> logs`, or None without evaluation data, whose first batch is tried on the shapes before training."""
+    if eval_data is None:
+        return None
+    size, metrics = settings["eval_batch_size"], settings["metrics"]
+    data = eval_data_of(model, eval_data, size)
+    probe = _first_batch(model, data, size)
+    scorer = Scorer(model, metrics, settings["devices"], size, settings["policy"])
+    try:
+        plan = _checked_plan(model, data, probe)
+        jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(metrics), dict(probe))
+    except ValueError as error:
+        error.add_note("jfit: this is about eval_data; its rows need the shapes that the training data has")
+        raise
+    held = train.nbytes if isinstance(train, ArrayData) else 0
+    return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, held=held)
 
 
 def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Resolved:
@@ -279,22 +313,25 @@ def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Mo
     return resolved
 
 
-def _steps_per_call(given: int | str, data: Any, model: Model, params: Mapping[str, Any], batch_size: int) -> int:
+def _steps_per_call(
+    given: int | str, data: Any, model: Model, params: Mapping[str, Any], batch_size: int, callbacks: Sequence[Any]
+) -> int:
     if given == "auto":
-        return auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
-    if not isinstance(given, int) or given < 1:
-        raise ValueError(f'steps_per_call is {given!r}; needed "auto" or a number of at least 1')
-    return given
+        found = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
+    elif isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
+        raise ValueError(f'steps_per_call is {given!r}; needed "auto" or a whole number of at least 1')
+    else:
+        found = int(given)
+    # a call never runs past a step that a callback waits for
+    return min([found, *(c.every for c in callbacks if c.every and "step" in c.events)])
 
 
-def _check_labels(model: Model, data: Any, plan: Any) -> None:
+def _check_labels(model: Model, arrays: Mapping[str, Any], plan: Plan) -> None:
     """Class numbers outside the head's classes are an error before training, where the labels are at hand."""
-    if not isinstance(data, ArrayData):
-        return
     for out, shape in zip(model.outputs, plan.shapes, strict=True):
-        if out.class_axis is None or out.label is None or out.label not in data.arrays:
+        if out.class_axis is None or out.label is None or out.label not in arrays:
             continue
-        labels = data.arrays[out.label]
+        labels = arrays[out.label]
         if labels.ndim == len(shape.shape) and labels.shape[1:] == shape.shape[1:]:
             continue  # soft labels: a distribution per row
         check_labels(labels, shape.shape[out.class_axis], out.label, out.ignore_label)
@@ -308,13 +345,14 @@ def _check_heads(model: Model) -> None:
         )
 
 
-def _callbacks(given: Sequence[Any], progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
-    found = [as_callback(c) for c in ([given] if callable(given) else given)]
+def _callbacks(given: Any, progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
+    found = [as_callback(c) for c in ([given] if callable(given) or isinstance(given, Callback) else given)]
     if checkpoint is not None:
         found.append(checkpointing(checkpoint, every=every))
     if progress:
         found.insert(0, progress_bar(force=progress is True))
-    return found
+    # a checkpoint holds the states that the other callbacks have after the same event
+    return sorted(found, key=lambda c: c.name == "checkpointing")
 
 
 def _frozen_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
@@ -331,4 +369,3 @@ def _positive(**values: Any) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name} is {value!r}; needed a whole number of at least 1")
-

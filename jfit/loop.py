@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -36,20 +36,19 @@ class NonFiniteLoss(UserWarning):
 
 
 class Window:
-    """At most 16 calls in flight: every 8 calls the host waits for the one 8 calls back."""
+    """At most 16 calls in flight: every 8 calls the host must wait for the one 8 calls back."""
 
     def __init__(self) -> None:
         self._fences: deque[Any] = deque(maxlen=IN_FLIGHT)
         self._count = 0
 
-    def push(self, fence: Any) -> bool:
-        """Note a call; True where the host has just waited."""
+    def push(self, fence: Any) -> Any | None:
+        """Note a call; the fence to wait for now, or None."""
         self._fences.append(fence)
         self._count += 1
         if self._count % WAIT_EVERY or len(self._fences) <= WAIT_EVERY:
-            return False
-        counters.wait(self._fences[-1 - WAIT_EVERY])  # sync: host waits for the call 8 back
-        return True
+            return None
+        return self._fences[-1 - WAIT_EVERY]
 
 
 class StopFlag:
@@ -107,44 +106,59 @@ class Loop:
         self.stop_reason: str | None = None
         self.interrupted = False
         self._warned = False
-        self._pending: tuple[Any, dict[str, float]] | None = None
+        self._pending: _Point | None = None
 
     # -------------------------------------------------------------------------------- epochs
     def train(self, num_epoch: int) -> None:
         """Run epochs `self.epoch` .. `num_epoch` - 1, from batch `self.batch` of the first."""
+        _copy(self.state.metrics)  # compiled now: a compile in a later epoch would be one too many
         with StopFlag().watching() as flag:
-            self._fire("fit_start", {})
             try:
-                while self.epoch < num_epoch and self.stop_reason is None and self._epoch(flag):
-                    pass
-            finally:
-                self._fire("fit_end", {})  # also after an error: bars and files are closed
+                self._fire("fit_start", {})
+                while not self._stopped(flag) and self.epoch < num_epoch:
+                    self._epoch(flag)
+            except BaseException:
+                self._close()
+                raise
+            self._fire("fit_end", {})
 
-    def _epoch(self, flag: StopFlag) -> bool:
-        """One epoch; False where it was left before its end."""
+    def _close(self) -> None:
+        """Tell every callback that the run is over, so that bars and files are closed, behind the error that is on its way."""
+        event = self._event("fit_end", {})
+        for i, callback in enumerate(self.callbacks):
+            if "fit_end" in callback.events:
+                with contextlib.suppress(Exception):
+                    self.callback_states[i] = callback.on(event, self.callback_states[i])
+
+    def _stopped(self, flag: StopFlag) -> bool:
+        if flag.set:
+            self.interrupted = True
+            self.stop_reason = self.stop_reason or "interrupted by Ctrl-C"
+        return self.stop_reason is not None
+
+    def _epoch(self, flag: StopFlag) -> None:
+        """One epoch, or what is left of it; a stop leaves it where it is."""
         if self.batch == 0:
             self.state = self.state._replace(metrics=place(zero_totals(self.metrics), self.devices))
         self._fire("epoch_start", {})
-        window, started, samples = Window(), time.perf_counter(), 0
+        window, started, samples, told = Window(), time.perf_counter(), 0, None
         logged, self._pending = started, None
-        told = None
         with contextlib.closing(self.feed.calls(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
                 self.state, told = call.run(self.state)
                 self.step, self.batch = self.step + call.steps, self.batch + call.steps
                 samples += call.rows
-                if window.push(told) and time.perf_counter() - logged > LOG_SECONDS:
-                    logged = time.perf_counter()
-                    self._log(samples / (logged - started), told)
+                fence = window.push(told)
+                now = time.perf_counter()
+                if fence is not None and now - logged > LOG_SECONDS:
+                    logged = now
+                    self._log(samples / (now - started), told, fence)
+                elif fence is not None:
+                    counters.wait(fence)  # sync: host waits for the call 8 back
                 self._fire_steps()
-                if flag.set or self.stop_reason is not None:
-                    self.interrupted = flag.set
-                    self.stop_reason = self.stop_reason or "interrupted by Ctrl-C"
-                    break
-            else:
-                self._end_epoch(told, samples, started)
-                return True
-        return False
+                if self._stopped(flag):
+                    return
+        self._end_epoch(told, samples, started)
 
     def _end_epoch(self, told: Any, samples: int, started: float) -> None:
         totals, told = counters.read((self.state.metrics, told))  # sync: once an epoch
@@ -188,22 +202,22 @@ class Loop:
             self.view,
         )
 
-    def _log(self, speed: float, told: Any) -> None:
+    def _log(self, speed: float, told: Any, fence: Any) -> None:
         """Fire a log event with the values that were copied at the last one; copy those of now.
 
-        The copy is dispatched behind the steps already in flight and read one log point later, so the host waits for
-        nothing that it would not have waited for anyway.
+        The copy is dispatched behind the steps already in flight and read one log point later, together with the fence that
+        has to be waited for anyway.
         """
-        if not any("log" in c.events for c in self.callbacks):
+        before, where = self._pending, {"epoch": self.epoch, "batch": self.batch, "step": self.step}
+        self._pending = _Point((_copy(self.state.metrics), told), {"samples_per_second": speed}, where)
+        if before is None:
+            counters.wait(fence)  # sync: host waits for the call 8 back
             return
-        if self._pending is not None:
-            copied, logs = self._pending
-            totals, last = counters.read(copied)  # sync: computed long ago
-            logs |= values(self.metrics, totals) | _rate(last)
-            self._check_finite(int(totals.first_bad_step))
-            self.history.add_point(epoch=self.epoch, batch=self.batch, step=self.step, **logs)
-            self._fire("log", logs)
-        self._pending = ((_copy(self.state.metrics), told), {"samples_per_second": speed})
+        (totals, last), _ = counters.read((before.copied, fence))  # sync: the same wait; the copy was computed long ago
+        logs = before.logs | values(self.metrics, totals) | _rate(last)
+        self._check_finite(int(totals.first_bad_step))
+        self.history.add_point(**before.where, **logs)
+        self._fire("log", logs)
 
     def _check_finite(self, first_bad_step: int) -> None:
         if first_bad_step >= 0 and not self._warned:
@@ -214,6 +228,14 @@ class Loop:
                 NonFiniteLoss,
                 stacklevel=2,
             )
+
+
+class _Point(NamedTuple):
+    """A log point whose values are still on the devices."""
+
+    copied: Any
+    logs: dict[str, float]
+    where: dict[str, int]
 
 
 def _rate(told: Any) -> dict[str, float]:

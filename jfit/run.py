@@ -1,6 +1,6 @@
 """Stage 6: fit, score, predict, and the Run they share.  Wiring only: every line below calls a room above.
 
-    data -> feed -> loop( step( model ) ) -> history
+data -> feed -> loop( step( model ) ) -> history
 """
 
 from __future__ import annotations
@@ -39,20 +39,34 @@ class Run:
         history: per epoch and per log point.
         interrupted: True where Ctrl-C ended training.
         stop_reason: why training ended before `num_epoch`, or None.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(8, axis=0)
+        >>> run = jfit.fit(net, (x, x.argmax(1)), num_epoch=2, progress=False)
+        >>> run.position, run.predict(x).shape
+        ({'epoch': 2, 'batch': 0, 'step': 2}, (16, 2))
+        >>> run.train(3).history.column("epoch")
+        [0, 1, 2, 3, 4]
     """
 
     def __init__(self, model: Model, settings: dict[str, Any], state: TrainState, history: History | None = None) -> None:
         self.model, self.settings, self.history = model, settings, history or History()
         self.interrupted, self.stop_reason = False, None
-        self._state, self._best = state, None
+        self._state: TrainState | None = state
+        self._best: TrainState | None = None
         self._loop: Loop | None = None
+        self._position = {"epoch": 0, "batch": 0, "step": 0}  # while no loop is attached
         self._scorers: dict[Any, Any] = {}
 
     # -------------------------------------------------------------------------------- what it holds
     @property
     def state(self) -> TrainState:
         """The current state, on its devices.  Training further donates it: keep `snapshot()` instead."""
-        return self._loop.state if self._loop is not None else self._state
+        found = self._loop.state if self._loop is not None else self._state
+        assert found is not None
+        return found
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -93,11 +107,11 @@ class Run:
     def position(self) -> dict[str, int]:
         """Where training stands: epoch, batch within it, step."""
         loop = self._loop
-        return dict(zip(("epoch", "batch", "step"), (loop.epoch, loop.batch, loop.step) if loop else (0, 0, 0), strict=True))
+        return dict(self._position) if loop is None else {"epoch": loop.epoch, "batch": loop.batch, "step": loop.step}
 
     def snapshot(self) -> TrainState:
         """A copy of the state on the host; yours to keep."""
-        return jax.tree.map(np.array, self.state)
+        return jax.tree.map(np.array, counters.read(self.state))  # own copies: the device's buffers are donated
 
     # -------------------------------------------------------------------------------- what callbacks may do
     def set_lr(self, rate: float) -> None:
@@ -116,8 +130,7 @@ class Run:
 
     def stop(self, reason: str = "stopped by a callback") -> None:
         """End training after the current call; the reason is kept in `stop_reason`."""
-        assert self._loop is not None
-        self._loop.stop_reason = reason
+        self._attached("stop").stop_reason = reason
 
     def set_best(self, snapshot: TrainState) -> None:
         """The state to go back to when training ends (`early_stopping` calls it)."""
@@ -136,14 +149,23 @@ class Run:
         }
 
     def _set_state(self, state: TrainState) -> None:
-        self._state = state
         if self._loop is not None:
             self._loop.state = state
+        else:
+            self._state = state
+
+    def _attached(self, what: str) -> Loop:
+        if self._loop is None:
+            raise ValueError(
+                f"{what}: this run only scores and predicts, it has no training data; call jfit.fit(..., resume=folder) to go "
+                "on from a checkpoint"
+            )
+        return self._loop
 
     # -------------------------------------------------------------------------------- training
     def attach(self, loop: Loop) -> None:
         """Give the run the loop that trains it (`fit` does)."""
-        self._loop = loop
+        self._loop, self._state = loop, None  # a second reference would keep the first parameters in memory
 
     def resume_from(self, directory: str | Path | None) -> None:
         """Take state, position, history and callback states from the newest checkpoint of a folder, if there is one.
@@ -151,8 +173,7 @@ class Run:
         Raises:
             ValueError: no folder is named, or the checkpoint does not fit the model.
         """
-        loop = self._loop
-        assert loop is not None
+        loop = self._attached("resume_from")
         if directory is None:
             raise ValueError("resume=True needs checkpoint=, the folder the checkpoints are in; or pass the folder as resume=")
         if checkpoints.latest(directory) is None:
@@ -161,31 +182,34 @@ class Run:
         meta = checkpoints.load_meta(directory)
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
-        saved = {name: state for name, state in meta["callbacks"]}
-        loop.callback_states = [saved.get(c.name, s) for c, s in zip(loop.callbacks, loop.callback_states, strict=True)]
+        saved: dict[str, list[Any]] = {}
+        for name, state in meta["callbacks"]:
+            saved.setdefault(name, []).append(state)
+        for i, callback in enumerate(loop.callbacks):
+            if saved.get(callback.name):
+                loop.callback_states[i] = saved[callback.name].pop(0)
 
     def train(self, num_epoch: int = 1) -> Run:
-        """Train for `num_epoch` more epochs with the same data, programs and settings."""
-        assert self._loop is not None
-        self.settings["num_epoch"] = self._loop.epoch + num_epoch
+        """Train for `num_epoch` more epochs with the same data, programs and settings (an unfinished epoch counts as one)."""
+        self.settings["num_epoch"] = self._attached("train").epoch + num_epoch
         return self.go()
 
     def go(self) -> Run:
         """Train up to `num_epoch`."""
         global _last_run
-        loop, _last_run = self._loop, self
-        assert loop is not None
+        loop, _last_run = self._attached("go"), self
         loop.stop_reason, loop.interrupted = None, False
         try:
             loop.train(self.num_epoch)
         except BaseException as error:
-            error.add_note(
-                f"jfit: training stopped in epoch {loop.epoch} after step {loop.step}; {self._what_is_left()}"
-            )
+            error.add_note(f"jfit: training stopped in epoch {loop.epoch} after step {loop.step}; {self._what_is_left()}")
             raise
-        self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
-        if self._best is not None:
-            self._set_state(place(self._best, self.settings["devices"]))
+        finally:
+            self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
+        if self._best is not None and not loop.interrupted:
+            # steps are counted on: batches, schedules and checkpoint names go by them
+            best = self._best._replace(step=np.asarray(loop.step, np.int32))
+            self._set_state(place(best, self.settings["devices"]))
         return self
 
     def _what_is_left(self) -> str:
@@ -193,17 +217,26 @@ class Run:
         if not gone:
             return "the last good state is in jfit.last_run()"
         where = self.settings.get("checkpoint")
-        return f"the device lost the state; the last checkpoint is in {where}" if where else "the device lost the state, and no checkpoint= was set"
+        kept = f"the last checkpoint is in {where}" if where else "no checkpoint= was set"
+        return f"the device lost the state, and {kept}"
 
     # -------------------------------------------------------------------------------- using it
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
         """Loss and metrics over a data set; filled-up rows do not count."""
-        metrics = self.settings["metrics"] if eval_metric is None else resolve_metrics(eval_metric)
+        metrics = self.settings["metrics"] if eval_metric is None else self._metrics(eval_metric)
         size = batch_size or self.settings["eval_batch_size"]
-        key = ("score", tuple(m.name for m in metrics), size)
-        if key not in self._scorers or eval_metric is not None:
+        key = ("score", metrics, size)
+        if key not in self._scorers:
             self._scorers[key] = Scorer(self.model, metrics, self.settings["devices"], size, self.settings["policy"])
         return self._scorers[key](self.state, eval_data_of(self.model, data, size))
+
+    def _metrics(self, spec: Any) -> tuple[Any, ...]:
+        """Metrics by name are made once: new ones would be compiled again."""
+        if not isinstance(spec, str):
+            return resolve_metrics(spec)
+        if ("metrics", spec) not in self._scorers:
+            self._scorers["metrics", spec] = resolve_metrics(spec)
+        return self._scorers["metrics", spec]
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The outputs for every row of `data` (no labels needed): one numpy array, or a tuple where there are several."""
@@ -219,15 +252,18 @@ class Run:
         return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=1)
 
     @classmethod
-    def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, optimizer: Any = "sgd", **given: Any) -> Run:
-        """A run from a folder that `save` or `checkpoint=` wrote.
+    def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, **given: Any) -> Run:
+        """A run that scores and predicts, from a folder that `save` or `checkpoint=` wrote; `fit(resume=folder)` trains on.
 
         Args:
             directory: the folder.
             model: the model or symbol; not needed for runs of graphs, whose symbol.json lies beside the state.
             devices: where it shall live.
-            optimizer: the optimizer it was trained with; only needed to train further.
-            given: further settings of `fit`.
+            given: batch_size, eval_batch_size, eval_metric and policy, as for `fit`.
+
+        Raises:
+            ValueError: the run was trained from a function, and no model is given.
+            FileNotFoundError: there is no checkpoint.
         """
         meta = checkpoints.load_meta(directory)
         if model is None:
@@ -235,12 +271,14 @@ class Run:
                 raise ValueError(f"{directory} holds no graph: the run was trained from a function; pass it as model=")
             model = load_json(meta["symbol"])
         model = lower(model) if isinstance(model, Symbol) else model
-        settings = settings_of(devices=devices, batch_size=meta.get("batch_size", 32), **given)
+        settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **given})
         arrays = checkpoints.load_arrays(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
         state = TrainState(arrays["step"], params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
-        return cls(model, settings, place(state, settings["devices"]), History.from_json(meta["history"]))
+        run = cls(model, settings, place(state, settings["devices"]), History.from_json(meta["history"]))
+        run._position = dict(meta.get("position", run._position))
+        return run
 
     # -------------------------------------------------------------------------------- showing it
     def plot(self, path: str | Path | None = None) -> Any:
@@ -249,7 +287,9 @@ class Run:
 
     def __repr__(self) -> str:
         last = self.history.epochs[-1] if self.history.epochs else {}
-        shown = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in ("time", "samples_per_second"))
+        shown = ", ".join(
+            f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in ("time", "samples_per_second")
+        )
         return f"<Run: {len(self.history)} epochs, {count_parameters(self.params):,} parameters{', ' + shown if shown else ''}>"
 
     def _repr_html_(self) -> str:
@@ -257,7 +297,19 @@ class Run:
 
 
 def last_run() -> Run | None:
-    """The newest run of this process: where training raised, its last good state is here."""
+    """The newest run of this process: where training raised, its last good state is here.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> def fail(event):
+        ...     raise RuntimeError("the disk is full")
+        >>> try:
+        ...     jfit.fit(net, (np.eye(2, dtype="float32"), [0, 1]), callbacks=[fail], progress=False)
+        ... except RuntimeError:
+        ...     print(jfit.last_run().position["step"])
+        1
+    """
     return _last_run
 
 
@@ -305,5 +357,6 @@ def eval_data_of(model: Model, data: Any, batch_size: int, labels: bool = True) 
     """Evaluation data by the model's input names; with labels=False they may be absent."""
     given = set(data) if isinstance(data, Mapping) else set()
     names = [n for n in model.inputs if n not in model.optional or n in given]
-    label_names = model.labels if labels or given & set(model.labels) else ()
-    return as_data(data, batch_size=batch_size, input_names=names, label_names=label_names, shuffle=False, require_labels=labels)
+    return as_data(
+        data, batch_size=batch_size, input_names=names, label_names=model.labels, shuffle=False, require_labels=labels
+    )
