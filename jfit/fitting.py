@@ -47,6 +47,7 @@ def fit(
     checkpoint_every: int | str = "epoch",
     resume: bool | str | Path | None = None,
     schedule: Any = None,
+    schedule_params: Mapping[str, Any] | None = None,
     frozen: Sequence[str] = (),
     micro_batches: int = 1,
     clip_norm: float | None = None,
@@ -81,7 +82,10 @@ def fit(
         checkpoint: folder for checkpoints.
         checkpoint_every: "epoch" or a number of steps.
         resume: True or a folder: go on from the newest checkpoint there, if there is one.
-        schedule: learning-rate schedule: name, `jfit.optim` schedule, or an optax schedule (a function of the count).
+        schedule: learning-rate schedule: name ("cosine", "poly", "factor", ...), `jfit.optim` schedule, or an optax schedule
+            (a function of the count).
+        schedule_params: its parameters where it is a name; base_lr is the optimizer's learning rate and max_update all
+            updates of the run unless given.
         frozen: names or glob patterns of parameters that do not learn.
         micro_batches: the batch in so many parts with added gradients: the same update, less memory.
         clip_norm: bound on the global 2-norm of the mean gradient.
@@ -126,9 +130,12 @@ def fit(
         checkpoint=checkpoint,
     )
     devices, metrics, policy = settings["devices"], settings["metrics"], settings["policy"]
-    resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
     data = train_data_of(model, train_data, batch_size, shuffle, seed)
+    batches = data.num_batches(batch_size)
+    rate = (optimizer_params or {}).get("learning_rate")
+    schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch)
+    resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     probe = _first_batch(model, data, batch_size)
     state = init_state(
         model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, metrics=metrics, frozen=frozen

@@ -16,6 +16,7 @@ from jfit.optim.schedules import (
     factor,
     multifactor,
     poly,
+    run_schedule,
     warmup_linear,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "poly",
     "register",
     "rmsprop",
+    "run_schedule",
     "set_multipliers",
     "sgd",
     "warmup_linear",

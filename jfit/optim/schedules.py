@@ -290,6 +290,45 @@ def as_schedule(spec: Any, **params: Any) -> Schedule:
     raise TypeError(f"a schedule is a name, a number, a Schedule or a function of the update number; found {spec!r}.")
 
 
+def run_schedule(
+    schedule: Any, given: Mapping[str, Any] | None = None, base_lr: float | None = None, updates: int | None = None
+) -> Schedule | None:
+    """The schedule of a run; a named one starts at `base_lr` and runs over all updates unless told otherwise.
+
+    Args:
+        schedule: as for `as_schedule`; None for none.
+        given: parameters of a named schedule.
+        base_lr: the optimizer's learning rate.
+        updates: number of updates of the run, None where it is not known.
+
+    Raises:
+        ValueError: an unknown name or parameter, or the number of updates is needed and not known.
+
+    Example:
+        >>> float(run_schedule("cosine", base_lr=0.2, updates=10)(10))
+        0.0
+    """
+    if schedule is None:
+        return None
+    if not isinstance(schedule, str):
+        if given:
+            raise ValueError("schedule_params= goes with a schedule by name; give the parameters to the schedule itself")
+        return as_schedule(schedule)
+    params = dict(given or {})
+    make = SCHEDULES.get(schedule.lower())
+    wanted = inspect.signature(make).parameters if make else {}
+    if "base_lr" in wanted and isinstance(base_lr, int | float):
+        params.setdefault("base_lr", base_lr)
+    if "max_update" in wanted and "max_update" not in params:
+        if updates is None:
+            raise ValueError(
+                f"schedule {schedule!r} needs the number of updates, and this data does not tell its length; "
+                "pass schedule_params={'max_update': ...}"
+            )
+        params["max_update"] = updates
+    return as_schedule(schedule, **params)
+
+
 def _named(name: str, params: dict[str, Any]) -> Schedule:
     make = SCHEDULES.get(name.lower())
     if make is None:
