@@ -1,0 +1,229 @@
+"""Feeding: several steps a call, ragged tails, positions, programs, host waits, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from fit_support import bits, blobs, compiled_once, convnet, mlp, rowmixer, same, train  # noqa: F401
+
+import jfit
+from jfit import counters
+from jfit.feed import auto_steps_per_call
+from jfit.loop import Window
+
+IMAGES = blobs(26, (1, 8, 8))
+NETS = {
+    "mlp": (mlp(), None),
+    "dropout": (mlp(dropout=0.5), None),
+    "batch_norm": (mlp(batch_norm=True), None),
+    "conv": (convnet(), IMAGES),
+}
+ONE_BY_ONE: dict[tuple[str, bool], jfit.Run] = {}
+
+
+def one_by_one(name: str, resident: bool) -> jfit.Run:
+    if (name, resident) not in ONE_BY_ONE:
+        net, data = NETS[name]
+        ONE_BY_ONE[name, resident] = train(net, data, steps_per_call=1, data_on_device=resident)
+    return ONE_BY_ONE[name, resident]
+
+
+# ------------------------------------------------------------------------------------------------ several steps a call
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+@pytest.mark.parametrize("name", NETS)
+def test_several_steps_a_call_give_the_bits_of_one_by_one(name, resident):
+    net, data = NETS[name]
+    # 50 rows: six full batches and a tail of two, so that 4 does not divide them
+    assert same(one_by_one(name, resident), train(net, data, steps_per_call=4, data_on_device=resident))
+
+
+@pytest.mark.parametrize("name", ["mlp", "dropout"])
+def test_streamed_data_gives_the_bits_of_resident_data(name):
+    assert same(one_by_one(name, True), one_by_one(name, False))
+
+
+def test_several_steps_a_call_agree_on_two_devices():
+    one = train(mlp(dropout=0.5), devices=2, steps_per_call=1)
+    assert same(one, train(mlp(dropout=0.5), devices=2, steps_per_call=4))
+    assert same(one, train(mlp(dropout=0.5), devices=2, steps_per_call=4, data_on_device=False))
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+def test_a_call_ends_where_a_callback_wants_to_be_called(resident):
+    seen = []
+    callback = jfit.callbacks.lambda_callback(every=3, step=lambda event: seen.append((event.epoch, event.batch, event.step)))
+    run = train(steps_per_call=8, callbacks=[callback], data_on_device=resident)
+    assert seen == [(0, 3, 3), (0, 6, 6), (1, 2, 9), (1, 5, 12)]
+    assert same(run, one_by_one("mlp", resident))
+
+
+def test_small_dense_nets_run_many_steps_a_call_and_convolutions_one_on_cpu():
+    small, conv = jfit.lower(mlp()), jfit.lower(convnet())
+    assert auto_steps_per_call(small, {"w": np.zeros(100)}, 64) == 32
+    assert auto_steps_per_call(small, {"w": np.zeros(10**8)}, 64) == 1
+    if jax.default_backend() == "cpu":
+        assert auto_steps_per_call(conv, {"w": np.zeros(100)}, 64) == 1
+
+
+# ------------------------------------------------------------------------------------------------ tails and padding
+def test_a_tail_leaves_the_result_that_the_hand_written_update_has():
+    """The last batch has two rows: its gradient is their mean, whatever it was padded with."""
+    x, y = blobs(10)
+    net = jfit.sym.LinearRegressionOutput(
+        jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=1, name="fc"), name="lro"
+    )
+    w0 = np.full((1, 4), 0.1, np.float32)
+    run = train(
+        net,
+        {"data": x, "lro_label": y[:, None]},
+        batch_size=8,
+        num_epoch=1,
+        shuffle=False,
+        eval_metric=None,
+        optimizer_params={"learning_rate": 0.1, "wd": 0.0},
+        params={"fc_weight": w0, "fc_bias": np.zeros(1, np.float32)},
+    )
+    w, b = w0.astype(np.float64), np.zeros(1)
+    for rows in (slice(0, 8), slice(8, 10)):
+        error = x[rows] @ w.T + b - y[rows, None]
+        w, b = w - 0.1 * (error.T @ x[rows]) / len(error), b - 0.1 * error.mean(0)
+    np.testing.assert_allclose(run.params["fc_weight"], w, rtol=1e-5)
+    np.testing.assert_allclose(run.params["fc_bias"], b, rtol=1e-5)
+
+
+def test_a_tail_that_cannot_be_padded_runs_in_its_own_shape():
+    x, y = blobs(20)
+    run = train(rowmixer(), (x, y), num_epoch=1, shuffle=False)
+    own_batches = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in (0, 8, 16)]
+    model = run.model
+    step = jax.jit(jfit.train_step(model, jfit.optim.get("sgd", learning_rate=0.1, momentum=0.9)))
+    state = jfit.init_state(model, jfit.optim.get("sgd", learning_rate=0.1, momentum=0.9), own_batches[0])
+    for batch in own_batches:
+        state, _ = step(state, batch)
+    for name, value in state.params.items():
+        np.testing.assert_allclose(run.params[name], value, rtol=1e-4, atol=1e-6)
+    assert run.score((x, y), batch_size=20)["loss"] > 0
+    assert run.predict(x, batch_size=20).shape == (20, 3)
+
+
+def test_a_tail_that_cannot_be_padded_is_split_over_devices_where_it_divides():
+    x, y = blobs(20)
+    run = train(rowmixer(), (x, y), num_epoch=1, devices=2)
+    assert np.isfinite(run.history.column("loss")).all()
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+def test_rows_that_can_neither_be_padded_nor_divided_are_refused(resident):
+    with pytest.raises(ValueError, match=r"a batch of 5 rows does not divide into 2 equal parts.*mixes the rows"):
+        train(rowmixer(), blobs(21), devices=2, data_on_device=resident)
+
+
+# ------------------------------------------------------------------------------------------------ positions
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+def test_training_continues_identically_from_any_batch(resident):
+    whole = one_by_one("dropout", resident)
+    for at in (1, 6, 7):  # 6: before the tail, 7: after it, before the epoch's end
+        stop = jfit.callbacks.lambda_callback(every=at, step=lambda e, at=at: e.run.stop() if e.step == at else None)
+        run = train(NETS["dropout"][0], callbacks=[stop], steps_per_call=4, data_on_device=resident)
+        assert run.position == {"epoch": 0, "batch": at, "step": at}
+        run.train(2)
+        assert bits(run.state) == bits(whole.state)
+        assert run.history.column("loss") == whole.history.column("loss")
+
+
+# ------------------------------------------------------------------------------------------------ programs and waits
+def epochs_of(seen_at_end: list, **given):
+    """Train three epochs; the counts of each epoch."""
+    marks = []
+    mark = jfit.callbacks.lambda_callback(epoch_end=lambda event: marks.append(dict(counters.COUNTS)))
+    counters.listen()
+    start = dict(counters.COUNTS)
+    run = train(num_epoch=3, callbacks=[mark], **given)
+    for before, after in zip([start, *marks], marks, strict=False):
+        seen_at_end.append({k: after[k] - before.get(k, 0) for k in after if after[k] != before.get(k, 0)})
+    return run
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+@pytest.mark.parametrize("per_call", [1, 4])
+def test_a_ragged_epoch_needs_two_train_programs_and_one_for_evaluation_and_later_epochs_none(resident, devices, per_call):
+    seen: list[dict[str, int]] = []
+    epochs_of(seen, eval_data=blobs(21), devices=devices, data_on_device=resident, steps_per_call=per_call)
+    trained = sum(v for k, v in seen[0].items() if k.startswith("traces:train"))
+    assert trained == 2
+    assert seen[0]["traces:eval"] == 1
+    for later in seen[1:]:
+        assert "compiles" not in later and "traces" not in later, later
+
+
+def test_a_remainder_of_unrolled_steps_uses_the_program_of_one_step():
+    seen: list[dict[str, int]] = []
+    epochs_of(seen, net=convnet(), data=IMAGES, steps_per_call=2, batch_size=8)  # 3 full batches: 2 + 1, and the tail
+    assert {k for k in seen[0] if k.startswith("traces:")} == {"traces:train x 2", "traces:train", "traces:train_tail"}
+    assert all("compiles" not in later for later in seen[1:])
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+def test_an_epoch_of_a_hundred_steps_waits_at_most_fifteen_times(resident):
+    seen: list[dict[str, int]] = []
+    epochs_of(seen, data=blobs(400), batch_size=4, steps_per_call=1, data_on_device=resident)
+    assert all(0 < epoch["host_syncs"] <= 15 for epoch in seen), seen
+
+
+def test_the_hot_loop_reads_nothing_from_a_device_behind_the_counters_back(monkeypatch):
+    kind = type(jax.numpy.zeros(1))
+    allowed: list[bool] = []
+    forbidden: list[str] = []
+    for name in ("__array__", "__float__", "__int__", "__bool__", "__index__", "item", "tolist", "block_until_ready"):
+        original = getattr(kind, name)
+
+        def spy(self, *args, _name=name, _original=original, **kwargs):
+            if not allowed:
+                forbidden.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, name, spy)
+    for name in ("read", "wait"):
+        original = getattr(counters, name)
+
+        def counted(value, _original=original):
+            allowed.append(True)
+            try:
+                return _original(value)
+            finally:
+                allowed.pop()
+
+        monkeypatch.setattr(counters, name, counted)
+    watched = jfit.callbacks.lambda_callback(epoch_start=lambda event: forbidden.clear())
+    train(data=blobs(200), eval_data=blobs(21), batch_size=4, callbacks=[watched], steps_per_call=1)
+    assert forbidden == []
+    assert float(jax.numpy.zeros(())) == 0 and forbidden == ["__float__"]  # the spy does see what it is there for
+
+
+def test_at_most_sixteen_calls_are_in_flight():
+    window, waited = Window(), 0
+    for call in range(1, 200):
+        fence = window.push(call)
+        if fence is not None:
+            assert fence == call - 8
+            waited = fence
+        assert call - waited <= 16
+
+
+def test_no_thread_is_left_after_streaming():
+    def raising(epoch):
+        x, y = blobs(16)
+        yield x[:8], y[:8]
+        raise OSError("the disk is gone")
+
+    before = set(threading.enumerate())
+    train(data_on_device=False)
+    stop = jfit.callbacks.lambda_callback(every=2, step=lambda e: e.run.stop())
+    train(data_on_device=False, callbacks=[stop])
+    with pytest.raises(OSError, match="the disk is gone"):
+        train(data=raising)
+    assert [t for t in threading.enumerate() if t not in before and t.is_alive() and "jfit" in t.name] == []
