@@ -12,6 +12,9 @@ import jfit
 
 MODELS = Path(__file__).parent / "golden" / "models"
 MANIFEST = {m["name"]: m for m in json.loads((MODELS / "manifest.json").read_text())}
+# MXNet 1.9.1 overwrites the data of this prelu with its output before the backward pass reads it, so its recorded gradient is
+# slope * the true one; the recorded case of the operator alone has the true one.
+NOT_COMPARED = {"zoo_dense_mix": ("prelu0_alpha",)}
 RECORDED = sorted(p.stem for p in MODELS.glob("*.npz"))
 
 
@@ -65,5 +68,5 @@ def test_a_recorded_model_gives_what_mxnet_gave(name):
         near(f"aux_train/{k}", moved[k], arrays[f"aux_train/{k}"], tolerance, 1e-3)
     floor = about.get("grad_err_floor", 1e-3 * max(np.abs(arrays[f"grad/{k}"]).max() for k in learned))
     spread = about.get("grad_f32_vs_f64") or {}
-    for k in learned:
+    for k in set(learned) - set(NOT_COMPARED.get(name, ())):
         near(f"grad/{k}", grads[k], arrays[f"grad/{k}"], max(1e-4, 10 * spread.get(k, 1e-4)), floor)
