@@ -1,0 +1,228 @@
+"""The loop: events, stops, Ctrl-C, errors on the way, losses that are no numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from fit_support import bits, blobs, compiled_once, mlp, train  # noqa: F401
+
+import jfit
+from jfit import counters
+from jfit.callbacks import EVENTS, Callback, lambda_callback
+from jfit.loop import NonFiniteLoss
+
+
+def recorder(seen: list, *, every: int | None = 4, kinds: tuple[str, ...] = EVENTS) -> Callback:
+    wanted = {k: lambda event: seen.append(event) for k in kinds if k not in ("log", "checkpoint")}
+    return lambda_callback(every=every, **wanted)
+
+
+# ------------------------------------------------------------------------------------------------ events
+def test_events_come_in_order_and_say_where_the_run_is():
+    seen: list = []
+    train(callbacks=[recorder(seen)], eval_data=blobs(9))
+    where = [(e.kind, e.epoch, e.batch, e.step) for e in seen]
+    assert where == [
+        ("fit_start", 0, 0, 0),
+        ("epoch_start", 0, 0, 0),
+        ("step", 0, 4, 4),
+        ("epoch_end", 0, 7, 7),
+        ("epoch_start", 1, 0, 7),
+        ("step", 1, 1, 8),
+        ("step", 1, 5, 12),
+        ("epoch_end", 1, 7, 14),
+        ("fit_end", 2, 0, 14),
+    ]
+    assert all(e.num_batches == 7 for e in seen)
+    end = seen[3].logs
+    assert {"loss", "accuracy", "lr", "time", "samples_per_second", "val_loss", "val_accuracy"} <= set(end)
+    assert end["lr"] == pytest.approx(0.1) and end["samples_per_second"] > 0
+
+
+def test_log_points_tell_loss_metrics_rate_and_speed(monkeypatch):
+    monkeypatch.setattr("jfit.loop.LOG_SECONDS", 0.0)
+    seen: list = []
+    run = train(data=blobs(400), batch_size=4, num_epoch=1, callbacks=[lambda_callback(log=seen.append)], steps_per_call=1)
+    assert {"loss", "accuracy", "lr", "samples_per_second"} <= set(seen[0].logs)
+    assert run.history.column("step", "points") == [16 + 8 * i for i in range(len(seen))]
+    assert [e.step for e in seen] == [24 + 8 * i for i in range(len(seen))]  # values are told one log point later
+
+
+def test_a_callbacks_state_is_what_it_returned_last():
+    count = Callback(on=lambda event, state: state + 1, init=lambda: 0, events=("epoch_end",), name="count")
+    run = train(num_epoch=3, callbacks=[count])
+    assert ["count", 3] in run.meta()["callbacks"]
+
+
+def test_checkpoints_hold_the_states_that_other_callbacks_have_after_the_same_event(tmp_path):
+    count = Callback(on=lambda event, state: state + 1, init=lambda: 0, events=("epoch_end",), name="count")
+    train(num_epoch=3, callbacks=[jfit.callbacks.checkpointing(tmp_path), count])
+    assert ["count", 3] in jfit.checkpoint.load_meta(tmp_path)["callbacks"]
+
+
+# ------------------------------------------------------------------------------------------------ errors on the way
+def test_a_callback_that_raises_leaves_the_last_good_state_and_says_where_it_is():
+    def fail(event):
+        if event.step == 4:
+            raise RuntimeError("the disk is full")
+
+    ended: list = []
+    with pytest.raises(RuntimeError, match="the disk is full") as caught:
+        train(callbacks=[lambda_callback(every=2, step=fail), lambda_callback(fit_end=ended.append)])
+    assert any("after step 4" in note and "jfit.last_run()" in note for note in caught.value.__notes__)
+    run = jfit.last_run()
+    assert run is not None and run.position == {"epoch": 0, "batch": 4, "step": 4} and int(run.state.step) == 4
+    assert len(ended) == 1  # bars and files were closed
+    assert run.score(blobs())["loss"] > 0
+
+
+def test_an_error_is_shown_even_where_closing_fails_too():
+    def fail(event):
+        raise RuntimeError("first") if event.kind == "epoch_end" else OSError("second")
+
+    with pytest.raises(RuntimeError, match="first"):
+        train(callbacks=[lambda_callback(epoch_end=fail, fit_end=fail)])
+
+
+def test_an_iterator_that_raises_shows_its_own_error_and_training_can_go_on():
+    x, y = blobs()
+    broken = {"yes": True}
+
+    def batches(epoch):
+        for i in range(6):
+            if i == 3 and epoch == 1 and broken["yes"]:
+                raise OSError("bad sector")
+            yield x[i * 8 : i * 8 + 8], y[i * 8 : i * 8 + 8]
+
+    with pytest.raises(OSError, match="bad sector"):
+        train(data=batches, num_epoch=3)
+    run = jfit.last_run()
+    assert run is not None and run.position == {"epoch": 1, "batch": 3, "step": 9}
+    assert run.score((x, y))["accuracy"] > 0
+    broken["yes"] = False
+    run.train(2)
+    assert run.position == {"epoch": 3, "batch": 0, "step": 18}
+    assert bits(run.state) == bits(train(data=batches, num_epoch=3).state)
+
+
+# ------------------------------------------------------------------------------------------------ stops
+def test_ctrl_c_from_a_callback_returns_the_run_with_a_valid_state():
+    press = lambda_callback(every=3, step=lambda event: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT)
+    run = train(num_epoch=5, callbacks=[press])
+    assert run.interrupted and run.stop_reason == "interrupted by Ctrl-C"
+    assert run.position == {"epoch": 0, "batch": 3, "step": 3} and int(run.state.step) == 3
+    assert all(np.isfinite(v).all() for v in run.snapshot().params.values())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_at_any_moment_leaves_a_state_that_trains_on():
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    ready = lambda_callback(epoch_start=lambda event: timer.start() if event.epoch == 0 else None)
+    run = train(num_epoch=100_000, callbacks=[ready])
+    assert run.interrupted and int(run.state.step) == run.position["step"] > 0
+    run.train(1)
+    assert not run.interrupted and run.stop_reason is None and run.position["batch"] == 0
+
+
+def test_ctrl_c_between_two_epochs_starts_no_other():
+    press = lambda_callback(epoch_end=lambda event: os.kill(os.getpid(), signal.SIGINT))
+    run = train(num_epoch=5, callbacks=[press])
+    assert run.interrupted and run.position == {"epoch": 1, "batch": 0, "step": 7}
+
+
+def test_a_second_ctrl_c_raises_at_once():
+    def press(event):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[lambda_callback(every=2, step=press)])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_training_works_in_a_thread_where_no_signal_can_be_handled():
+    found: list = []
+    thread = threading.Thread(target=lambda: found.append(train()))
+    thread.start()
+    thread.join(120)
+    assert found[0].position["epoch"] == 2
+
+
+def test_stop_ends_training_and_keeps_the_reason():
+    run = train(num_epoch=9, callbacks=[lambda event: event.run.stop("enough") if event.epoch == 1 else None])
+    assert run.stop_reason == "enough" and not run.interrupted and len(run.history) == 2
+    run.train(1)
+    assert run.stop_reason is None and len(run.history) == 3
+
+
+def test_early_stopping_brings_the_best_state_back_and_steps_count_on():
+    x, y = blobs()
+    seen: dict[int, jfit.TrainState] = {}
+    keep = lambda_callback(epoch_end=lambda event: seen.update({event.epoch: event.run.snapshot()}))
+    # after two epochs the rate becomes absurd: the loss rises
+    spoil = lambda_callback(epoch_end=lambda event: event.run.set_lr(50.0) if event.epoch == 1 else None)
+    stopping = jfit.callbacks.early_stopping("loss", patience=2)
+    run = train(mlp(hidden=6), (x, y), num_epoch=20, callbacks=[keep, spoil, stopping])
+    best = int(np.argmin(run.history.column("loss")))
+    assert len(run.history) == best + 3
+    assert "early_stopping" in run.stop_reason
+    assert bits(run.state.params) == bits(seen[best].params)
+    assert int(run.state.step) == run.position["step"] == 7 * len(run.history)
+    run.set_lr(0.01)
+    assert np.isfinite(run.train(1).history.column("loss")[-1])
+
+
+# ------------------------------------------------------------------------------------------------ learning rate
+def test_setting_the_rate_never_compiles_and_is_logged():
+    counts: list[int] = []
+
+    def halve(event):
+        counts.append(counters.COUNTS["compiles"])
+        event.run.set_lr(event.run.lr / 2)
+
+    run = train(num_epoch=4, callbacks=[lambda_callback(epoch_end=halve)])
+    assert run.history.column("lr") == pytest.approx([0.1, 0.05, 0.025, 0.0125])
+    assert counts[0] == counts[-1]
+
+
+def test_an_optax_instance_keeps_its_own_rate_and_says_so():
+    import optax
+
+    run = train(optimizer=optax.sgd(0.1), optimizer_params=None, num_epoch=1)
+    assert run.lr is None and run.history.epochs[0].get("lr") is None
+    with pytest.raises(ValueError, match="optax instance and keeps its own learning rate"):
+        run.set_lr(0.1)
+
+
+# ------------------------------------------------------------------------------------------------ no numbers
+@pytest.mark.parametrize("per_call", [1, 4])
+def test_a_loss_that_is_no_number_warns_once_and_names_the_step(per_call):
+    x, y = blobs(64)
+    x[40] = np.nan  # batch 5 of the unshuffled order
+    with pytest.warns(NonFiniteLoss, match="not finite since step 5") as seen:
+        run = train(data=(x, y), shuffle=False, steps_per_call=per_call, num_epoch=3)
+    assert len(seen) == 1
+    assert run.position["epoch"] == 3 and np.isnan(run.history.column("loss")[-1])
+
+
+def test_finite_losses_warn_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(num_epoch=1)
+
+
+def test_the_view_of_a_run_gives_snapshots_that_outlive_donation():
+    kept: list = []
+    run = train(num_epoch=3, callbacks=[lambda event: kept.append(event.run.snapshot())])
+    assert [int(s.step) for s in kept] == [7, 14, 21]
+    assert all(isinstance(v, np.ndarray) for v in jax.tree.leaves(kept[0]))
+    assert bits(kept[-1]) == bits(run.state)
