@@ -44,7 +44,7 @@ class FeedSpec(NamedTuple):
 
     model: Model
     step: Step
-    devices: list[jax.Device]
+    devices: list[Any]
     batch_size: int
     micro_batches: int = 1
     steps_per_call: int = 1
@@ -63,7 +63,7 @@ def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
 
 
-def fits_on_device(data: Any, devices: list[jax.Device], held: int = 0) -> bool:
+def fits_on_device(data: Any, devices: list[Any], held: int = 0) -> bool:
     """True where the arrays are small enough to stay on every device beside `held` bytes that are there already."""
     if not isinstance(data, ArrayData):
         return False

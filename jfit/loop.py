@@ -90,7 +90,7 @@ class Loop:
         state: TrainState,
         feed: Any,
         *,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Any],
         metrics: Sequence[Metric] = (),
         callbacks: Sequence[Callback] = (),
         evaluate: Callable[[TrainState, int], Mapping[str, float]] | None = None,

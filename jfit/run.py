@@ -275,8 +275,8 @@ class Run:
         arrays = checkpoints.load_arrays(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
-        state = TrainState(arrays["step"], params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
-        run = cls(model, settings, place(state, settings["devices"]), History.from_json(meta["history"]))
+        blank: Any = (arrays["step"], params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        run = cls(model, settings, place(TrainState(*blank), settings["devices"]), History.from_json(meta["history"]))
         run._position = dict(meta.get("position", run._position))
         return run
 

@@ -1,6 +1,6 @@
 """The vocabulary: one registered record per operator.  `python -m jfit.ops` prints the table."""
 
-from jfit.ops import (  # noqa: F401, I001  each family registers its records
+from jfit.ops import (  # noqa: F401  each family registers its records
     binary,
     conv,
     create,

@@ -27,7 +27,7 @@ REQUIRED: Any = _Required()
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(name)
     for name in (
-        "float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64".split()
+        ["float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool", "int16", "uint16", "uint32", "uint64"]
     )
 } | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -93,8 +93,10 @@ def _literal(value: Any) -> Any:
         text = value.strip()
         if len(text) > 4096:
             raise ValueError("too long")
-        return ast.literal_eval(text.replace("L", "")) if text not in ("", "None", "nan", "inf", "-inf") else (
-            None if text in ("", "None") else float(text)
+        return (
+            ast.literal_eval(text.replace("L", ""))
+            if text not in ("", "None", "nan", "inf", "-inf")
+            else (None if text in ("", "None") else float(text))
         )
     return value
 

@@ -63,14 +63,14 @@ class Ctx:
 
         Rows draw from fold_in(key, global row); where the rows are unknown the device index is folded in instead.
         """
-        if self.key is None:
+        key = self.key
+        if key is None:
             raise ValueError(f"{self.node}: this operator draws random numbers in training; pass key= to apply")
         rows: Any = self.rows[which]
         if not isinstance(rows, Rows) or self.row_ids is None:
-            key = self.key if self.axis_name is None else jax.random.fold_in(self.key, lax.axis_index(self.axis_name))
-            return draw(key, shape)
+            return draw(key if self.axis_name is None else jax.random.fold_in(key, lax.axis_index(self.axis_name)), shape)
         rest = (rows.before, rows.after, *shape[: rows.axis], *shape[rows.axis + 1 :])
-        keys = jax.vmap(lambda row: jax.random.fold_in(self.key, row))(self.row_ids)
-        drawn = jax.vmap(lambda key: draw(key, rest))(keys)  # (size, before, after, *others)
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(self.row_ids)
+        drawn = jax.vmap(lambda own: draw(own, rest))(keys)  # (size, before, after, *others)
         drawn = jnp.moveaxis(drawn, 0, 1).reshape((-1, *rest[2:]))
         return jnp.moveaxis(drawn, 0, rows.axis)

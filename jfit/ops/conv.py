@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array 
     pads = tuple((p, p) for p in _spatial(attrs, "pad", 0))
     weight = weight.astype(data.dtype)
     if _slices_help(data, runs, stride, dilate, attrs.num_group):
-        out = _convolve_sliced(pads, data, weight)
+        out = cast(Array, _convolve_sliced(pads, data, weight))
     else:
         out = _convolve(data, weight, runs, stride, pads, dilate, attrs.num_group)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)

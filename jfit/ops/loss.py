@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def _head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Arra
         return grad.astype(out.dtype), None, None
 
     call.defvjp(call_forward, call_backward)
-    return call
+    return cast(Callable[..., Array], call)
 
 
 def _row_means(values: Array) -> Array:

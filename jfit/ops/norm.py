@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, m
         out = (data.astype(wide) - along(mean, axis, data.ndim)) * factor + along(shift, axis, data.ndim)
         return (out.astype(data.dtype), mean, lax.rsqrt(var + attrs.eps)), (moving_mean, moving_var)
     mask, over = ctx.row_mask(data.ndim), ctx.axis_name if ctx.sync_batch_stats else None
-    out, mean, var = _normalize(axis, attrs.eps, over, data, scale, shift, mask)
+    out, mean, var = cast(Any, _normalize)(axis, attrs.eps, over, data, scale, shift, mask)
     mean, var = lax.stop_gradient((mean, var))
     moved = []
     for old, new in ((moving_mean, mean), (moving_var, var)):

@@ -140,7 +140,7 @@ def register(op: Op) -> Op:
     if op.kind not in HEAD_KINDS:
         raise ValueError(f"operator {op.name}: kind is {op.kind!r}, needed one of {HEAD_KINDS}")
     REGISTRY[op.name] = op
-    ALIASES.update({name: op.name for name in (op.name, *op.aliases)})
+    ALIASES.update(dict.fromkeys((op.name, *op.aliases), op.name))
     return op
 
 
