@@ -1,0 +1,182 @@
+"""Stopping and going on: the result is that of never having stopped, bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fit_support import bits, blobs, compiled_once, mlp, same, train  # noqa: F401
+
+import jfit
+from jfit.callbacks import Callback, csv_logger, early_stopping, lambda_callback
+
+HARD = {
+    "schedule": jfit.optim.cosine(base_lr=0.1, max_update=28),
+    "num_epoch": 4,
+}
+
+
+def hard(**given) -> jfit.Run:
+    """Dropout, shuffling, a schedule, momentum and a ragged tail: everything that remembers."""
+    return train(mlp(dropout=0.5), **(HARD | given))
+
+
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def dies(at_step: int) -> Callback:
+    def on(event):
+        if event.step == at_step:
+            raise Killed
+
+    return lambda_callback(every=at_step, step=on)
+
+
+# ------------------------------------------------------------------------------------------------ equal bits
+@pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
+def test_epochs_with_a_stop_between_them_equal_epochs_straight(tmp_path, given):
+    hard(num_epoch=2, checkpoint=tmp_path, **given)
+    assert same(hard(checkpoint=tmp_path, resume=True, **given), hard(**given))
+
+
+@pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
+def test_a_checkpoint_in_the_middle_of_an_epoch_continues_there(tmp_path, given):
+    with pytest.raises(Killed):
+        hard(checkpoint=tmp_path, checkpoint_every=4, callbacks=[dies(11)], **given)
+    newest = jfit.checkpoint.latest(tmp_path)
+    assert newest is not None and newest.name == "step-00000008"
+    seen: list = []
+    watch = lambda_callback(fit_start=lambda e: seen.append((e.epoch, e.batch, e.step)))
+    again = hard(checkpoint=tmp_path, checkpoint_every=4, resume=True, callbacks=[watch], **given)
+    assert seen == [(1, 1, 8)]
+    assert same(again, hard(**given))
+
+
+def test_a_checkpoint_at_the_last_step_of_an_epoch_closes_the_epoch_first(tmp_path):
+    with pytest.raises(Killed):
+        hard(checkpoint=tmp_path, checkpoint_every=7, callbacks=[dies(8)])
+    again = hard(checkpoint=tmp_path, resume=True)
+    whole = hard()
+    assert bits(again.state) == bits(whole.state)
+    assert again.history.column("loss") == whole.history.column("loss")
+
+
+def test_adam_and_batch_statistics_are_continued_too(tmp_path):
+    given = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "net": mlp(batch_norm=True)}
+    train(num_epoch=1, checkpoint=tmp_path, **given)
+    assert same(train(num_epoch=3, checkpoint=tmp_path, resume=True, **given), train(num_epoch=3, **given))
+
+
+def test_a_callable_of_batches_is_read_on_from_its_position(tmp_path):
+    def batches(epoch):
+        x, y = blobs(40, seed=epoch)
+        return [(x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8)]
+
+    with pytest.raises(Killed):
+        train(data=batches, num_epoch=3, checkpoint=tmp_path, checkpoint_every=3, callbacks=[dies(8)])
+    assert same(train(data=batches, num_epoch=3, checkpoint=tmp_path, resume=True), train(data=batches, num_epoch=3))
+
+
+# ------------------------------------------------------------------------------------------------ where from
+def test_resume_without_a_checkpoint_starts_fresh(tmp_path):
+    assert same(train(checkpoint=tmp_path / "none", resume=True), train())
+
+
+def test_resume_takes_a_folder_of_its_own(tmp_path):
+    train(num_epoch=1, checkpoint=tmp_path / "a")
+    again = train(num_epoch=2, checkpoint=tmp_path / "b", resume=tmp_path / "a")
+    assert same(again, train(num_epoch=2))
+    assert jfit.checkpoint.load_meta(tmp_path / "b")["position"]["epoch"] == 2
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    done = train(checkpoint=tmp_path)
+    again = train(checkpoint=tmp_path, resume=True)
+    assert same(done, again) and again.position == done.position
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
+    train(num_epoch=3, checkpoint=tmp_path)
+    newest = jfit.checkpoint.latest(tmp_path)
+    assert newest is not None
+    file = newest / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-4] + b"oops")
+    with pytest.warns(UserWarning, match="damaged"):
+        again = train(num_epoch=4, checkpoint=tmp_path, resume=True)
+    assert same(again, train(num_epoch=4))
+
+
+def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
+    train(num_epoch=1, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"params/fc1_bias has shape .* in the checkpoint, the run needs"):
+        train(mlp(hidden=5), checkpoint=tmp_path, resume=True)
+
+
+# ------------------------------------------------------------------------------------------------ callbacks
+def test_a_csv_log_holds_every_epoch_once(tmp_path):
+    log = tmp_path / "history.csv"
+    with pytest.raises(Killed):
+        train(num_epoch=4, checkpoint=tmp_path / "c", checkpoint_every=5, callbacks=[csv_logger(log), dies(17)])
+    train(num_epoch=4, checkpoint=tmp_path / "c", resume=True, callbacks=[csv_logger(log)])
+    with open(log, encoding="utf-8", newline="") as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
+
+
+def test_early_stopping_goes_on_counting(tmp_path):
+    never_better = lambda: early_stopping("loss", patience=4, min_delta=1e9, restore_best=False)  # noqa: E731
+    train(num_epoch=3, checkpoint=tmp_path, callbacks=[never_better()])
+    again = train(num_epoch=9, checkpoint=tmp_path, resume=True, callbacks=[never_better()])
+    assert len(again.history) == 5 and "early_stopping" in (again.stop_reason or "")
+
+
+def test_two_callbacks_of_one_name_keep_a_state_each(tmp_path):
+    def counter(step: int) -> Callback:
+        return Callback(on=lambda event, state: state + step, init=lambda: 0, events=("epoch_end",), name="count")
+
+    train(num_epoch=1, checkpoint=tmp_path, callbacks=[counter(1), counter(10)])
+    again = train(num_epoch=2, checkpoint=tmp_path, resume=True, callbacks=[counter(1), counter(10)])
+    assert [p for p in again.meta()["callbacks"] if p[0] == "count"] == [["count", 2], ["count", 20]]
+
+
+# ------------------------------------------------------------------------------------------------ a real death
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import conftest
+from fit_support import mlp, train
+import jfit
+slow = jfit.callbacks.lambda_callback(every=1, step=lambda event: time.sleep({pause}))
+run = train(mlp(dropout=0.5), num_epoch=6, checkpoint={folder!r}, checkpoint_every=3, resume=True, callbacks=[slow])
+run.save({folder!r} + "/final")
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_that_is_started_again_ends_where_an_unharmed_one_does(tmp_path):
+    def start(pause: float) -> subprocess.Popen[bytes]:
+        tests = Path(__file__).parent
+        text = SCRIPT.format(tests=str(tests), folder=str(tmp_path), pause=pause)
+        path = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
+        return subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path})
+
+    for _ in range(2):
+        before, deadline = jfit.checkpoint.latest(tmp_path), time.monotonic() + 120
+        process = start(0.05)
+        while jfit.checkpoint.latest(tmp_path) == before and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        assert process.poll() is None, "the process ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert start(0.0).wait(300) == 0
+    whole = train(mlp(dropout=0.5), num_epoch=6)
+    final = jfit.checkpoint.load_arrays(tmp_path / "final")
+    for name, value in whole.params.items():
+        assert np.asarray(value).tobytes() == final[f"params/{name}"].tobytes(), name
