@@ -1,0 +1,217 @@
+"""Shapes and dtypes of graphs: parameters, unknown sizes, both directions, contradictions."""
+
+import numpy as np
+import pytest
+
+import jfit
+from jfit import sym
+from jfit.symbol import GraphError
+
+V = sym.Variable
+
+
+def shapes(net, **given):
+    """Everything that can be known, by name."""
+    arguments, outputs, aux = net.infer_shape_partial(**given)
+    names = [*net.list_arguments(), *net.list_outputs(), *net.list_auxiliary_states()]
+    return dict(zip(names, [*arguments, *outputs, *aux], strict=True))
+
+
+# ------------------------------------------------------------------------------------------ forward
+@pytest.mark.parametrize(
+    ("make", "data", "want"),
+    [
+        (
+            lambda x: sym.FullyConnected(x, num_hidden=4, name="n"),
+            (2, 3, 5),
+            {"n_weight": (4, 15), "n_bias": (4,), "n_output": (2, 4)},
+        ),
+        (
+            lambda x: sym.FullyConnected(x, num_hidden=4, flatten=False, name="n"),
+            (2, 3, 5),
+            {"n_weight": (4, 5), "n_output": (2, 3, 4)},
+        ),
+        (
+            lambda x: sym.Convolution(x, kernel=(3, 3), num_filter=8, num_group=2, stride=(2, 2), name="n"),
+            (2, 4, 9, 7),
+            {"n_weight": (8, 2, 3, 3), "n_bias": (8,), "n_output": (2, 8, 4, 3)},
+        ),
+        (
+            lambda x: sym.Convolution(x, kernel=3, num_filter=8, no_bias=True, name="n"),
+            (2, 4, 9),
+            {"n_weight": (8, 4, 3), "n_output": (2, 8, 7)},
+        ),
+        (
+            lambda x: sym.Deconvolution(x, kernel=(2, 2), stride=(2, 2), num_filter=3, name="n"),
+            (2, 4, 5, 5),
+            {"n_weight": (4, 3, 2, 2), "n_output": (2, 3, 10, 10)},
+        ),
+        (
+            lambda x: sym.BatchNorm(x, name="n"),
+            (2, 4, 5),
+            {"n_gamma": (4,), "n_beta": (4,), "n_moving_mean": (4,), "n_moving_var": (4,), "n_output": (2, 4, 5)},
+        ),
+        (lambda x: sym.LayerNorm(x, name="n"), (2, 4, 5), {"n_gamma": (5,), "n_output": (2, 4, 5)}),
+        (lambda x: sym.LeakyReLU(x, act_type="prelu", name="n"), (2, 4, 5), {"n_gamma": (4,)}),
+        (lambda x: sym.Embedding(x, input_dim=9, output_dim=3, name="n"), (2, 4), {"n_weight": (9, 3), "n_output": (2, 4, 3)}),
+        (lambda x: sym.SoftmaxOutput(x, name="n"), (2, 4), {"n_label": (2,), "n_output": (2, 4)}),
+        (lambda x: sym.SoftmaxOutput(x, multi_output=True, name="n"), (2, 4, 5), {"n_label": (2, 5)}),
+        (lambda x: sym.LinearRegressionOutput(x, name="n"), (2, 4), {"n_label": (2, 4)}),
+        (
+            lambda x: sym.RNN(x, state_size=3, num_layers=2, mode="lstm", name="n"),
+            (5, 2, 4),
+            {"n_state": (2, 2, 3), "n_state_cell": (2, 2, 3), "n_output": (5, 2, 3)},
+        ),
+        (lambda x: sym.Reshape(x, shape=(0, -1), name="n"), (2, 3, 5), {"n_output": (2, 15)}),
+        (
+            lambda x: sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="n"),
+            (2, 3, 5, 5),
+            {"n_output": (2, 3, 2, 2)},
+        ),
+        (lambda x: sym.sum(x, name="n"), (2, 3), {"n_output": (1,)}),
+    ],
+)
+def test_shapes_follow_from_the_data(make, data, want):
+    found = shapes(make(V("data")), data=data)
+    assert {k: found[k] for k in want} == want
+
+
+def test_a_declared_shape_need_not_be_given():
+    assert sym.relu(V("x", shape=(2, 3))).infer_shape()[1] == [(2, 3)]
+    assert sym.relu(V("x", shape=(0, 3))).infer_shape(x=(4, 0))[1] == [(4, 3)]
+
+
+# ------------------------------------------------------------------------------------------ unknown sizes
+def test_an_unknown_batch_stays_unknown_and_all_else_is_known():
+    net = sym.Convolution(V("data"), kernel=(3, 3), num_filter=2, name="c")
+    net = sym.FullyConnected(sym.BatchNorm(net, name="b"), num_hidden=7, name="f")
+    found = shapes(net, data=(0, 3, 8, 8))
+    assert (found["c_weight"], found["b_gamma"], found["f_weight"], found["f_output"]) == ((2, 3, 3, 3), (2,), (7, 72), (0, 7))
+    assert net.infer_shape(data=(0, 3, 8, 8)) == (None, None, None)
+
+
+def test_nothing_known_gives_nothing():
+    net = V("a") + V("b")
+    assert net.infer_shape() == (None, None, None)
+    assert net.infer_shape_partial() == ([(), ()], [()], [])
+    assert net.infer_shape(a=(), b=None) == (None, None, None)
+
+
+def test_positional_shapes_follow_list_arguments():
+    net = sym.broadcast_add(V("a"), V("b"))
+    assert net.infer_shape((2, 3), (1, 3))[1] == [(2, 3)]
+    assert (V("a") + V("b")).infer_shape(None, (1, 3))[0] == [(1, 3), (1, 3)]
+
+
+# ------------------------------------------------------------------------------------------ backward
+def test_shapes_travel_backward_through_elementwise_operators():
+    net = sym.relu(V("a")) + V("b") * 2
+    assert net.infer_shape(b=(2, 3))[0] == [(2, 3), (2, 3)]
+
+
+def test_begin_states_take_the_batch_from_the_rest_of_the_graph():
+    state = sym._zeros(shape=(0, 4), name="state")
+    step = sym.FullyConnected(V("data"), num_hidden=4, name="i") + sym.FullyConnected(state, num_hidden=4, name="h")
+    internals = step.get_internals()
+    found = dict(zip(internals.list_outputs(), internals.infer_shape(data=(5, 3))[1], strict=True))
+    assert (found["state_output"], found["h_weight"]) == ((5, 4), (4, 4))
+
+
+def test_fused_begin_states_take_the_batch_from_the_data():
+    state = sym._zeros(shape=(1, 0, 4), name="s")
+    net = sym.RNN(V("data"), V("p"), state, state_size=4, num_layers=1, mode="gru", name="r")
+    found = net.get_internals()
+    known = dict(zip(found.list_outputs(), found.infer_shape(data=(6, 5, 3))[1], strict=True))
+    assert (known["s_output"], known["r_output"]) == ((1, 5, 4), (6, 5, 4))
+
+
+# ------------------------------------------------------------------------------------------ contradictions
+@pytest.mark.parametrize(
+    ("make", "given", "message"),
+    [
+        (
+            lambda: sym.FullyConnected(V("data"), num_hidden=5, name="f"),
+            {"data": (2, 3), "f_weight": (5, 4)},
+            r"f: 'f_weight' has shape \(5, 4\), FullyConnected needs \(5, 3\) because of input 'data'",
+        ),
+        (lambda: V("a", shape=(2, 3)) * 1, {"a": (2, 4)}, r"'a' has shape \(2, 3\), its declaration says \(2, 4\)"),
+        (
+            lambda: sym.elemwise_add(V("a"), V("b"), name="p"),
+            {"a": (2, 3), "b": (3, 2)},
+            r"p: shapes \(2, 3\) and \(3, 2\) meet",
+        ),
+        (lambda: sym.broadcast_add(V("a"), V("b"), name="p"), {"a": (2, 3), "b": (3, 2)}, r"p: .*\(2, 3\).*\(3, 2\)"),
+        (lambda: sym.Reshape(V("a"), shape=(5,), name="r"), {"a": (2, 3)}, r"r: Reshape cannot take data=\(2, 3\)"),
+        (lambda: sym.Convolution(V("a"), kernel=(3, 3), num_filter=2, name="c"), {"a": (2, 3)}, r"c: "),
+        (lambda: sym.relu(V("data")), {"dat": (2, 3)}, "shape is given for 'dat'.*did you mean 'data'"),
+        (lambda: sym.relu(V("x", attr={"__shape__": "(2,"})), {}, r"'x': .*__shape__ is '\(2,'"),
+    ],
+)
+def test_contradictions_name_the_node_and_both_shapes(make, given, message):
+    with pytest.raises(GraphError, match=message):
+        make().infer_shape(**given)
+
+
+def test_shapes_are_given_by_position_or_by_name():
+    with pytest.raises(TypeError, match="by position or by name, not both"):
+        (V("a") + V("b")).infer_shape((2,), b=(2,))
+    with pytest.raises(GraphError, match="3 shapes given for 2 arguments"):
+        (V("a") + V("b")).infer_shape((2,), (2,), (2,))
+
+
+# ------------------------------------------------------------------------------------------ dtypes
+def dtypes(net, **given):
+    arguments, outputs, aux = net.infer_type(**given)
+    names = [*net.list_arguments(), *net.list_outputs(), *net.list_auxiliary_states()]
+    return {n: np.dtype(t).name for n, t in zip(names, [*arguments, *outputs, *aux], strict=True)}
+
+
+def test_dtypes_follow_the_data_and_are_float32_without():
+    net = sym.BatchNorm(sym.FullyConnected(V("data"), num_hidden=2, name="f"), name="b")
+    assert set(dtypes(net).values()) == {"float32"}
+    half = dtypes(net, data="float16")
+    assert (half["f_weight"], half["b_gamma"], half["b_moving_mean"], half["b_output"]) == (
+        "float16",
+        "float32",
+        "float32",
+        "float16",
+    )
+    assert dtypes(net, data=np.float64)["f_weight"] == "float64"
+
+
+def test_dtypes_are_declared_cast_and_carried_backward():
+    assert dtypes(sym.relu(V("x", dtype="bfloat16"), name="r"))["r_output"] == "bfloat16"
+    assert dtypes(sym.Cast(V("x"), dtype="int32", name="c"))["c_output"] == "int32"
+    ids = dtypes(sym.Embedding(V("data"), input_dim=3, output_dim=2, name="e"), data="int32")
+    assert (ids["data"], ids["e_weight"], ids["e_output"]) == ("int32", "float32", "float32")
+    assert dtypes(sym.relu(V("a")) + V("b"), b="float16")["a"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dta": "float32"}, "dtype is given for 'dta'.*'data'"),
+        ({"data": "float17"}, "data: dtype is 'float17', needed one of float32"),
+    ],
+)
+def test_dtypes_of_unknown_names_or_kinds_are_refused(given, message):
+    with pytest.raises(GraphError, match=message):
+        sym.relu(V("data")).infer_type(**given)
+    with pytest.raises(GraphError, match="'x': __dtype__ is '99'"):
+        sym.relu(V("x", attr={"__dtype__": "99"})).infer_type()
+
+
+# ------------------------------------------------------------------------------------------ size
+def test_five_thousand_nodes_are_inferred():
+    x = V("data")
+    for i in range(1_250):
+        x = sym.Activation(sym.FullyConnected(x, num_hidden=8, name=f"f{i}"), act_type="relu")
+    arguments, outputs, _ = x.infer_shape(data=(4, 8))
+    assert len(x.nodes()) == 5_001
+    assert (arguments[-1], outputs) == ((8,), [(4, 8)])
+
+
+def test_inference_and_lowering_agree():
+    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(V("data")), num_hidden=3), name="softmax")
+    plan = jfit.lower(net).plan(jfit.model.specs_of({"data": np.zeros((4, 2, 3)), "softmax_label": np.zeros(4)}))
+    assert plan.shapes[0].shape == net.infer_shape(data=(4, 2, 3))[1][0]
