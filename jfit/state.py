@@ -126,11 +126,17 @@ def init_state(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
-        opt_state=jax.tree.map(jnp.array, resolved.transform.init(learns)),  # copies: donated buffers must not be shared
+        # one program instead of one for each shape; copies, because donated buffers must not be shared
+        opt_state=jax.tree.map(own_buffer, jax.jit(resolved.transform.init)(learns)),
         metrics=zero_totals(metrics),
         lr=None if rate is None else jnp.asarray(rate, jnp.float32),
         key=jax.random.key_data(run_key),
     )
+
+
+def own_buffer(x: Array) -> Array:
+    """The same values in a buffer of their own, without compiling anything."""
+    return jax.device_put(x, may_alias=False)
 
 
 def typed_key(key: Array) -> Array:

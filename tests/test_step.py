@@ -1,0 +1,474 @@
+"""One update as a pure function: what it computes, what it accepts, what never changes anything."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, conv_net, mlp, on_host, weighted
+
+import jfit
+from jfit import counters, sym
+from jfit.data import Batch
+from jfit.state import frozen_names
+from jfit.totals import values
+
+RATE = 0.1
+
+
+ACC, BOTH = jfit.metrics.get("acc"), jfit.metrics.get(["acc", "ce"])
+_made: dict = {}
+
+
+def once(make, *parts):
+    """What was made of the same parts before: programs and first states are shared by the tests."""
+    key = tuple(str(p) if isinstance(p, dict) else id(p) if isinstance(p, jfit.Model) else p for p in parts)
+    if key not in _made:
+        _made[key] = make(), parts  # the parts stay alive, so that no other object gets their ids
+    return _made[key][0]
+
+
+def stepped(model, batch, optimizer="sgd", *, seed=0, start=None, steps=1, **settings):
+    """(state before on the host, state after, what the last step told)."""
+    given = {k: settings.pop(k) for k in ("learning_rate", "params") if k in settings}
+    shared = {k: settings[k] for k in ("frozen", "metrics") if k in settings}
+    inputs = batch if isinstance(batch, dict) else batch.inputs
+    shapes = str({k: (v.shape, v.dtype) for k, v in inputs.items()})
+    made = lambda: jfit.init_state(model, optimizer, inputs, seed=seed, **given, **shared)  # noqa: E731
+    state = once(made, model, optimizer, shapes, seed, given, shared) if start is None else start
+    program = lambda: jax.jit(jfit.train_step(model, optimizer, **settings))  # noqa: E731
+    before, step, out = on_host(state), once(program, model, optimizer, settings), None
+    for _ in range(steps):
+        state, out = step(state, batch)
+    return before, state, out
+
+
+def by_hand(params, batch, weight=None):
+    """(mean loss, mean gradient) of the tanh network, written out in plain JAX."""
+    weight = jnp.ones(len(batch["data"])) if weight is None else jnp.asarray(weight, jnp.float32)
+
+    def mean_loss(p):
+        hidden = jnp.tanh(batch["data"] @ p["fc1_weight"].T + p["fc1_bias"][None])
+        logits = hidden @ p["fc2_weight"].T + p["fc2_bias"][None]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["softmax_label"].astype(np.int32))
+        return jnp.sum(losses * weight) / jnp.sum(weight)
+
+    return jax.jit(jax.value_and_grad(mean_loss))(params)
+
+
+# ------------------------------------------------------------------------------------------ the update
+def test_a_step_is_the_gradient_step_written_by_hand():
+    batch = batch_of(8)
+    before, state, out = stepped(mlp(), batch, learning_rate=RATE)
+    loss, gradient = by_hand(before.params, batch)
+    assert_close(state.params, {k: v - RATE * gradient[k] for k, v in before.params.items()})
+    assert_close(out.loss, loss)
+    assert int(state.step) == 1 and int(out.first_bad_step) == -1 and out.outputs is None
+
+
+def test_rows_count_by_their_weights():
+    batch, weight = batch_of(6), [1, 0.5, 0, 2, 1, 0]
+    before, state, out = stepped(mlp(), weighted(batch, weight), learning_rate=RATE)
+    loss, gradient = by_hand(before.params, batch, weight)
+    assert_close(state.params, {k: v - RATE * gradient[k] for k, v in before.params.items()})
+    assert_close(out.loss, loss)
+
+
+def test_rescale_takes_a_number_in_place_of_the_mean():
+    batch = batch_of(4)
+    mean = stepped(mlp(), batch, learning_rate=RATE)[1]
+    half = stepped(mlp(), batch, learning_rate=RATE, rescale=0.25)[1]
+    assert_close(mean.params, half.params)
+
+
+def test_a_step_is_pure():
+    batch = batch_of(8)
+    state = jfit.init_state(mlp(0.5), "adam", batch)
+    before, step = on_host(state), jfit.train_step(mlp(0.5), "adam")
+    first, second = step(state, batch)[0], jax.jit(step)(state, batch)[0]
+    assert_equal(state, before)
+    assert_close(first, second)
+
+
+def test_a_step_may_be_mapped_over_seeds_and_learning_rates():
+    batch, seeds, rates = batch_of(8), jnp.arange(3), jnp.array([0.01, 0.1, 1.0])
+    step = jfit.train_step(mlp(), "adam")
+    states = jax.vmap(lambda seed, rate: jfit.init_state(mlp(), "adam", batch, seed=seed, learning_rate=rate))(seeds, rates)
+    states, out = jax.jit(jax.vmap(step, in_axes=(0, None)))(states, batch)
+    assert out.loss.shape == (3,)
+    for i in range(3):
+        single = jfit.init_state(mlp(), "adam", batch, seed=i, learning_rate=float(rates[i]))
+        _, alone, _ = stepped(mlp(), batch, "adam", start=single)
+        assert_close(jax.tree.map(lambda x, i=i: x[i], states.params), alone.params, 1e-5)
+
+
+def test_metrics_and_loss_are_folded_into_the_state():
+    batch, metrics = batch_of(8), ACC
+    _, state, out = stepped(mlp(), batch, metrics=metrics, steps=2, learning_rate=0.0, outputs=True)
+    found = values(metrics, counters.read(state.metrics))
+    right = np.mean(np.argmax(out.outputs[0], axis=1) == batch["softmax_label"])
+    assert found["accuracy"] == pytest.approx(right)
+    assert found["loss"] == pytest.approx(float(out.loss), rel=1e-6)
+
+
+def test_outputs_come_only_when_asked_for():
+    _, _, out = stepped(mlp(), batch_of(8), outputs=True)
+    assert out.outputs[0].shape == (8, 3)
+    with pytest.raises(ValueError, match="outputs=True needs micro_batches=1"):
+        stepped(mlp(), batch_of(8), outputs=True, micro_batches=2)
+
+
+def test_integer_labels_train_as_float_ones_do():
+    batch = batch_of(8)
+    whole = {**batch, "softmax_label": batch["softmax_label"].astype(np.int32)}
+    assert_equal(stepped(mlp(), batch)[1].params, stepped(mlp(), whole)[1].params)
+
+
+def test_the_first_step_with_a_loss_that_is_not_finite_is_named():
+    good, bad = batch_of(4), batch_of(4)
+    bad["data"] = bad["data"] + np.nan
+    state = jfit.init_state(mlp(), "sgd", good)
+    step = jax.jit(jfit.train_step(mlp(), "sgd"))
+    told = []
+    for batch in (good, good, bad, bad):
+        state, out = step(state, batch)
+        told.append(int(out.first_bad_step))
+    assert told == [-1, -1, 2, 2]
+
+
+def test_what_a_step_tells_outlives_the_donated_state():
+    batch = batch_of(4)
+    state = jfit.init_state(mlp(), "sgd", batch)
+    step = jax.jit(jfit.train_step(mlp(), "sgd", outputs=True), donate_argnums=0)
+    state, out = step(state, batch)
+    old = state
+    state, _ = step(state, batch)
+    assert all(x.is_deleted() for x in jax.tree.leaves((old.params, old.opt_state)))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(out))
+    assert np.isfinite(float(out.loss)) and float(out.lr) == pytest.approx(0.01) and int(out.first_bad_step) == -1
+
+
+# ------------------------------------------------------------------------------------------ learning rate
+def test_changing_the_learning_rate_never_compiles_again():
+    batch = batch_of(4)
+    program = jfit.data_parallel(jfit.train_step(mlp(), "sgd"))
+    state = program.place(jfit.init_state(mlp(), "sgd", batch))
+    state, out = program(state, batch)
+    rates = [jfit.parallel.place(jnp.float32(r)) for r in (0.5, 0.25)]
+    with counters.counted() as seen:
+        for rate in rates:
+            state, out = program(state._replace(lr=rate), batch)
+    assert seen["compiles"] == 0 and seen["traces"] == 0
+    assert float(out.lr) == 0.25
+
+
+def test_schedules_by_name_scale_the_base_rate():
+    batch, schedule = batch_of(4), jfit.optim.as_schedule("factor", step=1, factor=0.5)
+    step = jax.jit(jfit.train_step(mlp(), "sgd", schedule=schedule))
+    state, rates = jfit.init_state(mlp(), "sgd", batch, learning_rate=0.8), []
+    for _ in range(3):
+        state, out = step(state, batch)
+        rates.append(float(out.lr))
+    assert rates == pytest.approx([float(schedule(n, 0.8)) for n in (1, 2, 3)])
+    assert rates[2] < rates[0] == pytest.approx(0.8) and float(state.lr) == pytest.approx(0.8)
+
+
+def test_schedules_of_optax_give_the_rate_itself():
+    batch = batch_of(4)
+    _, _, out = stepped(mlp(), batch, schedule=optax.exponential_decay(1.0, 1, 0.5), steps=2)
+    assert float(out.lr) == 0.5
+
+
+def test_a_schedule_as_the_rate_of_an_optimizer_by_name_is_reported():
+    optimizer = jfit.optim.get("sgd", learning_rate=optax.exponential_decay(1.0, 1, 0.5))
+    _, state, out = stepped(mlp(), batch_of(4), optimizer, steps=2)
+    assert state.lr is None and float(out.lr) == 0.5
+
+
+def test_a_jfit_optimizer_as_an_instance_takes_its_rate_from_the_state():
+    batch = batch_of(4)
+    made, named = jfit.optim.sgd(0.25, momentum=0.9), jfit.optim.get("sgd", learning_rate=0.25, momentum=0.9)
+    _, first, out = stepped(mlp(), batch, made, steps=2)
+    assert_equal(first, stepped(mlp(), batch, named, steps=2)[1])
+    assert float(out.lr) == 0.25 == float(first.lr)
+    frozen = stepped(mlp(), batch, made, learning_rate=0.0)
+    assert_equal(frozen[0].params, frozen[1].params)
+    assert float(stepped(mlp(), batch, made, schedule="constant")[2].lr) == 0.25
+
+
+def test_the_rate_inside_an_optax_instance_is_reported_and_not_ours_to_set():
+    batch = batch_of(4)
+    decaying = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.exponential_decay(1.0, 1, 0.5))
+    _, state, out = stepped(mlp(), batch, decaying, steps=3)
+    assert state.lr is None and float(out.lr) == 0.25
+    assert stepped(mlp(), batch, optax.sgd(0.1))[2].lr is None
+    with pytest.raises(ValueError, match="keeps its own rate; give it to the optimizer's constructor"):
+        jfit.init_state(mlp(), optax.sgd(0.1), batch, learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"schedule= needs an optimizer that takes its rate.*optax instance"):
+        jfit.train_step(mlp(), optax.sgd(0.1), schedule="constant")
+
+
+# ------------------------------------------------------------------------------------------ optax
+@pytest.mark.parametrize(
+    ("name", "params", "twin"),
+    [
+        ("sgd", {}, optax.sgd(RATE)),
+        ("sgd", {"momentum": 0.9}, optax.sgd(RATE, momentum=0.9)),
+        ("adam", {}, optax.adam(RATE, eps=1e-12)),
+        ("adamw", {"wd": 0.0, "epsilon": 1e-8}, optax.adamw(RATE, weight_decay=0.0)),
+        ("lion", {}, optax.lion(RATE)),
+    ],
+)
+def test_optimizers_by_name_equal_those_of_optax_where_the_formulas_coincide(name, params, twin):
+    batch = batch_of(8)
+    if name == "adam":
+        params = {"epsilon": 1e-12}
+    named = jfit.optim.get(name, learning_rate=RATE, **params)
+    assert_close(stepped(mlp(), batch, named, steps=3)[1].params, stepped(mlp(), batch, twin, steps=3)[1].params, 1e-5)
+
+
+def test_a_chain_clips_as_the_setting_does():
+    batch, chain = batch_of(8), optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(RATE))
+    assert_close(
+        stepped(mlp(), batch, chain)[1].params, stepped(mlp(), batch, learning_rate=RATE, clip_norm=0.01)[1].params, 1e-6
+    )
+
+
+def test_clip_norm_and_clip_value_bound_the_mean_gradient():
+    batch = batch_of(8)
+    before, state, _ = stepped(mlp(), batch, learning_rate=1.0, clip_norm=0.01)
+    moved = jax.tree.map(lambda a, b: a - b, before.params, on_host(state.params))
+    assert np.sqrt(sum(np.sum(v**2) for v in moved.values())) == pytest.approx(0.01, rel=1e-4)
+    gradient = by_hand(before.params, batch)[1]
+    _, state, _ = stepped(mlp(), batch, learning_rate=1.0, clip_value=0.02)
+    assert_close(state.params, {k: v - np.clip(gradient[k], -0.02, 0.02) for k, v in before.params.items()})
+
+
+def test_masked_parts_stay_with_optax_masks():
+    mask = {"fc1_weight": True, "fc1_bias": False, "fc2_weight": True, "fc2_bias": False}
+    optimizer = optax.chain(
+        optax.masked(optax.sgd(RATE), mask), optax.masked(optax.set_to_zero(), {k: not v for k, v in mask.items()})
+    )
+    before, state, _ = stepped(mlp(), batch_of(8), optimizer)
+    moved = {k for k in mask if not np.array_equal(before.params[k], state.params[k])}
+    assert moved == {"fc1_weight", "fc2_weight"}
+
+
+def test_multi_steps_updates_every_second_call():
+    batch, optimizer = batch_of(8), optax.MultiSteps(optax.sgd(RATE), every_k_schedule=2)
+    before, once, _ = stepped(mlp(), batch, optimizer)
+    assert_equal(before.params, once.params)
+    twice = stepped(mlp(), batch, optimizer, steps=2)[1]
+    assert_close(twice.params, stepped(mlp(), batch, learning_rate=RATE)[1].params)
+
+
+def test_the_loss_is_passed_to_transformations_that_take_it():
+    plateau = optax.chain(optax.sgd(RATE), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0, atol=0.0))
+    _, state, _ = stepped(mlp(), batch_of(8), plateau, steps=4)
+    assert float(state.opt_state[1].scale) < 1.0
+    _, state, _ = stepped(mlp(), batch_of(8), optax.MultiSteps(plateau, 1), steps=4)
+    assert float(state.opt_state.inner_opt_state[1].scale) < 1.0
+
+
+@pytest.mark.parametrize("make", [optax.lbfgs, lambda: optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(3))])
+def test_line_searches_are_refused_by_a_sentence(make):
+    with pytest.raises(ValueError, match=r"runs a line search .* which needs the loss as a function"):
+        jfit.train_step(mlp(), make())
+
+
+def test_no_optimizer_retraces_on_its_second_step():
+    batch = batch_of(4)
+    for optimizer in ("adam", jfit.optim.sgd(0.1, momentum=0.9), optax.MultiSteps(optax.adam(0.1), 2)):
+        program = jfit.data_parallel(jfit.train_step(mlp(), optimizer))
+        state, _ = program(program.place(jfit.init_state(mlp(), optimizer, batch)), batch)
+        with counters.counted() as seen:
+            program(state, batch)
+        assert seen["traces"] == 0 and seen["compiles"] == 0
+
+
+# ------------------------------------------------------------------------------------------ micro-batches
+@pytest.mark.parametrize("model", [mlp(), conv_net()], ids=["loop", "unrolled"])
+def test_micro_batches_are_the_full_batch(model):
+    batch = batch_of(8, (4,) if model is mlp() else (1, 6, 6))
+    metrics = ACC
+    whole = stepped(model, batch, "adam", steps=2, metrics=metrics)[1]
+    parts = stepped(model, batch, "adam", steps=2, metrics=metrics, micro_batches=4)[1]
+    assert_close(parts.params, whole.params, 1e-5)
+    assert values(metrics, counters.read(parts.metrics)) == pytest.approx(
+        values(metrics, counters.read(whole.metrics)), rel=1e-5
+    )
+
+
+def test_micro_batches_count_by_their_true_rows():
+    batch = weighted(batch_of(8), [1, 1, 1, 0, 1, 0, 0, 0])
+    whole, parts = stepped(mlp(), batch)[1], stepped(mlp(), batch, micro_batches=4)[1]
+    assert_close(parts.params, whole.params)
+
+
+def test_a_micro_batch_without_rows_leaves_the_statistics_alone():
+    batch = batch_of(8)
+    full = stepped(batch_norm_net(), {k: v[:4] for k, v in batch.items()})[1]
+    half = stepped(batch_norm_net(), weighted(batch, [1] * 4 + [0] * 4), micro_batches=2)[1]
+    assert_close(half.aux, full.aux)
+    assert_close(half.params, full.params)
+
+
+def test_micro_batches_must_divide_the_rows():
+    with pytest.raises(ValueError, match="micro_batches=3 does not divide the 8 rows"):
+        stepped(mlp(), batch_of(8), micro_batches=3)
+    with pytest.raises(ValueError, match="micro_batches is 0; a batch is cut into 1 or more parts"):
+        jfit.train_step(mlp(), micro_batches=0)
+    with pytest.raises(ValueError, match="rescale is 'sum'; needed \"mean\""):
+        jfit.train_step(mlp(), rescale="sum")
+
+
+# ------------------------------------------------------------------------------------------ frozen
+@pytest.mark.parametrize("frozen", ["fc1_*", ["fc1_weight", "fc1_bias"]])
+def test_frozen_parameters_stay_and_have_no_optimizer_state(frozen):
+    before, state, _ = stepped(mlp(), batch_of(8), "adam", frozen=frozen)
+    moved = {k for k in state.params if not np.array_equal(before.params[k], state.params[k])}
+    assert moved == {"fc2_weight", "fc2_bias"}
+    assert set(state.opt_state.slots["mean"]) == moved
+
+
+def test_statistics_of_frozen_layers_still_move():
+    before, state, _ = stepped(batch_norm_net(), batch_of(8), frozen="bn_*")
+    assert_equal(
+        {k: v for k, v in before.params.items() if k[:3] == "bn_"}, {k: state.params[k] for k in ("bn_gamma", "bn_beta")}
+    )
+    assert not np.array_equal(before.aux["bn_moving_mean"], state.aux["bn_moving_mean"])
+
+
+def test_a_pattern_that_freezes_nothing_is_an_error_with_the_nearest_names():
+    with pytest.raises(ValueError, match=r"frozen='fc1_wieght' matches no parameter; did you mean 'fc1_weight'"):
+        stepped(mlp(), batch_of(4), frozen=["fc1_wieght"])
+    with pytest.raises(ValueError, match=r"frozen='\*\*no' matches no parameter; they are \['a'\]"):
+        frozen_names(mlp(), ["a"], ["**no"])
+
+
+def test_integer_parameters_do_not_learn():
+    params = {"w": jnp.ones((2,)), "table": jnp.arange(2)}
+    model = jfit.Model.from_function(
+        lambda p, x: jnp.sum(x * p["w"][p["table"]][None], axis=1), loss=optax.l2_loss, params=params
+    )
+    before, state, _ = stepped(model, {"x": np.ones((4, 2), np.float32), "label": np.zeros(4, np.float32)}, "adam")
+    assert state.params["table"].dtype == jnp.int32 and list(state.opt_state.slots["mean"]) == ["w"]
+    assert not np.array_equal(before.params["w"], state.params["w"])
+
+
+# ------------------------------------------------------------------------------------------ weights
+@pytest.mark.parametrize("junk", [7.0, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("model", [mlp(), batch_norm_net()], ids=["mlp", "batch norm"])
+def test_a_row_of_weight_zero_never_changes_anything(model, junk):
+    batch, metrics = batch_of(6), BOTH
+    spoiled = {k: v.copy() for k, v in batch.items()}
+    spoiled["data"][[1, 4]], spoiled["softmax_label"][[1, 4]] = junk, -1
+    weight = [1, 0, 1, 1, 0, 1]
+    rest = {k: np.delete(v, [1, 4], axis=0) for k, v in batch.items()}
+    got = stepped(model, weighted(spoiled, weight), "adam", metrics=metrics)
+    wanted = stepped(model, weighted(rest, [1] * 4), "adam", metrics=metrics)
+    assert_close(got[1].params, wanted[1].params)
+    assert_close(got[1].aux, wanted[1].aux)
+    assert_close(got[1].metrics, wanted[1].metrics)
+
+
+@pytest.mark.parametrize("junk", [0.0, np.nan])
+def test_a_step_whose_weights_sum_to_zero_changes_nothing(junk):
+    batch, metrics = batch_of(4), ACC
+    batch["data"] = batch["data"] + np.float32(junk)
+    before, state, out = stepped(batch_norm_net(), weighted(batch, [0] * 4), "adam", metrics=metrics)
+    for part in ("params", "opt_state", "aux", "metrics"):
+        assert_equal(getattr(before, part), getattr(state, part))
+    assert int(state.step) == 1 and float(out.loss) == 0.0 and int(out.first_bad_step) == -1
+
+
+def test_rows_may_train_without_counting_in_metrics():
+    batch, metrics = batch_of(4), ACC
+    _, state, _ = stepped(mlp(), weighted(batch, [1] * 4, [1, 1, 0, 0]), metrics=metrics)
+    assert_close(state.params, stepped(mlp(), batch)[1].params)
+    assert int(state.metrics.metrics[0][1]) == 2
+
+
+def test_weights_need_one_number_per_row():
+    with pytest.raises(ValueError, match=r"weight has shape \(3,\), the batch has 4 rows; pass one number per row, \(4,\)"):
+        stepped(mlp(), weighted(batch_of(4), [1, 1, 1]))
+
+
+def test_an_operator_that_mixes_rows_refuses_weights_by_a_sentence():
+    net = sym.sum(sym.Variable("data"), axis=0, keepdims=True, name="mixed")
+    model = jfit.lower(sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=3, name="fc"), name="softmax"))
+    batch = {"data": np.ones((4, 2), np.float32), "softmax_label": np.zeros(1, np.float32)}
+    stepped(model, batch)
+    with pytest.raises(ValueError, match="rows of the batch cannot be told apart"):
+        stepped(model, weighted(batch, [1, 1, 1, 0]))
+
+
+# ------------------------------------------------------------------------------------------ precision
+def test_bfloat16_compute_trains_float32_parameters():
+    batch, policy = batch_of(8), jfit.Policy("bfloat16")
+    _, full, _ = stepped(mlp(), batch, "adam", steps=3)
+    _, half, out = stepped(mlp(), batch, "adam", steps=3, policy=policy)
+    assert {v.dtype for v in half.params.values()} == {jnp.dtype("float32")} and out.loss.dtype == jnp.float32
+    assert not np.array_equal(half.params["fc1_weight"], full.params["fc1_weight"])
+    assert_close(half.params, full.params, 2e-2)
+    assert_equal(half.params, stepped(mlp(), batch, "adam", steps=3, policy="bfloat16")[1].params)
+
+
+# ------------------------------------------------------------------------------------------ the state
+def test_given_parameters_are_copied_and_tied_ones_split():
+    one = jnp.zeros((3,))
+    model = jfit.Model.from_function(lambda p, x: x @ p["a"] + x @ p["b"], loss=optax.l2_loss, params={"a": one, "b": one})
+    batch = {"x": np.ones((2, 3), np.float32), "label": np.ones(2, np.float32)}
+    step = jax.jit(jfit.train_step(model, "sgd"), donate_argnums=0)
+    state = jfit.init_state(model, "sgd", batch)
+    for _ in range(2):
+        state, _ = step(state, batch)
+    assert not one.is_deleted() and float(one.sum()) == 0.0
+    own = jnp.ones((5, 4))
+    state = jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_weight": own})
+    jax.jit(jfit.train_step(mlp(), "sgd"), donate_argnums=0)(state, batch_of(4))
+    assert not own.is_deleted() and state.params["fc1_weight"].is_deleted()
+
+
+def test_wrong_parameters_are_named():
+    with pytest.raises(ValueError, match=r"params has 'fc1_wight', which the model does not know; did you mean 'fc1_weight'"):
+        jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_wight": np.ones((5, 4))})
+    with pytest.raises(ValueError, match=r"fc1_weight: the given value has shape \(2, 4\), the model needs \(5, 4\)"):
+        jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_weight": np.ones((2, 4))})
+
+
+def test_seeds_may_be_integers_or_keys():
+    batch = batch_of(4)
+    wanted = jfit.init_state(mlp(), "sgd", batch, seed=3)
+    for seed in (np.int64(3), jax.random.key(3), jax.random.key_data(jax.random.key(3))):
+        assert_equal(jfit.init_state(mlp(), "sgd", batch, seed=seed), wanted)
+    typed = wanted._replace(key=jax.random.wrap_key_data(wanted.key))
+    step = jax.jit(jfit.train_step(mlp(0.5), "sgd"))
+    assert_equal(step(typed, batch)[0].params, step(wanted, batch)[0].params)
+
+
+def test_a_batch_without_the_models_inputs_is_an_error():
+    state = jfit.init_state(mlp(), "sgd", batch_of(4))
+    with pytest.raises(ValueError, match=r"the batch has the inputs \['x'\], the model needs \['data', 'softmax_label'\]"):
+        jfit.train_step(mlp())(state, {"x": np.ones((4, 4))})
+
+
+# ------------------------------------------------------------------------------------------ eval and predict
+def test_evaluation_counts_the_rows_that_weigh_and_changes_nothing():
+    batch, metrics = batch_of(6), ACC
+    state = jfit.init_state(mlp(), "sgd", batch)
+    step = jax.jit(jfit.eval_step(mlp(), metrics=metrics))
+    spoiled = {k: v.copy() for k, v in batch.items()}
+    spoiled["data"][4:] = np.nan
+    first = {k: v[:4] for k, v in batch.items()}
+    zero = jfit.totals.zero_totals(metrics)
+    got = step(state.params, state.aux, zero, weighted(spoiled, [1, 1, 1, 1, 0, 0]))
+    assert_close(got, step(state.params, state.aux, zero, Batch(first)))
+
+
+def test_prediction_needs_no_labels():
+    batch = batch_of(6)
+    state = jfit.init_state(mlp(), "sgd", batch)
+    (found,) = jax.jit(jfit.predict_step(mlp()))(state.params, state.aux, {"data": batch["data"]})
+    assert_close(found, stepped(mlp(), batch, start=state, outputs=True)[2].outputs[0])
