@@ -117,7 +117,12 @@ def fit(
         >>> run.score((x, y))["accuracy"] > 0.9
         True
     """
-    _positive(batch_size=batch_size, num_epoch=num_epoch, micro_batches=micro_batches)
+    _positive(
+        batch_size=batch_size,
+        num_epoch=num_epoch,
+        micro_batches=micro_batches,
+        eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
+    )
     model, params, aux = _model_and_values(model, loss, params, aux)
     settings = settings_of(
         devices=devices,

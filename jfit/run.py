@@ -331,10 +331,22 @@ def settings_of(
         "eval_batch_size": eval_batch_size or batch_size,
         "num_epoch": num_epoch,
         "metrics": resolve_metrics(eval_metric),
-        "policy": Policy(policy) if isinstance(policy, str) else policy,
+        "policy": _policy(policy),
         "directory": None if directory is None else str(directory),
         "checkpoint": None if checkpoint is None else str(checkpoint),
     }
+
+
+def _policy(given: Any) -> Policy | None:
+    found = Policy(given) if isinstance(given, str) else given
+    if found is None:
+        return None
+    try:
+        if isinstance(found, Policy) and jnp.issubdtype(jnp.dtype(found.compute), jnp.floating):
+            return found
+    except TypeError:
+        pass  # no dtype at all
+    raise ValueError(f'policy is {given!r}; needed a floating dtype such as "bfloat16", or a jfit.Policy')
 
 
 def resolve_metrics(spec: Any) -> tuple[Any, ...]:

@@ -1,0 +1,216 @@
+"""Wrong input to `fit` is an error before training, in a sentence that names the thing, what was found and what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fit_support import blobs, compiled_once, mlp, train  # noqa: F401
+
+import jfit
+
+sym = jfit.sym
+X, Y = blobs(20)
+
+
+def refused(match: str, kind: type[Exception] | tuple[type[Exception], ...] = ValueError, **given) -> str:
+    """Training with `given` raises `kind` with such a message, and no step is done; the message."""
+    before = jfit.last_run()
+    with pytest.raises(kind, match=match) as caught:
+        train(**given)
+    assert jfit.last_run() is before, "training began"
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ names
+def test_a_wrong_input_name_is_named_with_its_nearest():
+    refused(r"'dta' is no input of the graph \(nearest: 'data'\).*'data', 'softmax_label'", data={"dta": X, "softmax_label": Y})
+
+
+def test_a_missing_label_is_named():
+    refused(r"input 'softmax_label' is missing.*The graph needs 'data', 'softmax_label'", data={"data": X})
+    refused(r"input .data. has 20 rows, input .softmax_label. has 2; all inputs need one entry", data=(X, [Y, Y]))
+
+
+def test_missing_and_extra_arrays_are_counted():
+    two = sym.FullyConnected(sym.Variable("a_data") + sym.Variable("b_data"), num_hidden=3, name="fc")
+    two = sym.SoftmaxOutput(two, name="softmax")
+    refused(r"x holds 1 array, the graph has 2 data inputs \('a_data', 'b_data'\)", net=two, data=(X, Y))
+
+
+# ------------------------------------------------------------------------------------------------ shapes and dtypes
+def test_a_shape_that_does_not_fit_names_the_node_and_both_shapes():
+    conv = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=2, name="conv1")
+    net = sym.SoftmaxOutput(sym.Flatten(conv), name="softmax")
+    message = refused("conv1", net=net)
+    assert "(8, 4)" in message
+
+
+def test_a_parameter_of_another_shape_is_named():
+    refused(r"fc1_weight: the given value has shape \(8, 5\), the model needs \(8, 4\)", params={"fc1_weight": np.ones((8, 5))})
+    refused(r"params has 'fc1_wieght', which the model does not know; did you mean .*fc1_weight", params={"fc1_wieght": X})
+
+
+def test_labels_of_another_shape_are_refused_before_training():
+    message = refused("softmax", data=(X, np.zeros((20, 5), np.float32)))
+    assert "5" in message
+
+
+def test_rows_that_do_not_match_are_counted():
+    refused(r"input 'data' has 20 rows, input 'softmax_label' has 19", data=(X, Y[:19]))
+    refused(r"weight has shape \(3,\), the data has 20 rows", data=(X, Y, np.ones(3)))
+
+
+def test_arrays_of_objects_and_texts_are_refused_by_name():
+    refused(r"input 'data' has dtype object", data=(np.array([[object()] * 4] * 20), Y))
+    refused(r"input 'softmax_label' has dtype <U", data=(X, np.array(["cat"] * 20)))
+
+
+def test_integers_where_floats_are_needed_just_work():
+    run = train(data=((X * 10).astype(np.int64), Y.astype(np.int64)), num_epoch=1, optimizer_params={"learning_rate": 1e-3})
+    assert np.isfinite(run.history.column("loss")).all()
+
+
+# ------------------------------------------------------------------------------------------------ labels
+def test_a_label_outside_the_classes_is_named_with_its_row():
+    wrong = Y.copy()
+    wrong[7] = 3
+    refused(r"label 'softmax_label': row 7 is 3.0, allowed are the classes 0..2", data=(X, wrong))
+    wrong[7] = -1
+    refused(r"row 7 is -1.0", data=(X, wrong))
+    wrong[7] = np.nan
+    refused(r"row 7 is nan", data=(X, wrong))
+
+
+def test_a_wrong_label_in_evaluation_data_is_told_before_training():
+    wrong = np.full(20, 9.0, np.float32)
+    refused(r"label 'softmax_label': row 0 is 9.0, allowed are the classes 0..2", eval_data=(X, wrong))
+
+
+def test_a_wrong_label_in_the_first_batch_of_a_stream_is_told_before_training():
+    refused(r"label 'softmax_label': row 2 is 7, allowed", data=[(X[:4], np.array([0, 1, 7, 0]))])
+    refused(r"label 'softmax_label': row 2 is 7, allowed", eval_data=[(X[:4], np.array([0, 1, 7, 0]))])
+
+
+def test_the_ignored_label_is_allowed():
+    net = sym.SoftmaxOutput(
+        sym.FullyConnected(sym.Variable("data"), num_hidden=3), name="softmax", use_ignore=True, ignore_label=-1
+    )
+    y = Y.copy()
+    y[::3] = -1
+    assert np.isfinite(train(net, (X, y), num_epoch=1).history.column("loss")).all()
+
+
+# ------------------------------------------------------------------------------------------------ how much data
+def test_empty_data_is_refused():
+    refused("empty data: input 'data' has 0 rows", data=(X[:0], Y[:0]))
+    refused("yielded no batch; at least one is needed", data=lambda epoch: [])
+    refused("empty data|yielded no batch", eval_data=(X[:0], Y[:0]))
+
+
+def test_a_batch_larger_than_the_data_works():
+    run = train(data=(X, Y), batch_size=64, num_epoch=3)
+    assert run.position["step"] == 3
+    exact = train(data=(X, Y), batch_size=20, num_epoch=3)
+    for name, value in exact.params.items():
+        np.testing.assert_allclose(run.params[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_an_evaluation_batch_of_another_size_works():
+    run = train(eval_data=(X, Y), eval_batch_size=7, num_epoch=1)
+    assert run.history.column("val_loss")[0] == pytest.approx(run.score((X, Y), batch_size=20)["loss"], rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ names of things
+def test_unknown_names_list_the_nearest():
+    refused(r"amad.*adam", optimizer="amad")
+    refused(r"acuracy.*accuracy", eval_metric="acuracy")
+    refused(r"cosin.*cosine", schedule="cosin")
+    refused(r"frozen='fc9\*' matches no parameter", frozen=["fc9*"])
+    with pytest.raises((AttributeError, ValueError), match=r"FullyConected.*FullyConnected"):
+        sym.FullyConected(sym.Variable("data"), num_hidden=2)
+    with pytest.raises(ValueError, match=r"num_hiden.*num_hidden"):
+        sym.FullyConnected(sym.Variable("data"), num_hiden=2)
+
+
+def test_unknown_optimizer_parameters_are_named():
+    refused(r"momentun", optimizer_params={"momentun": 0.9})
+
+
+def test_more_devices_than_there_are_says_how_to_emulate_them():
+    refused(
+        r"devices=64 was asked for, but this machine has 8 cpu devices.*xla_force_host_platform_device_count=64", devices=64
+    )
+
+
+# ------------------------------------------------------------------------------------------------ kinds of things
+@pytest.mark.parametrize(
+    "given",
+    [{"batch_size": 0}, {"batch_size": 2.5}, {"batch_size": True}, {"num_epoch": -1}, {"num_epoch": 0}, {"micro_batches": 0}]
+    + [{"eval_batch_size": 0}],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_named(given):
+    (name, value) = next(iter(given.items()))
+    refused(rf"{name} is {value!r}; needed a whole number of at least 1", **given)
+
+
+@pytest.mark.parametrize("value", ["x", 0, 1.5, True])
+def test_steps_per_call_is_auto_or_a_number(value):
+    refused(r'steps_per_call is .*; needed "auto" or a whole number of at least 1', steps_per_call=value)
+
+
+def test_models_that_are_none_are_refused():
+    refused("model is 3; needed a Symbol, a jfit.Model, or a pure function", TypeError, net=3)
+    refused("a function as model needs loss=", TypeError, net=lambda params, x: x)
+
+
+def test_outputs_without_a_head_have_nothing_to_learn_from():
+    net = sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc")
+    refused(r"the outputs \['fc_output'\] are no loss heads", net=net, data={"data": X})
+
+
+def test_a_metric_on_the_host_says_what_to_do_instead():
+    def bias(label, output):
+        return float(output.mean())
+
+    refused(r"metric 'bias' is a host function.*run.predict", eval_metric=bias)
+
+
+def test_data_that_holds_no_batches_is_refused():
+    refused("data is 'abc'", TypeError, data="abc")
+    refused("a batch is the single number|gives samples one by one|single number", data=[(1.0, 2.0), (3.0, 4.0)])
+
+
+def test_callbacks_that_are_none_are_refused():
+    refused("callbacks: found 3 of type int", TypeError, callbacks=[3])
+    refused("checkpointing: every is 'batch'", checkpoint="unused", checkpoint_every="batch")
+
+
+def test_a_policy_that_is_no_dtype_is_refused():
+    refused("policy is 'bfloat17'; needed a floating dtype", policy="bfloat17")
+
+
+def test_resume_without_a_folder_says_which_is_missing():
+    with pytest.raises(ValueError, match="resume=True needs checkpoint="):
+        train(resume=True)
+
+
+# ------------------------------------------------------------------------------------------------ evaluation data
+def test_evaluation_data_of_another_shape_names_the_node_before_training():
+    message = refused("fc1", eval_data=(X[:, :3], Y))
+    assert "(8, 4)" in message or "4" in message
+
+
+def test_an_error_about_evaluation_data_says_so():
+    with pytest.raises(ValueError) as caught:
+        train(eval_data=(X, np.full(20, 9.0, np.float32)))
+    assert any("eval_data" in note for note in caught.value.__notes__)
+
+
+def test_a_run_that_was_only_loaded_does_not_train(tmp_path):
+    train(num_epoch=1).save(tmp_path)
+    loaded = jfit.Run.load(tmp_path)
+    with pytest.raises(ValueError, match="train: this run only scores and predicts"):
+        loaded.train()
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        jfit.Run.load(tmp_path / "none")
