@@ -96,7 +96,7 @@ def fit(
         loss: per-example loss `loss(output, label)`, with a function as model.
         eval_batch_size: rows of an evaluation batch; default batch_size.
         directory: where callbacks put files, kept in the run.
-        progress: True, False or "auto": a bar where someone looks, one line per epoch elsewhere with True.
+        progress: "auto": a bar and a table of epochs where someone looks (terminal, notebook); True: everywhere; False: none.
         data_on_device: keep arrays on the devices; "auto": where they fit.
         sync_batch_stats: batch statistics over all devices, not per device as MXNet.
 

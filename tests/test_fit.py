@@ -1,0 +1,352 @@
+"""`fit` end to end: models and data it accepts, what a Run gives, and that equal settings give equal bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import optax
+import pytest
+from fit_support import bits, blobs, compiled_once, convnet, mlp, same, train  # noqa: F401
+
+import jfit
+from jfit import counters
+
+sym = jfit.sym
+X, Y = blobs()
+EVAL = blobs(21, seed=1)
+
+
+@pytest.fixture(scope="module")
+def run() -> jfit.Run:
+    """A trained run that tests only look at."""
+    return train(eval_data=EVAL, num_epoch=3)
+
+
+def linear(params, x):
+    return x @ params["layer"]["w"] + params["layer"]["b"][None]
+
+
+def cross_entropy(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels.astype("int32"))
+
+
+def start() -> dict[str, dict[str, np.ndarray]]:
+    return {"layer": {"w": np.zeros((4, 3), np.float32), "b": np.zeros(3, np.float32)}}
+
+
+# ------------------------------------------------------------------------------------------------ models
+def test_a_symbol_and_its_lowered_model_train_alike():
+    assert same(train(mlp()), train(jfit.lower(mlp())))
+
+
+def test_a_plain_function_trains_with_its_loss_and_its_own_values_stay():
+    params = start()
+    run = train(linear, params=params, loss=cross_entropy, num_epoch=8, eval_data=EVAL)
+    assert sorted(run.params) == ["layer/b", "layer/w"]
+    assert not params["layer"]["w"].any()
+    losses = run.history.column("loss")
+    assert losses[-1] < 0.8 * losses[0] and "val_loss" in run.history.columns()
+    assert run.predict(X).shape == (50, 3)
+
+
+def test_a_function_equals_the_same_network_as_a_graph():
+    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
+    graph = train(net, params={"fc_weight": np.zeros((3, 4)), "fc_bias": np.zeros(3)})
+    function = train(linear, params=start(), loss=cross_entropy)
+    np.testing.assert_allclose(function.params["layer/w"].T, graph.params["fc_weight"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(function.history.column("loss"), graph.history.column("loss"), rtol=1e-5)
+
+
+def test_a_model_from_a_function_takes_initial_values_by_name():
+    model = jfit.Model.from_function(linear, loss=cross_entropy, params=start())
+    other = {"layer": {"w": np.full((4, 3), 0.5, np.float32)}}
+    run = train(model, params=other, optimizer_params={"learning_rate": 0.0}, num_epoch=1)
+    assert (np.asarray(run.params["layer/w"]) == 0.5).all() and not np.asarray(run.params["layer/b"]).any()
+
+
+# ------------------------------------------------------------------------------------------------ data
+def batches_of(size: int = 8):
+    return [(X[i : i + size], Y[i : i + size]) for i in range(0, len(X), size)]
+
+
+def test_arrays_in_every_shape_of_container_train_alike():
+    first = train()
+    for data in ((X.tolist(), Y.tolist()), ([X], [Y]), ({"data": X}, {"softmax_label": Y}), {"data": X, "softmax_label": Y}):
+        assert same(first, train(data=data))
+
+
+def test_streams_of_the_same_batches_train_alike():
+    first = train(shuffle=False)
+    streams = [
+        batches_of(),
+        [{"data": x, "softmax_label": y} for x, y in batches_of()],
+        lambda epoch: iter(batches_of()),
+        lambda: batches_of(),
+    ]
+    for data in streams:
+        assert same(first, train(data=data))
+
+
+def test_a_generator_serves_one_epoch_and_says_so_in_the_second():
+    assert train(data=(b for b in batches_of()), num_epoch=1).position["step"] == 7
+    with pytest.raises(ValueError, match="was used up by an earlier pass"):
+        train(data=(b for b in batches_of()), num_epoch=2)
+
+
+@pytest.mark.parametrize(("handle", "steps"), [("pad", [7, 14]), ("discard", [6, 12]), ("roll_over", [6, 12])])
+def test_mxnet_iterators_are_read_as_they_are(handle, steps):
+    data = jfit.NDArrayIter(X, Y, batch_size=8, last_batch_handle=handle)
+    run = train(data=data, eval_data=jfit.NDArrayIter(*EVAL, batch_size=8))
+    assert run.history.column("step") == steps
+    assert run.history.column("val_loss")[-1] == pytest.approx(run.score(EVAL)["loss"], rel=1e-5)  # wrapped rows do not count
+    assert run.predict(jfit.NDArrayIter(*EVAL, batch_size=8)).shape[1:] == (3,)
+
+
+def test_a_torch_loader_is_read_as_it_is():
+    torch = pytest.importorskip("torch")
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    loader = torch.utils.data.DataLoader(rows, batch_size=8)
+    assert same(train(shuffle=False), train(data=loader))
+
+
+def test_rows_weigh_as_they_are_told():
+    weight = np.ones(50, np.float32)
+    weight[:20] = 0
+    for resident in (True, False):
+        light = train(data=(X, Y, weight), batch_size=50, shuffle=False, data_on_device=resident)
+        without = train(data=(X[20:], Y[20:]), batch_size=30, shuffle=False)
+        for name, value in without.params.items():
+            np.testing.assert_allclose(light.params[name], value, rtol=1e-4, atol=1e-6)
+        assert light.history.column("accuracy") == pytest.approx(without.history.column("accuracy"))
+        assert light.score((X, Y, weight))["accuracy"] == pytest.approx(without.score((X[20:], Y[20:]))["accuracy"])
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+def test_time_major_inputs_are_fed_from_rows(resident):
+    net = sym.RNN(
+        sym.Variable("data", layout="TNC"),
+        sym.Variable("rnn_parameters"),
+        state_size=4,
+        num_layers=1,
+        mode="rnn_tanh",
+        name="rnn",
+    )
+    last = sym.SequenceLast(net) if "SequenceLast" in dir(sym) else sym.max(net, axis=0)
+    net = sym.SoftmaxOutput(sym.FullyConnected(last, num_hidden=3, name="fc"), name="softmax")
+    x, y = blobs(20, (5, 2))
+    run = train(net, (x, y), eval_data=(x[:9], y[:9]), data_on_device=resident, num_epoch=3)
+    assert run.predict(x).shape == (20, 3)
+    losses = run.history.column("loss")
+    assert losses[-1] < losses[0]
+    assert run.history.column("val_loss")[-1] == pytest.approx(run.score((x[:9], y[:9]))["loss"], rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ what a Run gives
+def test_the_history_has_a_row_an_epoch_with_everything_in_it(run):
+    wanted = ["epoch", "step", "time", "samples_per_second", "lr", "loss", "accuracy", "val_loss", "val_accuracy"]
+    assert run.history.columns() == wanted
+    assert run.history.column("epoch") == [0, 1, 2] and run.history.column("step") == [7, 14, 21]
+    assert all(v > 0 for v in run.history.column("samples_per_second"))
+    assert run.history.column("loss")[-1] < run.history.column("loss")[0]
+
+
+def test_parameters_are_plain_dicts_of_arrays(run):
+    assert type(run.params) is dict and type(run.aux) is dict
+    assert sorted(run.params) == ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"]
+    assert run.symbol is not None and run.lr == pytest.approx(0.1)
+    assert run.position == {"epoch": 3, "batch": 0, "step": 21}
+
+
+def test_score_is_that_of_the_outputs(run):
+    outputs = run.predict(EVAL[0])
+    labels = EVAL[1].astype(int)
+    expected = -np.log(outputs[np.arange(21), labels]).mean()
+    for size in (4, 8, 21, 64):
+        found = run.score(EVAL, batch_size=size)
+        assert found["loss"] == pytest.approx(expected, rel=1e-5)
+        assert found["accuracy"] == pytest.approx((outputs.argmax(1) == labels).mean())
+    assert run.history.column("val_loss")[-1] == pytest.approx(expected, rel=1e-5)
+    assert set(run.score(EVAL, "ce")) == {"loss", "cross-entropy"}
+
+
+def test_scoring_again_compiles_nothing(run):
+    run.score(EVAL, "ce")
+    with counters.counted() as seen:
+        run.score(EVAL, "ce")
+        run.score(blobs(50, seed=3), "ce")
+    assert seen["compiles"] == seen["traces"] == 0
+
+
+def test_predictions_keep_the_order_whatever_the_batch_or_the_form(run):
+    whole = run.predict(X, batch_size=50)
+    assert whole.shape == (50, 3) and isinstance(whole, np.ndarray)
+    for data, size in ((X, 7), (X, 64), ((X, Y), 8), ({"data": X}, 8), ({"data": X, "softmax_label": Y}, 8), (batches_of(), 8)):
+        np.testing.assert_allclose(run.predict(data, batch_size=size), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_predictions_and_scores_are_equal_on_any_number_of_devices(run, devices):
+    params = {k: np.asarray(v) for k, v in run.params.items()}
+    np.testing.assert_allclose(
+        jfit.predict(mlp(), X, params=params, devices=devices, batch_size=12), run.predict(X), rtol=1e-5, atol=1e-6
+    )
+    assert jfit.score(mlp(), EVAL, params=params, devices=devices, batch_size=12) == pytest.approx(run.score(EVAL), rel=1e-5)
+
+
+def test_several_outputs_come_as_a_tuple():
+    body = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
+    net = sym.Group([sym.SoftmaxOutput(body, name="softmax"), sym.BlockGrad(body, name="body")])
+    run = train(net, num_epoch=1)
+    outputs = run.predict(X, batch_size=12)
+    assert [o.shape for o in outputs] == [(50, 4), (50, 4)]
+    np.testing.assert_allclose(
+        outputs[1], X @ np.asarray(run.params["fc_weight"]).T + np.asarray(run.params["fc_bias"]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_training_on_equals_training_longer(run):
+    assert same(train(eval_data=EVAL, num_epoch=1).train(2), run)
+
+
+def test_a_saved_run_predicts_the_same(run, tmp_path):
+    run.save(tmp_path / "kept")
+    again = jfit.Run.load(tmp_path / "kept")
+    np.testing.assert_array_equal(again.predict(X), run.predict(X))
+    assert again.history == run.history and again.position == run.position
+    assert again.score(EVAL) == pytest.approx(run.score(EVAL))
+
+
+def test_a_saved_function_needs_its_model_again(tmp_path):
+    run = train(linear, params=start(), loss=cross_entropy, num_epoch=1)
+    run.save(tmp_path)
+    with pytest.raises(ValueError, match="holds no graph: the run was trained from a function; pass it as model="):
+        jfit.Run.load(tmp_path)
+    np.testing.assert_array_equal(jfit.Run.load(tmp_path, run.model).predict(X), run.predict(X))
+
+
+def test_a_run_shows_itself(run, tmp_path):
+    assert repr(run).startswith("<Run: 3 epochs, 67 parameters, loss ")
+    assert "val_accuracy" in repr(run)
+    page = run._repr_html_()
+    assert "<table>" in page and "&lt;Run: 3 epochs" in page
+    pytest.importorskip("matplotlib")
+    run.plot(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_progress_prints_a_table_where_it_is_asked_for(capsys):
+    train(num_epoch=2, progress=True)
+    lines = capsys.readouterr().out.replace("\r", "\n").splitlines()
+    (header,) = (i for i, line in enumerate(lines) if line.startswith("epoch") and "accuracy" in line and "|" not in line)
+    assert "samples/s" in lines[header]
+    assert {line.split()[0] for line in lines[header + 1 :] if line.strip() and "|" not in line} == {"0", "1"}
+    train(num_epoch=1, progress="auto")
+    assert capsys.readouterr().out == ""
+
+
+# ------------------------------------------------------------------------------------------------ determinism
+def test_a_seed_fixes_every_bit_and_another_seed_changes_them():
+    net = mlp(dropout=0.5)
+    assert same(train(net, seed=3), train(net, seed=3))
+    assert bits(train(net, seed=3).params) != bits(train(net, seed=4).params)
+
+
+def test_the_order_of_an_epoch_depends_on_seed_and_epoch_only():
+    order = lambda seed, epoch: jfit.data.ArrayData({"data": X}, seed=seed).order(epoch).tolist()  # noqa: E731
+    assert order(1, 2) == order(1, 2) and sorted(order(1, 2)) == list(range(50))
+    assert len({tuple(order(s, e)) for s in (0, 1) for e in (0, 1)}) == 4
+
+
+def test_one_two_and_eight_devices_agree():
+    one = train(mlp(dropout=0.5), eval_data=EVAL)
+    for devices in (2, 8):
+        more = train(mlp(dropout=0.5), eval_data=EVAL, devices=devices)
+        for name, value in one.params.items():
+            np.testing.assert_allclose(more.params[name], value, rtol=1e-4, atol=1e-6)
+        for column in ("loss", "accuracy", "val_loss"):
+            np.testing.assert_allclose(more.history.column(column), one.history.column(column), rtol=1e-5)
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
+def test_micro_batches_give_the_same_update(resident):
+    whole = train()
+    parts = train(micro_batches=4, data_on_device=resident)
+    for name, value in whole.params.items():
+        np.testing.assert_allclose(parts.params[name], value, rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ settings
+def test_frozen_parameters_stay_and_the_others_move():
+    first = train(num_epoch=1, optimizer_params={"learning_rate": 0.0})
+    run = train(num_epoch=1, frozen=["fc1*"])
+    for name, value in run.params.items():
+        assert np.array_equal(value, first.params[name]) == name.startswith("fc1"), name
+
+
+def test_a_schedule_writes_the_rate_that_is_logged():
+    run = train(num_epoch=3, schedule=jfit.optim.factor(step=7, factor=0.5, base_lr=0.2), optimizer_params={})
+    assert run.history.column("lr") == pytest.approx([0.2, 0.1, 0.05])
+
+
+def test_clipping_bounds_the_update():
+    before = train(num_epoch=1, optimizer_params={"learning_rate": 0.0}, batch_size=50).params
+    plain = {"learning_rate": 1.0, "wd": 0.0, "momentum": 0.0}
+    after = train(num_epoch=1, optimizer_params=plain, batch_size=50, clip_norm=1e-3).params
+    moved = np.sqrt(sum(np.sum(np.square(np.asarray(after[k]) - np.asarray(before[k]))) for k in after))
+    assert moved == pytest.approx(1e-3, rel=1e-2)
+    after = train(num_epoch=1, optimizer_params=plain, batch_size=50, clip_value=1e-4).params
+    assert max(np.abs(np.asarray(after[k]) - np.asarray(before[k])).max() for k in after) <= 1.01e-4
+
+
+def test_a_policy_computes_in_its_dtype_and_keeps_parameters_in_float32():
+    run = train(policy="bfloat16", num_epoch=6, eval_data=EVAL)
+    assert all(v.dtype == np.float32 for v in run.params.values())
+    exact = train(num_epoch=6, eval_data=EVAL)
+    assert run.history.column("loss") != exact.history.column("loss")
+    np.testing.assert_allclose(run.history.column("val_loss"), exact.history.column("val_loss"), rtol=0.05)
+
+
+def test_initializers_and_initial_values_reach_the_parameters():
+    run = train(initializer="zeros", num_epoch=1, optimizer_params={"learning_rate": 0.0})
+    assert not any(np.asarray(v).any() for v in run.params.values())
+    given = {"fc2_bias": np.array([1.0, 2.0, 3.0])}
+    run = train(params=given, num_epoch=1, optimizer_params={"learning_rate": 0.0})
+    assert np.asarray(run.params["fc2_bias"]).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_multipliers_on_variables_reach_the_optimizer():
+    def net(**attrs):
+        weight = sym.Variable("fc_weight", **attrs)
+        return sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), weight, num_hidden=3, name="fc"), name="softmax")
+
+    given = {"num_epoch": 1, "batch_size": 50, "optimizer_params": {"learning_rate": 0.1, "wd": 0.1}}
+    start = np.asarray(train(net(), **(given | {"optimizer_params": {"learning_rate": 0.0}})).params["fc_weight"])
+    plain = np.asarray(train(net(), **given).params["fc_weight"]) - start
+    slow = np.asarray(train(net(lr_mult=0.5), **given).params["fc_weight"]) - start
+    np.testing.assert_allclose(slow, plain / 2, rtol=1e-3, atol=1e-6)
+    bare = np.asarray(train(net(wd_mult=0.0), **given).params["fc_weight"]) - start
+    np.testing.assert_allclose(bare - plain, 0.1 * 0.1 * start, rtol=1e-3, atol=1e-6)
+
+
+def test_any_optax_transformation_is_an_optimizer():
+    run = train(optimizer=optax.chain(optax.clip(1.0), optax.adam(1e-2)), optimizer_params=None, num_epoch=4)
+    assert run.history.column("loss")[-1] < run.history.column("loss")[0]
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("net", [mlp(batch_norm=True), convnet()], ids=["dense", "conv"])
+def test_resident_evaluation_is_the_streamed_one(net, devices):
+    shape = (1, 8, 8) if "conv_weight" in net.list_arguments() else (4,)
+    given = {"data": blobs(20, shape), "devices": devices, "num_epoch": 1, "eval_batch_size": 9}
+    held = blobs(32, shape, seed=5)
+    here = train(net, eval_data=held, **given)
+    there = train(net, eval_data=[(held[0][i : i + 9], held[1][i : i + 9]) for i in range(0, 32, 9)], **given)
+    for column in ("val_loss", "val_accuracy"):
+        assert here.history.column(column) == pytest.approx(there.history.column(column), rel=1e-5)
+
+
+def test_evaluating_needs_one_read_an_epoch_and_sends_nothing_again():
+    marks: list[int] = []
+    mark = jfit.callbacks.lambda_callback(epoch_end=lambda event: marks.append(counters.COUNTS["host_syncs"]))
+    train(num_epoch=4, eval_data=blobs(200), callbacks=[mark])
+    assert np.diff(marks).tolist() == [2, 2, 2]  # the epoch's totals, the evaluation's
