@@ -230,9 +230,9 @@ def _variable_specs(symbol: Symbol, wanted: Mapping[str, Node], specs: Specs) ->
 def _make_plan(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Node], names: Names, apply: Any):
     def plan(specs: Specs) -> Plan:
         """Output shapes, where their rows are, and whether batches may be padded; nothing is computed."""
+        size = _rows_of(specs, names)
         made = _variable_specs(symbol, {**params, **aux}, specs)
         values = ({k: made[k] for k in params}, {k: made[k] for k in aux}, dict(specs))
-        size = _rows_of(specs, names)
         rows: list[MaybeRows] = []
 
         def run(weight, params, aux, inputs):

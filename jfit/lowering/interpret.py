@@ -107,7 +107,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
         for node in operators:
             ins = [values[id(e.node), e.index] for e in node.inputs]
             _own_values(node, ins, raw, aux_ids, new_aux)
-            if not train and id(node) in label_only and any(v is None for v in ins):
+            if id(node) in label_only and any(v is None for v in ins):
                 values.update({(id(node), i): None for i in range(len(node.op.output_names(node.params)))})  # type: ignore
                 continue
             ins = [_absent(node, i, ins, train, inputs) if v is None else v for i, v in enumerate(ins)]
