@@ -1,0 +1,174 @@
+"""Any JAX function is a model too: flat names, state, keys, precision, Flax NNX and Equinox."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jfit
+from jfit.ops.rows import LOST, Rows
+
+KEY = jax.random.key(1)
+
+
+def linear(params, x):
+    return x @ params["w"]
+
+
+def model_of(apply=linear, loss=optax.l2_loss, params=None, **options):
+    return jfit.Model.from_function(apply, loss=loss, params={"w": jnp.ones(3)} if params is None else params, **options)
+
+
+@pytest.fixture
+def line(rng):
+    x = rng.normal(size=(40, 3)).astype("float32")
+    return {"x": x, "label": x @ np.array([1.0, -2.0, 0.5], "float32")}
+
+
+def test_leaves_are_named_by_their_path_and_copied():
+    given = {"a": {"b": jnp.ones(2), "c": [jnp.zeros(1)]}, "d": jnp.ones(())}
+    model = model_of(lambda p, x: x * p["d"], params=given)
+    params, aux = model.init(KEY, {})
+    assert (sorted(params), aux) == (["a/b", "a/c/0", "d"], {})
+    assert all(params[k] is not v for k, v in (("a/b", given["a"]["b"]), ("d", given["d"])))
+
+
+def test_parameters_find_their_place_whatever_the_order():
+    many = [jnp.full((), float(i)) for i in range(12)]
+    model = model_of(lambda p, x: x * (p[11] - p[2]), params=many)
+    params, aux = model.init(KEY, {})
+    shuffled = dict(sorted(params.items(), reverse=True))
+    (out,), _ = jax.jit(lambda p: model.apply(p, aux, {"x": jnp.ones(2)}))(shuffled)
+    np.testing.assert_array_equal(out, [9, 9])
+
+
+def test_state_key_and_train_reach_the_function():
+    def apply(params, x, *, aux, key, train):
+        return x * params["w"] + (jax.random.normal(key, x.shape) if train else 0), [a + train for a in aux]
+
+    model = model_of(apply, params={"w": jnp.ones(())}, aux=[jnp.full((), float(i)) for i in range(11)])
+    params, aux = model.init(KEY, {})
+    x = {"x": jnp.ones(4)}
+    (noisy,), moved = jax.jit(lambda a: model.apply(params, a, x, train=True, key=KEY))(aux)
+    assert {k: float(v) for k, v in moved.items()} == {str(i): i + 1.0 for i in range(11)}
+    (calm,), same = model.apply(params, aux, x)
+    np.testing.assert_array_equal(calm, x["x"])
+    assert not np.array_equal(noisy, calm) and float(same["10"]) == 10
+
+
+def test_parameters_may_come_from_an_init_function(line):
+    model = jfit.Model.from_function(linear, loss=optax.l2_loss, init=lambda key, x: {"w": jax.random.normal(key, x.shape[1:])})
+    with pytest.raises(ValueError, match="call init before apply"):
+        model.apply({}, {}, line)
+    params, _ = model.init(KEY, jfit.model.specs_of(line))
+    assert params["w"].shape == (3,)
+    assert model.plan(jfit.model.specs_of(line)).rows == (Rows(0, 1, 40, 1),)
+
+
+def test_the_batch_is_lost_where_the_output_has_no_rows(line):
+    assert model_of(lambda p, x: (x @ p["w"])[:5]).plan(jfit.model.specs_of(line)).rows == (LOST,)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: jfit.Model.from_function(linear, loss=optax.l2_loss), "pass either params= .* or init="),
+        (lambda x: model_of(lambda params: 1), "no input was found in its signature"),
+        (lambda x: model_of().apply({"w": jnp.ones(3)}, {}, {"z": x}), "input 'x' is missing; the model takes"),
+        (lambda x: model_of().apply({"v": jnp.ones(3)}, {}, {"x": x}), r"params 'w' is missing; found \['v'\]"),
+        (lambda x: model_of(lambda p, x: (x, x)).apply({"w": x}, {}, {"x": x}), "apply returned a tuple, needed one array"),
+        (
+            lambda x: model_of(lambda p, x, *, aux: x, aux={"n": x}).apply({"w": x}, {"n": x}, {"x": x}),
+            "must return .output, new aux",
+        ),
+        (
+            lambda x: model_of(lambda p, x, *, aux: (x, {"m": x}), aux={"n": x}).apply({"w": x}, {"n": x}, {"x": x}),
+            r"apply returned aux with the leaves \['m'\], needed the tree it was given: \['n'\]",
+        ),
+        (lambda x: model_of(params={"a/b": x, "a": {"b": x}}), "two leaves of the parameter tree have the same name: 'a/b'"),
+        (
+            lambda x: model_of(loss=lambda o, y: jnp.mean(o - y)).outputs[0].loss(x, {"label": x}),
+            r"loss returned shape \(\), needed one value per example, \(2,\).*before averaging",
+        ),
+        (lambda x: model_of().outputs[0].loss(x, {}), "the loss needs the input 'label'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_a_sentence(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(jnp.ones(2))
+
+
+def test_a_policy_computes_in_its_dtype_and_returns_float32():
+    seen = []
+
+    def apply(params, x):
+        seen.append((params["w"].dtype, x.dtype))
+        return x @ params["w"]
+
+    model = model_of(apply)
+    (out,), _ = model.apply({"w": jnp.ones(3)}, {}, {"x": np.ones((2, 3), "float32")}, policy=jfit.Policy("bfloat16"))
+    assert (seen, out.dtype) == ([(jnp.bfloat16, jnp.bfloat16)], jnp.float32)
+
+
+def test_further_axes_of_the_loss_are_averaged():
+    losses, counts = model_of().outputs[0].loss(jnp.ones((2, 4)), {"label": jnp.zeros((2, 4))})
+    np.testing.assert_allclose((losses, counts), ([0.5, 0.5], [1, 1]))
+
+
+def test_frozen_leaves_stay_and_others_learn(line):
+    def apply(params, x):
+        return x @ params["z"] + params["a"]
+
+    model = model_of(apply, params={"a": jnp.zeros(()), "z": jnp.zeros(3)})
+    run = jfit.fit(model, line, num_epoch=20, batch_size=8, eval_metric="mse", frozen=["a"], progress=False,
+                   optimizer_params={"learning_rate": 0.1})  # fmt: skip
+    assert float(run.params["a"]) == 0
+    np.testing.assert_allclose(run.params["z"], [1, -2, 0.5], atol=0.05)
+
+
+def blobs(rng):
+    y = rng.integers(0, 3, 120)
+    return (np.eye(3, 6)[y] * 3 + rng.normal(size=(120, 6))).astype("float32"), y
+
+
+def test_a_flax_model_learns(rng):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Linear(6, 16, rngs=rngs)
+            self.norm = nnx.BatchNorm(16, rngs=rngs)
+            self.last = nnx.Linear(16, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(nnx.relu(self.norm(self.first(x))))
+
+    graph, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+
+    def apply(params, x, *, aux, train):
+        net = nnx.merge(graph, params, aux)
+        net.train() if train else net.eval()
+        return net(x), nnx.split(net, nnx.Param, ...)[2]
+
+    model = jfit.Model.from_function(apply, loss=optax.softmax_cross_entropy_with_integer_labels, params=params, aux=rest)
+    x, y = blobs(rng)
+    run = jfit.fit(model, {"x": x, "label": y}, num_epoch=8, batch_size=30, optimizer="adam",
+                   optimizer_params={"learning_rate": 0.01}, progress=False)  # fmt: skip
+    assert run.history.epochs[-1]["accuracy"] > 0.9
+    assert any("first" in k and "kernel" in k for k in run.params)
+
+
+def test_an_equinox_model_learns(rng):
+    eqx = pytest.importorskip("equinox")
+    net = eqx.nn.MLP(6, 3, 16, 1, key=jax.random.key(0))
+    params, static = eqx.partition(net, eqx.is_array)
+
+    def apply(params, x):
+        return jax.vmap(eqx.combine(params, static))(x)
+
+    model = jfit.Model.from_function(apply, loss=optax.softmax_cross_entropy_with_integer_labels, params=params)
+    x, y = blobs(rng)
+    run = jfit.fit(model, {"x": x, "label": y}, num_epoch=8, batch_size=30, optimizer=optax.adam(0.01), progress=False)
+    assert run.history.epochs[-1]["accuracy"] > 0.9
+    assert "layers/0/weight" in run.params
