@@ -109,6 +109,13 @@ class Model(NamedTuple):
         frozen: parameters that never learn (gamma of batch norms with fix_gamma).
         traits: what the loop should know, such as `convolution`.
         symbol: the graph it was lowered from, or None.
+
+    Example:
+        >>> import jfit
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+        >>> model = jfit.lower(net)
+        >>> model.inputs, model.labels, model.outputs[0].kind
+        (('data',), ('softmax_label',), 'head')
     """
 
     init: Callable[..., tuple[Params, Aux]]
@@ -125,7 +132,14 @@ class Model(NamedTuple):
 
 
 def specs_of(inputs: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and (canonical) dtypes of arrays, without touching their values."""
+    """Shapes and (canonical) dtypes of arrays, without touching their values.
+
+    Example:
+        >>> import numpy as np
+        >>> from jfit.model import specs_of
+        >>> specs_of({"data": np.zeros((2, 3))})
+        {'data': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
+    """
     return {k: jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in inputs.items()}
 
 
@@ -163,7 +177,15 @@ def loss_sums(
 
 
 def row_weights(weight: Array | None, rows: MaybeRows, size: int) -> Array | None:
-    """Weights of the batch rows (batch,) as weights of the `size` rows of an output's first axis."""
+    """Weights of the batch rows (batch,) as weights of the `size` rows of an output's first axis.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jfit.model import row_weights
+        >>> from jfit.ops.rows import Rows
+        >>> row_weights(jnp.array([1.0, 0.0]), Rows(axis=0, before=1, size=2, after=3), 6).tolist()
+        [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    """
     if weight is None or rows is None or rows is LOST:
         return None
     assert isinstance(rows, Rows)
@@ -173,7 +195,16 @@ def row_weights(weight: Array | None, rows: MaybeRows, size: int) -> Array | Non
 
 
 def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
-    """A pytree as a flat dict 'a/b/c' -> leaf, and its structure.  A flat dict of arrays keeps its names."""
+    """A pytree as a flat dict 'a/b/c' -> leaf, and its structure.  A flat dict of arrays keeps its names.
+
+    Raises:
+        ValueError: two leaves would have the same name.
+
+    Example:
+        >>> from jfit.model import flatten_names
+        >>> flatten_names({"a": {"b": 1, "c": [2, 3]}})[0]
+        {'a/b': 1, 'a/c/0': 2, 'a/c/1': 3}
+    """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = ["/".join(_key_text(k) for k in path) or "value" for path, _ in leaves]
     if len(set(names)) != len(names):
@@ -349,5 +380,12 @@ def _as_outputs(output: Any, policy: Policy | None) -> tuple[Array, ...]:
 
 
 def count_parameters(params: Mapping[str, Any]) -> int:
-    """Number of values in a parameter dict."""
+    """Number of values in a parameter dict.
+
+    Example:
+        >>> import numpy as np
+        >>> from jfit.model import count_parameters
+        >>> count_parameters({"w": np.zeros((3, 4)), "b": np.zeros(3)})
+        15
+    """
     return sum(math.prod(v.shape) for v in params.values())

@@ -34,7 +34,14 @@ def _size(shape: Sequence[int] | None) -> str:
 
 
 def parameter_counts(symbol: Symbol, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Number of parameter and auxiliary values of each operator node, by node name."""
+    """Number of parameter and auxiliary values of each operator node, by node name.
+
+    Example:
+        >>> import jfit
+        >>> from jfit.symbol.draw import parameter_counts
+        >>> parameter_counts(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc"), {"data": (2, 5)})
+        {'fc': 18}
+    """
     known, _ = infer(symbol, shapes)
     order = symbol.nodes()
     hidden = _hidden(order)

@@ -78,7 +78,14 @@ class Entry(NamedTuple):
 
 
 def topological(heads: Iterable[Entry]) -> list[Node]:
-    """All nodes below `heads`, inputs first, in depth-first post-order (MXNet's order).  Iterative."""
+    """All nodes below `heads`, inputs first, in depth-first post-order (MXNet's order).  Iterative.
+
+    Example:
+        >>> import jfit
+        >>> from jfit.symbol.graph import topological
+        >>> topological(jfit.sym.relu(jfit.sym.Variable("x"), name="r").heads)
+        [<Variable x>, <relu r>]
+    """
     done: set[int] = set()
     order: list[Node] = []
     for head in heads:
@@ -181,7 +188,14 @@ class Symbol(Arithmetic):
         return (type(self)([h]) for h in self.heads)
 
     def __getitem__(self, key: int | str | slice) -> Symbol:
-        """One output by position or by name (with or without `_output`), or a slice of them."""
+        """One output by position or by name (with or without `_output`), or a slice of them.
+
+        Example:
+            >>> import jfit
+            >>> parts = jfit.sym.SliceChannel(jfit.sym.Variable("x"), num_outputs=3, name="s")
+            >>> parts[1:].list_outputs(), parts["s_output0"].list_outputs()
+            (['s_output1', 's_output2'], ['s_output0'])
+        """
         if isinstance(key, slice):
             return type(self)(self.heads[key])
         if isinstance(key, str):
@@ -197,7 +211,13 @@ class Symbol(Arithmetic):
         return type(self)([self.heads[key]])
 
     def get_internals(self) -> Symbol:
-        """A group of every output of every node, inputs first."""
+        """A group of every output of every node, inputs first.
+
+        Example:
+            >>> import jfit
+            >>> jfit.sym.relu(jfit.sym.Variable("x"), name="r").get_internals().list_outputs()
+            ['x', 'r_output']
+        """
         heads: list[Entry] = []
         for node in self.nodes():
             count = 1 if node.op is None else node.op.num_visible(node.params)
@@ -231,7 +251,14 @@ class Symbol(Arithmetic):
 
     # -------------------------------------------------------------------------------- composition
     def __call__(self, *args: Symbol, name: str | None = None, **kwargs: Symbol) -> Symbol:
-        """Put other symbols in the place of free variables, by position (`list_inputs` order) or by name."""
+        """Put other symbols in the place of free variables, by position (`list_inputs` order) or by name.
+
+        Example:
+            >>> import jfit
+            >>> net = jfit.sym.relu(jfit.sym.Variable("x"), name="r")
+            >>> net(x=jfit.sym.tanh(jfit.sym.Variable("y"), name="t")).get_internals().list_outputs()
+            ['y', 't_output', 'r_output']
+        """
         if args and kwargs:
             raise TypeError("compose with positional symbols or with named ones, not both at once")
         variables = self.list_inputs()
