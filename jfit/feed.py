@@ -126,7 +126,7 @@ class ResidentFeed:
                 at += 1
                 continue
             steps = min(self.spec.steps_per_call, self.full - at, limit(step + at - start))
-            if unrolls(self.spec.model) and steps < self.spec.steps_per_call:
+            if steps < self.spec.steps_per_call and unrolls(self.spec.model):
                 steps = 1  # each number of unrolled steps would be a program of its own
             yield Call(self._full_program(pack, steps), steps, steps * size)
             at += steps
@@ -248,10 +248,8 @@ class StreamFeed:
     def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Call]:
         """Batches of equal shapes as one call, or one by one where a call of so many would be a program of its own."""
         most, unroll = self.spec.steps_per_call, unrolls(self.spec.model)
-        shapes = _shapes(group[0][0])
-        self._usual = self._usual or shapes
-        together = len(group) == most if unroll else shapes == self._usual
-        if most == 1 or not together:
+        together = most > 1 and (len(group) == most if unroll else self._is_usual(group[0][0]))
+        if not together:
             program = self._program("train" if most == 1 or unroll else "train_tail", self._step)
             for batch, count in group:
                 yield Call(functools.partial(_run_batch, program, batch), 1, count)
@@ -263,6 +261,11 @@ class StreamFeed:
         program = self._many(most if unroll else 0)
         steps = np.int32(len(group))
         yield Call(lambda state: program(state, stack, steps), len(group), sum(count for _, count in group))
+
+    def _is_usual(self, batch: Batch) -> bool:
+        shapes = _shapes(batch)
+        self._usual = self._usual or shapes
+        return shapes == self._usual
 
     def _many(self, unroll: int) -> Any:
         def many(state: TrainState, stack: Batch, count: Any, axis_name: str | None):

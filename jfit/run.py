@@ -202,7 +202,8 @@ class Run:
         try:
             loop.train(self.num_epoch)
         except BaseException as error:
-            error.add_note(f"jfit: training stopped in epoch {loop.epoch} after step {loop.step}; {self._what_is_left()}")
+            where = f"in epoch {loop.epoch} after step {loop.step}"
+            error.add_note(f"jfit: training stopped {where}; {self._what_is_left()}")
             raise
         finally:
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
@@ -213,12 +214,17 @@ class Run:
         return self
 
     def _what_is_left(self) -> str:
-        gone = any(x.is_deleted() for x in jax.tree.leaves(self.state) if isinstance(x, jax.Array))
-        if not gone:
+        if not any(x.is_deleted() for x in jax.tree.leaves(self.state) if isinstance(x, jax.Array)):
             return "the last good state is in jfit.last_run()"
-        where = self.settings.get("checkpoint")
-        kept = f"the last checkpoint is in {where}" if where else "no checkpoint= was set"
-        return f"the device lost the state, and {kept}"
+        folder = self.settings["checkpoint"]
+        if folder is None or checkpoints.latest(folder) is None:
+            return "the device lost the state, and there is no checkpoint; set checkpoint= to keep one"
+        try:
+            self.resume_from(folder)
+        except (OSError, ValueError) as error:
+            return f"the device lost the state, and the checkpoints in {folder} cannot be read ({error})"
+        step = self.position["step"]
+        return f"the device lost the state; jfit.last_run() holds that of step {step}, from the checkpoint in {folder}"
 
     # -------------------------------------------------------------------------------- using it
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -9,6 +10,7 @@ from fit_support import bits, blobs, compiled_once, convnet, mlp, same, train  #
 
 import jfit
 from jfit import counters
+from jfit.feed import fits_on_device
 
 sym = jfit.sym
 X, Y = blobs()
@@ -343,6 +345,28 @@ def test_resident_evaluation_is_the_streamed_one(net, devices):
     there = train(net, eval_data=[(held[0][i : i + 9], held[1][i : i + 9]) for i in range(0, 32, 9)], **given)
     for column in ("val_loss", "val_accuracy"):
         assert here.history.column(column) == pytest.approx(there.history.column(column), rel=1e-5)
+
+
+def test_evaluation_data_that_stays_on_the_host_gives_the_same_values():
+    given = {"eval_data": EVAL, "steps_per_call": 1}
+    here, there = train(**given), train(**given, data_on_device=False)
+    assert there.history.column("val_loss") == pytest.approx(here.history.column("val_loss"), rel=1e-6)
+
+
+def test_weights_of_evaluation_rows_count():
+    weight = np.zeros(21, np.float32)
+    weight[:9] = 1
+    run = train(eval_data=(*EVAL, weight), num_epoch=1)
+    found = run.score((EVAL[0][:9], EVAL[1][:9]))
+    assert run.history.column("val_loss")[0] == pytest.approx(found["loss"], rel=1e-5)
+    assert run.history.column("val_accuracy")[0] == pytest.approx(found["accuracy"])
+
+
+def test_data_that_does_not_fit_beside_what_is_held_is_streamed():
+    data = jfit.data.ArrayData({"data": X})
+    devices = jax.devices()[:1]
+    assert fits_on_device(data, devices) and not fits_on_device(data, devices, held=1 << 60)
+    assert not fits_on_device(batches_of(), devices)
 
 
 def test_evaluating_needs_one_read_an_epoch_and_sends_nothing_again():

@@ -16,6 +16,7 @@ from fit_support import bits, blobs, compiled_once, mlp, train  # noqa: F401
 import jfit
 from jfit import counters
 from jfit.callbacks import EVENTS, Callback, lambda_callback
+from jfit.feed import ResidentFeed
 from jfit.loop import NonFiniteLoss
 
 
@@ -110,6 +111,42 @@ def test_an_iterator_that_raises_shows_its_own_error_and_training_can_go_on():
     run.train(2)
     assert run.position == {"epoch": 3, "batch": 0, "step": 18}
     assert bits(run.state) == bits(train(data=batches, num_epoch=3).state)
+
+
+def lose_the_device(monkeypatch, at_step: int) -> None:
+    """From `at_step` on a call takes the state's buffers and fails."""
+    original = ResidentFeed.calls
+
+    def calls(self, *where):
+        for call in original(self, *where):
+
+            def run(state, call=call):
+                if int(state.step) < at_step:
+                    return call.run(state)
+                jax.tree.map(lambda x: x.delete(), state)
+                raise RuntimeError("INTERNAL: the device fell off the bus")
+
+            yield call._replace(run=run)
+
+    monkeypatch.setattr(ResidentFeed, "calls", calls)
+
+
+def test_where_the_device_loses_the_state_the_last_checkpoint_is_returned_and_named(monkeypatch, tmp_path):
+    expected = train(num_epoch=1).snapshot()
+    lose_the_device(monkeypatch, 10)
+    with pytest.raises(RuntimeError, match="fell off the bus") as caught:
+        train(num_epoch=3, checkpoint=tmp_path, steps_per_call=1)
+    assert any(f"of step 7, from the checkpoint in {tmp_path}" in note for note in caught.value.__notes__)
+    run = jfit.last_run()
+    assert run is not None and run.position == {"epoch": 1, "batch": 0, "step": 7}
+    assert bits(run.state.params) == bits(expected.params)
+
+
+def test_where_the_device_loses_the_state_and_there_is_no_checkpoint_the_note_says_so(monkeypatch):
+    lose_the_device(monkeypatch, 3)
+    with pytest.raises(RuntimeError) as caught:
+        train(steps_per_call=1)
+    assert any("there is no checkpoint; set checkpoint=" in note for note in caught.value.__notes__)
 
 
 # ------------------------------------------------------------------------------------------------ stops
