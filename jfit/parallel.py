@@ -27,6 +27,8 @@ from jfit.step import Step, StepOut
 AXIS = "devices"  # name of the device axis inside a step
 SPMD = "pmap"  # or "shard_map"
 
+HOST_ALIGNMENT = 64  # host arrays at such addresses are not copied by a CPU device
+
 STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ignore[arg-type]
 OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0))  # type: ignore[arg-type]
 
@@ -122,8 +124,15 @@ def place(tree: Any, devices: Any = None) -> Any:
 
 
 def _copied(tree: Any, where: jax.sharding.Sharding) -> Any:
-    # device_put may return the same buffer, and one buffer twice in a donated tree is an error: copy
-    return jax.tree.map(lambda x: jax.device_put(x, where, may_alias=False), tree)
+    def own(x: Any) -> Any:
+        # Putting an array on several devices shares its buffer with the one it lies on, even with may_alias=False, and putting
+        # aligned host memory on a CPU shares that memory: only copies made first may be donated and outlive the original.
+        if isinstance(x, jax.Array):
+            return jax.device_put(jax.device_put(x, may_alias=False), where)
+        x = np.asarray(x)
+        return jax.device_put(x.copy() if x.ctypes.data % HOST_ALIGNMENT == 0 else x, where)
+
+    return jax.tree.map(own, tree)
 
 
 def _check_local(local: Any, count: int) -> None:

@@ -1,0 +1,338 @@
+"""The same step on 1, 2 and 8 devices: equal results, equal replicas, nothing compiled twice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, conv_net, mlp, on_host, weighted
+
+import jfit
+from jfit import counters, sym
+from jfit.data import Batch
+from jfit.parallel import AXIS, compile_spmd, merge_outputs, place, split_batch, split_rows
+from jfit.step import StepOut
+from jfit.totals import values
+
+ACC = jfit.metrics.get(["acc", "ce"])
+_programs: dict = {}
+
+
+def program(model, devices, optimizer="sgd", **settings):
+    """One program per combination, shared by the tests."""
+    key = (id(model), devices, optimizer, str(settings))
+    if key not in _programs:
+        step = jfit.train_step(model, optimizer, metrics=ACC, **settings)
+        _programs[key] = jfit.data_parallel(step, devices), model
+    return _programs[key][0]
+
+
+def trained(model, batch, devices, optimizer="sgd", *, steps=2, **settings):
+    parallel = program(model, devices, optimizer, **settings)
+    inputs = batch if isinstance(batch, dict) else batch.inputs
+    state = parallel.place(jfit.init_state(model, optimizer, inputs, metrics=ACC))
+    out = None
+    for _ in range(steps):
+        state, out = parallel(state, batch)
+    return state, out
+
+
+def assert_replicas_equal(tree) -> None:
+    for leaf in jax.tree.leaves(tree):
+        first, *rest = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        for other in rest:
+            np.testing.assert_array_equal(first, other)
+
+
+# ------------------------------------------------------------------------------------------ any number of devices
+@pytest.mark.parametrize("rows", [8, 7, 19])
+def test_dropout_and_adam_agree_on_1_2_and_8_devices(rows):
+    batch = batch_of(rows)
+    wanted, told = trained(mlp(0.5), batch, 1, "adam", outputs=True)
+    for devices in (2, 8):
+        state, out = trained(mlp(0.5), batch, devices, "adam", outputs=True)
+        assert_close(state.params, wanted.params, 1e-5)
+        assert_close(state.opt_state, wanted.opt_state, 1e-5)
+        assert_close((out.loss, out.outputs), (told.loss, told.outputs), 1e-5)
+        assert values(ACC, counters.read(state.metrics)) == pytest.approx(values(ACC, counters.read(wanted.metrics)), rel=1e-5)
+        assert len(state.params["fc1_weight"].sharding.device_set) == devices
+        assert_replicas_equal(state)
+
+
+def test_convolutions_agree_on_1_2_and_8_devices():
+    batch = batch_of(8, (1, 6, 6))
+    wanted, _ = trained(conv_net(), batch, 1, jfit.optim.sgd(0.1, momentum=0.9))
+    for devices in (2, 8):
+        state, _ = trained(conv_net(), batch, devices, jfit.optim.sgd(0.1, momentum=0.9))
+        assert_close(state.params, wanted.params, 1e-5)
+
+
+def test_weights_and_micro_batches_agree_on_any_number_of_devices():
+    batch = weighted(batch_of(7), [1, 0.5, 0, 1, 2, 0, 1], [1, 1, 1, 1, 0, 0, 1])
+    wanted, told = trained(mlp(), batch, 1, "adam")
+    for devices, parts in ((2, 2), (8, 1), (2, 4)):
+        state, out = trained(mlp(), batch, devices, "adam", micro_batches=parts)
+        assert_close(state.params, wanted.params, 1e-5)
+        assert_close(out.loss, told.loss, 1e-5)
+        assert_close(state.metrics.metrics, wanted.metrics.metrics, 1e-5)
+
+
+def test_a_function_as_a_model_runs_on_several_devices():
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=optax.l2_loss, params={"w": jnp.zeros(3)})
+    batch = {"x": np.arange(15, dtype=np.float32).reshape(5, 3) / 15, "label": np.ones(5, np.float32)}
+    states = []
+    for devices in (1, 2):
+        parallel = jfit.data_parallel(jfit.train_step(model, optax.adam(0.1)), devices)
+        state, out = parallel(parallel.place(jfit.init_state(model, optax.adam(0.1), batch)), batch)
+        assert out.lr is None
+        states.append(state)
+    assert_close(states[0].params, states[1].params)
+
+
+def test_time_major_batches_are_cut_along_their_own_axis():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 5, 2)).astype(np.float32)  # (time, batch, features)
+    cut = split_batch(Batch({"data": x}), 2, {"data": 1})
+    assert cut.inputs["data"].shape == (2, 3, 3, 2)
+    assert_equal(cut.inputs["data"][0], x[:, :3])
+    assert_equal(cut.inputs["data"][1], np.stack([x[:, 3], x[:, 4], x[:, 0]], axis=1))
+    assert cut.weight.tolist() == [[1, 1, 1], [1, 1, 0]]
+
+
+# ------------------------------------------------------------------------------------------ batch statistics
+def slices(rows: int, devices: int) -> list[np.ndarray]:
+    per_device = -(-rows // devices)
+    return [np.arange(rows)[k * per_device : (k + 1) * per_device] for k in range(devices)]
+
+
+def normalised(params, data, label):
+    """Mean-free loss sum of one device's slice of the batch-norm network, written out."""
+    mean, var = data.mean(axis=0), data.var(axis=0)
+    unit = (data - mean[None]) / jnp.sqrt(var + 1e-3)[None]
+    logits = (unit * params["bn_gamma"][None] + params["bn_beta"][None]) @ params["fc2_weight"].T + params["fc2_bias"][None]
+    return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, label.astype(np.int32)))
+
+
+@pytest.mark.parametrize(("rows", "devices"), [(8, 2), (7, 2), (9, 8)])
+def test_batch_norm_takes_its_statistics_per_device_without_padding(rows, devices):
+    batch = batch_of(rows)
+    start = on_host(jfit.init_state(batch_norm_net(), "sgd", batch, metrics=ACC))
+    state, out = trained(batch_norm_net(), batch, devices, steps=1)
+    parts = [part for part in slices(rows, devices) if len(part)]
+
+    def whole(params):
+        return sum(normalised(params, batch["data"][part], batch["softmax_label"][part]) for part in parts) / rows
+
+    loss, gradient = jax.value_and_grad(whole)(start.params)
+    assert_close(state.params, {k: v - 0.01 * gradient[k] for k, v in start.params.items()}, 1e-5)
+    assert_close(out.loss, loss, 1e-5)
+    # only devices that had rows count in the mean
+    means = [0.5 * batch["data"][part].mean(axis=0) for part in parts]
+    spreads = [0.5 + 0.5 * batch["data"][part].var(axis=0) for part in parts]
+    assert_close(state.aux, {"bn_moving_mean": np.mean(means, axis=0), "bn_moving_var": np.mean(spreads, axis=0)}, 1e-5)
+    assert_replicas_equal(state)
+
+
+@pytest.mark.parametrize("rows", [8, 9])
+def test_synchronised_statistics_are_those_of_the_whole_batch(rows):
+    batch = batch_of(rows)
+    wanted, told = trained(batch_norm_net(), batch, 1)
+    state, out = trained(batch_norm_net(), batch, 8, sync_batch_stats=True)
+    assert_close(state.params, wanted.params, 1e-5)
+    assert_close(state.aux, wanted.aux, 1e-5)
+    assert_close(out.loss, told.loss, 1e-5)
+
+
+def test_auxiliary_counters_stay_whole_numbers():
+    def counting(p, x, *, aux):
+        return x @ p["w"], {"calls": aux["calls"] + 1, "mean": jnp.mean(x)}
+
+    model = jfit.Model.from_function(
+        counting, loss=optax.l2_loss, params={"w": jnp.ones(2)}, aux={"calls": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
+    )
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    batch = {"x": x, "label": np.ones(4, np.float32)}
+    parallel = jfit.data_parallel(jfit.train_step(model), 2)
+    state = parallel.place(jfit.init_state(model, "sgd", batch))
+    for _ in range(2):
+        state, _ = parallel(state, batch)
+    assert state.aux["calls"].dtype == jnp.int32 and int(state.aux["calls"]) == 2
+    assert float(state.aux["mean"]) == x.mean()
+
+
+def test_a_network_that_mixes_rows_refuses_uneven_slices():
+    net = sym.sum(sym.Variable("data"), axis=0, keepdims=True, name="mixed")
+    model = jfit.lower(sym.MakeLoss(sym.sum(sym.square(sym.FullyConnected(net, num_hidden=1, name="fc"))), name="loss"))
+    batch = {"data": np.ones((3, 2), np.float32)}
+    with pytest.raises(ValueError, match=r"rows of the batch cannot be told apart.*feed batches without padding"):
+        parallel = jfit.data_parallel(jfit.train_step(model), 2)
+        parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
+
+
+# ------------------------------------------------------------------------------------------ buffers and compiles
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_second_call_compiles_nothing_and_old_buffers_are_gone(devices):
+    batch = batch_of(8)
+    state = program(mlp(), devices, "adam").place(jfit.init_state(mlp(), "adam", batch, metrics=ACC))
+    state, told = program(mlp(), devices, "adam")(state, batch)
+    old = state
+    with counters.counted() as seen:
+        for _ in range(2):
+            state, out = program(mlp(), devices, "adam")(state, batch)
+    assert seen["compiles"] == 0 and seen["traces"] == 0 and seen["host_syncs"] == 0
+    assert all(x.is_deleted() for x in jax.tree.leaves((old.params, old.opt_state, old.metrics)))
+    assert not any(x.is_deleted() for x in jax.tree.leaves((told, out, state)))
+    assert np.isfinite(float(told.loss)) and float(told.lr) == float(out.lr)
+
+
+def aligned(size: int) -> np.ndarray:
+    """Ones at an address that a CPU device would use as it is."""
+    whole = np.ones(size + 16, np.float32)
+    start = (-whole.ctypes.data // 4) % 16
+    return whole[start : start + size]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_placing_copies(devices):
+    given = {"jax": jnp.ones(32), "numpy": np.ones(32, np.float32), "aligned": aligned(32), "one": 1.0}
+    given |= {"tied": given["jax"], "tied too": given["aligned"], "placed": place(given["jax"], 2)}
+    placed = place(given, devices)
+    given["aligned"][0] = 7.0
+    more = jax.jit(lambda t: jax.tree.map(lambda x: x + 1, t), donate_argnums=0)
+    found = more(more(placed))
+    assert placed["jax"].is_deleted() and placed["placed"].is_deleted()
+    assert not given["jax"].is_deleted() and not given["placed"].is_deleted()
+    for name, value in found.items():
+        assert len(value.sharding.device_set) == devices
+        for shard in value.addressable_shards:
+            assert_equal(shard.data, np.full(np.shape(given[name]), 3.0))
+    assert_equal([given["jax"], given["placed"], given["aligned"][1:]], [np.ones(32), np.ones(32), np.ones(31)])
+
+
+def test_a_state_that_lies_elsewhere_is_placed_first():
+    batch = batch_of(8)
+    state = jfit.init_state(mlp(), "adam", batch, metrics=ACC)
+    wanted = program(mlp(), 2, "adam")(program(mlp(), 2, "adam").place(state), batch)[0]
+    found, _ = program(mlp(), 2, "adam")(state, batch)
+    assert not state.params["fc1_weight"].is_deleted()
+    assert_equal(found.params, wanted.params)
+    last = jfit.data_parallel(jfit.train_step(mlp(), "adam", metrics=ACC), [jfit.cpu(7)])
+    assert last(state, batch)[0].params["fc1_weight"].devices() == {jax.devices()[7]}
+
+
+def test_arrays_on_a_device_are_split_without_a_wait():
+    batch = {k: jnp.asarray(v) for k, v in batch_of(8).items()}
+    cut = split_batch(Batch(batch), 2)
+    assert isinstance(cut.inputs["data"], jax.Array) and cut.inputs["data"].shape == (2, 4, 4)
+    assert_equal(cut.inputs["data"].reshape(8, 4), batch["data"])
+    data = np.zeros((8, 3))
+    assert np.shares_memory(split_rows(data, 4), data)
+
+
+def test_per_device_state_keeps_its_leading_axis():
+    def step(state, batch, *, axis_name=None):
+        index = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+        local = {"residual": state.local["residual"] + index.astype(jnp.float32)}
+        zero = jnp.zeros(())
+        return state._replace(step=state.step + 1, local=local), StepOut(zero, zero, None, jnp.int32(-1))
+
+    parallel = jfit.data_parallel(step, 4)
+    state = jfit.init_state(mlp(), "sgd", batch_of(4))._replace(local={"residual": np.zeros((4, 2), np.float32)})
+    state = parallel.place(state)
+    for _ in range(2):
+        state, _ = parallel(state, batch_of(4))
+    assert_equal(state.local["residual"], np.repeat(np.float32([0, 2, 4, 6]), 2).reshape(4, 2))
+    assert not state.local["residual"].sharding.is_fully_replicated
+    with pytest.raises(ValueError, match=r"state.local\['residual'\] has shape \(3, 2\), needed \(4, ...\)"):
+        parallel.place(state._replace(local={"residual": np.zeros((3, 2))}))
+
+
+def test_one_device_leaves_per_device_state_as_it_is():
+    state = jfit.init_state(mlp(), "sgd", batch_of(4))._replace(local={"residual": np.ones((1, 2), np.float32)})
+    parallel = jfit.data_parallel(jfit.train_step(mlp()), 1)
+    state, _ = parallel(parallel.place(state), batch_of(4))
+    assert_equal(state.local, {"residual": np.ones((1, 2))})
+
+
+# ------------------------------------------------------------------------------------------ the twin
+def test_the_twin_on_shard_map_gives_the_same_results(monkeypatch):
+    batch = weighted(batch_of(7), [1, 1, 0, 1, 1, 1, 1])
+    wanted, told = trained(batch_norm_net(), batch, 2, outputs=True)
+    monkeypatch.setattr(jfit.parallel, "SPMD", "shard_map")
+    step = jfit.train_step(batch_norm_net(), "sgd", metrics=ACC, outputs=True)
+    twin = jfit.data_parallel(step, 2)
+    start = jfit.init_state(batch_norm_net(), "sgd", batch.inputs, metrics=ACC)
+    state = twin.place(start._replace(local={"residual": np.float32([[1], [2]])}))
+    state, out = twin(state, batch)
+    old = state
+    with counters.counted() as seen:
+        state, out = twin(state, batch)
+    assert seen["compiles"] == 0 and seen["traces"] == 0
+    assert all(x.is_deleted() for x in jax.tree.leaves(old.params))
+    assert_equal(state.local["residual"], np.float32([[1], [2]]))
+    assert_close(state._replace(local=None), wanted, 1e-6)
+    assert_close(out, told, 1e-6)
+    assert_replicas_equal(state._replace(local=None))
+
+
+def test_programs_without_a_step_run_on_one_device_and_on_several():
+    def total(x, scale, *, axis_name):
+        found = jnp.sum(x) * scale
+        return found if axis_name is None else jax.lax.psum(found, axis_name)
+
+    x = np.arange(8, dtype=np.float32)
+    one = compile_spmd(total, jax.devices()[:1], (0, None), None, name="total")
+    four = compile_spmd(total, jax.devices()[:4], (0, None), None, name="total")
+    with counters.counted() as seen:
+        assert float(one(x, np.float32(2))) == float(four(x.reshape(4, 2), np.float32(2))) == 56.0
+    assert seen["traces:total"] == 2 and AXIS == "devices"
+
+
+# ------------------------------------------------------------------------------------------ outputs
+def test_outputs_of_any_layout_are_merged_and_cut():
+    rows = 5  # on 2 devices: 3 slots each
+
+    def model(symbol):
+        return jfit.lower(sym.Group([symbol, sym.SoftmaxOutput(dense, name="softmax")]))
+
+    dense = sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc")
+    batch = batch_of(rows)
+    for shown in (
+        sym.transpose(dense, name="turned"),  # (3, rows)
+        sym.Reshape(dense, shape=(-1,), name="flat"),  # (rows * 3,)
+        sym.expand_dims(dense, axis=0, name="lead"),  # (1, rows, 3)
+    ):
+        net = model(shown)
+        found = []
+        for devices in (1, 2):
+            parallel = jfit.data_parallel(jfit.train_step(net, outputs=True), devices)
+            found.append(parallel(parallel.place(jfit.init_state(net, "sgd", batch)), batch)[1].outputs)
+        assert_close(found[1], found[0], 1e-6)
+
+
+def test_repeated_batches_are_merged_repeat_by_repeat():
+    whole = np.arange(8).reshape(2, 4)  # 2 repeats of 4 rows
+    split = whole.reshape(2, 2, 2).swapaxes(0, 1).reshape(2, 4)  # (devices, repeats * rows of a device)
+    where = jfit.ops.rows.Rows(axis=0, before=2, size=2, after=1)
+    (found,) = merge_outputs((jnp.asarray(split),), (where,), 3)
+    assert_equal(found, whole[:, :3].reshape(-1))
+    (constant,) = merge_outputs((jnp.ones((2, 3)),), (None,), 3)
+    assert constant.shape == (3,)
+
+
+# ------------------------------------------------------------------------------------------ bad input
+def test_more_devices_than_exist_is_an_error_that_says_how_to_emulate():
+    with pytest.raises(ValueError, match=r"devices=64 was asked for, but this machine has 8 cpu devices; emulate more .*=64"):
+        jfit.data_parallel(jfit.train_step(mlp()), 64)
+
+
+def test_the_same_device_twice_is_an_error():
+    with pytest.raises(ValueError, match=r"devices=\[cpu\(1\), cpu\(1\)\] names a device twice"):
+        jfit.data_parallel(jfit.train_step(mlp()), [jfit.cpu(1), jfit.cpu(1)])
+
+
+def test_inputs_of_different_lengths_are_an_error():
+    batch = batch_of(4)
+    batch["softmax_label"] = batch["softmax_label"][:3]
+    with pytest.raises(ValueError, match="input 'data' has 4 rows, input 'softmax_label' has 3"):
+        jfit.data_parallel(jfit.train_step(mlp()), 2)(jfit.init_state(mlp(), "sgd", batch_of(4)), batch)
