@@ -1,0 +1,66 @@
+"""Host waits, traces and compiles are counted, each where it happens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit import counters
+
+
+def test_waits_and_reads_are_counted():
+    with counters.counted() as seen:
+        waited = counters.wait({"a": jnp.ones(2)})
+        read = counters.read({"a": jnp.ones(2), "b": 1.0})
+    assert seen["host_syncs"] == 2
+    assert isinstance(waited["a"], jax.Array)
+    assert isinstance(read["a"], np.ndarray) and isinstance(read["b"], np.ndarray)
+
+
+def test_backend_compiles_are_counted_once():
+    fn = jax.jit(lambda x: x * 3 + 1)
+    x = jnp.ones(3)
+    with counters.counted() as first:
+        fn(x)
+    with counters.counted() as second:
+        fn(x)
+    assert first["compiles"] == 1 and second["compiles"] == 0
+
+
+def test_a_committed_array_compiles_again_without_a_retrace():
+    @jax.jit
+    def fn(x):
+        counters.count_trace("fn")
+        return x + 1
+
+    with counters.counted() as seen:
+        fn(jnp.float32(1))
+        fn(jax.device_put(jnp.float32(1), jax.devices()[1]))
+    assert seen["traces:fn"] == 1 == seen["traces"] and seen["compiles"] == 2
+
+
+def test_blocks_count_only_their_own_and_may_be_nested():
+    with counters.counted() as outer:
+        counters.count_trace("a")
+        with counters.counted() as inner:
+            counters.count_trace("b")
+    assert dict(inner) == {"traces": 1, "traces:b": 1}
+    assert dict(outer) == {"traces": 2, "traces:a": 1, "traces:b": 1}
+
+
+def test_a_block_that_raises_still_counts():
+    seen = None
+    try:
+        with counters.counted() as seen:
+            counters.count_trace("a")
+            raise KeyError
+    except KeyError:
+        pass
+    assert seen is not None and seen["traces"] == 1
+
+
+def test_listening_twice_counts_once():
+    counters.listen()
+    counters.listen()
+    with counters.counted() as seen:
+        jax.jit(lambda x: x - 7)(1.0)
+    assert seen["compiles"] == 1

@@ -1,0 +1,61 @@
+"""Devices by kind and number, and what `devices=` may be."""
+
+import jax
+import numpy as np
+import pytest
+
+import jfit
+from jfit.devices import Context, resolve
+
+
+def test_contexts_show_themselves_and_need_no_hardware():
+    assert [repr(c) for c in (jfit.cpu(), jfit.gpu(1), jfit.tpu(3))] == ["cpu(0)", "gpu(1)", "tpu(3)"]
+    assert jfit.cpu(2) == Context("cpu", 2) != jfit.gpu(2)
+    assert jfit.cpu(2).device is jax.local_devices()[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, [0]),
+        (1, [0]),
+        (3, [0, 1, 2]),
+        (np.int64(2), [0, 1]),
+        ("all", list(range(8))),
+        (jfit.cpu(1), [1]),
+        ([jfit.cpu(5), jfit.cpu(1)], [5, 1]),
+        ((jfit.cpu(0),), [0]),
+    ],
+)
+def test_devices_may_be_given_in_many_ways(given, wanted):
+    assert [d.id for d in resolve(given)] == wanted
+
+
+def test_devices_of_jax_are_taken_as_they_are():
+    devices = jax.devices()
+    assert resolve(devices[3]) == [devices[3]]
+    assert resolve([devices[3], jfit.cpu(0)]) == [devices[3], devices[0]]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            9,
+            r"devices=9 was asked for, but this machine has 8 cpu devices; emulate more before jax starts: XLA_FLAGS=.*count=9",
+        ),
+        (0, r"devices=0 was asked for, but this machine has 8 cpu devices"),
+        ("gpu", r"devices='gpu' is not understood; pass None, a number, \"all\", a device or a list of devices"),
+        (True, r"devices=True is not understood"),
+        (2.0, r"devices=2.0 is not understood"),
+        ([], r"devices=\[\] names no device; pass None for the default device"),
+        ([0, 1], r"devices=\[0, 1\] holds something that is no device; use jfit.cpu\(i\)"),
+        ([jfit.cpu(0), jfit.cpu(0)], r"devices=\[cpu\(0\), cpu\(0\)\] names a device twice"),
+        (jfit.cpu(8), r"cpu\(8\) was asked for, but this machine has 8 cpu devices; emulate more .*=9"),
+        (jfit.cpu(-1), r"cpu\(-1\) was asked for; devices are numbered from 0"),
+        (jfit.tpu(0), r"tpu\(0\) was asked for, but this machine has no tpu devices; ask for fewer, or install jax"),
+    ],
+)
+def test_what_is_no_device_is_refused_by_a_sentence(given, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        resolve(given)

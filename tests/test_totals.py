@@ -1,0 +1,74 @@
+"""Sums of a pass over the data: exact, and of the rows that count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_nets import assert_close, batch_of, mlp, weighted
+
+import jfit
+from jfit import counters, totals
+from jfit.step import Shared
+
+BOTH = jfit.metrics.get(["acc", "ce"])
+
+
+def folded(losses, counts, first=0):
+    """Totals after one fold per (sum of losses, count)."""
+    fold = jax.jit(lambda t, s, c, n: totals.fold((), t, Shared((s, c), ()), n, s / jnp.maximum(c, 1)))
+    found = totals.zero_totals()
+    for number, (loss, count) in enumerate(zip(losses, counts, strict=True)):
+        found = fold(found, jnp.float32(loss), jnp.float32(count), jnp.int32(first + number))
+    return found
+
+
+def test_a_million_losses_are_added_without_drift():
+    value = np.float32(0.1)
+
+    def one(_, carry):
+        sums, naive = carry
+        return totals.fold((), sums, Shared((value, jnp.float32(1)), ()), jnp.int32(0), value), naive + value
+
+    found, naive = jax.jit(lambda: jax.lax.fori_loop(0, 1_000_000, one, (totals.zero_totals(), jnp.float32(0))))()
+    mean = totals.values((), counters.read(found))["loss"]
+    assert mean == pytest.approx(float(value), rel=1e-7)
+    assert abs(float(naive) / 1e6 - value) > 1e-3 * value
+
+
+def test_an_empty_pass_has_no_loss_and_its_metrics_are_nan():
+    found = totals.values(BOTH, counters.read(totals.zero_totals(BOTH)))
+    assert set(found) == {"accuracy", "cross-entropy"} and all(np.isnan(v) for v in found.values())
+
+
+def test_values_are_python_numbers():
+    found = totals.values((), counters.read(folded([2.0, 4.0], [1, 2])))
+    assert found == {"loss": 2.0} and type(found["loss"]) is float
+
+
+def test_the_first_bad_step_stays_the_first():
+    assert int(folded([1.0, 1.0], [1, 1]).first_bad_step) == -1
+    assert int(folded([1.0, np.inf, np.nan, 1.0], [1] * 4, first=5).first_bad_step) == 6
+    assert int(folded([np.nan], [0]).first_bad_step) == -1, "no row counted"
+
+
+def test_padded_rows_never_count():
+    batch = batch_of(5)
+    padded = {k: np.concatenate([v, np.full((3, *v.shape[1:]), np.nan, np.float32)]) for k, v in batch.items()}
+    padded["softmax_label"][5:] = -1
+    state, step = jfit.init_state(mlp(), "sgd", batch), jax.jit(jfit.eval_step(mlp(), metrics=BOTH))
+    wanted = step(state.params, state.aux, totals.zero_totals(BOTH), batch)
+    found = step(state.params, state.aux, totals.zero_totals(BOTH), weighted(padded, [1] * 5 + [0] * 3))
+    assert_close(found, wanted)
+    assert int(found.metrics[0][1]) == 5
+
+
+def test_metrics_see_the_heads_with_their_labels():
+    batch = batch_of(4)
+    net = jfit.sym.Group([jfit.sym.BlockGrad(jfit.sym.Variable("data"), name="seen"), mlp().symbol])
+    model = jfit.lower(net)
+    values = (np.ones((4, 4)), np.ones((4, 3)))
+    rows = model.plan(jfit.model.specs_of(batch)).rows
+    labels, outputs, weights = totals.head_arguments(model, values, batch, jnp.ones(4), rows)
+    assert [v.shape for v in outputs] == [(4, 3)] and len(labels) == len(weights) == 1
+    labels, outputs, weights = totals.head_arguments(model, values, {"data": batch["data"]}, None, rows)
+    assert [v.shape for v in outputs] == [(4, 3)] and labels == () and weights == (None,)
