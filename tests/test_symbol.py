@@ -91,16 +91,7 @@ def test_python_operators_make_the_nodes_that_mxnet_makes():
     assert graph_of((V("a") > V("b")).tojson(), loose=True) == graph_of(GOLDEN["compare_json"], loose=True)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param(
-            "infer_partial", marks=pytest.mark.xfail(reason="FullyConnected tells its bias shape before its data is known")
-        ),
-        "infer_full",
-        "infer_type",
-    ],
-)
+@pytest.mark.parametrize("key", ["infer_partial", "infer_full", "infer_type"])
 def test_inference_gives_what_mxnet_gives(key):
     x = sym.FullyConnected(sym.Flatten(V("data")), num_hidden=5, name="f1")
     if key == "infer_partial":

@@ -22,7 +22,7 @@ SELU_SCALE = 1.0507009873554805
 def _dense_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, out = ins[0], outs[0]
     if data is None:
-        return [None, ins[1], *([(attrs.num_hidden,)] if not attrs.no_bias else [])]
+        return ins  # MXNet says nothing of the parameters before it knows the data
     need_rank("FullyConnected", data, 1 if not attrs.flatten else 2, "rows and features")
     if attrs.flatten:
         width = size_of(data[1:])

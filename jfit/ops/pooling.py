@@ -85,29 +85,23 @@ def _max_tiles(first: int, kernel: tuple[int, ...], x: Array) -> Array:
 
 
 def _max_tiles_forward(first, kernel, x):
-    out = _max_tiles(first, kernel, x)
-    return out, (x, out)
+    return _max_tiles(first, kernel, x), x
 
 
-def _max_tiles_backward(first, kernel, kept, grad):
-    x, out = kept
+def _max_tiles_backward(first, kernel, x, grad):
+    # Entries are compared with each other, never with the output: x may be computed again for this pass and be rounded
+    # differently, and then no entry equals the maximum.  One `where` over all entries, because XLA on CPU gives wrong
+    # values where it fuses stacked parts.
     tiles = _tiles(x, first, kernel)
-    free = jnp.ones(out.shape, bool)  # windows whose first maximum is not found yet
-    parts = []
-    for tap in _taps(first, kernel):
-        here = free & (tiles[tap] == out)
-        free = free & ~here
-        parts.append(jnp.where(here, grad, jnp.zeros((), grad.dtype)))
-    return (_untile(parts, first, kernel, x.shape),)
-
-
-def _untile(parts: list[Array], first: int, kernel: tuple[int, ...], size: tuple[int, ...]) -> Array:
-    """Interleave the entries of all windows back into one array."""
-    for axis in reversed(range(len(kernel))):
-        k = kernel[axis]
-        parts = [jnp.stack(parts[i : i + k], axis=first + axis + 1) for i in range(0, len(parts), k)]
-        parts = [p.reshape(*p.shape[: first + axis], -1, *p.shape[first + axis + 2 :]) for p in parts]
-    return parts[0].reshape(size)
+    taps = list(_taps(first, kernel))
+    best, place = tiles[taps[0]], jnp.zeros(grad.shape, jnp.int32)
+    for i, tap in enumerate(taps[1:], 1):
+        larger = tiles[tap] > best
+        best, place = jnp.where(larger, tiles[tap], best), jnp.where(larger, i, place)
+    within = tuple(first + 1 + 2 * i for i in range(len(kernel)))
+    number = jnp.arange(len(taps)).reshape([kernel[within.index(k)] if k in within else 1 for k in range(tiles.ndim)])
+    spread = jnp.where(jnp.expand_dims(place, within) == number, jnp.expand_dims(grad, within), jnp.zeros((), grad.dtype))
+    return (spread.reshape(x.shape),)
 
 
 _max_tiles.defvjp(_max_tiles_forward, _max_tiles_backward)
