@@ -123,7 +123,7 @@ def fit(
         micro_batches=micro_batches,
         eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
     )
-    model, params, aux = _model_and_values(model, loss, params, aux)
+    model, params, aux = _model_and_values(_with_inputs(model, train_data), loss, params, aux)
     settings = settings_of(
         devices=devices,
         batch_size=batch_size,
@@ -247,6 +247,16 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
     raise TypeError(
         f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
     )
+
+
+def _with_inputs(model: Any, data: Any) -> Any:
+    """A symbol lowered so that the arrays that the data names are inputs and no parameters."""
+    if not isinstance(model, Symbol) or not isinstance(data, Mapping):
+        return model
+    usual, variables = lower(model), model.list_inputs()
+    named = [n for n in data if n in variables]
+    fed = {*usual.inputs, *usual.labels}
+    return usual if fed >= set(named) else lower(model, inputs=sorted(fed | set(named)))
 
 
 def _model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:

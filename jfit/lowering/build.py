@@ -27,7 +27,8 @@ def lower(symbol: Symbol, *, inputs: Sequence[str] | None = None, capture: str |
     Args:
         symbol: the graph.
         inputs: names of the variables that are fed (data and labels); all others are parameters.  Default: variables whose
-            name ends in `data` or `label`, label slots of loss heads, begin states of recurrent operators.
+            name ends in `data` or `label` (where none ends in `data`: those an operator takes as its data), label slots of
+            loss heads, begin states of recurrent operators.
         capture: a regular expression; internal outputs whose name matches become further, plain outputs.
 
     Returns:
@@ -96,7 +97,7 @@ def _input_names(
             if node.op and slot == node.op.label:
                 labels.update(n.name for n in topological([entry]) if n.op is None)
     if given is None:
-        named = {v for v in variables if v.endswith("data") and v in used}
+        named = {v for v in variables if v.endswith("data") and v in used} or _data_slots(order) & used
         states = _state_names(order)
         return tuple(v for v in variables if v in named | states), tuple(v for v in variables if v in labels - named)
     for name in given:
@@ -106,6 +107,12 @@ def _input_names(
             raise GraphError(f"input {name!r} is no variable of the graph{hint}")
     labels = {v for v in labels if v not in used or v.endswith("label")} & set(given)
     return tuple(v for v in variables if v in set(given) - labels), tuple(v for v in variables if v in labels)
+
+
+def _data_slots(order: Sequence[Node]) -> set[str]:
+    """Variables that some operator takes as its data, for graphs that name their inputs in their own way."""
+    slots = [(s, e.node) for n in order if n.op for s, e in zip(n.input_names(), n.inputs, strict=True)]
+    return {n.name for s, n in slots if s == "data" and n.op is None and "__init__" not in n.attrs}
 
 
 def _state_names(order: Sequence[Node]) -> set[str]:
