@@ -103,6 +103,15 @@ def test_a_step_may_be_mapped_over_seeds_and_learning_rates():
         assert_close(jax.tree.map(lambda x, i=i: x[i], states.params), alone.params, 1e-5)
 
 
+def test_a_step_may_be_mapped_over_row_weights():
+    batch, leave_one_out = batch_of(4), 1 - np.eye(4, dtype=np.float32)
+    state = jfit.init_state(mlp(), "sgd", batch)
+    step = jax.jit(jax.vmap(jfit.train_step(mlp()), in_axes=(None, Batch(None, 0, 0))))  # type: ignore[arg-type]
+    states, _ = step(state, Batch(batch, leave_one_out, leave_one_out))
+    alone = stepped(mlp(), weighted(batch, leave_one_out[2]), start=state)[1]
+    assert_close(jax.tree.map(lambda x: x[2], states.params), alone.params)
+
+
 def test_metrics_and_loss_are_folded_into_the_state():
     batch, metrics = batch_of(8), ACC
     _, state, out = stepped(mlp(), batch, metrics=metrics, steps=2, learning_rate=0.0, outputs=True)
