@@ -78,6 +78,13 @@ def report(out: StepOut) -> Array:
     return jnp.stack([out.loss, rate])
 
 
+def _step(spec: FeedSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Array]:
+    # Behind the barrier a step is compiled the same wherever its batch comes from: gathered, cut from a stack or an argument.
+    state, batch = lax.optimization_barrier((state, batch))
+    state, out = spec.step(state, batch, axis_name=axis_name)
+    return state, report(out)
+
+
 def repeat_steps(one: Callable[..., tuple[TrainState, Array]], unroll: int = 0) -> Callable[..., tuple[TrainState, Array]]:
     """`count` steps in one program; `one(state, j)` does the j-th.  `count` is traced, so any number is the same program.
 
@@ -114,6 +121,7 @@ class ResidentFeed:
         self._arrays = place(dict(data.arrays), spec.devices)
         self._weight = None if data.weight is None else place(data.weight, spec.devices)
         self._programs: dict[Any, Any] = {}
+        self._counts: dict[int, Array] = {}
 
     def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
         """The calls of an epoch from batch `start`; `step`: updates done so far; `limit(step)`: most steps from there."""
@@ -168,9 +176,6 @@ class ResidentFeed:
             weight = own if weight is None else weight * own
         return Batch(inputs, weight, weight)
 
-    def _step(self, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Array]:
-        state, out = self.spec.step(state, batch, axis_name=axis_name)
-        return state, report(out)
 
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
@@ -181,9 +186,9 @@ class ResidentFeed:
 
     def _full_program(self, pack: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
         def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
-            return self._step(state, self._batch(pack, state.step - pack["first"], False, axis_name), axis_name)
+            return _step(self.spec, state, self._batch(pack, state.step - pack["first"], False, axis_name), axis_name)
 
-        if self.spec.steps_per_call == 1 or (steps == 1 and unrolls(self.spec.model)):
+        if steps == 1 and unrolls(self.spec.model):
             program = self._compiled("train", lambda s, p, axis_name: one(s, p, axis_name), counted=False)
             return lambda state: program(state, pack)
         unroll = steps if unrolls(self.spec.model) else 0
@@ -191,12 +196,19 @@ class ResidentFeed:
         def many(state: TrainState, pack: Mapping[str, Any], count: Any, axis_name: str | None):
             return repeat_steps(lambda s, _: one(s, pack, axis_name), unroll)(state, count)
 
-        program = self._compiled(f"train x {unroll}" if unroll else "train", many, counted=True)
-        return lambda state: program(state, pack, np.int32(steps))
+        # one step a call runs the same loop: a step compiled outside it may be rounded differently
+        program, count = self._compiled(f"train x {unroll}" if unroll else "train", many, counted=True), self._count(steps)
+        return lambda state: program(state, pack, count)
+
+    def _count(self, steps: int) -> Array:
+        """A number of steps on the devices, where a call need not send it again."""
+        if steps not in self._counts:
+            self._counts[steps] = place(np.int32(steps), self.spec.devices)
+        return self._counts[steps]
 
     def _tail_program(self, pack: Mapping[str, Any]) -> Callable[[TrainState], Any]:
         def tail(state: TrainState, pack: Mapping[str, Any], axis_name: str | None):
-            return self._step(state, self._batch(pack, self.num_batches - 1, True, axis_name), axis_name)
+            return _step(self.spec, state, self._batch(pack, self.num_batches - 1, True, axis_name), axis_name)
 
         program = self._compiled("train_tail", tail, counted=False)
         return lambda state: program(state, pack)
@@ -248,9 +260,9 @@ class StreamFeed:
     def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Call]:
         """Batches of equal shapes as one call, or one by one where a call of so many would be a program of its own."""
         most, unroll = self.spec.steps_per_call, unrolls(self.spec.model)
-        together = most > 1 and (len(group) == most if unroll else self._is_usual(group[0][0]))
+        together = len(group) == most > 1 if unroll else self._is_usual(group[0][0])
         if not together:
-            program = self._program("train" if most == 1 or unroll else "train_tail", self._step)
+            program = self._program("train" if unroll else "train_tail", functools.partial(_step, self.spec))
             for batch, count in group:
                 yield Call(functools.partial(_run_batch, program, batch), 1, count)
             return
@@ -270,15 +282,12 @@ class StreamFeed:
     def _many(self, unroll: int) -> Any:
         def many(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
             def one(state: TrainState, j: Any):
-                return self._step(state, jax.tree.map(lambda x: x[j], stack), axis_name)
+                return _step(self.spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
             return repeat_steps(one, unroll)(state, count)
 
         return self._program(f"train x {unroll}" if unroll else "train", many, (None,))
 
-    def _step(self, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Array]:
-        state, out = self.spec.step(state, batch, axis_name=axis_name)
-        return state, report(out)
 
     def _program(self, name: str, fn: Callable[..., Any], more: tuple[Any, ...] = ()) -> Any:
         if name not in self._programs:
