@@ -176,8 +176,6 @@ def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None,
     """
     size = rows(batch, axes)
     step = count * multiple
-    if batch.metric_weight is None:  # rows count in metrics as they do in training: padding must not change that
-        batch = batch._replace(metric_weight=batch.weight)
     if size % step:
         batch = pad_rows(batch, -(-size // step) * step, axes)
     if count == 1:

@@ -45,6 +45,11 @@ def labels_of(stream, epoch=0, **more):
 # ---------------------------------------------------------------------------------------------------------------- Batch
 
 
+def test_padding_keeps_metric_weights_that_follow_the_training_weights():
+    padded = pad_rows(Batch({"data": np.ones((2, 1))}, np.array([0.5, 2.0])), 3)
+    assert padded.weight.tolist() == padded.metric_weight.tolist() == [0.5, 2.0, 0.0]
+
+
 def test_a_batch_is_a_pytree():
     leaves = jax.tree.leaves(Batch({"data": X, "label": Y}, np.ones(10, np.float32)))
     assert len(leaves) == 3

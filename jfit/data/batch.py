@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     Attributes:
         inputs: name -> array, numpy or jax, rows on axis 0.
         weight: (rows,) float32, or None for all 1.
-        metric_weight: (rows,) float32, or None for all 1.
+        metric_weight: (rows,) float32, or None for the same as `weight`.
 
     Example:
         >>> import numpy as np
@@ -105,7 +105,8 @@ def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
         axis = row_axis(name, axes)
         array = value if hasattr(value, "take") else np.asarray(value)
         inputs[name] = value if axis is None else array.take(index, axis=axis)
-    return Batch(inputs, _pad_weight(batch.weight, count, size), _pad_weight(batch.metric_weight, count, size))
+    counted = batch.weight if batch.metric_weight is None else batch.metric_weight
+    return Batch(inputs, _pad_weight(batch.weight, count, size), _pad_weight(counted, count, size))
 
 
 def _pad_weight(weight: Any | None, count: int, size: int) -> np.ndarray:
