@@ -176,7 +176,6 @@ class ResidentFeed:
             weight = own if weight is None else weight * own
         return Batch(inputs, weight, weight)
 
-
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
             axes = {"arrays": None, "weight": None, "order": 0, "first": None}
@@ -287,7 +286,6 @@ class StreamFeed:
             return repeat_steps(one, unroll)(state, count)
 
         return self._program(f"train x {unroll}" if unroll else "train", many, (None,))
-
 
     def _program(self, name: str, fn: Callable[..., Any], more: tuple[Any, ...] = ()) -> Any:
         if name not in self._programs:

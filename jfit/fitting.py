@@ -270,7 +270,15 @@ def _model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Mod
 def train_data_of(model: Model, data: Any, batch_size: int, shuffle: bool, seed: int) -> ArrayData | StreamData:
     """Training data by the model's input names; begin states may be left out."""
     names = _needed(model, data)
-    return as_data(data, batch_size=batch_size, input_names=names, label_names=model.labels, shuffle=shuffle, seed=seed)
+    return as_data(
+        data,
+        batch_size=batch_size,
+        input_names=names,
+        label_names=model.labels,
+        shuffle=shuffle,
+        seed=seed,
+        axes=model.batch_axes,
+    )
 
 
 def _needed(model: Model, data: Any) -> list[str]:

@@ -376,5 +376,11 @@ def eval_data_of(model: Model, data: Any, batch_size: int, labels: bool = True) 
     given = set(data) if isinstance(data, Mapping) else set()
     names = [n for n in model.inputs if n not in model.optional or n in given]
     return as_data(
-        data, batch_size=batch_size, input_names=names, label_names=model.labels, shuffle=False, require_labels=labels
+        data,
+        batch_size=batch_size,
+        input_names=names,
+        label_names=model.labels,
+        shuffle=False,
+        require_labels=labels,
+        axes=model.batch_axes,
     )

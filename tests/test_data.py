@@ -45,11 +45,6 @@ def labels_of(stream, epoch=0, **more):
 # ---------------------------------------------------------------------------------------------------------------- Batch
 
 
-def test_padding_keeps_metric_weights_that_follow_the_training_weights():
-    padded = pad_rows(Batch({"data": np.ones((2, 1))}, np.array([0.5, 2.0])), 3)
-    assert padded.weight.tolist() == padded.metric_weight.tolist() == [0.5, 2.0, 0.0]
-
-
 def test_a_batch_is_a_pytree():
     leaves = jax.tree.leaves(Batch({"data": X, "label": Y}, np.ones(10, np.float32)))
     assert len(leaves) == 3
@@ -65,7 +60,7 @@ def test_padding_repeats_real_rows_and_weighs_them_zero():
 def test_padding_keeps_given_weights_and_device_arrays():
     batch = pad_rows(Batch({"data": jnp.ones((2, 3))}, np.array([0.5, 2], np.float32)), 3)
     assert isinstance(batch.inputs["data"], jax.Array)
-    assert batch.weight.tolist() == [0.5, 2, 0] and batch.metric_weight.tolist() == [1, 1, 0]
+    assert batch.weight.tolist() == batch.metric_weight.tolist() == [0.5, 2, 0]
     assert pad_rows(batch, 3) is batch
 
 

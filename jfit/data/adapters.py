@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jfit.data.arrays import ArrayData
-from jfit.data.batch import Batch
+from jfit.data.batch import Axes, Batch
 from jfit.data.elements import Names, is_array, is_mxnet_iter, to_named
 from jfit.data.stream import StreamData
 
@@ -25,6 +25,7 @@ def as_data(
     seed: int = 0,
     train_pad: bool = True,
     require_labels: bool = True,
+    axes: Axes | None = None,
 ) -> ArrayData | StreamData:
     """Training or evaluation data from anything people have it in.
 
@@ -40,6 +41,7 @@ def as_data(
         seed: fixes the orders.
         train_pad: rows an MXNet iterator wraps weigh 1 in training (as MXNet has it) or 0; in metrics they weigh 0.
         require_labels: whether data without labels is an error; False for prediction.
+        axes: input name -> axis of the rows in the batches of a stream, where it is not 0 (arrays have their rows first).
 
     Returns:
         `ArrayData` or `StreamData`; one that is passed in comes back as it is.
@@ -58,7 +60,7 @@ def as_data(
         raise ValueError(f"batch_size is {batch_size}, at least 1 is needed.")
     if isinstance(data, (ArrayData, StreamData)):
         return data
-    names = Names.of(input_names, label_names, require_labels)
+    names = Names.of(input_names, label_names, require_labels, axes)
     if _is_stream(data):
         return StreamData(data, names, train_pad=train_pad)
     arrays, weight = _arrays(data, names)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfit.data.arrays import to_array
-from jfit.data.batch import Batch, check_batch, rows
+from jfit.data.batch import Axes, Batch, check_batch, rows
 from jfit.ops.registry import nearest
 
 
@@ -30,12 +30,15 @@ class Names(NamedTuple):
     inputs: tuple[str, ...]
     labels: tuple[str, ...]
     require_labels: bool = True
+    axes: Axes | None = None  # input name -> axis of its rows, where a stream has it elsewhere than on axis 0
 
     @classmethod
-    def of(cls, inputs: Iterable[str], labels: Iterable[str] = (), require_labels: bool = True) -> Names:
+    def of(
+        cls, inputs: Iterable[str], labels: Iterable[str] = (), require_labels: bool = True, axes: Axes | None = None
+    ) -> Names:
         """Names from any sequences; a label listed among the inputs is a label."""
         labels = tuple(labels)
-        return cls(tuple(n for n in inputs if n not in labels), labels, require_labels)
+        return cls(tuple(n for n in inputs if n not in labels), labels, require_labels, axes)
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -137,12 +140,12 @@ def to_batch(element: Any, names: Names, *, described: Any = None, train_pad: bo
                 f"input {name!r} of a batch is the single number {value}, an array with one entry per row is needed; "
                 "the data seems to give samples one by one: batch them first (a DataLoader, .batch(n), or arrays as (x, y))."
             )
-    batch = check_batch(Batch(inputs, _weight(weight), _weight(metric_weight)))
-    return _mark_pad(batch, pad, train_pad) if pad else batch
+    batch = check_batch(Batch(inputs, _weight(weight), _weight(metric_weight)), names.axes)
+    return _mark_pad(batch, pad, train_pad, names.axes) if pad else batch
 
 
-def _mark_pad(batch: Batch, pad: int, train_pad: bool) -> Batch:
-    real = np.ones(rows(batch), np.float32)  # (rows,)
+def _mark_pad(batch: Batch, pad: int, train_pad: bool, axes: Axes | None) -> Batch:
+    real = np.ones(rows(batch, axes), np.float32)  # (rows,)
     real[len(real) - pad :] = 0.0
     return batch._replace(weight=batch.weight if train_pad else real, metric_weight=real)
 
