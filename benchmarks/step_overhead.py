@@ -83,8 +83,9 @@ def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, 
     for name, leg in legs.items():
         record = records[name]
         record["accuracy"] = float(leg.accuracy)
-        if not quick and not record["accuracy"] >= LEARNED:
-            raise SystemExit(f"{name} reached a training accuracy of {record['accuracy']:.3f}, a working leg passes {LEARNED}.")
+        record["learned"] = quick or record["accuracy"] >= LEARNED  # one leg that fails must not cost the others' figures
+        if not record["learned"]:
+            print(f"  {name} reached a training accuracy of {record['accuracy']:.3f}, a working leg passes {LEARNED}", file=sys.stderr)
         record["rates"] = measure.rates(epochs[name], clock).tolist()
         record["rate"] = measure.summary(measure.rates(epochs[name], clock))
         if "hand" in legs:

@@ -12,7 +12,7 @@ import numpy as np
 
 CLASSES = 10
 SIDE = 28
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.02
 MOMENTUM = 0.9
 
 
