@@ -85,19 +85,11 @@ def _step(spec: FeedSpec, state: TrainState, batch: Batch, axis_name: str | None
     return state, report(out)
 
 
-def repeat_steps(one: Callable[..., tuple[TrainState, Array]], unroll: int = 0) -> Callable[..., tuple[TrainState, Array]]:
-    """`count` steps in one program; `one(state, j)` does the j-th.  `count` is traced, so any number is the same program.
-
-    With `unroll` the loop is written out for exactly that many steps.
-    """
+def repeat_steps(one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., tuple[TrainState, Array]]:
+    """`count` steps in one program; `one(state, j)` does the j-th.  `count` is traced, so any number is the same program."""
 
     def run(state: TrainState, count: Any) -> tuple[TrainState, Array]:
-        told = jnp.zeros(2, jnp.float32)
-        if unroll:
-            for j in range(unroll):
-                state, told = lax.optimization_barrier(one(state, j))  # each step stays the program it is alone
-            return state, told
-        return lax.fori_loop(0, count, lambda j, carry: one(carry[0], j), (state, told))
+        return lax.fori_loop(0, count, lambda j, carry: one(carry[0], j), (state, jnp.zeros(2, jnp.float32)))
 
     return run
 
@@ -134,8 +126,6 @@ class ResidentFeed:
                 at += 1
                 continue
             steps = min(self.spec.steps_per_call, self.full - at, limit(step + at - start))
-            if steps < self.spec.steps_per_call and unrolls(self.spec.model):
-                steps = 1  # each number of unrolled steps would be a program of its own
             yield Call(self._full_program(pack, steps), steps, steps * size)
             at += steps
 
@@ -187,16 +177,14 @@ class ResidentFeed:
         def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
             return _step(self.spec, state, self._batch(pack, state.step - pack["first"], False, axis_name), axis_name)
 
-        if steps == 1 and unrolls(self.spec.model):
-            program = self._compiled("train", lambda s, p, axis_name: one(s, p, axis_name), counted=False)
+        if self.spec.steps_per_call == 1:
+            program = self._compiled("train", one, counted=False)
             return lambda state: program(state, pack)
-        unroll = steps if unrolls(self.spec.model) else 0
 
         def many(state: TrainState, pack: Mapping[str, Any], count: Any, axis_name: str | None):
-            return repeat_steps(lambda s, _: one(s, pack, axis_name), unroll)(state, count)
+            return repeat_steps(lambda s, _: one(s, pack, axis_name))(state, count)
 
-        # one step a call runs the same loop: a step compiled outside it may be rounded differently
-        program, count = self._compiled(f"train x {unroll}" if unroll else "train", many, counted=True), self._count(steps)
+        program, count = self._compiled("train", many, counted=True), self._count(steps)
         return lambda state: program(state, pack, count)
 
     def _count(self, steps: int) -> Array:
@@ -258,10 +246,9 @@ class StreamFeed:
 
     def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Call]:
         """Batches of equal shapes as one call, or one by one where a call of so many would be a program of its own."""
-        most, unroll = self.spec.steps_per_call, unrolls(self.spec.model)
-        together = len(group) == most > 1 if unroll else self._is_usual(group[0][0])
-        if not together:
-            program = self._program("train" if unroll else "train_tail", functools.partial(_step, self.spec))
+        most, usual = self.spec.steps_per_call, self._is_usual(group[0][0])
+        if most == 1 or not usual:
+            program = self._program("train" if most == 1 else "train_tail", functools.partial(_step, self.spec))
             for batch, count in group:
                 yield Call(functools.partial(_run_batch, program, batch), 1, count)
             return
@@ -269,7 +256,7 @@ class StreamFeed:
         batches += batches[-1:] * (most - len(batches))  # not computed: the program is told how many count
         axis = 1 if len(self.spec.devices) > 1 else 0
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
-        program = self._many(most if unroll else 0)
+        program = self._many()
         steps = np.int32(len(group))
         yield Call(lambda state: program(state, stack, steps), len(group), sum(count for _, count in group))
 
@@ -278,14 +265,14 @@ class StreamFeed:
         self._usual = self._usual or shapes
         return shapes == self._usual
 
-    def _many(self, unroll: int) -> Any:
+    def _many(self) -> Any:
         def many(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
             def one(state: TrainState, j: Any):
                 return _step(self.spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
-            return repeat_steps(one, unroll)(state, count)
+            return repeat_steps(one)(state, count)
 
-        return self._program(f"train x {unroll}" if unroll else "train", many, (None,))
+        return self._program("train", many, (None,))
 
     def _program(self, name: str, fn: Callable[..., Any], more: tuple[Any, ...] = ()) -> Any:
         if name not in self._programs:
@@ -311,7 +298,13 @@ def unpaddable_sentence(count: int, unit: int) -> str:
 
 
 def make_feed(data: ArrayData | StreamData, spec: FeedSpec, *, paddable: bool = True, on_device: bool | str = "auto") -> Any:
-    """The feed for some data: resident where it fits, else streaming."""
+    """The feed for some data: resident where it fits, else streaming.
+
+    Nets whose loops must be unrolled run one step a dispatch whatever was asked for: a loop would be slow, and steps written
+    out one after the other are not rounded as one by one.
+    """
+    if unrolls(spec.model):
+        spec = spec._replace(steps_per_call=1)
     resident = fits_on_device(data, spec.devices) if on_device == "auto" else bool(on_device)
     if resident and isinstance(data, ArrayData):
         return ResidentFeed(data, spec, paddable=paddable)

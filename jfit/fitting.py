@@ -77,7 +77,8 @@ def fit(
         devices: None (one device), a number, "all" or a list of devices; the batch is split over them.
         shuffle: read arrays in a new order every epoch, a function of (seed, epoch).
         seed: fixes initial values, orders and dropout.
-        steps_per_call: updates in one dispatch; the results are those of one by one.  "auto" chooses.
+        steps_per_call: updates in one dispatch; the results are those of one by one.  "auto" chooses.  Nets with convolutions
+            run one a dispatch on CPU, where more do not pay.
         callbacks: `jfit.callbacks` or functions of one event.
         checkpoint: folder for checkpoints.
         checkpoint_every: "epoch" or a number of steps.

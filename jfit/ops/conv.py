@@ -123,7 +123,7 @@ def _convolve(data: Array, weight: Array, layout: str, stride, pads, dilate, gro
     )
 
 
-SLICES = 16  # of the batch, in the weight gradient on CPU
+SLICES = 8  # of the batch, in the weight gradient on CPU; 16 are 3 to 5 % faster and compile twice as long
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -143,18 +143,17 @@ def _sliced_backward(pads, kept, grad):
     data, weight = kept
     d_data = jax.vjp(lambda x: _convolve(x, weight, "NHWC", (1, 1), pads, (1, 1), 1), data)[1](grad)[0]
 
-    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        x, g = part
+    def part(x: Array, g: Array) -> Array:
         # Channels become the batch and rows the channels.  Without the barriers XLA folds the transposes into the
         # convolution, which then misses its fast form inside a loop.
         x = lax.optimization_barrier(jnp.transpose(x, (3, 1, 2, 0)))
         g = lax.optimization_barrier(jnp.transpose(g, (1, 2, 0, 3)))
-        spec = ("NHWC", "HWIO", "NHWC")
-        return total + lax.conv_general_dilated(x, g, (1, 1), pads, dimension_numbers=spec), None
+        return lax.conv_general_dilated(x, g, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    parts = tuple(a.reshape(SLICES, -1, *a.shape[1:]) for a in (data, grad))
-    out, channels, *kernel = weight.shape
-    total, _ = lax.scan(add, jnp.zeros((channels, *kernel, out), data.dtype), parts)
+    # Written out and not a scan: the slices then run beside each other on several cores (LeNet on two: 0.99 of the
+    # speed of a hand-written loop, the scan 0.92).
+    parts = zip(jnp.split(data, SLICES), jnp.split(grad, SLICES), strict=True)
+    total = functools.reduce(jnp.add, [part(x, g) for x, g in parts])  # (channels, *kernel, filters)
     return d_data, jnp.transpose(total, (3, 0, 1, 2))
 
 
@@ -165,7 +164,7 @@ def _slices_help(data: Array, runs: str, stride, dilate, groups: int) -> bool:
     """Where the sliced gradient was measured to be faster: large batches of (N, H, W, C) on CPU in float32."""
     plain = groups == 1 and stride == (1, 1) and dilate == (1, 1)
     rows = data.shape[0]
-    even = rows >= 2 * SLICES and rows % SLICES == 0
+    even = rows >= 4 * SLICES and rows % SLICES == 0
     return plain and even and runs == "NHWC" and data.dtype == jnp.float32 and jax.default_backend() == "cpu"
 
 
