@@ -32,7 +32,7 @@ clean:
 	@test -n "$(PYTHON)" || { echo "No python3.11 or python3 was found; install Python 3.11 or newer, or run make PYTHON=/path/to/python."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is too old, jfit needs Python 3.11 or newer; run make PYTHON=/path/to/python."; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "venv failed; on Debian install python3-venv."; exit 1; }
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
 
 # One stamp per set of extras: a changed pyproject.toml installs again, an unchanged one costs nothing.

@@ -38,7 +38,7 @@ MOST_IMPORT_EXTRA_S = 0.3
 
 def _rival(legs: dict[str, Any], group: str) -> str | None:
     """The fastest measured leg of a group: a bar is held against a peer's best, not its default."""
-    measured = [n for n, leg in legs.items() if "rate" in leg and entry(n).group == group]
+    measured = [n for n, leg in legs.items() if leg.get("learned", "rate" in leg) and entry(n).group == group]
     return max(measured, key=lambda n: legs[n]["rate"]["median"], default=None)
 
 
@@ -55,7 +55,8 @@ def verdicts(runs: list[dict[str, Any]], ratio: Callable[[dict[str, Any], str, s
             rival = _rival(run["legs"], bar.group)
             record: dict[str, Any] = {**dataclasses.asdict(bar), "clock": run["clock"], "rival": rival}
             record |= {"ratio": None, "passed": None}
-            if rival is not None and "rate" in run["legs"].get(bar.leg, {}):
+            leg = run["legs"].get(bar.leg, {})
+            if rival is not None and leg.get("learned", "rate" in leg):
                 record["ratio"] = ratio(run, bar.leg, rival)
                 record["passed"] = record["ratio"]["median"] >= bar.factor
             found.append(record)

@@ -71,11 +71,7 @@ def _set_up(names: list[str], workload: Workload, cores: int) -> tuple[dict[str,
 
 
 def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, *, quick: bool) -> dict[str, Any]:
-    """Measure one workload in this process, which is pinned first.
-
-    Raises:
-        SystemExit: if a leg did not learn: its speed would be that of another program.
-    """
+    """Measure one workload in this process, which is pinned first."""
     pinned = measure.pin(cores)
     legs, records = _set_up(names, workload, cores)
     epochs = measure.interleave(legs, rounds) if legs else {}
@@ -85,7 +81,7 @@ def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, 
         record["accuracy"] = float(leg.accuracy)
         record["learned"] = quick or record["accuracy"] >= LEARNED  # one leg that fails must not cost the others' figures
         if not record["learned"]:
-            print(f"  {name} reached a training accuracy of {record['accuracy']:.3f}, a working leg passes {LEARNED}", file=sys.stderr)
+            print(f"  {name}: training accuracy {record['accuracy']:.3f}, a working leg passes {LEARNED}", file=sys.stderr)
         record["rates"] = measure.rates(epochs[name], clock).tolist()
         record["rate"] = measure.summary(measure.rates(epochs[name], clock))
         if "hand" in legs:
@@ -168,6 +164,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
     if arguments.markdown:
+        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
         arguments.markdown.write_text(page, encoding="utf-8")
 
 

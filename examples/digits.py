@@ -57,6 +57,7 @@ def draw(net: sym.Symbol, directory: Path) -> None:
 
 
 def main() -> int:
+    shutil.rmtree(DIRECTORY, ignore_errors=True)  # a demo starts afresh
     train, valid = digits()
     net = network()
     started = time.perf_counter()
@@ -68,7 +69,7 @@ def main() -> int:
         num_epoch=EPOCHS,
         optimizer="adam",
         optimizer_params={"learning_rate": 0.004},
-        schedule=jfit.optim.cosine(max_update=EPOCHS * len(train[0]) // BATCH, base_lr=0.004),
+        schedule="cosine",
         eval_metric="acc",
         directory=str(DIRECTORY),
         checkpoint=str(DIRECTORY / "checkpoint"),

@@ -25,11 +25,12 @@ from jfit import callbacks, checkpoint, counters, data, init, metrics, ops, opti
 from jfit import symbol as sym
 from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
-from jfit.fitting import fit, predict, score
+from jfit.fitting import fit
 from jfit.lowering import lower
 from jfit.model import Model, Policy
 from jfit.parallel import data_parallel
 from jfit.run import Run, last_run
+from jfit.scoring import predict, score
 from jfit.state import TrainState, init_state
 from jfit.step import StepOut, eval_step, predict_step, train_step
 from jfit.symbol import Symbol

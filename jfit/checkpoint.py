@@ -117,6 +117,35 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
     return _rebuild(folder, arrays, record["keys"], like)
 
 
+def set_aside(directory: str | os.PathLike[str]) -> Path | None:
+    """Moves the checkpoints of an earlier run out of the way of a new one: into `earlier-1`, `earlier-2`, ... of the folder.
+
+    Args:
+      directory: folder of a run's checkpoints; it need not exist.
+
+    Returns:
+      The folder they are in now; None where there were none.
+
+    Example:
+      >>> import tempfile
+      >>> folder = tempfile.mkdtemp()
+      >>> _ = save(folder, {"step": np.int32(7)})
+      >>> set_aside(folder).name, latest(folder) is None
+      ('earlier-1', True)
+    """
+    folders = _folders(Path(directory))
+    if not folders:
+        return None
+    number = 1
+    while (Path(directory) / f"earlier-{number}").exists():
+        number += 1
+    target = Path(directory) / f"earlier-{number}"
+    target.mkdir()
+    for folder in folders:
+        folder.rename(target / folder.name)
+    return target
+
+
 def load_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads what `save` was given as `meta`.
 

@@ -1,4 +1,4 @@
-"""fit, score, predict: what people call.  They check the input, wire the rooms together and hand over to a `Run`."""
+"""fit: checks the input, wires the rooms together and hands over to a `Run`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jfit import checkpoint as checkpoints
 from jfit import optim
 from jfit.callbacks import Callback, as_callback, checkpointing
 from jfit.callbacks import progress as progress_bar
@@ -77,10 +77,10 @@ def fit(
         devices: None (one device), a number, "all" or a list of devices; the batch is split over them.
         shuffle: read arrays in a new order every epoch, a function of (seed, epoch).
         seed: fixes initial values, orders and dropout.
-        steps_per_call: updates in one dispatch; the results are those of one by one.  "auto" chooses.  Nets with convolutions
-            run one a dispatch on CPU, where more do not pay.
+        steps_per_call: updates in one dispatch, same bits as one by one (on CPU, nets with convolutions run one);
+            "auto" chooses.
         callbacks: `jfit.callbacks` or functions of one event.
-        checkpoint: folder for checkpoints.
+        checkpoint: folder for checkpoints; an earlier run's are moved into `earlier-<n>` there unless this run resumes.
         checkpoint_every: "epoch" or a number of steps.
         resume: True or a folder: go on from the newest checkpoint there, if there is one.
         schedule: learning-rate schedule: name ("cosine", "poly", "factor", ...), `jfit.optim` schedule, or an optax schedule
@@ -88,7 +88,8 @@ def fit(
         schedule_params: its parameters where it is a name; base_lr is the optimizer's learning rate and max_update all
             updates of the run unless given.
         frozen: names or glob patterns of parameters that do not learn.
-        micro_batches: the batch in so many parts with added gradients: the same update, less memory.
+        micro_batches: the batch in so many parts with added gradients: less memory, and the same update where neither batch
+            statistics nor a normalised loss head (normalization="batch" or "valid") look at the whole batch.
         clip_norm: bound on the global 2-norm of the mean gradient.
         clip_value: bound on each value of the mean gradient.
         policy: "bfloat16" or a `Policy`: compute dtype with float32 parameters.
@@ -173,60 +174,9 @@ def fit(
     del state  # the loop's own; a second reference would keep the first parameters in memory
     if resume:
         run.resume_from(checkpoint if resume is True else resume)
+    elif checkpoint is not None:
+        checkpoints.set_aside(checkpoint)  # an earlier run's: its higher steps would be taken for newer
     return run.go()
-
-
-def score(
-    model: Any,
-    data: Any,
-    eval_metric: Any = "acc",
-    *,
-    params: Mapping[str, Any],
-    aux: Mapping[str, Any] | None = None,
-    **given: Any,
-) -> dict[str, float]:
-    """Loss and metrics of a model with given parameters over a data set; padded rows never count.
-
-    Args:
-        model: Symbol, Model, or function with `loss=`.
-        data: as for `fit`.
-        eval_metric: as for `fit`.
-        params: parameters by name.
-        aux: auxiliary states by name.
-        given: batch_size, devices, policy, loss.
-
-    Example:
-        >>> import jfit, numpy as np
-        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
-        >>> net = jfit.sym.SoftmaxOutput(net, name="softmax")
-        >>> params = {"fc_weight": np.eye(2, dtype="float32"), "fc_bias": np.zeros(2, "float32")}
-        >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
-        1.0
-    """
-    return _frozen_run(model, params, aux, eval_metric=eval_metric, **given).score(data)
-
-
-def predict(model: Any, data: Any, *, params: Mapping[str, Any], aux: Mapping[str, Any] | None = None, **given: Any) -> Any:
-    """Outputs of a model with given parameters for every row of `data`; labels are not needed.
-
-    Args:
-        model: Symbol, Model, or function with `loss=`.
-        data: inputs as for `fit`, without labels.
-        params: parameters by name.
-        aux: auxiliary states by name.
-        given: batch_size, devices, policy, loss.
-
-    Returns:
-        One numpy array with rows as the data has them, or a tuple where the model has several outputs.
-
-    Example:
-        >>> import jfit, numpy as np
-        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
-        >>> params = {"fc_weight": np.eye(2, dtype="float32"), "fc_bias": np.zeros(2, "float32")}
-        >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
-        (3, 2)
-    """
-    return _frozen_run(model, params, aux, **given).predict(data)
 
 
 def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
@@ -384,16 +334,6 @@ def _callbacks(given: Any, progress: bool | str, checkpoint: Any, every: int | s
         found.insert(0, progress_bar(force=progress is True))
     # a checkpoint holds the states that the other callbacks have after the same event
     return sorted(found, key=lambda c: c.name == "checkpointing")
-
-
-def _frozen_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
-    """A run that only scores and predicts."""
-    model = as_model(model, loss=loss, params=params, aux=aux)
-    flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
-    settings = settings_of(**given)
-    values = {k: jnp.asarray(v) for k, v in flat.items()}, {k: jnp.asarray(v) for k, v in flat_aux.items()}
-    state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key_data(jax.random.key(0)))
-    return Run(model, settings, place(state, settings["devices"]))
 
 
 def _positive(**values: Any) -> None:

@@ -77,7 +77,8 @@ def train_step(
         metrics: metrics that are folded into `state.metrics`.
         schedule: `schedule(count, base) -> rate` (see `jfit.optim.schedules`) or an optax schedule; None: the base rate.
         frozen: names or glob patterns of parameters that do not learn.
-        micro_batches: the batch is cut into so many parts whose gradients are added: the same update, less memory.
+        micro_batches: the batch is cut into so many parts whose gradients are added: less memory, and the same update where
+            neither batch statistics nor a loss head that normalises by its batch look at the whole batch.
         clip_norm: the rescaled gradient is shortened to this global 2-norm.
         clip_value: each value of the rescaled gradient is clipped to ± this.
         policy: mixed precision, `Policy("bfloat16")` or "bfloat16".

@@ -215,3 +215,13 @@ def test_inference_and_lowering_agree():
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(V("data")), num_hidden=3), name="softmax")
     plan = jfit.lower(net).plan(jfit.model.specs_of({"data": np.zeros((4, 2, 3)), "softmax_label": np.zeros(4)}))
     assert plan.shapes[0].shape == net.infer_shape(data=(4, 2, 3))[1][0]
+
+
+def test_sizes_that_stand_ins_agreed_on_are_traced_again_when_the_inputs_are_known():
+    a, b = sym.Variable("data"), sym.Variable("b")
+    pooled = sym.Pooling(a, kernel=(1, 2), stride=(1, 10), name="p")
+    cut = sym.slice_axis(a, axis=3, begin=0, end=5, name="s")
+    _, (width, part, _), _ = sym.Group([pooled, cut, a + b]).infer_shape(data=(2, 3, 8, 0), b=(2, 3, 8, 3))
+    assert (width, part) == ((2, 3, 8, 1), (2, 3, 8, 3))
+    _, (width, *_), _ = sym.Group([pooled, a + b]).infer_shape(data=(2, 3, 8, 0), b=(2, 3, 8, 30))
+    assert width == (2, 3, 8, 3)

@@ -180,3 +180,11 @@ def test_a_killed_process_that_is_started_again_ends_where_an_unharmed_one_does(
     final = jfit.checkpoint.load_arrays(tmp_path / "final")
     for name, value in whole.params.items():
         assert np.asarray(value).tobytes() == final[f"params/{name}"].tobytes(), name
+
+
+def test_a_fresh_run_sets_the_checkpoints_of_an_earlier_one_aside(tmp_path):
+    train(num_epoch=3, checkpoint=tmp_path)
+    train(num_epoch=1, checkpoint=tmp_path, seed=5)
+    resumed = train(num_epoch=2, checkpoint=tmp_path, seed=5, resume=True)
+    assert same(resumed, train(num_epoch=2, seed=5))
+    assert sorted(p.name.split("-")[0] for p in (tmp_path / "earlier-1").iterdir()) == ["step"] * 3

@@ -65,6 +65,7 @@ def _host(value: Any, name: str) -> np.ndarray:
 
 
 def _narrow(array: np.ndarray, name: str) -> np.ndarray:
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # devices know the machine's own byte order only
     target = _NARROW.get(array.dtype.name)
     if target is None:
         return array

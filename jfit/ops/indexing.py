@@ -97,6 +97,7 @@ def pick(ctx, attrs, data, index):
 
 @operator(
     "one_hot",
+    aliases=("_npx_one_hot",),
     inputs=("indices",),
     attrs={
         "depth": integer(),

@@ -5,7 +5,7 @@ attributes with defaults, its inputs and auxiliary states, how parameter shapes 
 batch axis goes, and one pure JAX function.  Symbols compose records, inference and lowering read them, and the
 operator table of the documentation is generated from them.
 
-Adding an operator is one decorated function in the file of its family (and one row in `tests/test_ops.py`):
+Adding an operator is one decorated function in the file of its family (and one row in a test of its family):
 
 >>> from jfit.ops.registry import lookup
 >>> fc = lookup("FullyConnected")

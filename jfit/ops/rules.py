@@ -65,7 +65,8 @@ def batch_rows(attrs: Any, rows: Sequence[MaybeRows], shapes: Any, outs: Sequenc
 def unmixed_rows(axis: int, rows: Sequence[MaybeRows], shapes: Any, outs: Sequence[Shape]) -> list[MaybeRows]:
     """Rows of data stay where they are, unless they lie on `axis`, along which the operator mixes."""
     first = rows[0]
-    if isinstance(first, Rows) and first.axis == axis % len(shapes[0]):
+    mixed = isinstance(first, Rows) and first.axis == axis % len(shapes[0])
+    if mixed or (first is None and any(r is not None for r in rows[1:])):
         return [LOST] * len(outs)
     return [first] * len(outs)
 

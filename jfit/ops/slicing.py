@@ -172,10 +172,10 @@ def _section_rows(attrs, rows, shapes, outs):
 
 
 @operator(
-    "split_v2",
+    "_split_v2",
     outputs=_sections,
     attrs={"indices": shape(()), "axis": integer(1), "squeeze_axis": flag(False), "sections": integer(0)},
-    aliases=("_split_v2",),
+    aliases=("split_v2",),
     rows=_section_rows,
 )
 def split_v2(ctx, attrs, data):

@@ -20,7 +20,7 @@ from jfit.symbol.graph import GraphError, Node, Symbol, aux_nodes
 
 Shape = tuple[int, ...]
 Known = dict[tuple[int, int], Any]  # (id(node), output) -> shape or dtype
-STAND_INS = (6, 10)  # for unknown sizes; traced shapes that differ depend on them
+STAND_INS = (6, 1008)  # for unknown sizes, with many divisors; traced shapes that differ depend on them
 MAX_SWEEPS = 4
 
 
@@ -133,18 +133,23 @@ def infer(symbol: Symbol, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[s
             declared = _declared_shape(node)
             own = tuple(int(s) for s in shapes[node.name]) if node.name in shapes else None
             known[id(node), 0] = _merge(declared, own, node, 0)
+    guessed: set[tuple[int, int]] = set()  # outputs of partly known inputs
     for _ in range(MAX_SWEEPS):
         before = dict(known)
         for node in order:
             if node.op is not None:
                 _fill(node, known)
-                _outputs(node, known, types)
+                _outputs(node, known, types, guessed)
         for node in reversed(order):
             if node.op is not None and node.op.fill is not None:
                 _fill(node, known)
-        if known == before or all(s is not None and 0 not in s for s in known.values()):
+        if known == before or (not guessed and all(_complete(s) for s in known.values())):
             break
     return known, types
+
+
+def _complete(shape: Shape | None) -> bool:
+    return shape is not None and 0 not in shape
 
 
 def _declared_shape(node: Node) -> Shape | None:
@@ -200,7 +205,7 @@ def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: N
     )
 
 
-def _outputs(node: Node, known: Known, types: Known) -> None:
+def _outputs(node: Node, known: Known, types: Known, guessed: set[tuple[int, int]]) -> None:
     """Output shapes by tracing the operator's function, where the ranks of all inputs are known."""
     assert node.op is not None
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
@@ -224,7 +229,10 @@ def _outputs(node: Node, known: Known, types: Known) -> None:
             return
         shapes = [tuple(x if x == y else 0 for x, y in zip(a, b, strict=True)) for a, b in zip(*traced, strict=True)]
     for i, found in enumerate(shapes):
-        known[id(node), i] = _merge(known.get((id(node), i)), found, node, i)
+        entry = (id(node), i)
+        # a size that two stand-ins agreed on may still depend on the true one: what was guessed gives way
+        known[entry] = _merge(None if entry in guessed else known.get(entry), found, node, i)
+        (guessed.add if unknown else guessed.discard)(entry)
 
 
 @functools.lru_cache(maxsize=8192)

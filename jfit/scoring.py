@@ -1,0 +1,78 @@
+"""score, predict: a pass over data with parameters that are at hand, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jfit.fitting import as_model
+from jfit.model import flatten_names
+from jfit.parallel import place
+from jfit.run import Run, settings_of
+from jfit.state import TrainState
+
+
+def score(
+    model: Any,
+    data: Any,
+    eval_metric: Any = "acc",
+    *,
+    params: Mapping[str, Any],
+    aux: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> dict[str, float]:
+    """Loss and metrics of a model with given parameters over a data set; padded rows never count.
+
+    Args:
+        model: Symbol, Model, or function with `loss=`.
+        data: as for `fit`.
+        eval_metric: as for `fit`.
+        params: parameters by name.
+        aux: auxiliary states by name.
+        given: batch_size, devices, policy, loss.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
+        >>> net = jfit.sym.SoftmaxOutput(net, name="softmax")
+        >>> params = {"fc_weight": np.eye(2, dtype="float32"), "fc_bias": np.zeros(2, "float32")}
+        >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
+        1.0
+    """
+    return _frozen_run(model, params, aux, eval_metric=eval_metric, **given).score(data)
+
+
+def predict(model: Any, data: Any, *, params: Mapping[str, Any], aux: Mapping[str, Any] | None = None, **given: Any) -> Any:
+    """Outputs of a model with given parameters for every row of `data`; labels are not needed.
+
+    Args:
+        model: Symbol, Model, or function with `loss=`.
+        data: inputs as for `fit`, without labels.
+        params: parameters by name.
+        aux: auxiliary states by name.
+        given: batch_size, devices, policy, loss.
+
+    Returns:
+        One numpy array with rows as the data has them, or a tuple where the model has several outputs.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
+        >>> params = {"fc_weight": np.eye(2, dtype="float32"), "fc_bias": np.zeros(2, "float32")}
+        >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
+        (3, 2)
+    """
+    return _frozen_run(model, params, aux, **given).predict(data)
+
+
+def _frozen_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
+    """A run that only scores and predicts."""
+    model = as_model(model, loss=loss, params=params, aux=aux)
+    flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
+    settings = settings_of(**given)
+    values = {k: jnp.asarray(v) for k, v in flat.items()}, {k: jnp.asarray(v) for k, v in flat_aux.items()}
+    state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key_data(jax.random.key(0)))
+    return Run(model, settings, place(state, settings["devices"]))
