@@ -234,6 +234,9 @@ class StreamFeed:
             # rows come first in the data; the model may want the batch elsewhere
             moved = {k: np.moveaxis(v, 0, axes.get(k, 0)) for k, v in batch.inputs.items()}
             batch = batch._replace(inputs=moved)
+        else:  # a source may fill the same buffer again while this batch still waits for its turn
+            own = {k: np.array(v) if isinstance(v, np.ndarray) else v for k, v in batch.inputs.items()}
+            batch = batch._replace(inputs=own)
         count = rows(batch, axes)
         self._size = max(self._size, count)
         if not self.paddable:

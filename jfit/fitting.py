@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,10 @@ def fit(
         )
     )
     del state  # the loop's own; a second reference would keep the first parameters in memory
+    source = checkpoint if resume is True else resume or None
     if resume:
-        run.resume_from(checkpoint if resume is True else resume)
-    elif checkpoint is not None:
+        run.resume_from(source)
+    if checkpoint is not None and (source is None or Path(source) != Path(checkpoint)):
         checkpoints.set_aside(checkpoint)  # an earlier run's: its higher steps would be taken for newer
     return run.go()
 
@@ -275,12 +277,16 @@ def _evaluation(
 def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Resolved:
     """The optimizer that `fit` was asked for, with the multipliers that the graph's variables carry."""
     params = dict(given or {})
-    if isinstance(optimizer, str) and model.symbol is not None and optimizer.lower() in optim.OPTIMIZERS:
-        for kind in ("lr_mult", "wd_mult"):
-            attrs = model.symbol.attr_dict()
-            own = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
-            if own and kind not in params:
-                params[kind] = own
+    attrs = {} if model.symbol is None else model.symbol.attr_dict()
+    for kind in ("lr_mult", "wd_mult"):
+        own = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
+        if own and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
+            params.setdefault(kind, own)
+        elif own:
+            warnings.warn(
+                f"the graph sets {kind} for {', '.join(own)}, but only jfit's optimizers by name take it: it is ignored",
+                stacklevel=3,
+            )
     if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:
         base = optim.as_schedule(schedule).base_lr
         if base is not None:

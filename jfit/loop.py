@@ -191,11 +191,13 @@ class Loop:
             if kind in callback.events:
                 self.callback_states[i] = callback.on(event, self.callback_states[i])
 
-    def _event(self, kind: str, logs: dict[str, float], *, epoch: int | None = None, batch: int | None = None) -> Event:
+    def _event(
+        self, kind: str, logs: dict[str, float], *, epoch: int | None = None, batch: int | None = None, step: int | None = None
+    ) -> Event:
         return Event(
             kind,
             self.epoch if epoch is None else epoch,
-            self.step,
+            self.step if step is None else step,
             self.batch if batch is None else batch,
             self.feed.num_batches,
             logs,
@@ -217,7 +219,7 @@ class Loop:
         logs = before.logs | values(self.metrics, totals) | _rate(last)
         self._check_finite(int(totals.first_bad_step))
         self.history.add_point(**before.where, **logs)
-        self._fire("log", logs)
+        self._fire("log", logs, **before.where)
 
     def _check_finite(self, first_bad_step: int) -> None:
         if first_bad_step >= 0 and not self._warned:

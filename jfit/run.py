@@ -52,7 +52,7 @@ class Run:
     """
 
     def __init__(self, model: Model, settings: dict[str, Any], state: TrainState, history: History | None = None) -> None:
-        self.model, self.settings, self.history = model, settings, history or History()
+        self.model, self.settings, self.history = model, settings, History() if history is None else history
         self.interrupted, self.stop_reason = False, None
         self._state: TrainState | None = state
         self._best: TrainState | None = None
@@ -180,6 +180,10 @@ class Run:
             return
         loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest that is whole
         meta = checkpoints.load_meta(directory)
+        then = meta.get("batch_size", self.batch_size)
+        if meta["position"]["batch"] and then != self.batch_size:
+            found = f"in the middle of an epoch of batches of {then} rows, this run has batch_size={self.batch_size}"
+            raise ValueError(f"the checkpoint in {directory} is {found}; resume with batch_size={then}, or from an epoch's end")
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
         saved: dict[str, list[Any]] = {}
@@ -214,7 +218,7 @@ class Run:
         return self
 
     def _what_is_left(self) -> str:
-        if not any(x.is_deleted() for x in jax.tree.leaves(self.state) if isinstance(x, jax.Array)):
+        if self._alive():
             return "the last good state is in jfit.last_run()"
         folder = self.settings["checkpoint"]
         if folder is None or checkpoints.latest(folder) is None:
@@ -225,6 +229,14 @@ class Run:
             return f"the device lost the state, and the checkpoints in {folder} cannot be read ({error})"
         step = self.position["step"]
         return f"the device lost the state; jfit.last_run() holds that of step {step}, from the checkpoint in {folder}"
+
+    def _alive(self) -> bool:
+        """Whether the state can be read: a call that failed on the device leaves arrays that raise, or none."""
+        try:
+            jax.block_until_ready(self.state)  # sync: training has stopped; deleted arrays raise too
+        except (RuntimeError, ValueError):
+            return False
+        return True
 
     # -------------------------------------------------------------------------------- using it
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
@@ -238,11 +250,12 @@ class Run:
 
     def _metrics(self, spec: Any) -> tuple[Any, ...]:
         """Metrics by name are made once: new ones would be compiled again."""
-        if not isinstance(spec, str):
+        if not isinstance(spec, (str, list)) or not all(isinstance(name, str) for name in spec):
             return resolve_metrics(spec)
-        if ("metrics", spec) not in self._scorers:
-            self._scorers["metrics", spec] = resolve_metrics(spec)
-        return self._scorers["metrics", spec]
+        key = ("metrics", str(spec))
+        if key not in self._scorers:
+            self._scorers[key] = resolve_metrics(spec)
+        return self._scorers[key]
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The outputs for every row of `data` (no labels needed): one numpy array, or a tuple where there are several."""
@@ -254,8 +267,8 @@ class Run:
 
     # -------------------------------------------------------------------------------- keeping it
     def save(self, directory: str | Path) -> Path:
-        """Write state, history and (for graphs) symbol.json into a folder, atomically; `Run.load` reads it."""
-        return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=1)
+        """Write state, history and graph as a checkpoint `step-...` of a folder, atomically; `Run.load` reads it."""
+        return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None)
 
     @classmethod
     def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, **given: Any) -> Run:
@@ -263,7 +276,7 @@ class Run:
 
         Args:
             directory: the folder.
-            model: the model or symbol; not needed for runs of graphs, whose symbol.json lies beside the state.
+            model: the model or symbol; not needed for runs of graphs, whose graph lies beside the state.
             devices: where it shall live.
             given: batch_size, eval_batch_size, eval_metric and policy, as for `fit`.
 

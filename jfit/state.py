@@ -129,7 +129,7 @@ def init_state(
         # one program instead of one for each shape; copies, because donated buffers must not be shared
         opt_state=jax.tree.map(own_buffer, jax.jit(resolved.transform.init)(learns)),
         metrics=zero_totals(metrics),
-        lr=None if rate is None else jnp.asarray(rate, jnp.float32),
+        lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy: the state's buffers are donated
         key=jax.random.key_data(run_key),
     )
 

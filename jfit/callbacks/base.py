@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-EVENTS = ("fit_start", "epoch_start", "step", "log", "epoch_end", "checkpoint", "fit_end")
+EVENTS = ("fit_start", "epoch_start", "step", "log", "epoch_end", "fit_end")
 
 
 class Event(NamedTuple):

@@ -133,7 +133,9 @@ def apply_op(
     symbols = [a for a in args if isinstance(a, Symbol)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
     given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and v is not None}
-    positional = [a for a in args if not isinstance(a, Symbol) and a is not None]
+    if any(a is None for a in args):
+        raise GraphError(f"operator {op.name} got None by position, which stands for no input; pass what follows it by name")
+    positional = [a for a in args if not isinstance(a, Symbol)]
     free = [k for k in op.attrs if k not in given]
     if len(positional) > len(free):
         raise GraphError(

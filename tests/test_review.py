@@ -1,0 +1,68 @@
+"""Promises that a reading of the code put in doubt."""
+
+import numpy as np
+import pytest
+from fit_support import blobs, compiled_once, mlp, same, train  # noqa: F401
+
+import jfit
+from jfit import counters, sym
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def test_a_stream_that_fills_one_buffer_again_and_again_trains_on_the_right_rows():
+    x, y = blobs(40)
+
+    def refilled():
+        buffer = np.empty((8, *x.shape[1:]), "float32")
+        for low in range(0, 40, 8):
+            buffer[:] = x[low : low + 8]
+            yield buffer, y[low : low + 8]
+
+    def fresh():
+        for low in range(0, 40, 8):
+            yield x[low : low + 8].copy(), y[low : low + 8]
+
+    assert same(train(data=refilled), train(data=fresh))
+
+
+def test_saving_a_run_beside_checkpoints_deletes_none_of_them(tmp_path):
+    run = train(num_epoch=3, checkpoint=tmp_path)
+    before = {p.name for p in tmp_path.iterdir()}
+    run.train(1).save(tmp_path)
+    assert before <= {p.name for p in tmp_path.iterdir()} | {min(before)}
+    assert len(list(tmp_path.glob("step-*"))) >= 3
+
+
+def test_resuming_in_the_middle_of_an_epoch_needs_the_same_batch_size(tmp_path):
+    train(num_epoch=1, checkpoint=tmp_path, checkpoint_every=2, batch_size=8)
+    with pytest.raises(ValueError, match=r"middle of an epoch of batches of 8 rows, this run has batch_size=16"):
+        train(num_epoch=2, checkpoint=tmp_path, resume=True, batch_size=16)
+
+
+def test_scoring_again_with_several_metrics_compiles_nothing():
+    run, data = train(num_epoch=1), blobs()
+    run.score(data, ["acc", "ce"])
+    with counters.counted() as seen:
+        run.score(data, ["acc", "ce"])
+    assert seen["traces"] == 0
+
+
+def test_a_learning_rate_of_the_users_is_not_donated():
+    rate = jfit.optim.cosine(10)(1)
+    state = jfit.init_state(
+        jfit.lower(mlp()), "sgd", dict(zip(("data", "softmax_label"), blobs(8), strict=True)), learning_rate=rate
+    )
+    assert state.lr is not rate and state.lr.unsafe_buffer_pointer() != rate.unsafe_buffer_pointer()
+
+
+def test_none_by_position_is_refused():
+    with pytest.raises(ValueError, match="got None by position"):
+        sym.FullyConnected(sym.Variable("x"), None, sym.Variable("b"), num_hidden=2)
+
+
+def test_multipliers_that_an_optimizer_cannot_take_are_named():
+    weight = sym.Variable("fc_weight", lr_mult=0.0)
+    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), weight, num_hidden=3, name="fc"), name="softmax")
+    with pytest.warns(UserWarning, match="sets lr_mult for fc_weight, but only jfit's optimizers"):
+        train(net, optimizer="lion", optimizer_params={})
