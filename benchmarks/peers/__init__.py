@@ -59,6 +59,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("torch_slice", "(d) PyTorch eager, indexed tensors", "d", "torch_eager", {"loader": False}),
     Entry("torch_loader", "(d) PyTorch eager, DataLoader", "d", "torch_eager", {"loader": True}),
     _hand("hand_sorted", "hand-written, data permuted once an epoch", feed="permute"),
+    _hand("hand_loop", "hand-written, 24 steps a dispatch in one fori_loop", ("w1",), steps=24),
     _hand("hand_window", "hand-written, max-pool by reduce_window", ("w2",), pool="window"),
     _hand("hand_whole", "hand-written, filter gradient in one piece", ("w2",), filter_slices=1),
 )

@@ -89,8 +89,8 @@ def forward(p: Params, x: jax.Array, kind: str, pool: str, filter_slices: int) -
 class Hand:
     """State (params, momentum, index, correct) through one donated program a batch."""
 
-    def __init__(self, workload: Workload, feed: str, pool: str, filter_slices: int) -> None:
-        self.workload, self.feed, self.accuracy = workload, feed, 0.0
+    def __init__(self, workload: Workload, feed: str, pool: str, filter_slices: int, steps: int) -> None:
+        self.workload, self.feed, self.steps, self.accuracy = workload, feed, steps, 0.0
         self.batches = workload.rows // workload.batch
         self._logits = ft.partial(forward, kind=workload.kind, pool=pool, filter_slices=filter_slices)
 
@@ -119,13 +119,18 @@ class Hand:
         correct += (logits.argmax(1) == y).sum(dtype=jnp.int32)
         return params, momentum, index + 1, correct
 
+    def _several(self, state: tuple[Any, ...], data: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+        """What is left of an epoch, but at most `steps` steps, as one dispatch."""
+        left = jnp.minimum(self.steps, self.batches - state[2])
+        return lax.fori_loop(0, left, lambda _, s: self._step(s, data), state)
+
     def setup(self) -> None:
         """Place the data, compile, train one epoch."""
         x, y = self.workload.shaped("NHWC")
         self._x, self._y = jax.device_put(x), jax.device_put(y)
         self._params = init(jr.key(0), self.workload.kind)
         self._momentum = jax.tree.map(jnp.zeros_like, self._params)
-        self._step_program = jax.jit(self._step, donate_argnums=0)
+        self._step_program = jax.jit(self._step if self.steps == 1 else self._several, donate_argnums=0)
         self._permute = jax.jit(lambda x, y, order: (x[order], y[order]))
         self._rng = np.random.default_rng(0)
         self.epoch()
@@ -136,7 +141,7 @@ class Hand:
         data = self._permute(self._x, self._y, order) if self.feed == "permute" else (self._x, self._y, order)
         state = (self._params, self._momentum, jnp.int32(0), jnp.int32(0))
         step = self._step_program
-        for _ in range(self.batches):
+        for _ in range(-(-self.batches // self.steps)):
             state = step(state, data)
         self._params, self._momentum, _, correct = state
         rows = self.batches * self.workload.batch
@@ -144,6 +149,8 @@ class Hand:
         return rows
 
 
-def make(workload: Workload, cores: int, *, feed: str = "gather", pool: str = "reshape", filter_slices: int = 16) -> Hand:
-    """The hand-written leg with one choice of feeding, pooling and filter gradient."""
-    return Hand(workload, feed, pool, filter_slices)
+def make(
+    workload: Workload, cores: int, *, feed: str = "gather", pool: str = "reshape", filter_slices: int = 16, steps: int = 1
+) -> Hand:
+    """The hand-written leg with one choice of feeding, pooling, filter gradient and steps in a dispatch."""
+    return Hand(workload, feed, pool, filter_slices, steps)
