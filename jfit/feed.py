@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.data import ArrayData, Batch, StreamData, prefetch
+from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows
 from jfit.model import Model, count_parameters
 from jfit.parallel import STATE_AXES, compile_spmd, place, place_split, split_batch
@@ -297,6 +297,23 @@ def unpaddable_sentence(count: int, unit: int) -> str:
     return (
         f"a batch of {count} rows does not divide into {unit} equal parts, and this network mixes the rows of a batch before a "
         "loss head or a batch statistic, so rows cannot be padded; choose a batch size (and data) that divides, or one device"
+    )
+
+
+def data_of(
+    model: Model, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0, labels: bool = True
+) -> ArrayData | StreamData:
+    """Data by the model's input names; begin states may be left out, and with labels=False the labels too."""
+    given = set(data) if isinstance(data, Mapping) else set()
+    return as_data(
+        data,
+        batch_size=batch_size,
+        input_names=[n for n in model.inputs if n not in model.optional or n in given],
+        label_names=model.labels,
+        shuffle=shuffle,
+        seed=seed,
+        require_labels=labels,
+        axes=model.batch_axes,
     )
 
 

@@ -14,14 +14,14 @@ from jfit import checkpoint as checkpoints
 from jfit import optim
 from jfit.callbacks import Callback, as_callback, checkpointing
 from jfit.callbacks import progress as progress_bar
-from jfit.data import ArrayData, StreamData, as_data, check_labels
+from jfit.data import ArrayData, StreamData, check_labels
 from jfit.evaluation import Scorer, make_evaluate
-from jfit.feed import FeedSpec, auto_steps_per_call, make_feed
+from jfit.feed import FeedSpec, auto_steps_per_call, data_of, make_feed
 from jfit.loop import Loop
 from jfit.lowering import lower
 from jfit.model import Model, Plan, flatten_names, from_function, specs_of
 from jfit.parallel import place
-from jfit.run import Run, eval_data_of, settings_of
+from jfit.run import Run, settings_of
 from jfit.state import TrainState, init_state
 from jfit.step import train_step
 from jfit.symbol import Symbol
@@ -139,7 +139,7 @@ def fit(
     )
     devices, metrics, policy = settings["devices"], settings["metrics"], settings["policy"]
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
-    data = train_data_of(model, train_data, batch_size, shuffle, seed)
+    data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)
     rate = (optimizer_params or {}).get("learning_rate")
     schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch)
@@ -220,25 +220,6 @@ def _model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Mod
     return made, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
 
 
-def train_data_of(model: Model, data: Any, batch_size: int, shuffle: bool, seed: int) -> ArrayData | StreamData:
-    """Training data by the model's input names; begin states may be left out."""
-    names = _needed(model, data)
-    return as_data(
-        data,
-        batch_size=batch_size,
-        input_names=names,
-        label_names=model.labels,
-        shuffle=shuffle,
-        seed=seed,
-        axes=model.batch_axes,
-    )
-
-
-def _needed(model: Model, data: Any) -> list[str]:
-    given = set(data) if isinstance(data, Mapping) else set()
-    return [n for n in model.inputs if n not in model.optional or n in given]
-
-
 def _first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
     """The first rows as the model sees them: arrays have their rows first, the feed moves them to the model's batch axis."""
     if isinstance(data, ArrayData):
@@ -261,7 +242,7 @@ def _evaluation(
     if eval_data is None:
         return None
     size, metrics = settings["eval_batch_size"], settings["metrics"]
-    data = eval_data_of(model, eval_data, size)
+    data = data_of(model, eval_data, size)
     probe = _first_batch(model, data, size)
     scorer = Scorer(model, metrics, settings["devices"], size, settings["policy"])
     try:

@@ -6,7 +6,6 @@ data -> feed -> loop( step( model ) ) -> history
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import numpy as np
 
 from jfit import checkpoint as checkpoints
 from jfit import counters
-from jfit.data import ArrayData, StreamData, as_data
 from jfit.devices import resolve
 from jfit.evaluation import Predictor, Scorer
+from jfit.feed import data_of
 from jfit.history import History
 from jfit.loop import Loop
 from jfit.lowering import lower
@@ -246,7 +245,7 @@ class Run:
         key = ("score", metrics, size)
         if key not in self._scorers:
             self._scorers[key] = Scorer(self.model, metrics, self.settings["devices"], size, self.settings["policy"])
-        return self._scorers[key](self.state, eval_data_of(self.model, data, size))
+        return self._scorers[key](self.state, data_of(self.model, data, size))
 
     def _metrics(self, spec: Any) -> tuple[Any, ...]:
         """Metrics by name are made once: new ones would be compiled again."""
@@ -262,7 +261,7 @@ class Run:
         size = batch_size or self.settings["eval_batch_size"]
         if ("predict", size) not in self._scorers:
             self._scorers["predict", size] = Predictor(self.model, self.settings["devices"], size, self.settings["policy"])
-        outputs = self._scorers["predict", size](self.state, eval_data_of(self.model, data, size, labels=False))
+        outputs = self._scorers["predict", size](self.state, data_of(self.model, data, size, labels=False))
         return outputs[0] if len(outputs) == 1 else outputs
 
     # -------------------------------------------------------------------------------- keeping it
@@ -382,18 +381,3 @@ def resolve_metrics(spec: Any) -> tuple[Any, ...]:
                 "jfit.metrics.Metric of jax functions, or compute it from run.predict()"
             )
     return tuple(found)
-
-
-def eval_data_of(model: Model, data: Any, batch_size: int, labels: bool = True) -> ArrayData | StreamData:
-    """Evaluation data by the model's input names; with labels=False they may be absent."""
-    given = set(data) if isinstance(data, Mapping) else set()
-    names = [n for n in model.inputs if n not in model.optional or n in given]
-    return as_data(
-        data,
-        batch_size=batch_size,
-        input_names=names,
-        label_names=model.labels,
-        shuffle=False,
-        require_labels=labels,
-        axes=model.batch_axes,
-    )
