@@ -1,0 +1,1 @@
+"""7 stateful shells without mathematics: MXNet's Module family, FeedForward, Trainer, KVStore, over the pure functions."""
