@@ -1,0 +1,26 @@
+"""Stage 3: one update, one evaluation, one prediction, as pure functions.
+
+train_step                                     gradients and update in one
+forward_step, gradient_step, update_step       the same, taken apart
+eval_step, predict_step                        nothing learns
+"""
+
+from jfit.step.apart import forward_step, gradient_step
+from jfit.step.observe import eval_step, predict_step
+from jfit.step.slices import Shared, part_key, plan_of, unrolls
+from jfit.step.train import Step, StepOut, train_step, update_step
+
+__all__ = [
+    "Shared",
+    "Step",
+    "StepOut",
+    "eval_step",
+    "forward_step",
+    "gradient_step",
+    "part_key",
+    "plan_of",
+    "predict_step",
+    "train_step",
+    "unrolls",
+    "update_step",
+]

@@ -1,0 +1,129 @@
+"""Forward and backward taken apart: for shells whose users call `forward`, `backward` and `update` one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.model import Aux, Model, Params, Policy, objective
+from jfit.step.slices import check_weights, chosen, part_key, parts_of, rows_of, stand_ins
+from jfit.step.train import mean_aux
+
+Outputs = tuple[Array, ...]
+
+
+def forward_step(model: Model, *, policy: Policy | str | None = None) -> Callable[..., Outputs]:
+    """(params, aux, batch, key, step, number) -> outputs in training mode; auxiliary states do not move.
+
+    Args:
+        model: the model.
+        policy: mixed precision.
+
+    Returns:
+        `fn(params, aux, batch, key, step, number, axis_name=None) -> outputs`: `key` is `state.key`, `step` and `number` say
+        which step and which of its passes; the same three give `gradient_step` the same random numbers.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jfit
+        >>> model = jfit.lower(jfit.sym.Dropout(jfit.sym.Variable("data"), p=0.5))
+        >>> fn = jfit.step.forward_step(model)
+        >>> sorted(set(fn({}, {}, {"data": jnp.ones((1, 64))}, jax.random.key_data(jax.random.key(0)), 0, 0)[0][0].tolist()))
+        [0.0, 2.0]
+    """
+    policy = Policy(policy) if isinstance(policy, str) else policy
+
+    def step(params: Params, aux: Aux, batch: Any, key: Array, step: Any, number: Any, *, axis_name: str | None = None):
+        inputs, given = _given(model, batch, part_key(key, step, number), axis_name)
+        return model.apply(params, aux, inputs, policy=policy, **given)[0]
+
+    return step
+
+
+def gradient_step(
+    model: Model, wrt: Sequence[str], *, policy: Policy | str | None = None
+) -> Callable[..., tuple[Outputs, dict[str, Array], Aux]]:
+    """(outputs, Σᵢ wᵢ ∇ℓᵢ by name, new aux) of one device's rows, nothing reduced, nothing updated.
+
+    Args:
+        model: the model.
+        wrt: names of parameters and inputs whose gradients are wanted; integer ones get zeros.
+        policy: mixed precision.
+
+    Returns:
+        `fn(params, aux, batch, key, step, number, head_gradients=None, axis_name=None)`.  Without head gradients the
+        objective is differentiated (heads and losses; plain outputs get no gradient); with them, one array for each output,
+        Σ output · head gradient is (heads make their own gradient, as MXNet's do).
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jfit
+        >>> model = jfit.lower(jfit.sym.square(jfit.sym.Variable("data")))
+        >>> fn, key = jfit.step.gradient_step(model, ["data"]), jax.random.key_data(jax.random.key(0))
+        >>> _, gradients, _ = fn({}, {}, {"data": jnp.array([3.0])}, key, 0, 0, [jnp.ones(1)])
+        >>> gradients["data"].tolist()
+        [6.0]
+    """
+    policy, wanted = Policy(policy) if isinstance(policy, str) else policy, set(wrt)
+
+    def step(
+        params: Params,
+        aux: Aux,
+        batch: Any,
+        key: Array,
+        step: Any,
+        number: Any,
+        head_gradients: Sequence[Array] | None = None,
+        *,
+        axis_name: str | None = None,
+    ) -> tuple[Outputs, dict[str, Array], Aux]:
+        inputs, given = _given(model, batch, part_key(key, step, number), axis_name)
+        floats = _floats(params, wanted), _floats(inputs, wanted)
+
+        def loss_of(learns: tuple[dict[str, Array], dict[str, Array]]):
+            fed = {**inputs, **learns[1]}
+            values, moved = model.apply({**params, **learns[0]}, aux, fed, policy=policy, **given)
+            return _objective(model, values, fed, given["weight"], head_gradients), (values, moved)
+
+        found, (values, moved) = jax.grad(loss_of, has_aux=True)(floats)
+        gradients = {**found[0], **found[1]}
+        weight = given["weight"]
+        if weight is not None:  # a slice without rows has only padding, which must not show
+            any_row = jnp.any(weight > 0)
+            gradients = jax.tree.map(lambda g: jnp.where(any_row, g, jnp.zeros_like(g)), gradients)
+            moved = chosen(any_row, moved, aux)
+        if axis_name is not None:
+            moved = mean_aux(moved, aux, weight, axis_name)
+        known: Mapping[str, Any] = {**params, **inputs}
+        return values, {n: gradients[n] if n in gradients else jnp.zeros_like(known[n]) for n in wrt}, moved
+
+    return step
+
+
+def _floats(arrays: Mapping[str, Any], wanted: set[str]) -> dict[str, Array]:
+    return {k: jnp.asarray(v) for k, v in arrays.items() if k in wanted and jnp.issubdtype(v.dtype, jnp.floating)}
+
+
+def _given(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[dict[str, Array], dict[str, Any]]:
+    """(inputs, keyword arguments of apply) of a training pass over a Batch or a dict of inputs."""
+    inputs, weight, metric_weight = parts_of(batch)
+    row_ids = None
+    if any(n in inputs for n in (*model.inputs, *model.labels)):
+        rows = rows_of(model, inputs)
+        check_weights(rows, weight=weight, metric_weight=metric_weight)
+        if weight is not None and metric_weight is not None:
+            inputs = stand_ins(model, inputs, (weight > 0) | (metric_weight > 0))
+        row_ids = jnp.arange(rows) + (0 if axis_name is None else jax.lax.axis_index(axis_name) * rows)
+    return inputs, {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids}
+
+
+def _objective(model: Model, values: Outputs, inputs: Any, weight: Array | None, head_gradients: Any) -> Array:
+    if head_gradients is None:
+        return objective(model, values, inputs, weight)
+    total = jnp.zeros((), jnp.float32)
+    for value, gradient in zip(values, head_gradients, strict=True):
+        if jnp.issubdtype(value.dtype, jnp.floating):
+            total = total + jnp.sum((value * jnp.asarray(gradient, value.dtype)).astype(jnp.float32))
+    return total

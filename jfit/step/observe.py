@@ -1,0 +1,64 @@
+"""One evaluation, one prediction: forward only, nothing learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.metrics import Metric
+from jfit.model import Aux, Model, Params, Policy, loss_sums
+from jfit.step.slices import Shared, parts_of, plan_of
+from jfit.totals import Totals, fold, head_arguments, metric_stats
+
+
+def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | str | None = None) -> Callable[..., Totals]:
+    """(params, aux, totals, batch) -> totals with this batch folded in; nothing else changes.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+        >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
+        >>> state, acc = jfit.init_state(model, "sgd", batch), jfit.metrics.get("acc")
+        >>> totals = jfit.eval_step(model, metrics=acc)(state.params, state.aux, jfit.totals.zero_totals(acc), batch)
+        >>> sorted(jfit.totals.values(acc, totals))
+        ['accuracy', 'loss']
+    """
+    metrics = tuple(metrics)
+    policy = Policy(policy) if isinstance(policy, str) else policy
+
+    def step(params: Params, aux: Aux, totals: Totals, batch: Any, *, axis_name: str | None = None) -> Totals:
+        inputs, _, weight = parts_of(batch)
+        plan = plan_of(model, inputs)
+        values, _ = model.apply(params, aux, inputs, train=False, weight=weight, axis_name=axis_name, policy=policy)
+        losses = loss_sums(model, values, inputs, weight, plan.rows)
+        stats = metric_stats(metrics, *head_arguments(model, values, inputs, weight, plan.rows))
+        shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
+        if axis_name is not None:
+            shared = lax.psum(shared, axis_name)
+        return fold(metrics, totals, shared, jnp.zeros((), jnp.int32), jnp.zeros(()))
+
+    return step
+
+
+def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callable[..., tuple[Array, ...]]:
+    """(params, aux, batch) -> outputs, per row; labels are not needed.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> model = jfit.lower(jfit.sym.softmax(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3)))
+        >>> batch = {"data": np.ones((2, 4), "float32")}
+        >>> state = jfit.init_state(model, "sgd", batch)
+        >>> jfit.predict_step(model)(state.params, state.aux, batch)[0].shape
+        (2, 3)
+    """
+    policy = Policy(policy) if isinstance(policy, str) else policy
+
+    def step(params: Params, aux: Aux, batch: Any, *, axis_name: str | None = None) -> tuple[Array, ...]:
+        inputs, _, _ = parts_of(batch)
+        data = {k: v for k, v in inputs.items() if k in model.inputs}
+        return model.apply(params, aux, data, train=False, axis_name=axis_name, policy=policy)[0]
+
+    return step

@@ -1,0 +1,185 @@
+"""The gradients of one device's slice of a batch: summed over its rows, micro-batch by micro-batch.
+
+Nothing here crosses devices; what the all-reduce adds is in `Sums.shared`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.metrics import Metric
+from jfit.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
+from jfit.ops.rows import RowsLost
+from jfit.state import TrainState, typed_key
+from jfit.totals import head_arguments, metric_stats
+
+
+class How(NamedTuple):
+    """The settings of a step that reach its gradients."""
+
+    model: Model
+    metrics: tuple[Metric, ...]
+    micro_batches: int
+    policy: Policy | None
+    sync_batch_stats: bool
+    keep_outputs: bool
+
+
+class Slots(NamedTuple):
+    """The rows of one device's slice: inputs, weights, and the global number of each."""
+
+    inputs: dict[str, Array]
+    weight: Array | None
+    metric_weight: Array | None
+    row_ids: Any
+
+
+class Sums(NamedTuple):
+    """Sums of one batch on one device; `shared` is what the all-reduce adds."""
+
+    rows: Array  # Σ weight
+    shared: Any  # Shared
+    has_loss: bool
+    outputs: tuple[Array, ...] | None
+
+
+class Shared(NamedTuple):
+    """Sums that are added over micro-batches and devices: (Σ loss, Σ count) and each metric's stats."""
+
+    loss: tuple[Array, Array]
+    metrics: tuple[Any, ...]
+
+
+def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
+    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs; weights float32."""
+    if isinstance(batch, dict):
+        return batch, None, None
+    weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
+    return dict(batch.inputs), weight, weight if metric_weight is None else metric_weight
+
+
+def rows_of(model: Model, inputs: dict[str, Array]) -> int:
+    name = next((n for n in (*model.inputs, *model.labels) if n in inputs), None)
+    if name is None:
+        raise ValueError(f"the batch has the inputs {sorted(inputs)}, the model needs {[*model.inputs, *model.labels]}")
+    return inputs[name].shape[model.batch_axes.get(name, 0)]
+
+
+def check_weights(rows: int, **weights: Array | None) -> None:
+    for name, weight in weights.items():
+        if weight is not None and weight.shape != (rows,):
+            raise ValueError(f"{name} has shape {weight.shape}, the batch has {rows} rows; pass one number per row, ({rows},)")
+
+
+def stand_ins(model: Model, inputs: dict[str, Array], counts: Array) -> dict[str, Array]:
+    """Rows that count nowhere become copies of the first that does: 0 * nan would carry what they hold into the gradient."""
+
+    def real(x: Array, axis: int) -> Array:
+        if x.ndim <= axis or x.shape[axis] != counts.shape[0]:
+            return x
+        shape = [-1 if k == axis else 1 for k in range(x.ndim)]
+        return jnp.where(counts.reshape(shape), x, lax.dynamic_index_in_dim(x, jnp.argmax(counts), axis, keepdims=True))
+
+    return {k: real(jnp.asarray(v), model.batch_axes.get(k, 0)) for k, v in inputs.items()}
+
+
+def gradients_of(how: How, learns: Params, still: Params, state: TrainState, slots: Slots, axis_name: str | None):
+    """Summed gradients, new aux and sums of one device's slice, over its micro-batches."""
+    rows = rows_of(how.model, slots.inputs)
+    check_weights(rows, weight=slots.weight, metric_weight=slots.metric_weight)
+    device = 0 if axis_name is None else lax.axis_index(axis_name)
+    slots = slots._replace(row_ids=jnp.arange(rows) + device * rows)
+
+    def part(aux: Aux, number: Any, slots: Slots):
+        return _part(how, learns, still, aux, slots, part_key(state.key, state.step, number), axis_name)
+
+    if how.micro_batches == 1:
+        return part(state.aux, 0, slots)
+    if rows % how.micro_batches:
+        raise ValueError(
+            f"micro_batches={how.micro_batches} does not divide the {rows} rows of a device's batch; "
+            "choose a divisor, or let jfit.data_parallel or jfit.fit pad the batch"
+        )
+    if how.keep_outputs:
+        raise ValueError("outputs=True needs micro_batches=1: the outputs of all micro-batches would have to be kept")
+    return _accumulate(part, how, state.aux, slots)
+
+
+def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, key: Array, axis_name: str | None):
+    """Summed gradients, new aux and sums of one micro-batch."""
+    model, (inputs, weight, metric_weight, row_ids) = how.model, slots
+    plan = plan_of(model, inputs)
+    if weight is not None and metric_weight is not None:
+        if not plan.paddable:
+            raise RowsLost(plan.reason)
+        inputs = stand_ins(model, inputs, (weight > 0) | (metric_weight > 0))
+    given = {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids, "policy": how.policy}
+
+    def loss_of(learns: Params):
+        values, moved = model.apply({**still, **learns}, aux, inputs, sync_batch_stats=how.sync_batch_stats, **given)
+        return objective(model, values, inputs, weight), (values, moved)
+
+    gradients, (values, moved) = jax.grad(loss_of, has_aux=True)(learns)
+    if weight is not None:  # a slice without rows has only padding, which must not show
+        any_row = jnp.any(weight > 0)
+        gradients = jax.tree.map(lambda g: jnp.where(any_row, g, jnp.zeros_like(g)), gradients)
+        moved = moved if how.sync_batch_stats else chosen(any_row, moved, aux)
+    losses = loss_sums(model, values, inputs, weight, plan.rows)
+    stats = metric_stats(how.metrics, *head_arguments(model, values, inputs, metric_weight, plan.rows))
+    count = jnp.sum(weight) if weight is not None else jnp.float32(len(row_ids))
+    shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
+    return gradients, moved, Sums(count, shared, losses is not None, values if how.keep_outputs else None)
+
+
+def _accumulate(part: Callable[..., Any], how: How, aux: Aux, slots: Slots):
+    """Σ over micro-batches, in order; BatchNorm's moving statistics move once per micro-batch."""
+    model, count = how.model, how.micro_batches
+
+    def cut(x: Array, axis: int = 0) -> Array:
+        shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    inputs = {k: cut(v, model.batch_axes.get(k, 0)) for k, v in slots.inputs.items()}
+    slices = Slots(inputs, *(None if w is None else cut(w) for w in slots[1:]))
+    gradients, aux, sums = part(aux, 0, jax.tree.map(lambda x: x[0], slices))
+    add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+
+    def body(carry, item):
+        gradients, aux, rows, shared = carry
+        number, rest = item
+        more, aux, extra = part(aux, number, rest)
+        return (add(gradients, more), aux, rows + extra.rows, add(shared, extra.shared)), None
+
+    carry = (gradients, aux, sums.rows, sums.shared)
+    if unrolls(model):
+        for i in range(1, count):
+            carry, _ = body(carry, (i, jax.tree.map(lambda x, i=i: x[i], slices)))
+    else:
+        carry, _ = lax.scan(body, carry, (jnp.arange(1, count), jax.tree.map(lambda x: x[1:], slices)))
+    gradients, aux, rows, shared = carry
+    return gradients, aux, sums._replace(rows=rows, shared=shared)
+
+
+def chosen(condition: Array, new: Any, old: Any) -> Any:
+    """`new` where the condition holds, else `old`, leaf by leaf."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def unrolls(model: Model) -> bool:
+    """True where a loop inside the program must be unrolled: XLA on CPU compiles convolutions in loop bodies badly."""
+    return "convolution" in model.traits and jax.default_backend() == "cpu"
+
+
+def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
+    """The plan for inputs of these shapes."""
+    return model.plan(specs_of(inputs))
+
+
+def part_key(key: Array, step: Any, number: Any = 0) -> Array:
+    """The key of micro-batch `number` of a step: fold_in(fold_in(key; step); number)."""
+    return jax.random.fold_in(jax.random.fold_in(typed_key(key), step), number)

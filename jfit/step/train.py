@@ -1,0 +1,251 @@
+"""One update as a pure function.
+
+θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ).  A step is jit-able, vmap-able and knows the name of the device axis: inside pmap it sums
+gradients and metric sums over the devices (one all-reduce) and every device computes the same update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from jfit.metrics import Metric
+from jfit.model import Aux, Model, Params, Policy
+from jfit.optim import as_schedule
+from jfit.optim import get as get_optimizer
+from jfit.optim.registry import Resolved, used_rate
+from jfit.state import TrainState, split_params
+from jfit.step.reduce import Reduce, all_reduce
+from jfit.step.slices import How, Slots, Sums, chosen, gradients_of, parts_of
+from jfit.totals import fold
+
+
+class StepOut(NamedTuple):
+    """What a step tells: its buffers are its own, so they stay alive when the next step donates the state.
+
+    Attributes:
+        fence: a small array that is ready when the step is.
+        loss: mean loss of the batch's rows, () float32; nan where the model has no loss value.
+        lr: the learning rate that was used, () float32, or None.
+        first_bad_step: number of the first step since the metrics were reset whose loss was not finite; -1: none.
+        outputs: the model's outputs, per row; None unless asked for.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> out = StepOut(fence=jnp.zeros(()), loss=jnp.float32(0.5), lr=None, first_bad_step=jnp.int32(-1))
+        >>> float(out.loss), out.outputs
+        (0.5, None)
+    """
+
+    fence: Array
+    loss: Array
+    lr: Array | None
+    first_bad_step: Array
+    outputs: tuple[Array, ...] | None = None
+
+
+class Step(Protocol):
+    """`step(state, batch) -> (state, out)`."""
+
+    def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]: ...
+
+
+def train_step(
+    model: Model,
+    optimizer: Any = "sgd",
+    *,
+    metrics: Sequence[Metric] = (),
+    schedule: Any = None,
+    frozen: Sequence[str] = (),
+    micro_batches: int = 1,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    policy: Policy | str | None = None,
+    rescale: float | str = "mean",
+    sync_batch_stats: bool = False,
+    outputs: bool = False,
+    reduce: Reduce | None = None,
+) -> Step:
+    """θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ): one update as a pure function.
+
+    Args:
+        model: the model.
+        optimizer: name, `jfit.optim` optimizer or any optax transformation.
+        metrics: metrics that are folded into `state.metrics`.
+        schedule: `schedule(count, base) -> rate` (see `jfit.optim.schedules`) or an optax schedule; None: the base rate.
+        frozen: names or glob patterns of parameters that do not learn.
+        micro_batches: the batch is cut into so many parts whose gradients are added: less memory, and the same update where
+            neither batch statistics nor a loss head that normalises by its batch look at the whole batch.
+        clip_norm: the rescaled gradient is shortened to this global 2-norm.
+        clip_value: each value of the rescaled gradient is clipped to ± this.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
+        rescale: r: "mean" = 1 / Σᵢ wᵢ over all devices, or a number.
+        sync_batch_stats: batch statistics over all devices instead of each device's slice.
+        outputs: return the model's outputs in `out.outputs`.
+        reduce: how the devices' gradients become one (see `jfit.step.reduce`); default: their sum.
+
+    Returns:
+        `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
+        A row of weight 0 changes nothing, whatever it holds; a batch whose weights sum to 0 leaves parameters, optimizer
+        state and auxiliary states as they are.
+
+    Raises:
+        ValueError: a setting that cannot be (micro_batches below 1, a schedule for an optimizer that keeps its own rate).
+
+    Example:
+        >>> import jax, jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+        >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
+        >>> step = jax.jit(jfit.train_step(model, "sgd"), donate_argnums=0)
+        >>> state, out = step(jfit.init_state(model, "sgd", batch), batch)
+        >>> int(state.step), out.loss.shape
+        (1, ())
+    """
+    resolved = get_optimizer(optimizer)
+    _check_settings(resolved, schedule, micro_batches, rescale)
+    policy = Policy(policy) if isinstance(policy, str) else policy
+    metrics, reduce = tuple(metrics), reduce or all_reduce()
+    how = How(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
+    update = _Update.of(resolved, schedule, rescale, clip_norm, clip_value)
+
+    def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+        slots = Slots(*parts_of(batch), row_ids=None)
+        learns, still = split_params(model, state.params, frozen)
+        gradients, aux, sums = gradients_of(how, learns, still, state, slots, axis_name)
+        if axis_name is not None:
+            aux = mean_aux(aux, state.aux, slots.weight, axis_name)
+        added = (sums.rows, sums.shared)
+        gradients, (total, shared), local = reduce.apply(gradients, added, state.local, axis_name)
+        sums = sums._replace(shared=shared)
+        loss = _mean_loss(sums)
+        learns, opt_state, reported = update(state, learns, gradients, total, loss)
+        params = {k: learns[k] if k in learns else still[k] for k in state.params}
+        if slots.weight is not None:  # a step without rows changes nothing
+            params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), (state.params, state.opt_state, state.aux))
+        totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
+        new = TrainState(state.step + 1, params, aux, opt_state, totals, state.lr, state.key, local)
+        return new, StepOut(loss + 0, loss, reported, totals.first_bad_step, sums.outputs)
+
+    step.__dict__.update(model=model, micro_batches=micro_batches)  # what data_parallel asks: how rows divide and merge
+    return step
+
+
+def update_step(
+    optimizer: Any = "sgd",
+    *,
+    schedule: Any = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    rescale: float = 1.0,
+    reduce: Reduce | None = None,
+) -> Callable[..., TrainState]:
+    """θ ← θ − η · u( r · Σ g ): the second half of `train_step`, for gradients that were computed before.
+
+    Args:
+        optimizer, schedule, clip_norm, clip_value, reduce: as for `train_step`.
+        rescale: r, a number.
+
+    Returns:
+        `step(state, gradients, axis_name=None) -> state`; gradients: name -> summed gradient of this device's rows.
+        Parameters without a gradient stay as they are.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
+        >>> state = jfit.init_state(model, "sgd", learning_rate=0.5)
+        >>> jfit.step.update_step("sgd")(state, {"w": jnp.ones(2)}).params["w"].tolist()
+        [0.5, 0.5]
+    """
+    resolved = get_optimizer(optimizer)
+    _check_settings(resolved, schedule, 1, rescale)
+    update, reduce = _Update.of(resolved, schedule, rescale, clip_norm, clip_value), reduce or all_reduce()
+
+    def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
+        gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
+        learns = {k: state.params[k] for k in gradients}
+        learns, opt_state, _ = update(state, learns, gradients, jnp.ones(()), jnp.float32(jnp.nan))
+        return state._replace(step=state.step + 1, params={**state.params, **learns}, opt_state=opt_state, local=local)
+
+    return step
+
+
+class _Update(NamedTuple):
+    """From reduced gradients to new parameters: rescale once, clip, ask the optimizer."""
+
+    resolved: Resolved
+    transform: Any
+    rate_of: Callable[..., Array] | None
+    rescale: float | str
+    clip_norm: float | None
+    clip_value: float | None
+
+    @classmethod
+    def of(cls, resolved: Resolved, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> _Update:
+        rate_of = None if schedule is None else as_schedule(schedule)
+        return cls(resolved, _with_extra_args(resolved.transform), rate_of, rescale, norm, value)
+
+    def __call__(
+        self, state: TrainState, learns: Params, gradients: Params, total: Array, loss: Array
+    ) -> tuple[Params, Any, Array | None]:
+        """(new parameters, new optimizer state, the rate that was used)."""
+        factor = 1 / jnp.maximum(total, 1e-30) if self.rescale == "mean" else self.rescale
+        gradients = jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), gradients)
+        gradients = _clip(gradients, self.clip_norm, self.clip_value)
+        rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
+        extra = {"value": loss} | ({"learning_rate": rate} if self.resolved.takes_rate and rate is not None else {})
+        updates, opt_state = self.transform.update(gradients, state.opt_state, learns, **extra)
+        reported = used_rate(self.resolved, rate, state.opt_state, opt_state)
+        return cast(Params, optax.apply_updates(learns, updates)), opt_state, reported
+
+
+def _check_settings(resolved: Resolved, schedule: Any, micro_batches: int, rescale: Any) -> None:
+    if schedule is not None and not resolved.takes_rate:
+        raise ValueError(
+            f"schedule= needs an optimizer that takes its rate from the state; {resolved.name} is an optax instance and keeps "
+            "its own: give the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
+        )
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches is {micro_batches}; a batch is cut into 1 or more parts")
+    if isinstance(rescale, str) and rescale != "mean":
+        raise ValueError(f'rescale is {rescale!r}; needed "mean" (1 / sum of weights) or a factor of the summed gradient')
+
+
+def _with_extra_args(transform: Any) -> Any:
+    """`update(gradients, state, params, **extra)` for any transformation; those that take no extra arguments get none."""
+    if isinstance(transform, optax.MultiSteps):  # hands them on, though it is no transformation with extra arguments
+        return optax.GradientTransformationExtraArgs(transform.init, transform.update)  # type: ignore[arg-type]
+    return optax.with_extra_args_support(transform)
+
+
+def _mean_loss(sums: Sums) -> Array:
+    """Mean loss of the rows that count: 0 where none does, nan where the model has no loss value."""
+    total, count = sums.shared.loss
+    return jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0) if sums.has_loss else jnp.float32(jnp.nan)
+
+
+def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
+    """The mean over the devices that had rows (each device moved its own statistics)."""
+    # counters and keys move alike on every device: they have no mean
+    means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
+    if weight is None:
+        return {**aux, **lax.pmean(means, axis_name)}
+    has = jnp.any(weight > 0)
+    devices = lax.psum(has.astype(jnp.float32), axis_name)
+    summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
+    found = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
+    return {**aux, **found}
+
+
+def _clip(gradients: Params, norm: float | None, value: float | None) -> Params:
+    if norm is not None:
+        length = optax.global_norm(gradients)
+        scale = jnp.minimum(1.0, norm / jnp.maximum(length, 1e-30))
+        gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+    if value is not None:
+        gradients = jax.tree.map(lambda g: jnp.clip(g, -value, value), gradients)
+    return gradients
