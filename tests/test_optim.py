@@ -195,3 +195,35 @@ def test_instances_come_back_unchanged():
 def test_errors_are_sentences(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_a_count_per_leaf_gives_each_leaf_its_own_correction(name):
+    tx = optim.get(name, learning_rate=0.05, wd=0.1, wd_mult=None).transform
+    w, grads = f32(START), f32(GRADS[0])
+    state = tx.init(w)
+    update = jax.jit(tx.update)
+    late = jnp.int32(6)
+    both, after = update(grads, state._replace(count=jnp.stack([late, late])), w)
+    want, _ = update(grads, state._replace(count=late), w)
+    for key in w:  # equal counts are the scalar count, bit for bit
+        np.testing.assert_array_equal(both[key], want[key])
+    assert after.count.tolist() == [7, 7]
+
+    apart, _ = update(grads, state._replace(count=jnp.array([6, 0], jnp.int32)), w)
+    first, _ = update(grads, state, w)
+    np.testing.assert_array_equal(apart["fc_bias"], want["fc_bias"])
+    np.testing.assert_array_equal(apart["fc_weight"], first["fc_weight"])
+
+
+def test_a_rate_per_leaf_is_data_and_a_schedule_follows_each_count():
+    w, grads = f32(START), f32(GRADS[0])
+    tx = optim.get("sgd").transform
+    moved, _ = tx.update(grads, tx.init(w), w, learning_rate=jnp.array([0.5, 0.0]))
+    np.testing.assert_allclose(moved["fc_bias"], -0.5 * grads["fc_bias"], rtol=1e-6)
+    assert not np.any(moved["fc_weight"])
+
+    tx = optim.sgd(optim.factor(step=1, factor=0.5, base_lr=1.0))
+    moved, _ = tx.update(grads, tx.init(w)._replace(count=jnp.array([0, 1], jnp.int32)), w)
+    np.testing.assert_allclose(moved["fc_bias"], -grads["fc_bias"], rtol=1e-6)
+    np.testing.assert_allclose(moved["fc_weight"], -0.5 * grads["fc_weight"], rtol=1e-6)

@@ -1,8 +1,9 @@
 """Update rules with MXNet 1.9.1's exact arithmetic, shaped as optax transformations.
 
 Every function returns `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to
-the parameters.  The rate is traced, so a schedule or a user may change it without a second compile; None means the one
-given at construction.  Gradients arrive rescaled; c(.) below clips to +-clip_gradient, and is absent when that is None.
+the parameters.  The rate is traced, () or (leaves,), so a schedule or a user may change it without a second compile; None
+means the one given at construction.  Gradients arrive rescaled; c(.) below clips to +-clip_gradient, and is absent when
+that is None.
 
 Shared parameters:
     wd: weight decay.  wd_mult: "mxnet" (default) decays what MXNet's Module decays, names that end in `_weight` or
@@ -40,7 +41,8 @@ class OptState(NamedTuple):
     """State of a jfit optimizer.
 
     Attributes:
-        count: updates so far, int32 scalar; None where the rule does not need it.
+        count: updates so far, int32: () for all parameters or (leaves,) for each, in leaf order; None where the rule does
+            not need it.
         slots: by name, one tree of float arrays in the parameters' structure (`momentum`, `mean`, `var`, ...).
         lr_mult: float32 (leaves,) in leaf order; None when all are 1.
         wd_mult: the same for weight decay.
@@ -321,9 +323,9 @@ def _transformation(
         kept = [tree.flatten_up_to(state.slots[name]) for name in slots]
         added, new = [], [[] for _ in slots]
         for i, (g, w) in enumerate(zip(tree.flatten_up_to(grads), leaves, strict=True)):
-            lr = rate if state.lr_mult is None else rate * state.lr_mult[i]
+            lr = _at(rate, i) if state.lr_mult is None else _at(rate, i) * state.lr_mult[i]
             decay = wd if state.wd_mult is None or not wd else wd * state.wd_mult[i]
-            delta, after = rule(_wide(g), _wide(w), tuple(k[i] for k in kept), lr, decay, t)
+            delta, after = rule(_wide(g), _wide(w), tuple(k[i] for k in kept), lr, decay, _at(t, i))
             added.append(delta.astype(w.dtype))
             for column, value in zip(new, after, strict=True):
                 column.append(value)
@@ -340,6 +342,11 @@ def rate_at(base: LearningRate, count: Any) -> Any:
     if isinstance(base, Schedule):
         return base(count + 1)
     return base(count) if callable(base) else base
+
+
+def _at(value: Any, leaf: int) -> Any:
+    # a scalar is every leaf's own
+    return value[leaf] if np.ndim(value) else value
 
 
 def _wide(x: Array) -> Array:
