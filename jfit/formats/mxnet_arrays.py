@@ -1,0 +1,389 @@
+"""MXNet's array files (.params, nd.save): every version since 0.8 read, the current one written.
+
+A file is a list of records and a list of names (empty for a plain list).  Records are written in version 2, which every MXNet
+since 0.12 reads.  Version 2 cannot say "no axes" and has no arrays without values: a file that holds a () array or one with a
+zero size is written in version 3, all of its dense records, as MXNet does under `np_shape` (it reads the two versions in
+different scopes, never mixed).  A missing array (None) and sparse ones exist in version 2 only.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jfit import counters
+from jfit.formats.atomic import FormatError, atomic_write
+from jfit.formats.sparse import STYPES, SparseArray, sparse_problem
+
+LIST = 0x112
+V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
+# Position = the dtype's number in the file. MXNet 1.9.1 itself reads numbers 0 to 7 and 12 only.
+# fmt: off
+_NAMES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool", "int16", "uint16", "uint32", "uint64")
+# fmt: on
+DTYPES: tuple[np.dtype[Any], ...] = (*map(np.dtype, _NAMES), np.dtype(ml_dtypes.bfloat16))
+CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+MAX_RANK = 64
+_CPU = struct.pack("<ii", 1, 0)  # device type and index: arrays of a file belong to no device
+_DAMAGED = "the file is damaged or cut off: restore it from another copy, or save it again."
+
+
+Array = np.ndarray | SparseArray | None
+
+
+def load_arrays(path: str | os.PathLike[str]) -> list[Array] | dict[str, Array]:
+    """Reads a file of arrays; every size is checked against the bytes that are there before anything is allocated.
+
+    Args:
+      path: a .params file or what `nd.save` wrote, of any MXNet version.
+
+    Returns:
+      Arrays by name, or a list where the file has no names. None stands for a missing array.
+
+    Raises:
+      FormatError: the file is damaged, cut off, or no array file.
+      FileNotFoundError: there is no such file.
+
+    Example:
+      >>> import tempfile
+      >>> path = save_arrays(tempfile.mkdtemp() + "/net-0001.params", {"arg:w": np.ones((2, 3), "float32")})
+      >>> load_arrays(path)["arg:w"].shape
+      (2, 3)
+
+    Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
+    """
+    with open(path, "rb") as file:
+        return _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
+
+
+def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:
+    """Reads arrays from the content of a file, as `load_arrays` does.
+
+    Args:
+      data: the content.
+      where: what error messages call it.
+
+    Raises:
+      FormatError: the content is damaged, cut off, or no array file.
+
+    Example:
+      >>> loads(dumps([np.int8([1, 2])]))
+      [array([1, 2], dtype=int8)]
+
+    Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
+    """
+    return _read_list(_Source(io.BytesIO(data), len(data), where))
+
+
+def load_record(data: bytes, path: str | os.PathLike[str], where: str) -> Array:
+    """Reads one array without list or name: what an NDArray is inside a pickle.
+
+    Args:
+      data: the record.
+      path: the file it came from, for messages.
+      where: its place there, for messages.
+
+    Raises:
+      FormatError: the record is damaged or cut off, or bytes follow it.
+
+    Example:
+      >>> load_record(dump_record(np.int8([1, 2])), "net.states", "index 0")
+      array([1, 2], dtype=int8)
+    """
+    source = _Source(io.BytesIO(data), len(data), path)
+    source.where = where
+    array = _read_record(source)
+    source.finish()
+    return array
+
+
+class _Source:
+    """An open file that knows how many bytes are left and where it is, for messages."""
+
+    def __init__(self, file: io.BufferedIOBase, size: int, path: str | os.PathLike[str]) -> None:
+        self.file, self.left, self.size, self.path, self.where = file, size, size, path, "list"
+
+    def error(self, problem: str, remedy: str = _DAMAGED) -> FormatError:
+        return FormatError(self.path, f"{self.where}, byte {self.size - self.left}", problem, remedy)
+
+    def need(self, count: int, what: str) -> None:
+        if count > self.left:
+            raise self.error(f"{what} needs {count} bytes, {self.left} are left")
+
+    def take(self, count: int, what: str) -> bytes:
+        self.need(count, what)
+        data = self.file.read(count)
+        if len(data) != count:
+            raise self.error(f"the file ended while {what} was being read")
+        self.left -= count
+        return data
+
+    def number(self, kind: str, what: str) -> int:
+        return struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind), what))[0]
+
+    def sizes(self, count: int, kind: str = "q") -> tuple[int, ...]:
+        if count > MAX_RANK:
+            raise self.error(f"a shape has {count} axes, the most is {MAX_RANK}")
+        shape = struct.unpack(f"<{count}{kind}", self.take(count * struct.calcsize("<" + kind), "a shape"))
+        if any(not 0 <= n < 2**40 for n in shape):
+            raise self.error(f"shape {shape} has a size no array has")
+        return shape
+
+    def shape(self) -> tuple[int, ...]:
+        rank = self.number("i", "a shape")
+        if rank < 0:
+            raise self.error(f"a shape has {rank} axes")
+        return self.sizes(rank)
+
+    def dtype(self) -> np.dtype[Any]:
+        code = self.number("i", "a dtype")
+        if not 0 <= code < len(DTYPES):
+            raise self.error(
+                f"dtype number {code} is unknown, known are 0 to {len(DTYPES) - 1}", "cast it where the file was made."
+            )
+        return DTYPES[code]
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+        # Python integers: a hostile shape cannot overflow here.
+        count = math.prod(shape) * dtype.itemsize
+        self.need(count, f"shape {shape} of {dtype}")
+        array = np.empty(shape, np.uint8 if dtype == np.bool_ else dtype)
+        if count and self.file.readinto(array.reshape(-1).view(np.uint8).data) != count:
+            raise self.error("the file ended while an array was being read")
+        self.left -= count
+        # A truth value that is neither 0 nor 1 would behave unlike both.
+        return array != 0 if dtype == np.bool_ else array
+
+    def finish(self) -> None:
+        if self.left:
+            raise self.error(f"{self.left} bytes follow the end")
+
+
+def _read_list(source: _Source) -> list[Array] | dict[str, Array]:
+    if (magic := source.number("Q", "the file's first number")) != LIST:
+        raise source.error(f"found {magic:#x}, needed {LIST:#x}", "this is no array file of MXNet: check the path.")
+    source.number("Q", "the reserved number")
+    arrays = []
+    for index in range(_count(source, "arrays", 4)):
+        source.where = f"array {index}"
+        arrays.append(_read_record(source))
+    source.where = "names"
+    count = _count(source, "names", 8)
+    if count not in (0, len(arrays)):
+        raise source.error(f"{count} names for {len(arrays)} arrays")
+    named: dict[str, Array] = {}
+    for array in arrays[:count]:
+        name = _read_name(source)
+        if name in named:
+            raise source.error(f"the name {name[:80]!r} occurs twice")
+        named[name] = array
+    source.finish()
+    return named if count else arrays
+
+
+def _count(source: _Source, what: str, least: int) -> int:
+    count = source.number("Q", f"the number of {what}")
+    if count * least > source.left:
+        raise source.error(f"{count} {what} are announced, {source.left} bytes are left")
+    return count
+
+
+def _read_name(source: _Source) -> str:
+    raw = source.take(source.number("Q", "a name's length"), "a name")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise source.error(f"the name {raw[:40]!r} is no UTF-8 text") from None
+
+
+def _read_record(source: _Source) -> Array:
+    version, stype, storage = source.number("I", "a version"), 0, ()
+    if version in (V2, V3):
+        stype = source.number("i", "a storage type")
+        if not 0 <= stype < len(STYPES):
+            raise source.error(f"storage type {stype} is unknown, known are 0 (dense), 1 (row_sparse), 2 (csr)")
+        storage = source.shape() if stype else ()
+        rank = source.number("i", "a shape")
+        if rank == (0 if version == V2 else -1):
+            return None
+        if rank < 0:
+            raise source.error(f"a shape has {rank} axes")
+        shape = source.sizes(rank)
+    elif version == V1 or version <= MAX_RANK:  # before versions, the first number was the number of axes
+        shape = source.shape() if version == V1 else source.sizes(version, "I")
+        if not shape:
+            return None
+    else:
+        raise source.error(f"found {version:#x}, needed the start of an array")
+    source.take(8, "a device")
+    dtype = source.dtype()
+    if not stype:
+        return source.array(dtype, shape)
+    kinds = [(source.dtype(), source.shape()) for _ in range(stype)]
+    data = source.array(dtype, storage)
+    sparse = SparseArray(STYPES[stype], data, tuple(source.array(*kind) for kind in kinds), shape)
+    if problem := sparse_problem(sparse):
+        raise source.error(f"{sparse.stype} of shape {shape}: {problem}")
+    return sparse
+
+
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any], sync: bool = True) -> Path:
+    """Writes arrays, by name or as a list, to a file that MXNet reads; the file is the old one or the new one, never half.
+
+    Args:
+      path: the file.
+      arrays: name -> array, or arrays: numpy, jax.Array, NDArray, SparseArray, or None for a missing one.
+      sync: wait until the bytes are on the disk.
+
+    Returns:
+      The path.
+
+    Raises:
+      TypeError: a name is no text, or an array has a dtype that the format does not know.
+
+    Example:
+      >>> import tempfile
+      >>> load_arrays(save_arrays(tempfile.mkdtemp() + "/a.params", [np.float16([1, 2])]))
+      [array([1., 2.], dtype=float16)]
+
+    Source: MXNet 1.9.1, NDArray::Save (facts of the format only).
+    """
+    names, values = _prepared(arrays)
+    return atomic_write(path, lambda file: _write_list(file, names, values), sync=sync)
+
+
+def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
+    """The content of the file that `save_arrays` writes.
+
+    Args:
+      arrays: as for `save_arrays`.
+
+    Raises:
+      TypeError: a name is no text, or an array has a dtype that the format does not know.
+
+    Example:
+      >>> len(dumps({}))
+      32
+    """
+    file = io.BytesIO()
+    _write_list(file, *_prepared(arrays))
+    return file.getvalue()
+
+
+def dump_record(array: Any) -> bytes:
+    """One array without list or name: what an NDArray is inside a pickle.
+
+    Args:
+      array: numpy, jax.Array, NDArray, SparseArray, or None for a missing one.
+
+    Raises:
+      TypeError: the array has a dtype that the format does not know.
+
+    Example:
+      >>> len(dump_record(np.zeros((2, 3), "float32")))
+      64
+    """
+    file = io.BytesIO()
+    value = plain(array, "array")
+    _write_record(file, value, _version([value]))
+    return file.getvalue()
+
+
+def _prepared(arrays: Mapping[str, Any] | Iterable[Any]) -> tuple[list[str], list[Array]]:
+    """Names and checked host arrays: nothing is written before everything is known to be writable."""
+    names = list(arrays) if isinstance(arrays, Mapping) else []
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"the name {name!r} is no text: names of arrays in a file are texts, pass {str(name)!r}")
+    values = to_host(arrays.values() if isinstance(arrays, Mapping) else arrays)
+    return names, [plain(value, f"array {repr(names[i]) if names else i}") for i, value in enumerate(values)]
+
+
+def to_host(values: Iterable[Any]) -> list[Any]:
+    """The values with the device's arrays among them brought to the host, all in one wait.
+
+    Example:
+      >>> to_host([None, jax.numpy.ones(2)])
+      [None, array([1., 1.], dtype=float32)]
+    """
+    values = list(values)
+    at = [i for i, value in enumerate(values) if isinstance(value, jax.Array)]
+    for i, value in zip(at, counters.read([values[i] for i in at]) if at else [], strict=True):
+        values[i] = value
+    return values
+
+
+def plain(value: Any, where: str) -> Array:
+    """A C-contiguous little-endian host array of a dtype that the format knows; SparseArray and None stay what they are.
+
+    Raises:
+      TypeError: the dtype is another one; the message says `where`.
+
+    Example:
+      >>> plain([1.0, 2.0], "array 0").dtype
+      dtype('float64')
+    """
+    if value is None:
+        return None
+    if isinstance(value, SparseArray):
+        data, *aux = (plain(part, where) for part in (value.data, *value.aux))
+        made = SparseArray(value.stype, data, tuple(aux), tuple(value.shape))  # type: ignore[arg-type]
+        if value.stype not in STYPES[1:] or (problem := sparse_problem(made)):
+            raise ValueError(f"{where} is a {value.stype} array of shape {value.shape}, but {problem}")
+        return made
+    value = value.asnumpy() if hasattr(value, "asnumpy") else to_host([value])[0]
+    # Not ascontiguousarray: that makes a () array a (1,) one.
+    array = np.asarray(value, order="C")
+    array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    if array.dtype not in CODES:
+        raise TypeError(
+            f"{where} has dtype {array.dtype}, needed one of {', '.join(map(str, DTYPES))}, because MXNet's files hold no "
+            "other; cast it first."
+        )
+    return array
+
+
+def _version(arrays: Sequence[Array]) -> int:
+    return V3 if any(isinstance(a, np.ndarray) and (a.ndim == 0 or a.size == 0) for a in arrays) else V2
+
+
+def _write_list(file: BinaryIO, names: list[str], arrays: list[Array]) -> None:
+    version = _version(arrays)
+    file.write(struct.pack("<QQQ", LIST, 0, len(arrays)))
+    for array in arrays:
+        _write_record(file, array, version)
+    file.write(struct.pack("<Q", len(names)))
+    for name in names:
+        raw = name.encode("utf-8")
+        file.write(struct.pack("<Q", len(raw)) + raw)
+
+
+def _write_record(file: BinaryIO, array: Array, version: int) -> None:
+    if array is None:
+        file.write(struct.pack("<Iii", V2, 0, 0))
+        return
+    sparse = array if isinstance(array, SparseArray) else None
+    data, aux = (sparse.data, sparse.aux) if sparse else (array, ())
+    assert isinstance(data, np.ndarray)
+    stype = STYPES.index(sparse.stype) if sparse else 0
+    file.write(struct.pack("<Ii", V2 if sparse else version, stype))
+    if sparse:
+        file.write(_shape(data.shape))
+    file.write(_shape(array.shape) + _CPU + struct.pack("<i", CODES[data.dtype]))
+    for part in aux:
+        file.write(struct.pack("<i", CODES[part.dtype]) + _shape(part.shape))
+    for part in (data, *aux):
+        file.write(part.reshape(-1).view(np.uint8).data)
+
+
+def _shape(shape: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<i{len(shape)}q", len(shape), *shape)

@@ -1,0 +1,71 @@
+"""Sparse arrays as MXNet's files hold them: the values that are there, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+STYPES = ("default", "row_sparse", "csr")
+
+
+class SparseArray(NamedTuple):
+    """A sparse array as the file has it.
+
+    Args:
+      stype: 'row_sparse' (data holds whole rows) or 'csr' (data holds single values of a matrix).
+      data: the values, (rows present, *shape[1:]) or (values present,).
+      aux: integer arrays: (row indices,) or (indptr, column indices).
+      shape: shape of the array it stands for.
+
+    Example:
+      >>> SparseArray("row_sparse", np.ones((1, 2)), (np.array([1]),), (3, 2)).todense().tolist()
+      [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+    """
+
+    stype: str
+    data: np.ndarray
+    aux: tuple[np.ndarray, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy dtype of the values."""
+        return self.data.dtype
+
+    def todense(self) -> np.ndarray:
+        """The array with its zeros; takes the memory of its full shape, which may be far more than the file's."""
+        dense = np.zeros(self.shape, self.data.dtype)
+        if self.stype == "row_sparse":
+            dense[self.aux[0]] = self.data
+        else:
+            dense[np.repeat(np.arange(self.shape[0]), np.diff(self.aux[0])), self.aux[1]] = self.data
+        return dense
+
+
+def sparse_problem(sparse: SparseArray) -> str | None:
+    """What makes a sparse array contradict itself, or None.
+
+    Example:
+      >>> sparse_problem(SparseArray("row_sparse", np.ones((1, 2)), (np.array([5]),), (3, 2)))
+      'its indices run from 5 to 5, needed 0 to 2'
+    """
+    stype, data, aux, shape = sparse
+    if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in aux):
+        return "its indices are no one-axis integers"
+    if stype == "row_sparse":
+        if not shape or data.shape != (aux[0].size, *shape[1:]):
+            return f"{aux[0].size} row indices do not fit values of shape {data.shape}"
+        return _range_problem(aux[0], shape[0])
+    if len(shape) != 2 or data.shape != aux[1].shape:
+        return f"{aux[1].size} column indices do not fit values of shape {data.shape}"
+    starts = aux[0]
+    if starts.size != shape[0] + 1 or starts[0] != 0 or starts[-1] != data.size or (starts[1:] < starts[:-1]).any():
+        return f"its {starts.size} row starts do not count up from 0 to {data.size} over {shape[0]} rows"
+    return _range_problem(aux[1], shape[1])
+
+
+def _range_problem(indices: np.ndarray, size: int) -> str | None:
+    if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= size):
+        return f"its indices run from {indices.min()} to {indices.max()}, needed 0 to {size - 1}"
+    return None
