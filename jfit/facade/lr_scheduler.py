@@ -1,0 +1,357 @@
+"""MXNet's learning-rate schedulers: objects that remember, called with the number of the update, from 1.
+
+They give MXNet 1.9.1's values in Python floats.  `base_lr` moves as the rate decays, so a smaller number asked for later does
+not bring the old rate back; `.schedule` is the pure schedule of `jfit.optim` that gives the same rates from here on.
+
+>>> drop = FactorScheduler(step=5, factor=0.5, base_lr=0.1)
+>>> drop(5), drop(6), drop(5)
+(0.1, 0.05, 0.05)
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jfit.optim import schedules
+from jfit.optim.schedules import Schedule
+
+
+class LRScheduler:
+    """Base of the schedulers: holds the base rate and the warm-up; write `__call__(num_update)`.
+
+    rate = begin + (base - begin) * num_update / warmup_steps while num_update < warmup_steps ("linear"), or begin ("constant").
+
+    Args:
+        base_lr: rate at the start.
+        warmup_steps: updates with a smaller number than this are warm-up.
+        warmup_begin_lr: rate at update 0.
+        warmup_mode: "linear" or "constant".
+
+    Raises:
+        AssertionError: warmup_steps is no int.
+        ValueError: base_lr is below warmup_begin_lr, warmup_steps is negative, or the mode is unknown.
+
+    Example:
+        >>> class Inverse(LRScheduler):
+        ...     def __call__(self, num_update):
+        ...         return self.base_lr / num_update
+        >>> Inverse(base_lr=1.0)(4)
+        0.25
+
+    Source: Apache MXNet 1.9.1, `mxnet.lr_scheduler`.
+    """
+
+    def __init__(
+        self, base_lr: float = 0.01, warmup_steps: int = 0, warmup_begin_lr: float = 0, warmup_mode: str = "linear"
+    ) -> None:
+        _whole(self, "warmup_steps", warmup_steps)
+        if base_lr < warmup_begin_lr:
+            raise ValueError(
+                f"{_of(self)}: base_lr is {base_lr} and warmup_begin_lr {warmup_begin_lr}; a warm-up climbs, so base_lr needs "
+                "to be the larger one."
+            )
+        if warmup_steps < 0:
+            raise ValueError(f"{_of(self)}: warmup_steps is {warmup_steps}, 0 or more are needed.")
+        if warmup_mode not in ("linear", "constant"):
+            raise ValueError(f"{_of(self)}: warmup_mode is {warmup_mode!r}, 'linear' or 'constant' is needed.")
+        self.base_lr = base_lr
+        self.warmup_steps = warmup_steps
+        self.warmup_begin_lr = warmup_begin_lr
+        # stays where it was when an optimizer's learning_rate moves base_lr
+        self.warmup_final_lr = base_lr
+        self.warmup_mode = warmup_mode
+
+    def get_warmup_lr(self, num_update: int) -> float:
+        """The rate of an update of the warm-up."""
+        if self.warmup_mode == "constant":
+            return self.warmup_begin_lr
+        climb = (self.warmup_final_lr - self.warmup_begin_lr) * float(num_update) / float(self.warmup_steps)
+        return self.warmup_begin_lr + climb
+
+    def __call__(self, num_update: int) -> float:
+        """The rate of update `num_update`, 1 for the first."""
+        raise NotImplementedError(f"{_of(self)} gives no rates: a scheduler needs its own __call__(num_update).")
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The pure schedule with the same rates from here on, or None where there is none (a subclass with its own call)."""
+        return None
+
+    def _warmup(self) -> dict[str, Any]:
+        return {
+            "warmup_steps": self.warmup_steps,
+            "warmup_begin_lr": self.warmup_begin_lr,
+            "warmup_mode": self.warmup_mode,
+        }
+
+
+class FactorScheduler(LRScheduler):
+    """rate = max(base * factor^floor((num_update - 1) / step), stop_factor_lr).
+
+    Args:
+        step: updates between two decays.
+        factor: what each decay multiplies by, at most 1.
+        stop_factor_lr: the rate never decays below.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+
+    Raises:
+        ValueError: step below 1 or factor above 1.
+
+    Example:
+        >>> FactorScheduler(step=3, factor=0.5, base_lr=1.0)(7)
+        0.25
+
+    Source: Apache MXNet 1.9.1, `FactorScheduler`.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        factor: float = 1,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if step < 1:
+            raise ValueError(f"{_of(self)}: step is {step}, at least 1 update between decays is needed.")
+        _at_most_one(self, factor)
+        self.step = step
+        self.factor = factor
+        self.stop_factor_lr = stop_factor_lr
+        self.count = 0
+
+    def __call__(self, num_update: int) -> float:
+        """The rate of update `num_update`; moves `base_lr` and `count` on."""
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        while self.count + self.step < num_update:
+            self.count += self.step
+            decayed = self.base_lr * self.factor
+            self.base_lr = max(decayed, self.stop_factor_lr)
+            if decayed < self.stop_factor_lr:
+                logging.info(
+                    "Update[%d]: now learning rate arrived at %0.5e, will not change in the future", num_update, self.base_lr
+                )
+            else:
+                logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
+        return self.base_lr
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The pure schedule with the same rates from here on."""
+        if type(self).__call__ is not FactorScheduler.__call__:
+            return None
+        pure = schedules.factor(self.step, self.factor, self.stop_factor_lr, self.base_lr)
+        rule, done = pure.rule, self.count
+        return _with_warmup(self, replace(pure, rule=lambda count, base: rule(count - done, base)), done)
+
+
+class MultiFactorScheduler(LRScheduler):
+    """rate = base * factor^(how many of the steps lie below num_update).
+
+    Args:
+        step: list of update numbers after which the rate decays, strictly increasing, from 1 on.
+        factor: what each decay multiplies by, at most 1.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+
+    Raises:
+        AssertionError: step is no list, or empty.
+        ValueError: steps below 1 or not increasing, factor above 1.
+
+    Example:
+        >>> decay = MultiFactorScheduler([4, 9], factor=0.5, base_lr=1.0)
+        >>> decay(4), decay(5), decay(10)
+        (1.0, 0.5, 0.25)
+
+    Source: Apache MXNet 1.9.1, `MultiFactorScheduler`.
+    """
+
+    def __init__(
+        self,
+        step: Sequence[int],
+        factor: float = 1,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if not isinstance(step, list) or not step:
+            raise AssertionError(f"{_of(self)}: step is {step!r}, a list of update numbers is needed.")
+        if step[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(step)):
+            raise ValueError(f"{_of(self)}: step is {step}, an increasing list of numbers from 1 on is needed.")
+        _at_most_one(self, factor)
+        self.step = step
+        self.cur_step_ind = 0
+        self.factor = factor
+        self.count = 0
+
+    def __call__(self, num_update: int) -> float:
+        """The rate of update `num_update`; moves `base_lr` and `cur_step_ind` on."""
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        while self.cur_step_ind < len(self.step) and self.step[self.cur_step_ind] < num_update:
+            self.count = self.step[self.cur_step_ind]
+            self.cur_step_ind += 1
+            self.base_lr *= self.factor
+            logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
+        return self.base_lr
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The pure schedule with the same rates from here on."""
+        if type(self).__call__ is not MultiFactorScheduler.__call__:
+            return None
+        left = self.step[self.cur_step_ind :]
+        pure = schedules.multifactor(left, self.factor, self.base_lr) if left else schedules.constant(self.base_lr)
+        return _with_warmup(self, pure, self.count)
+
+
+class _ToTheEnd(LRScheduler):
+    """A rate that falls from the base the scheduler was made with to `final_lr` at `max_update`, and stays there."""
+
+    def __init__(
+        self, max_update: int, base_lr: float, final_lr: float, warmup_steps: int, warmup_begin_lr: float, warmup_mode: str
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        _whole(self, "max_update", max_update)
+        if max_update < 1:
+            raise ValueError(f"{_of(self)}: max_update is {max_update}, 1 or more are needed.")
+        # what an optimizer's learning_rate writes to base_lr has no effect, as in MXNet
+        self.base_lr_orig = base_lr
+        self.max_update = max_update
+        self.final_lr = final_lr
+        self.max_steps = max_update - warmup_steps
+
+    def _left(self, done: float) -> float:
+        raise NotImplementedError
+
+    def __call__(self, num_update: int) -> float:
+        """The rate of update `num_update`; after `max_update` the one that was given last."""
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        if num_update <= self.max_update:
+            left = self._left(float(num_update - self.warmup_steps) / float(self.max_steps))
+            self.base_lr = self.final_lr + (self.base_lr_orig - self.final_lr) * left
+        return self.base_lr
+
+
+class PolyScheduler(_ToTheEnd):
+    """rate = final + (base - final) * (1 - (num_update - warm) / (max_update - warm))^pwr, frozen after max_update.
+
+    `base` is the one given here: `learning_rate` of an optimizer does not move it.
+
+    Args:
+        max_update: the update that reaches `final_lr`.
+        base_lr: rate at the start.
+        pwr: exponent.
+        final_lr: rate at the end.
+        warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+
+    Raises:
+        AssertionError: max_update is no int.
+        ValueError: max_update below 1.
+
+    Example:
+        >>> PolyScheduler(max_update=20, base_lr=0.4)(10)
+        0.1
+
+    Source: Apache MXNet 1.9.1, `PolyScheduler`.
+    """
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        pwr: float = 2,
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.power = pwr
+
+    def _left(self, done: float) -> float:
+        return pow(1 - done, self.power)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it."""
+        if type(self).__call__ is not _ToTheEnd.__call__ or self.max_steps < 1:
+            return None
+        return schedules.poly(self.max_update, self.base_lr_orig, self.power, self.final_lr, **self._warmup())
+
+
+class CosineScheduler(_ToTheEnd):
+    """rate = final + (base - final) * (1 + cos(pi * (num_update - warm) / (max_update - warm))) / 2, frozen after max_update.
+
+    `base` is the one given here: `learning_rate` of an optimizer does not move it.
+
+    Args:
+        max_update: the update that reaches `final_lr`.
+        base_lr: rate at the start.
+        final_lr: rate at the end.
+        warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+
+    Raises:
+        AssertionError: max_update is no int.
+        ValueError: max_update below 1.
+
+    Example:
+        >>> CosineScheduler(max_update=20, base_lr=0.4)(10)
+        0.2
+
+    Source: Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983; Apache MXNet 1.9.1, `CosineScheduler`.
+    """
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+
+    def _left(self, done: float) -> float:
+        return (1 + math.cos(math.pi * done)) / 2
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it."""
+        if type(self).__call__ is not _ToTheEnd.__call__ or self.max_steps < 1:
+            return None
+        return schedules.cosine(self.max_update, self.base_lr_orig, self.final_lr, **self._warmup())
+
+
+def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedule | None:
+    if not scheduler.warmup_steps or decayed:  # numbers only grow, so a rate that has decayed is past its warm-up
+        return pure
+    if scheduler.base_lr < scheduler.warmup_begin_lr:  # an optimizer's learning_rate put it there: no pure twin
+        return None
+    return replace(pure, warmup_final_lr=scheduler.warmup_final_lr, **scheduler._warmup())
+
+
+def _of(scheduler: LRScheduler) -> str:
+    return type(scheduler).__name__
+
+
+def _whole(scheduler: LRScheduler, name: str, value: Any) -> None:
+    if not isinstance(value, int):
+        raise AssertionError(f"{_of(scheduler)}: {name} is {value!r}, a whole number (int) is needed.")
+
+
+def _at_most_one(scheduler: LRScheduler, factor: float) -> None:
+    if factor > 1.0:
+        raise ValueError(f"{_of(scheduler)}: factor is {factor}, it needs to be at most 1 so that the rate never grows.")

@@ -1,0 +1,118 @@
+"""Stateful schedulers: MXNet 1.9.1's values, errors, memory and log lines, and pure schedules that continue them."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jfit.facade import lr_scheduler as room
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "lr_schedulers.json").read_text())
+every_case = pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: f"{c['cls']}-{len(c['kwargs'])}")
+ERRORS = {
+    "factor_gt1": lambda: room.FactorScheduler(1, 2.0),
+    "step0": lambda: room.FactorScheduler(0),
+    "multi_unsorted": lambda: room.MultiFactorScheduler([3, 3]),
+    "warm_gt_base": lambda: room.CosineScheduler(10, base_lr=0.1, warmup_begin_lr=0.2, warmup_steps=2),
+    "bad_mode": lambda: room.PolyScheduler(10, warmup_mode="x"),
+}
+
+
+def make(case):
+    return getattr(room, case["cls"])(**case["kwargs"])
+
+
+@every_case
+def test_values_in_sequence_are_mxnets_and_leave_its_base(case):
+    scheduler = make(case)
+    counts, want = zip(*case["sequential"], strict=True)
+    np.testing.assert_allclose([scheduler(n) for n in counts], want, rtol=1e-15, atol=1e-18)
+    assert scheduler.base_lr == pytest.approx(case["base_lr_after"], rel=1e-15, abs=1e-18)
+
+
+@every_case
+def test_values_when_numbers_are_skipped_are_mxnets(case):
+    scheduler = make(case)
+    counts, want = zip(*case["skipping"], strict=True)
+    np.testing.assert_allclose([scheduler(n) for n in counts], want, rtol=1e-15, atol=1e-18)
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN["errors"]))
+def test_errors_are_mxnets_kinds_and_say_what_is_needed(name):
+    assert GOLDEN["errors"][name][0] == "ValueError"
+    with pytest.raises(ValueError, match="need"):
+        ERRORS[name]()
+
+
+def test_arguments_of_the_wrong_type_are_refused():
+    with pytest.raises(AssertionError, match=r"step is \(1, 2\), a list"):
+        room.MultiFactorScheduler((1, 2))
+    with pytest.raises(AssertionError, match="max_update is 1[.]5"):
+        room.PolyScheduler(1.5)
+    with pytest.raises(AssertionError, match="warmup_steps is 1[.]5"):
+        room.FactorScheduler(2, warmup_steps=1.5)
+    with pytest.raises(ValueError, match="warmup_steps is -1"):
+        room.FactorScheduler(2, warmup_steps=-1)
+    with pytest.raises(ValueError, match="max_update is 0"):
+        room.CosineScheduler(0)
+    with pytest.raises(NotImplementedError, match="LRScheduler gives no rates"):
+        room.LRScheduler()(1)
+
+
+def test_going_back_does_not_bring_the_old_rate_back():
+    scheduler = room.FactorScheduler(2, 0.5, base_lr=1.0)
+    assert [scheduler(3), scheduler(1)] == [0.5, 0.5]
+
+
+def test_past_the_end_poly_and_cosine_keep_the_rate_they_gave_last():
+    for scheduler in (room.PolyScheduler(10, pwr=1), room.CosineScheduler(10)):
+        assert [scheduler(5), scheduler(30)] == [0.005, 0.005]
+
+
+def test_changes_are_logged_as_mxnet_logs_them(caplog):
+    caplog.set_level(logging.INFO)
+    scheduler = room.FactorScheduler(2, 0.1, stop_factor_lr=1e-3, base_lr=0.1)
+    for n in range(9):
+        scheduler(n)
+    room.MultiFactorScheduler([2], 0.1)(3)
+    assert caplog.messages == [
+        "Update[3]: Change learning rate to 1.00000e-02",
+        "Update[5]: Change learning rate to 1.00000e-03",
+        "Update[7]: now learning rate arrived at 1.00000e-03, will not change in the future",
+        "Update[3]: Change learning rate to 1.00000e-03",
+    ]
+
+
+@every_case
+@pytest.mark.parametrize("done", [0, 7])
+def test_the_pure_schedule_continues_from_where_the_scheduler_is(case, done):
+    scheduler = make(case)
+    counts, want = zip(*case["sequential"], strict=True)
+    for n in counts[:done]:
+        scheduler(n)
+    pure = scheduler.schedule
+    got = [float(pure(n)) for n in counts[done:]]
+    np.testing.assert_allclose(got, want[done:], rtol=2e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"][2:4], ids=["factor", "multifactor"])
+def test_the_pure_schedule_follows_a_base_that_was_moved(case):
+    scheduler = make(case)
+    scheduler.base_lr = 0.7
+    pure = scheduler.schedule
+    np.testing.assert_allclose([float(pure(n)) for n in range(1, 30)], [scheduler(n) for n in range(1, 30)], rtol=2e-6)
+
+
+def test_what_has_no_pure_twin_says_none():
+    class Own(room.FactorScheduler):
+        def __call__(self, num_update):
+            return 1.0
+
+    assert Own(2).schedule is None
+    assert room.LRScheduler().schedule is None
+    assert room.PolyScheduler(3, warmup_steps=3).schedule is None
+    scheduler = room.FactorScheduler(2, base_lr=0.5, warmup_steps=3, warmup_begin_lr=0.3)
+    scheduler.base_lr = 0.1
+    assert scheduler.schedule is None
