@@ -1,0 +1,299 @@
+"""MXNet's metric classes over pure metrics: recorded values, no waiting, no second compile, Python metrics of users."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jfit import counters
+from jfit import metrics as pure
+from jfit.facade import metric as M
+from jfit.facade.box import Box
+
+FOLDER = Path(__file__).parent / "golden"
+MANIFEST = json.loads((FOLDER / "metrics.json").read_text())
+MISSING = ("mcc", "pearsonr", "pcc")  # metrics that jfit.metrics does not have yet
+CASES = [c for c in MANIFEST["cases"] if c["create"] not in MISSING]
+
+
+def same(got, want):
+    if isinstance(want, list):
+        return len(got) == len(want) and all(same(g, w) for g, w in zip(got, want, strict=True))
+    if want is None:
+        return isinstance(got, float) and math.isnan(got)
+    if isinstance(want, str):
+        return got == want
+    return isinstance(got, float) and got == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c["id"])
+def test_every_recorded_value_of_mxnet_is_reproduced_batch_by_batch(case):
+    metric = M.create(case["create"], **case["kwargs"])
+    assert type(metric).__name__ == case["class_name"]
+    assert metric.name == case["str_name"]
+    assert {k: v for k, v in metric.get_config().items() if k != "metrics"} == case["config"]
+    assert same(list(metric.get()), case["fresh_get"])
+    with np.load(FOLDER / "metrics.npz") as arrays:
+        for b, want in enumerate(case["results"]):
+            if b == case["reset_local_before_batch"]:
+                metric.reset_local()
+            metric.update([Box(arrays[f"{case['id']}/label{b}"])], [Box(arrays[f"{case['id']}/pred{b}"])])
+            assert same(list(metric.get()), want["get"])
+            assert same(list(metric.get_global()), want["get_global"])
+            assert same([list(x) for x in metric.get_name_value()], want["name_value"])
+            assert same([list(x) for x in metric.get_global_name_value()], want["global_name_value"])
+
+
+def test_names_choose_what_a_metric_sees():
+    with np.load(FOLDER / "metrics.npz") as arrays:
+        label, pred = arrays["dict/label"], arrays["dict/pred"]
+    metric = M.Accuracy(output_names=["a_output"], label_names=["a_label"], name="accA")
+    metric.update_dict({"a_label": label, "b_label": label * 0}, {"a_output": pred, "b_output": pred})
+    assert list(metric.get()) == MANIFEST["extra"]["update_dict"]
+    with pytest.raises(ValueError, match=r"asks for the output 'a_output', but the batch has 'b_output'"):
+        metric.update_dict({"a_label": label}, {"b_output": pred})
+
+
+def test_metrics_of_a_composite_may_each_look_at_their_own_output():
+    first, second = np.array([0, 1]), np.array([0, 0])
+    metric = M.create(
+        [M.Accuracy(output_names=["a"], label_names=["la"]), M.Accuracy(name="b", output_names=["b"], label_names=["lb"])]
+    )
+    with counters.counted() as seen:
+        metric.update_dict({"la": first, "lb": second}, {"a": np.eye(2), "b": np.eye(2)})
+    assert metric.get() == (["accuracy", "b"], [1.0, 0.5])
+    assert seen["traces:metric_fold"] == 1
+
+
+def test_a_function_may_give_a_sum_and_a_count():
+    with np.load(FOLDER / "metrics.npz") as arrays:
+        label, pred = arrays["custom/label"], arrays["custom/pred"]
+    metric = M.np(lambda a, b: (float(np.abs(a - b).sum()), a.size), name="l1sum")
+    metric.update([label], [pred])
+    assert same(list(metric.get()), MANIFEST["extra"]["custom_np_tuple"])
+    assert M.create(lambda x, y: 0.0).name == MANIFEST["extra"]["custom_lambda_default_name"]
+    with pytest.raises(NotImplementedError):
+        metric.get_config()
+
+
+def test_mistakes_raise_the_classes_that_mxnet_raises():
+    ones = np.ones
+    with pytest.raises(AssertionError, match="Please use Accuracy if top_k is no more than 1"):
+        M.create("top_k_accuracy", top_k=1)
+    with pytest.raises(ValueError, match="binary"):
+        M.create("f1").update([np.array([0, 1, 2])], [ones((3, 3))])
+    with pytest.raises(ValueError, match="one label for each prediction"):
+        M.create("acc").update([ones(3)], [ones((4, 2))])
+    with pytest.raises(ValueError, match="1 labels and 2 outputs"):
+        M.create("acc").update([ones(3)], [ones((3, 2)), ones((3, 2))])
+    with pytest.raises(ValueError, match="Shape of labels 1 does not match shape of predictions 2"):
+        M.create(lambda label, pred: 0.0).update([ones(3)], [ones((3, 2)), ones((3, 2))])
+    with pytest.raises(AssertionError, match="accurcy is not registered"):
+        M.create("accurcy")
+    with pytest.raises(ValueError, match="out of range"):
+        M.create(["acc"]).get_metric(3)
+    with pytest.raises(TypeError, match="found 3"):
+        M.create(3)
+
+
+@pytest.mark.parametrize("name", ["acc", "ce", "mse", "f1", "loss", "perplexity"])
+def test_wrapped_rows_never_count(name):
+    rng = np.random.default_rng(1)
+    label, pred = rng.integers(0, 2, 6).astype("float32"), rng.dirichlet(np.ones(2), 6).astype("float32")
+    if name == "mse":
+        label = pred[:, ::-1].copy()
+    settings = {"ignore_label": None} if name == "perplexity" else {}
+    padded, exact = M.create(name, **settings), M.create(name, **settings)
+    bad = np.where(np.arange(6) < 4, 1, np.nan).astype("float32")
+    padded.fold([label], [pred * bad[:, None]], np.array([1, 1, 1, 1, 0, 0], "float32"))
+    exact.fold([label[:4]], [pred[:4]])
+    assert padded.get()[1] == pytest.approx(exact.get()[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_the_steps_of_a_wrapped_sequence_never_count_in_either_layout(time_major):
+    labels = np.array([[0, 1, 2], [2, 1, 0]])  # (batch, steps)
+    right = np.eye(3, dtype="float32")[labels]  # (batch, steps, classes)
+    right[1] = np.eye(3)[[0, 0, 1]]  # the second sequence is wrong, and padding
+    if time_major:
+        labels, right = labels.T, right.transpose(1, 0, 2)
+    metric = M.create("ce")
+    metric.fold([labels], [right.reshape(6, 3)], np.array([1.0, 0.0], "float32"))
+    assert metric.get()[1] == pytest.approx(0.0, abs=1e-5)
+    assert metric.num_inst == 3
+
+
+def test_row_weights_that_fit_no_output_are_refused():
+    with pytest.raises(ValueError, match="4 row weights were given for an output of shape \\(6, 3\\)"):
+        M.create("ce").fold([np.zeros(6)], [np.ones((6, 3))], np.ones(4))
+
+
+def test_counting_never_waits_and_compiles_once_even_for_a_new_metric_of_equal_settings():
+    label, pred = np.zeros(5), np.ones((5, 7), "float32")
+    metric = M.create(["acc", "ce", "mae"])
+    metric.metrics.pop()
+    metric.fold([label], [pred])
+    metric.get()
+    with counters.counted() as seen:
+        metric.fold([label], [pred])
+        metric.reset_local()
+        metric.fold([label], [pred])
+        again = M.create(["acc", "ce"])
+        again.fold([label], [pred])
+        again.reset()
+        again.fold([label], [pred])
+    assert not seen
+    with counters.counted() as seen:
+        metric.get()
+        metric.get_global()
+        metric.get_name_value()
+    assert seen == {"host_syncs": 1}
+
+
+@pytest.mark.parametrize("where", ["one device", "eight devices", "pmap"])
+def test_outputs_that_were_put_on_devices_compile_once(where):
+    devices = jax.devices()
+    pred = np.ones((8, 3), "float32")
+    if where == "one device":
+        pred = jax.device_put(pred, devices[1])
+    elif where == "eight devices":
+        pred = jax.device_put(pred, NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d")))
+    else:
+        pred = getattr(jax, "pmap")(lambda x: x)(pred[:, None])[:, 0]  # noqa: B009
+    metric = M.create(["acc", "mse"]).metrics[0]
+    metric.fold([np.zeros(8)], [pred], np.ones(8, "float32"))
+    with counters.counted() as seen:
+        for _ in range(3):
+            metric.fold([np.zeros(8)], [pred], np.ones(8, "float32"))
+        metric.reset()
+        metric.fold([np.zeros(8)], [pred], np.ones(8, "float32"))
+    assert not seen
+    assert metric.get() == ("accuracy", 1.0)
+
+
+def test_sums_move_along_when_outputs_come_from_other_devices():
+    metric = M.create("acc")
+    for device in (jax.devices()[3], jax.devices()[0]):
+        metric.fold([jax.device_put(np.zeros(2), jax.devices()[5])], [jax.device_put(np.eye(2), device)])
+    metric.fold([np.zeros(2)], [np.eye(2)])
+    assert metric.get() == ("accuracy", 0.5)
+    assert metric.num_inst == 6
+
+
+class Bias(M.EvalMetric):
+    def update(self, labels, preds):
+        for label, pred in zip(labels, preds, strict=True):
+            difference = pred.asnumpy() - label.asnumpy()
+            self.sum_metric += difference.sum()
+            self.global_sum_metric += difference.sum()
+            self.num_inst += len(difference)
+            self.global_num_inst += len(difference)
+
+
+def test_a_metric_of_the_users_counts_in_python_as_in_mxnet():
+    metric = M.create(["acc", Bias("bias", has_global_stats=True)])
+    bias = metric.get_metric(1)
+    assert bias.pure is None
+    assert M.pure_metrics(metric) is None
+    metric.fold([np.zeros(4)], [np.array([1.0, 1.0, 9.0, 9.0])], np.array([1, 1, 0, 0], "float32"))
+    metric.fold([np.zeros(2)], [np.array([2.0, 2.0])])
+    assert metric.get() == (["accuracy", "bias"], [0.0, 1.5])
+    bias.reset_local()
+    assert math.isnan(bias.get()[1])
+    assert bias.get_global() == ("bias", 1.5)
+    assert str(bias) == "EvalMetric: {'bias': nan}"
+
+
+def test_a_class_of_box_reaches_the_users_metric_unchanged():
+    class Shell(Box):
+        pass
+
+    seen = []
+
+    class Look(M.EvalMetric):
+        def update(self, labels, preds):
+            seen.extend([*labels, *preds])
+
+    Look("look").fold([Shell(np.zeros(3))], [Shell(np.ones(3))], jnp.array([1.0, 0.0, 1.0]))
+    assert [type(x) for x in seen] == [Shell, Shell]
+    assert [x.shape for x in seen] == [(2,), (2,)]
+
+
+def test_a_subclass_of_a_named_metric_may_count_in_python():
+    class Half(M.Accuracy):
+        def update(self, labels, preds):
+            self.sum_metric += 0.5
+            self.num_inst += 1
+            self.global_sum_metric += 0.5
+            self.global_num_inst += 1
+
+    metric = Half(name="half")
+    metric.update([0], [0])
+    metric.update([0], [0])
+    assert metric.pure is None
+    assert metric.get() == ("half", 0.5)
+    assert (metric.sum_metric, metric.num_inst) == (1.0, 2)
+
+
+def test_sums_can_be_read_and_written():
+    metric = M.create("mse")
+    assert (metric.sum_metric, metric.num_inst) == (0.0, 0)
+    metric.update([np.zeros(2)], [np.full(2, 3.0)])
+    assert (metric.sum_metric, metric.num_inst, metric.global_sum_metric, metric.global_num_inst) == (9.0, 1, 9.0, 1)
+    metric.sum_metric, metric.num_inst = 1.0, 2
+    metric.update([np.zeros(2)], [np.full(2, 1.0)])
+    assert metric.get() == ("mse", pytest.approx(2 / 3))
+    assert metric.get_global() == ("mse", 5.0)
+    cells = M.create("f1", average="micro")
+    cells.update([np.array([0, 1])], [np.eye(2)])
+    assert (cells.sum_metric, cells.num_inst) == (2.0, 2)
+    cells.num_inst = 3
+    with pytest.raises(TypeError, match="cannot be assigned"):
+        cells.update([np.array([0, 1])], [np.eye(2)])
+
+
+def test_a_program_that_counts_by_itself_hands_its_sums_over():
+    metric = M.create(["acc", "ce"])
+    rules = M.pure_metrics(metric)
+    sums = [r.update(r.init(), r.stats((jnp.array([0, 1]),), (jnp.eye(2),), (None,))) for r in rules]
+    metric.set_sums(sums)
+    assert metric.get()[1] == pytest.approx([1.0, 0.0], abs=1e-6)
+    metric.reset_local()
+    assert metric.get_global()[1] == pytest.approx([1.0, 0.0], abs=1e-6)
+    one = M.create("acc")
+    one.set_sums(sums[0], one.pure.init())
+    assert one.get() == ("accuracy", 1.0)
+    assert math.isnan(one.get_global()[1])
+    with pytest.raises(TypeError, match="counts in Python"):
+        M.create(lambda label, pred: 0.0).set_sums((0, 0))
+
+
+def test_metrics_of_the_pure_room_and_instances_are_taken_as_they_are():
+    metric = M.create(pure.accuracy())
+    metric.update([np.array([0, 1])], [np.eye(2)])
+    assert metric.get() == ("accuracy", 1.0)
+    assert M.create(metric) is metric
+    assert M.create(pure.HostMetric("h", lambda label, pred: 2.0)).name == "h"
+
+
+def test_a_registered_class_is_found_by_its_names():
+    @M.alias("answer_to_all")
+    class Answer(M.EvalMetric):
+        def __init__(self, value=42.0):
+            super().__init__("answer", value=value)
+            self.value = value
+
+        def update(self, labels, preds):
+            self.sum_metric, self.num_inst = self.value, 1
+
+    for name in ("answer", "Answer_To_All"):
+        metric = M.create(name, value=7.0)
+        metric.update([], [])
+        assert metric.get() == ("answer", 7.0)
+        assert metric.get_global() == ("answer", 7.0)
+        assert metric.get_config()["value"] == 7.0
