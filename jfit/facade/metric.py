@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from jfit.facade.metric_base import REGISTRY, EvalMetric, alias, lookup, named, register
 from jfit.facade.metric_device import DeviceMetric, read
@@ -269,7 +269,7 @@ def pure_metrics(metric: EvalMetric) -> tuple[Metric, ...] | None:
     if metric.output_names is not None or metric.label_names is not None:
         return None
     if isinstance(metric, CompositeEvalMetric):
-        parts = [pure_metrics(m) for m in cast(CompositeEvalMetric, metric).metrics]
+        parts = [pure_metrics(m) for m in metric.metrics]
         return None if any(p is None for p in parts) else tuple(m for p in parts for m in p or ())
     return None if metric.pure is None else (metric.pure,)
 

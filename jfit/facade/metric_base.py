@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,9 +15,10 @@ from jfit.metrics import Metric
 from jfit.ops import nearest
 
 REGISTRY: dict[str, type[EvalMetric]] = {}
+Klass = TypeVar("Klass", bound="type[EvalMetric]")
 
 
-def register(klass: type[EvalMetric], *names: str) -> type[EvalMetric]:
+def register(klass: Klass, *names: str) -> Klass:
     """Make a metric class known to `create` by its lower-case name and by `names`.
 
     Example:
@@ -32,7 +33,7 @@ def register(klass: type[EvalMetric], *names: str) -> type[EvalMetric]:
     return klass
 
 
-def alias(*names: str) -> Callable[[type[EvalMetric]], type[EvalMetric]]:
+def alias(*names: str) -> Callable[[Klass], Klass]:
     """Decorator: register a metric class under further names too."""
     return lambda klass: register(klass, *names)
 
