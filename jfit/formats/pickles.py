@@ -1,0 +1,302 @@
+"""A small pickle machine that runs nobody's code: it reads what a pickle describes, and the reader names what may be described.
+
+Python's own unpickler, even with a restricted `find_class`, lets a file decide how much memory is taken (memo indices, sizes,
+copies of copies) and can be led into the C stack by deep keys.  Here operations are decoded by the standard library's
+`pickletools`, which checks every size, and each does one plain thing.  A class or function of the pickle is only its dotted
+name; the reader's table says which plain object stands for it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickletools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jfit.formats.atomic import FormatError
+
+_DAMAGED = "the file is damaged or cut off: restore it from another copy, or save it again."
+_REFUSED = (
+    "only MXNet's arrays, optimizers and schedules, numpy and plain containers are read, because a pickle can run any code: "
+    "make sure that you trust where the file comes from, and save its plain values again."
+)
+_KEYS = (str, bytes, int, float, bool, type(None))
+# About twenty make an array. One byte can make an object of some hundred, so their number bounds the memory.
+MOST_OPERATIONS = 5_000_000
+
+
+class Name:
+    """A class or function that a pickle names: never imported, `make` gives the plain object that stands for a call of it."""
+
+    def __init__(self, name: str, make: Callable[..., Any] | None = None) -> None:
+        self.name, self.make = name, make
+
+    def __repr__(self) -> str:
+        return f"<name {self.name}>"
+
+
+class Inert:
+    """An object of a pickle whose class is never imported: the class's name and the attributes, as data.
+
+    Args:
+      name: dotted name of the class.
+      attributes: name -> value.
+
+    Example:
+      >>> Inert("mxnet.optimizer.optimizer.SGD", {"lr": 0.1}).attributes["lr"]
+      0.1
+    """
+
+    def __init__(self, name: str, attributes: Mapping[str, Any] | None = None) -> None:
+        self.name, self.attributes = name, dict(attributes or {})
+
+    def set_state(self, state: Any) -> None:
+        """What unpickling would do: the state becomes the attributes."""
+        for part in state if isinstance(state, tuple) else (state,):
+            if not isinstance(part, (dict, type(None))):
+                raise ValueError(f"the state of a {self.name} is a {type(part).__name__}, needed a dict")
+            self.attributes.update(part or {})
+
+    # Attributes may hold the object itself; printing must not follow them.
+    def __repr__(self) -> str:
+        return f"<{self.name} with {', '.join(map(str, self.attributes)) or 'no attributes'}>"
+
+
+class Machine:
+    """Runs one pickle.
+
+    Args:
+      data: the pickle.
+      path: the file it came from, for messages.
+      resolve: dotted name -> the `Name` that stands for it, or None where the file may not use it.
+
+    Raises:
+      FormatError: from `run`: the pickle is damaged or cut off, or names what `resolve` refuses.
+
+    Example:
+      >>> import pickle
+      >>> Machine(pickle.dumps({"a": (1, [2.5])}), "a.states", lambda name: None).run()
+      {'a': (1, [2.5])}
+    """
+
+    def __init__(self, data: bytes, path: str | os.PathLike[str], resolve: Callable[[str], Name | None]) -> None:
+        self.data, self.path, self.resolve = data, path, resolve
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.operations = 0
+        # A file makes things of its own bytes once or twice; one that makes more makes copies of copies.
+        self.budget = 3 * len(data) + 1024
+
+    def spend(self, count: int) -> None:
+        """Counts bytes (or things) that a call makes; a file that makes far more than it has is refused."""
+        self.budget -= count
+        if self.budget < 0:
+            raise ValueError("it makes more data than it has")
+
+    def run(self) -> Any:
+        """The object that the pickle describes."""
+        position = 0
+        try:
+            for opcode, argument, at in pickletools.genops(self.data):
+                position = at or 0
+                self.operations += 1
+                if self.operations > MOST_OPERATIONS:
+                    raise ValueError(f"it has more than {MOST_OPERATIONS} operations")
+                if opcode.name == "STOP":
+                    break
+                step = _STEPS.get(opcode.name)
+                if step is None:
+                    raise ValueError(f"the pickle operation {opcode.name} is not allowed here")
+                step(self, argument)
+            if position + 1 != len(self.data):
+                raise ValueError(f"{len(self.data) - position - 1} bytes follow the end")
+            return self.pop()
+        except IndexError:
+            raise FormatError(self.path, f"byte {position}", "the pickle takes more than it has", _DAMAGED) from None
+        except ValueError as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(self.path, f"byte {position}", f"the pickle is wrong: {_short(error)}", _DAMAGED) from None
+
+    # ---------------------------------------------------------------------------------------- what the operations do
+    def push(self, value: Any) -> None:
+        """Puts a value on the stack."""
+        self.stack.append(value)
+
+    def pop(self) -> Any:
+        """Takes the top of the stack."""
+        return self.stack.pop()
+
+    def mark(self, _: Any) -> None:
+        """Starts a new stack on top of the old one."""
+        self.marks.append(self.stack)
+        self.stack = []
+
+    def above_mark(self) -> list[Any]:
+        """What was pushed since the mark; the stack below comes back."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def last(self, count: int) -> tuple[Any, ...]:
+        """Takes the top `count` values."""
+        if count > len(self.stack):
+            raise IndexError
+        items = self.stack[len(self.stack) - count :]
+        del self.stack[len(self.stack) - count :]
+        return tuple(items)
+
+    def top(self, kind: type) -> Any:
+        """The value on top, which must be of a kind."""
+        if not isinstance(self.stack[-1], kind):
+            raise ValueError(f"found a {type(self.stack[-1]).__name__}, needed a {kind.__name__}")
+        return self.stack[-1]
+
+    def fill(self, items: list[Any]) -> None:
+        """Adds key, value, key, value ... to the dict on top."""
+        target = self.top(dict)
+        if len(items) % 2:
+            raise ValueError("a dict has a key without a value")
+        for at in range(0, len(items), 2):
+            target[key(items[at])] = items[at + 1]
+
+    def remember(self, index: int) -> None:
+        """Stores the top in the memo."""
+        self.memo[index] = self.stack[-1]
+
+    def recall(self, index: int) -> None:
+        """Pushes a stored value."""
+        if index not in self.memo:
+            raise ValueError(f"nothing was stored as number {index}")
+        self.push(self.memo[index])
+
+    def find(self, module: Any, name: Any) -> None:
+        """Pushes what stands for a class or function."""
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise ValueError("a class is named by something that is no text")
+        found = self.resolve(f"{module}.{name}")
+        if found is None:
+            raise FormatError(self.path, "class", f"it uses {f'{module}.{name}'[:120]}, which is not allowed", _REFUSED)
+        self.push(found)
+
+    def call(self, arguments: Any, keywords: Any = None) -> None:
+        """Replaces the name on top by the plain object that stands for a call of it."""
+        name = self.pop()
+        if not isinstance(name, Name) or name.make is None:
+            raise ValueError(f"{_short(name)} is called, which is not allowed")
+        if not isinstance(arguments, tuple) or keywords:
+            raise ValueError(f"{name.name} is called with arguments it does not take")
+        try:
+            self.push(name.make(*arguments))
+        except TypeError:
+            raise ValueError(f"{name.name} is called with arguments it does not take") from None
+
+    def build(self, state: Any) -> None:
+        """Gives the object on top its state."""
+        if not hasattr(self.stack[-1], "set_state"):
+            raise ValueError(f"a {type(self.stack[-1]).__name__} is given a state")
+        parts = state if isinstance(state, tuple) else (state,)
+        self.spend(8 * sum(len(part) for part in parts if isinstance(part, dict)))
+        self.stack[-1].set_state(state)
+
+
+def key(value: Any) -> Any:
+    """A value that may be a key: plain, or a tuple of plain ones (deeper ones could lead the hash into the C stack).
+
+    Raises:
+      ValueError: any other value.
+
+    Example:
+      >>> key(("data", 0))
+      ('data', 0)
+    """
+    for part in value if isinstance(value, tuple) else (value,):
+        if not isinstance(part, _KEYS):
+            raise ValueError(f"a {type(part).__name__} is used as a key")
+        if isinstance(part, int) and abs(part) >= 2**64:
+            raise ValueError("a number of more than 64 bits is used as a key")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = str(value) if isinstance(value, (Exception, Name)) else type(value).__name__
+    return text if len(text) <= 120 else text[:120] + "..."
+
+
+def _split_name(machine: Machine, text: str) -> None:
+    module, _, name = text.partition(" ")  # pickletools joins the two lines by a space
+    machine.find(module, name)
+
+
+def _set_items(machine: Machine, _: Any) -> None:
+    items = machine.above_mark()
+    machine.fill(items)
+
+
+def _set_item(machine: Machine, _: Any) -> None:
+    pair = machine.last(2)
+    machine.fill(list(pair))
+
+
+def _new_dict(machine: Machine, _: Any) -> None:
+    items = machine.above_mark()
+    machine.push({})
+    machine.fill(items)
+
+
+def _append(machine: Machine, items: list[Any]) -> None:
+    machine.top(list).extend(items)
+
+
+def _add(machine: Machine, items: list[Any]) -> None:
+    machine.top(set).update(map(key, items))
+
+
+def _push(machine: Machine, argument: Any) -> None:
+    machine.push(argument)
+
+
+_STEPS: dict[str, Callable[[Machine, Any], Any]] = {
+    "PROTO": lambda m, a: None,
+    "FRAME": lambda m, a: None,
+    "POP": lambda m, a: m.pop() if m.stack else m.above_mark(),
+    "POP_MARK": lambda m, a: m.above_mark(),
+    "DUP": lambda m, a: m.push(m.stack[-1]),
+    "MARK": Machine.mark,
+    "NONE": lambda m, a: m.push(None),
+    "NEWTRUE": lambda m, a: m.push(True),
+    "NEWFALSE": lambda m, a: m.push(False),
+    "EMPTY_LIST": lambda m, a: m.push([]),
+    "EMPTY_TUPLE": lambda m, a: m.push(()),
+    "EMPTY_DICT": lambda m, a: m.push({}),
+    "EMPTY_SET": lambda m, a: m.push(set()),
+    "LIST": lambda m, a: m.push(m.above_mark()),
+    "TUPLE": lambda m, a: m.push(tuple(m.above_mark())),
+    "TUPLE1": lambda m, a: m.push(m.last(1)),
+    "TUPLE2": lambda m, a: m.push(m.last(2)),
+    "TUPLE3": lambda m, a: m.push(m.last(3)),
+    "DICT": _new_dict,
+    "FROZENSET": lambda m, a: m.push(frozenset(map(key, m.above_mark()))),
+    "APPEND": lambda m, a: _append(m, [m.pop()]),
+    "APPENDS": lambda m, a: _append(m, m.above_mark()),
+    "ADDITEMS": lambda m, a: _add(m, m.above_mark()),
+    "SETITEM": _set_item,
+    "SETITEMS": _set_items,
+    "MEMOIZE": lambda m, a: m.remember(len(m.memo)),
+    "GLOBAL": _split_name,
+    "STACK_GLOBAL": lambda m, a: m.find(*m.last(2)),
+    "REDUCE": lambda m, a: m.call(m.pop()),
+    "NEWOBJ": lambda m, a: m.call(m.pop()),
+    "NEWOBJ_EX": lambda m, a: m.call(*m.last(2)),
+    "BUILD": lambda m, a: m.build(m.pop()),
+}
+for _name in ("PUT", "BINPUT", "LONG_BINPUT"):
+    _STEPS[_name] = Machine.remember
+for _name in ("GET", "BINGET", "LONG_BINGET"):
+    _STEPS[_name] = Machine.recall
+for _name in (
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+):
+    _STEPS[_name] = _push
