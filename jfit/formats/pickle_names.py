@@ -149,11 +149,15 @@ class Names:
         return [key(item) for item in items]
 
     def _dict(self, pairs: Any = ()) -> dict[Any, Any]:
-        rows = pairs if isinstance(pairs, (list, tuple)) else (None,)
-        if not all(isinstance(row, (list, tuple)) and len(row) == 2 for row in rows):
-            raise ValueError("a dict is made from something else than pairs")
-        self.machine.spend(8 * len(rows))
-        return {key(row[0]): row[1] for row in rows}
+        if not isinstance(pairs, (list, tuple)):
+            raise ValueError(f"a dict is made from a {type(pairs).__name__}")
+        self.machine.spend(8 * len(pairs))
+        made: dict[Any, Any] = {}
+        for pair in pairs:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise ValueError("a dict is made from something else than pairs")
+            made[key(pair[0])] = pair[1]
+        return made
 
     def _object(self, name: Any, base: Any, state: Any) -> Any:
         if not isinstance(name, Name) or name.make is None or state is not None:
