@@ -1,0 +1,89 @@
+"""`mx.nd`: mutable arrays, and every operator on them at once.
+
+>>> import jfit.mx as mx
+>>> mx.nd.FullyConnected(mx.nd.ones((1, 2)), mx.nd.ones((3, 2)), mx.nd.zeros(3), num_hidden=3).asnumpy().tolist()
+[[2.0, 2.0, 2.0]]
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from jfit.mx import random
+from jfit.mx.nd import sparse
+from jfit.mx.nd.array import NDArray, binary
+from jfit.mx.nd.create import (
+    arange,
+    array,
+    concatenate,
+    empty,
+    full,
+    load,
+    load_frombuffer,
+    moveaxis,
+    onehot_encode,
+    ones,
+    save,
+    waitall,
+    zeros,
+)
+from jfit.mx.nd.invoke import function, invoke, with_number
+from jfit.mx.nd.sparse import CSRNDArray, RowSparseNDArray
+from jfit.mx.spelling import PAIRS, Namespace, find
+
+contrib = Namespace("mx.nd.contrib", ("_contrib_",), function)
+linalg = Namespace("mx.nd.linalg", ("_linalg_",), function)
+op = Namespace("mx.nd.op", ("",), function)
+_internal = Namespace("mx.nd._internal", ("",), function)
+
+__all__ = [
+    "CSRNDArray",
+    "NDArray",
+    "RowSparseNDArray",
+    "arange",
+    "array",
+    "concatenate",
+    "contrib",
+    "empty",
+    "full",
+    "invoke",
+    "linalg",
+    "load",
+    "load_frombuffer",
+    "moveaxis",
+    "onehot_encode",
+    "ones",
+    "op",
+    "random",
+    "save",
+    "sparse",
+    "waitall",
+    "zeros",
+]
+
+
+def _pair(both: str, scalar: str, mirrored: str):
+    def call(lhs: Any, rhs: Any) -> Any:
+        if isinstance(lhs, NDArray):
+            return binary(both, scalar, lhs, rhs)
+        if isinstance(rhs, NDArray):
+            return binary(both, mirrored, rhs, lhs, swapped=True)
+        raise TypeError(f"one of the two must be an NDArray, found {type(lhs).__name__} and {type(rhs).__name__}")
+
+    return call
+
+
+_FUNCTIONS = SimpleNamespace(**{name: _pair(*ops) for name, ops in PAIRS.items()})
+
+
+def __getattr__(name: str) -> Any:
+    if hasattr(_FUNCTIONS, name):
+        return getattr(_FUNCTIONS, name)
+    return find("mx.nd", ("",), name, function)
+
+
+def __dir__() -> list[str]:
+    from jfit.ops import ALIASES
+
+    return sorted({*__all__, *PAIRS, *ALIASES})
