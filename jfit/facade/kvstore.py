@@ -48,6 +48,7 @@ class KVStore(KVStoreBase):
     """
 
     _cell: Callable[[Any], Any] = Box
+    _updater_of: Callable[[Any], Any] = staticmethod(get_updater)
 
     def __init__(self, name: str = "local") -> None:
         self._type = name.lower()
@@ -56,7 +57,7 @@ class KVStore(KVStoreBase):
                 f"kvstore {name!r} over {jax.process_count()} processes is not there yet: this store sees one process. "
                 "Train with jfit.fit, or start one process with several devices and kvstore 'device'."
             )
-        self._stored: dict[Hashable, Any] = {}  # cells, in the order of init
+        self._stored: dict[Any, Any] = {}  # cells, in the order of init
         self._updater: Any = None
         self._compression: compression.TwoBit | None = None
 
@@ -69,16 +70,6 @@ class KVStore(KVStoreBase):
     def distributed(self) -> bool:
         """Whether it is one of the `dist` types."""
         return "dist" in self._type
-
-    @property
-    def rank(self) -> int:
-        """Number of this process."""
-        return 0
-
-    @property
-    def num_workers(self) -> int:
-        """Number of processes."""
-        return 1
 
     def barrier(self) -> None:
         """Wait until all processes are here (there is one)."""
@@ -114,11 +105,12 @@ class KVStore(KVStoreBase):
             MXNetError: a key that was not initialized, or a value of another shape.
         """
         del priority
-        gathered: dict[Hashable, list[Any]] = {}
+        gathered: dict[Any, list[Any]] = {}
         for k, values in self._pairs(key, value, known=True):
             gathered.setdefault(k, []).extend(self._checked(k, v) for v in values)
-        order = list(self._stored)
-        keys = sorted(gathered, key=order.index if self._strings else None)
+        # MXNet's order of updates: numbers ascending, names as they were initialized
+        order = {k: i for i, k in enumerate(self._stored if self._strings else sorted(gathered))}
+        keys = sorted(gathered, key=order.__getitem__)
         sums = self._reduce(keys, [gathered[k] for k in keys])
         if self._updater is None:
             for k, value in zip(keys, sums, strict=True):
@@ -203,7 +195,7 @@ class KVStore(KVStoreBase):
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Update the stored values with an optimizer from now on; its object is shared, so later changes count."""
-        self.set_updater(get_updater(optimizer))
+        self.set_updater(self._updater_of(optimizer))
 
     def set_updater(self, updater: Callable[[Any, Any, Any], Any]) -> None:
         """Call `updater(key, sum, stored)` on every push; both are cells, and it writes into `stored`.
@@ -335,13 +327,16 @@ def create(name: str = "local") -> KVStoreBase:
     return KVStore(name)
 
 
-def select(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -> tuple[Any, bool]:
+def select(
+    kvstore: Any, num_device: int, arg_params: Mapping[str, Any], make: Callable[[str], Any] = create
+) -> tuple[Any, bool]:
     """(store or None, whether weights are updated in it), as MXNet's Python Module and Trainer choose.
 
     Args:
         kvstore: None, a type name, or a store.
         num_device: one device needs no store, unless the type is a `dist` one.
         arg_params: arrays by name; one of more than 16M elements is not updated in a `local` store.
+        make: what makes a store of a type name.
 
     The environment variable MXNET_UPDATE_ON_KVSTORE=0 keeps updates out of the store, and so does a store that is not
     capable of them.
@@ -362,18 +357,20 @@ def select(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -> tupl
     update = bool(int(os.getenv("MXNET_UPDATE_ON_KVSTORE", "1")))
     if kvstore == "local" and _largest(arg_params) > BIG:
         update = False
-    store = create(kvstore) if isinstance(kvstore, str) else kvstore
+    store = make(kvstore) if isinstance(kvstore, str) else kvstore
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
 
 
-def select_julia(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -> tuple[Any, bool]:
+def select_julia(
+    kvstore: Any, num_device: int, arg_params: Mapping[str, Any], make: Callable[[str], Any] = create
+) -> tuple[Any, bool]:
     """(store or None, whether weights are updated in it), as MXNet.jl chooses.
 
     Args:
         kvstore: None, a type name, or a store.  `local` becomes `local_update_cpu` where every parameter has fewer than
             16M elements, else `local_allreduce_cpu`; stores of the latter kind only add up.
         num_device: one device needs no store, unless the type is a `dist` one.
-        arg_params: arrays by name.
+        arg_params, make: as for `select`.
 
     Example:
         >>> store, update = select_julia("local", 2, {"w": np.zeros(3)})
@@ -387,7 +384,7 @@ def select_julia(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -
         if kvstore == "local":
             kvstore = "local_update_cpu" if _largest(arg_params) < BIG else "local_allreduce_cpu"
             kvstore = None if num_device == 1 else kvstore
-    store, _ = select(kvstore, num_device, arg_params)
+    store, _ = select(kvstore, num_device, arg_params, make)
     return store, store is not None and "local_allreduce" not in store.type
 
 

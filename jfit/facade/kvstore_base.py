@@ -8,6 +8,11 @@ from typing import Any, ClassVar
 class KVStoreBase:
     """What Module and Trainer ask of a store; a store of one's own derives from it and calls `register`.
 
+    Attributes:
+        type: its name.
+        rank: number of this process.
+        num_workers: number of processes.
+
     Example:
         >>> @KVStoreBase.register
         ... class Mine(KVStoreBase):
@@ -37,10 +42,10 @@ class KVStoreBase:
         return False
 
     @staticmethod
-    def register(cls: type) -> type:
+    def register(klass: type) -> type:
         """Class decorator: `create` finds the store under its lower-case class name."""
-        KVStoreBase.kv_registry[cls.__name__.lower()] = cls
-        return cls
+        KVStoreBase.kv_registry[klass.__name__.lower()] = klass
+        return klass
 
 
 def check_capability(capability: str) -> None:
