@@ -110,6 +110,14 @@ def test_checkpoints_come_every_period_with_the_number_of_epochs_done(tmp_path, 
     assert sorted(load_arrays(tmp_path / "net-0004.params")) == ["arg:fc_weight", "aux:m"]
 
 
+def test_casts_of_mixed_precision_stay_out_of_the_file_unless_asked_for(tmp_path):
+    net = jfit.sym.relu(jfit.sym.amp_cast(jfit.sym.Variable("data"), dtype="float16", name="c"), name="r")
+    files.save_checkpoint(str(tmp_path / "x"), 1, net, {}, {})
+    files.save_checkpoint(str(tmp_path / "y"), 1, net, {}, {}, remove_amp_cast=False)
+    assert jfit.sym.load(tmp_path / "x-symbol.json").get_internals().list_outputs() == ["data", "r_output"]
+    assert jfit.sym.load(tmp_path / "y-symbol.json").get_internals().list_outputs() == ["data", "c_output", "r_output"]
+
+
 def test_a_module_saves_itself_every_period():
     calls = []
 

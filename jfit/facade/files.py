@@ -14,7 +14,8 @@ from jfit.facade.box import unbox
 from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray
-from jfit.symbol.serial import load
+from jfit.symbol.graph import Entry, Node, Symbol, replace_nodes
+from jfit.symbol.serial import load, save
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,7 +36,7 @@ def save_checkpoint(
         symbol: the graph; None writes no graph.
         arg_params: parameters by name, arrays or boxes.
         aux_params: auxiliary states by name.
-        remove_amp_cast: accepted for MXNet's sake; jfit's graphs hold no such casts unless the user wrote them.
+        remove_amp_cast: leave the casts of MXNet's mixed precision (`amp_cast`) out of the file.
 
     Example:
         >>> import jfit
@@ -46,7 +47,8 @@ def save_checkpoint(
     Source: mxnet.model.save_checkpoint of Apache MXNet 1.9.1.
     """
     if symbol is not None:
-        symbol.save(f"{prefix}-symbol.json")
+        shown = replace_nodes(symbol.heads, _uncast) if remove_amp_cast else symbol.heads
+        save(Symbol(shown), f"{prefix}-symbol.json")
     save_params(f"{prefix}-{epoch:04d}.params", arg_params, aux_params)
     logging.info('Saved checkpoint to "%s"', f"{prefix}-{epoch:04d}.params")
 
@@ -123,6 +125,10 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
         if value is not None:
             groups[kind][name] = value.todense() if isinstance(value, SparseArray) else value
     return groups["arg"], groups["aux"]
+
+
+def _uncast(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
+    return inputs[0] if node.op is not None and node.op.name == "amp_cast" else None
 
 
 def _plain(value: Any) -> Any:

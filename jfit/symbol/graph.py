@@ -110,8 +110,8 @@ def aux_nodes(order: Sequence[Node]) -> set[int]:
     return {id(e.node) for n in order if n.op for e in n.inputs[n.num_inputs :] if e.node.op is None}
 
 
-def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...]], Entry | None]) -> tuple[Entry, ...]:
-    """Rebuild the graph: `swap(node, new_inputs)` returns the entry that stands for a node, or None to keep it as it is."""
+def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...]], Entry | Node | None]) -> tuple[Entry, ...]:
+    """Rebuild the graph: `swap(node, new_inputs)` returns the entry, or the node, that stands for a node; None keeps it."""
     new: dict[int, Entry | Node] = {}
 
     def moved(entry: Entry) -> Entry:
