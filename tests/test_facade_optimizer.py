@@ -1,0 +1,390 @@
+"""Stateful optimizers: MXNet 1.9.1's numbers, counts, multipliers and state nesting; one dispatch; users' own classes."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jfit
+from jfit import counters
+from jfit.facade import optimizer as room
+from jfit.facade.box import Box
+from jfit.facade.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
+from jfit.facade.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
+from jfit.optim import OptState
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "updater.json").read_text())
+NAMES = {int(i): name for i, name in GOLDEN["names"].items()}
+SHAPES = {int(i): tuple(shape) for i, shape in GOLDEN["shapes"].items()}
+
+
+def value(seed, shape):
+    return np.round(np.cos(np.arange(np.prod(shape)) * 1.7 + seed), 3).astype("float32").reshape(shape)
+
+
+def of_case(case):
+    kwargs = dict(case["kw"])
+    if "sched" in case:
+        kwargs["lr_scheduler"] = FactorScheduler(**case["sched"])
+    optimizer = create(case["name"], param_idx2name=NAMES, **kwargs)
+    if "lr_mult" in case:
+        optimizer.set_lr_mult(case["lr_mult"])
+        optimizer.set_wd_mult(case["wd_mult"])
+    return optimizer
+
+
+def flat(state):
+    return [] if state is None else [box.asnumpy() for box in (state if isinstance(state, tuple) else (state,))]
+
+
+@pytest.fixture(params=GOLDEN["cases"], ids=lambda c: f"{c['name']}-{len(c['kw'])}")
+def case(request):
+    return request.param
+
+
+@pytest.mark.parametrize("as_lists", [True, False])
+def test_the_updater_follows_mxnet_also_where_an_index_lags_behind(case, as_lists):
+    optimizer = of_case(case)
+    updater = get_updater(optimizer)
+    weights = {i: Box(jnp.asarray(value(i, shape))) for i, shape in SHAPES.items()}
+    for t, ids in enumerate(GOLDEN["steps"]):
+        grads = [value(10 * t + i + 5, SHAPES[i]) for i in ids]
+        if as_lists:
+            updater(ids, grads, [weights[i] for i in ids])
+        elif optimizer.aggregate_num > 1:
+            return  # MXNet asks for the rate once for all of a group
+        else:
+            for i, grad in zip(ids, grads, strict=True):
+                updater(i, grad, weights[i])
+    for i in SHAPES:
+        np.testing.assert_allclose(weights[i].asnumpy(), case["weights"][str(i)], rtol=2e-5, atol=2e-6)
+        want = case["states"][str(i)]
+        assert isinstance(updater.states[i], Box) == (case["lone"][str(i)] and bool(want))
+        for got, wanted in zip(flat(updater.states[i]), want, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
+    assert {str(i): n for i, n in optimizer.counts().items()} == case["counts"]
+    assert optimizer.num_update == case["num_update"]
+    assert optimizer.rate() == pytest.approx(case["rate"])
+
+
+# ---- one dispatch
+
+
+def problem(count=160, dtype="float32"):
+    keys = range(count)
+    return list(keys), [jnp.full((3, 2), 1 + k, dtype) for k in keys], [jnp.full((3, 2), 0.5, dtype) for _ in keys]
+
+
+def test_160_parameters_are_one_program_and_nothing_that_is_data_compiles_again():
+    optimizer = Adam(learning_rate=0.25, wd=0.125, beta1=0.875)
+    indices, weights, grads = problem()
+    weights, states = apply_update(optimizer, indices, weights, grads, [None] * 160)
+    optimizer.lr, optimizer.rescale_grad = 0.5, 0.25
+    optimizer.set_wd_mult({3: 0.0})
+    optimizer.set_lr_mult({5: 2.0})
+    optimizer.count([7])
+    with counters.counted() as seen:
+        apply_update(optimizer, indices, weights, grads, states)
+        other = Adam(learning_rate=1.0, wd=0.125, beta1=0.875)
+        other.begin_num_update = 9
+        apply_update(other, indices, weights, grads, states)
+    assert not seen  # no trace, no compile, no wait
+    with counters.counted() as seen:
+        apply_update(Adam(beta1=0.75, wd=0.125), indices, weights, grads, states)
+    assert seen["traces:apply_update"] == 1
+
+
+def test_it_is_the_pure_transformation_bit_for_bit():
+    optimizer = SGD(learning_rate=0.1, momentum=0.9, wd=0.3, rescale_grad=0.125, param_idx2name={0: "a_weight", 1: "b_bias"})
+    optimizer.set_lr_mult({"b_bias": 0.3})
+    indices, weights, grads = problem(2)
+    moved, states = apply_update(optimizer, indices, weights, grads, [None, None])
+    transform = optimizer.transform()
+    assert transform is SGD(momentum=0.9, wd=0.3, learning_rate=5.0).transform()
+    lr_mult, wd_mult = optimizer.multipliers(indices)
+    assert (lr_mult.dtype, lr_mult.tolist(), wd_mult.tolist()) == (np.float32, [1.0, np.float32(0.3)], [1.0, 0.0])
+    start = transform.init(weights)._replace(lr_mult=jnp.asarray(lr_mult), wd_mult=jnp.asarray(wd_mult))
+    scaled = [g * jnp.float32(0.125) for g in grads]
+    updates, after = jax.jit(transform.update)(scaled, start, weights, learning_rate=jnp.float32(0.1))
+    for i in indices:
+        np.testing.assert_array_equal(moved[i], weights[i] + updates[i])
+        np.testing.assert_array_equal(states[i][0], after.slots["momentum"][i])
+
+
+def test_buffers_are_given_away_only_when_the_caller_says_so():
+    indices, weights, grads = problem(2)
+    kept, states = apply_update(SGD(momentum=0.9), indices, weights, grads, [None, None])
+    assert not weights[0].is_deleted()
+    apply_update(SGD(momentum=0.9), indices, kept, grads, states, donate=True)
+    assert kept[0].is_deleted()
+    assert states[0][0].is_deleted()
+    assert not grads[0].is_deleted()
+
+
+def test_states_are_made_where_the_weight_lies():
+    where = jax.devices()[3]
+    weight = jax.device_put(jnp.ones(2), where)
+    new, states = apply_update(Adam(), [0], [weight], [jax.device_put(jnp.ones(2), where)], [None])
+    assert new[0].devices() == states[0][0].devices() == {where}
+    with counters.counted() as seen:
+        apply_update(Adam(), [0], new, [jax.device_put(jnp.ones(2), where)], states)
+    assert not seen["compiles"]
+
+
+def test_lists_of_other_lengths_are_refused_before_anything_is_counted():
+    optimizer = SGD()
+    with pytest.raises(ValueError, match="2 indices, 1 weights"):
+        apply_update(optimizer, [0, 1], [jnp.ones(1)], [jnp.ones(1)], [None])
+    assert optimizer.num_update == 0
+
+
+# ---- configuration
+
+
+def test_defaults_and_hyper_key():
+    assert (SGD().lr, Adam().lr, RMSProp().lr, Optimizer(lr_scheduler=FactorScheduler(2)).lr) == (0.01, 0.001, 0.001, None)
+    key = SGD(momentum=0.5).hyper_key()
+    assert key == SGD(momentum=0.5, learning_rate=3.0, rescale_grad=2.0, clip_gradient=0).hyper_key()
+    assert (
+        len({key, SGD().hyper_key(), SGD(momentum=0.5, wd=1).hyper_key(), SGD(momentum=0.5, clip_gradient=1).hyper_key()}) == 4
+    )
+
+
+def test_create_ignores_case_and_names_the_nearest():
+    assert type(create("SGD")) is SGD
+    assert isinstance(create("ccsgd", momentum=0.5), SGD)
+    with pytest.raises(ValueError, match=r"Cannot find optimizer adamm: the nearest names are .*'adam'"):
+        create("adamm")
+    with pytest.raises(AssertionError, match="param_idx2name"):
+        SGD(param_idx2name=["a"])
+    with pytest.raises(TypeError, match="foo"):
+        SGD(foo=1)
+
+
+def test_a_rate_beside_a_scheduler_replaces_its_base_and_prints_so(capsys):
+    drop = FactorScheduler(2, 0.5, base_lr=0.25)
+    assert SGD(lr_scheduler=drop).learning_rate == 0.25
+    assert capsys.readouterr().out == ""
+    optimizer = SGD(lr_scheduler=drop, learning_rate=1.0)
+    assert "replaces base_lr 0.25" in capsys.readouterr().out
+    optimizer.count([0, 1, 0, 0])
+    assert (optimizer.num_update, optimizer.rate(), drop.base_lr) == (3, 0.5, 0.5)
+    # Poly and Cosine keep the base that they were made with, and a warm-up its end
+    assert SGD(lr_scheduler=PolyScheduler(10, base_lr=0.1), learning_rate=0.5).lr_scheduler(1) == pytest.approx(0.081)
+    assert SGD(lr_scheduler=CosineScheduler(10, base_lr=0.1), learning_rate=0.5).lr_scheduler(5) == pytest.approx(0.05)
+    late = FactorScheduler(50, base_lr=0.1, warmup_steps=10)
+    SGD(lr_scheduler=late, learning_rate=0.5)
+    assert (late(5), late(20)) == (0.05, 0.5)
+    # Adam always has a rate of its own
+    assert Adam(lr_scheduler=FactorScheduler(2, base_lr=0.25)).rate() == 0.001
+
+
+def test_set_learning_rate_raises_where_a_scheduler_decides():
+    optimizer = SGD()
+    optimizer.set_learning_rate(0.5)
+    assert optimizer.learning_rate == 0.5
+    with pytest.raises(UserWarning, match="FactorScheduler"):
+        SGD(lr_scheduler=FactorScheduler(2)).set_learning_rate(0.5)
+
+
+def test_multipliers_come_from_parameters_then_index_then_name_and_setters_start_afresh():
+    data = jfit.sym.Variable("data", lr_mult=3.0, wd_mult=2.0)
+    net = jfit.sym.FullyConnected(data, name="fc", num_hidden=2)
+    optimizer = SGD(wd=0.1, sym=net, param_idx2name={0: "fc_weight", 1: "fc_bias", 2: "data"})
+    assert [m.tolist() for m in optimizer.multipliers([0, 1, 2])] == [[1, 1, 3], [1, 0, 2]]
+    optimizer.set_wd_mult({"fc_bias": 0.5})
+    assert optimizer.wd_mult == {"fc_bias": 0.5, "data": 2.0}
+    optimizer.set_wd_mult({})
+    optimizer.set_lr_mult({0: 7.0, "fc_weight": 9.0})
+    assert [m.tolist() for m in optimizer.multipliers([0, 1, 2])] == [[7, 1, 3], [1, 0, 2]]
+    assert optimizer.multipliers(["fc_weight", "fc_bias"])[0].tolist() == [9, 1]  # a key-value store knows names only
+    optimizer.param_dict = {0: SimpleNamespace(lr_mult=0.5, wd_mult=0.25)}
+    assert [m.tolist() for m in optimizer.multipliers([0, 1])] == [[0.5, 1], [0.25, 0]]
+    assert optimizer._get_lr(0) == pytest.approx(0.005)
+    assert optimizer._get_wds([0, 1]) == [pytest.approx(0.025), 0.0]
+
+
+def test_counts_are_kept_per_device_and_begin_where_told():
+    optimizer = SGD(begin_num_update=5)
+    optimizer.count([0, 1])
+    optimizer._set_current_context(3)
+    optimizer._update_count(0)
+    assert (optimizer.num_update, optimizer._index_update_count) == (6, {0: 6})
+    optimizer.count(0)
+    assert optimizer._all_index_update_counts == {0: {0: 6, 1: 6}, 3: {0: 7}}
+    assert (optimizer.counts(), optimizer.num_update) == ({0: 7, 1: 6}, 7)
+    optimizer.set_counts({0: 20}, 21)
+    optimizer._set_current_context(1)
+    optimizer.count([0, 1])
+    assert (optimizer._index_update_count, optimizer.num_update) == ({0: 21, 1: 6}, 21)
+
+
+def test_pickles_and_copies_leave_the_parameters_behind_and_keep_counting():
+    optimizer = Adam(param_idx2name={0: "a_weight"}, lr_scheduler=FactorScheduler(2, 0.5, base_lr=0.001))
+    optimizer.param_dict = {0: SimpleNamespace(lr_mult=1, wd_mult=1)}
+    optimizer._set_current_context(2)
+    optimizer.count([0])
+    for other in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        other.count([0])
+        assert (other.counts(), other.param_dict, other.hyper_key()) == ({0: 2}, {}, optimizer.hyper_key())
+        assert other._all_index_update_counts == {0: {}, 2: {0: 2}}
+    assert optimizer.num_update == 1
+
+
+def test_sixteen_bit_weights_have_no_masters_yet():
+    half = Box(jnp.ones(2, jnp.float16))
+    with pytest.raises(NotImplementedError, match="SGD has multi_precision=True and a weight is float16"):
+        get_updater(SGD(multi_precision=True))(0, half, half)
+    with pytest.raises(NotImplementedError, match="multi_precision=False"):
+        apply_update(SGD(multi_precision=True), [0], [half.value], [half.value], [None])
+    get_updater(SGD(multi_precision=True))(0, np.ones(2, "float32"), Box(jnp.ones(2)))
+    updater = get_updater(SGD(learning_rate=0.5, momentum=0.5))
+    with pytest.warns(UserWarning, match="rounds it after every update"):
+        updater(0, np.ones(2, "float16"), half)
+    assert (half.asnumpy().tolist(), half.dtype, updater.states[0].dtype) == ([0.5, 0.5], np.float16, np.float32)
+
+
+# ---- states
+
+
+def test_states_take_mxnets_nesting_and_back():
+    one = np.ones(2, "float32")
+    for optimizer, slots, nested in [
+        (SGD(), (), None),
+        (room.NAG(), (), None),
+        (SGD(momentum=0.5), (one,), one),
+        (Adam(), (one, one), (one, one)),
+        (RMSProp(), (one,), (one,)),
+        (RMSProp(centered=True), (one, one, one), (one, one, one)),
+    ]:
+        assert room.state_to_mxnet(optimizer, slots) is nested or room.state_to_mxnet(optimizer, slots) == nested
+        assert room.state_from_mxnet(optimizer, nested) == slots
+    assert room.state_from_mxnet(SGD(), one) == ()  # MXNet runs with momentum 0 then
+    assert room.state_from_mxnet(Adam(), None) is None
+    with pytest.raises(ValueError, match=r"holds 2 arrays, SGD needs 1 \(momentum\)"):
+        room.state_from_mxnet(SGD(momentum=0.5), (one, one))
+    with pytest.raises(ValueError, match="state of 'w' is None, Adam keeps one"):
+        Adam().update("w", Box(one), one, None)
+
+
+def test_states_are_of_the_weights_own_kind_of_box():
+    class Mine(Box):
+        pass
+
+    mean, var = Adam().create_state(0, Mine(jnp.ones(2)))
+    assert (type(mean), type(var)) == (Mine, Mine)
+    assert Optimizer().create_state(0, Mine(jnp.ones(2))) is None
+
+
+def test_bytes_carry_counts_so_that_resuming_equals_continuing():
+    grad = np.float32([0.5, -1.0])
+    first = get_updater(Adam(learning_rate=0.1))
+    weight = Box(jnp.ones(2))
+    for _ in range(3):
+        first(0, grad, weight)
+    second, copied = get_updater(Adam(learning_rate=0.1)), Box(jnp.array(weight.asnumpy()))
+    second.set_states(first.get_states())
+    first(0, grad, weight)
+    second(0, grad, copied)
+    np.testing.assert_array_equal(copied.asnumpy(), weight.asnumpy())
+    assert second.optimizer.counts() == {0: 4}
+    assert second.optimizer.num_update == 4
+
+
+def test_the_optimizers_settings_go_with_its_states_when_asked():
+    def make(**kwargs):
+        return SGD(momentum=0.5, **kwargs)
+
+    first = get_updater(make(lr_scheduler=FactorScheduler(1, 0.5, base_lr=1.0)))
+    for _ in range(3):
+        first(0, np.ones(2, "float32"), Box(jnp.ones(2)))
+    for other in (make(learning_rate=3.0), make(lr_scheduler=FactorScheduler(7))):
+        second = get_updater(other)
+        second.set_states(first.get_states(dump_optimizer=True))
+        assert (other.rate(), other.lr_scheduler.step, other.num_update) == (0.25, 1, 3)
+    with pytest.raises(ValueError, match="saved with SGD, here is Adam"):
+        get_updater(Adam()).set_states(first.get_states(dump_optimizer=True))
+
+
+def test_states_from_outside_move_to_their_weight_and_compile_nothing_twice():
+    updater = get_updater(SGD(learning_rate=0.5, momentum=0.25, wd=0.75))
+    updater.set_states({0: np.ones(2, "float32"), 1: None})
+    where = jax.devices()[1]
+    weights = [Box(jax.device_put(jnp.ones(2), where)) for _ in range(2)]
+    grads = [jax.device_put(jnp.zeros(2), where)] * 2
+    updater([0, 1], grads, weights)
+    assert updater.states[0].value.devices() == updater.states[1].value.devices() == {where}
+    with counters.counted() as seen:
+        updater([0, 1], grads, weights)
+    assert not seen
+
+
+def test_a_weight_that_cannot_be_written_says_so():
+    with pytest.raises(TypeError, match=r"the weight of 0 is a jax\.Array"):
+        get_updater(SGD())(0, np.ones(2), jnp.ones(2))
+
+
+# ---- classes of users
+
+
+@pytest.fixture
+def registered():
+    known = dict(Optimizer.opt_registry)
+    yield
+    Optimizer.opt_registry.clear()
+    Optimizer.opt_registry.update(known)
+
+
+def test_a_users_class_works_through_the_updater(registered):
+    @Optimizer.register
+    class Halving(Optimizer):
+        def create_state(self, index, weight):
+            return Box(np.zeros(weight.shape, "float32"))
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            state[:] = state.value + 1
+            weight[:] = weight.value - self._get_lr(index) * self._get_wd(index) * np.asarray(grad)
+
+    optimizer = create("halving", learning_rate=0.5, wd=1.0, param_idx2name={0: "a_weight", 1: "a_bias"})
+    assert not optimizer.is_pure
+    assert SGD().is_pure
+    updater = get_updater(optimizer)
+    weights = [Box(jnp.ones(2)), Box(jnp.ones(2))]
+    for _ in range(2):
+        updater([0, 1], [np.ones(2, "float32")] * 2, weights)
+    assert [w.asnumpy().tolist() for w in weights] == [[0.0, 0.0], [1.0, 1.0]]
+    assert updater.states[1].asnumpy().tolist() == [2.0, 2.0]
+    assert optimizer.counts() == {0: 2, 1: 2}
+    with pytest.raises(TypeError, match="Halving updates in Python"):
+        apply_update(optimizer, [0], [jnp.ones(2)], [jnp.ones(2)], [None])
+    with pytest.raises(NotImplementedError, match="Optimizer has no update"):
+        Optimizer().update(0, weights[0], weights[0], None)
+
+
+def test_a_users_subclass_may_call_the_rule_it_extends(registered):
+    @Optimizer.register
+    class Clipped(SGD):
+        def update(self, index, weight, grad, state):
+            super().update(index, weight, np.minimum(grad, 1), state)
+
+    updater = get_updater(create("clipped", learning_rate=0.5, momentum=0.9))
+    weight = Box(jnp.ones(2))
+    updater("w", np.float32([4, 1]), weight)
+    assert weight.asnumpy().tolist() == [0.5, 0.5]
+    assert updater.states["w"].asnumpy().tolist() == [-0.5, -0.5]
+
+
+def test_registering_a_name_twice_warns(registered):
+    with pytest.warns(UserWarning, match="'sgd' was"):
+        Optimizer.register(type("SGD", (Optimizer,), {}))
+
+
+def test_the_state_is_the_engines_own():
+    assert isinstance(SGD().transform().init({"w": jnp.ones(1)}), OptState)
