@@ -12,7 +12,7 @@ an error.  Keys are the caller's: one per parameter, derived from its name, so v
 '["normal", {"sigma": 0.3}]'
 """
 
-from jfit.init.core import REGISTRY, InitDesc, InitFn, Initializer, get, register
+from jfit.init.core import REGISTRY, InitDesc, InitFn, Initializer, draw_all, get, register
 from jfit.init.rules import (
     Bilinear,
     Constant,
@@ -63,6 +63,7 @@ __all__ = [
     "bilinear",
     "constant",
     "default",
+    "draw_all",
     "get",
     "load",
     "lstmbias",

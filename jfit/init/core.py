@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -106,6 +108,31 @@ class Initializer:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         plain = {k: v.tolist() if isinstance(v, np.ndarray | np.generic | Array) else v for k, v in values.items()}
         return json.dumps([type(self).__name__.lower(), plain])
+
+
+def draw_all(initializer: InitFn, key: Array, wanted: Mapping[str, tuple[InitDesc, Any]]) -> dict[str, Array]:
+    """Values of many parameters in one program; each is drawn from fold_in(key, crc32(name)), whatever the others are.
+
+    Args:
+        initializer: from `get`.
+        key: the key of all of them.
+        wanted: name -> (description, jax.ShapeDtypeStruct).
+
+    Example:
+        >>> import jax
+        >>> spec = jax.ShapeDtypeStruct((2,), jnp.float32)
+        >>> draw_all(get("one"), jax.random.key(0), {"w_weight": (InitDesc("w_weight"), spec)})["w_weight"].tolist()
+        [1.0, 1.0]
+    """
+
+    def make(key: Array) -> dict[str, Array]:
+        own = {name: jax.random.fold_in(key, zlib.crc32(name.encode())) for name in wanted}
+        return {n: initializer(own[n], desc, spec.shape, spec.dtype) for n, (desc, spec) in wanted.items()}
+
+    try:
+        return jax.jit(make)(key)  # one compile for all parameters
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+        return make(key)  # an initializer of the user's that computes in numpy
 
 
 def register(*aliases: str) -> Callable[[_Class], _Class]:

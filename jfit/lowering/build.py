@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.init import InitDesc, default, get
+from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
 from jfit.model import Aux, Inputs, Model, Output, Params, Plan, Specs
 from jfit.ops import nearest
@@ -199,18 +198,9 @@ def _make_init(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Nod
         start = default() if initializer is None else get(initializer)
         shapes = _variable_specs(symbol, {**params, **aux}, specs)
 
-        def make(key: Array) -> tuple[Params, Aux]:
-            def one(name: str, node: Node) -> Array:
-                draw = jax.random.fold_in(key, zlib.crc32(name.encode()))
-                spec = shapes[name]
-                return start(draw, InitDesc(name, dict(node.attrs)), spec.shape, spec.dtype)
-
-            return {k: one(k, n) for k, n in params.items()}, {k: one(k, n) for k, n in aux.items()}
-
-        try:
-            return jax.jit(make)(key)  # one compile for all parameters
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
-            return make(key)  # an initializer of the user's that computes in numpy
+        wanted = {k: (InitDesc(k, dict(n.attrs)), shapes[k]) for k, n in {**params, **aux}.items()}
+        drawn = draw_all(start, key, wanted)
+        return {k: drawn[k] for k in params}, {k: drawn[k] for k in aux}
 
     return init
 

@@ -16,11 +16,12 @@ from jfit.step.train import mean_aux
 Outputs = tuple[Array, ...]
 
 
-def forward_step(model: Model, *, policy: Policy | str | None = None) -> Callable[..., Outputs]:
-    """(params, aux, batch, key, step, number) -> outputs in training mode; auxiliary states do not move.
+def forward_step(model: Model, *, train: bool = True, policy: Policy | str | None = None) -> Callable[..., Outputs]:
+    """(params, aux, batch, key, step, number) -> outputs; auxiliary states do not move.
 
     Args:
         model: the model.
+        train: training mode; otherwise nothing is random and labels may be left out.
         policy: mixed precision.
 
     Returns:
@@ -38,7 +39,7 @@ def forward_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
 
     def step(params: Params, aux: Aux, batch: Any, key: Array, step: Any, number: Any, *, axis_name: str | None = None):
         inputs, given = _given(model, batch, part_key(key, step, number), axis_name)
-        return model.apply(params, aux, inputs, policy=policy, **given)[0]
+        return model.apply(params, aux, inputs, policy=policy, **{**given, "train": train})[0]
 
     return step
 

@@ -1,0 +1,384 @@
+"""What every module can do once it can bind, forward, backward and update: fit, score, predict, parameter files."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jfit.data import DataBatch
+from jfit.facade import files
+from jfit.facade import metric as metrics
+from jfit.facade.box import Box, unbox
+from jfit.facade.callback import BatchEndParam
+from jfit.facade.initial import DEFAULT
+from jfit.loop import StopFlag
+
+Callbacks = Any  # a callback, a list of them, or None
+
+
+class BaseModule:
+    """The high-level methods of a module; subclasses give bind, init_params, init_optimizer, forward, backward and update.
+
+    Attributes:
+        binded: `bind` was called.
+        for_training: it was bound for training.
+        inputs_need_grad: it gives gradients of its inputs.
+        params_initialized: it has parameters.
+        optimizer_initialized: it has an optimizer.
+        logger: where log lines go.
+
+    Source: Apache MXNet 1.9.1, `mxnet.module.BaseModule`.
+    """
+
+    def __init__(self, logger: Any = logging) -> None:
+        self.logger = logger
+        self.binded = False
+        self.for_training = False
+        self.inputs_need_grad = False
+        self.params_initialized = False
+        self.optimizer_initialized = False
+        self._symbol: Any = None
+
+    # -------------------------------------------------------------------------------- where arrays go in and out
+    def _box(self, array: Any) -> Any:
+        """An array that is given to the caller."""
+        return array
+
+    def _box_cell(self, array: Any) -> Any:
+        """An array that a user's initializer or optimizer writes into."""
+        return Box(array)
+
+    @classmethod
+    def _symbol_of(cls, symbol: Any) -> Any:
+        """A graph that was read from a file."""
+        return symbol
+
+    # -------------------------------------------------------------------------------- what subclasses give
+    @property
+    def symbol(self) -> Any:
+        """The network."""
+        return self._symbol
+
+    def _missing(self, name: str) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no method {name}; a module defines it")
+
+    def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Fix the shapes."""
+        self._missing("bind")
+
+    def init_params(self, *args: Any, **kwargs: Any) -> None:
+        """Give the parameters their first values."""
+        self._missing("init_params")
+
+    def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(parameters, auxiliary states)."""
+        return self._missing("get_params")
+
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
+        """Choose the optimizer."""
+        self._missing("init_optimizer")
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Compute the outputs of a batch."""
+        self._missing("forward")
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Compute the gradients of the last forward pass."""
+        self._missing("backward")
+
+    def update(self) -> None:
+        """One update of the parameters."""
+        self._missing("update")
+
+    def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
+        """Outputs of the last forward pass."""
+        return self._missing("get_outputs")
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
+        """Gradients of the inputs."""
+        return self._missing("get_input_grads")
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Add the last batch to a metric."""
+        self._missing("update_metric")
+
+    def install_monitor(self, mon: Any) -> None:
+        """Let a Monitor see the arrays."""
+        self._missing("install_monitor")
+
+    def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
+        """What is needed before a batch."""
+
+    def get_states(self, merge_multi_context: bool = True) -> list[Any]:
+        """The states that the module keeps itself; none here."""
+        return []
+
+    def set_states(self, states: Any = None, value: Any = None) -> None:
+        """Set those states."""
+        if states:
+            raise ValueError(f"{type(self).__name__} has no states; found {len(states)} arrays")
+
+    def set_params(
+        self,
+        arg_params: Mapping[str, Any],
+        aux_params: Mapping[str, Any],
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Set parameters and auxiliary states."""
+        self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+
+    # -------------------------------------------------------------------------------- one batch, one pass
+    def forward_backward(self, data_batch: Any) -> None:
+        """forward in training mode, then backward."""
+        self.forward(data_batch, is_train=True)
+        self.backward()
+
+    def score(
+        self,
+        eval_data: Any,
+        eval_metric: Any,
+        num_batch: int | None = None,
+        batch_end_callback: Callbacks = None,
+        score_end_callback: Callbacks = None,
+        reset: bool = True,
+        epoch: int = 0,
+        sparse_row_id_fn: Any = None,
+    ) -> list[tuple[str, float]]:
+        """Metrics over a data iterator; rows that it wrapped around do not count.
+
+        Args:
+            eval_data: the iterator.
+            eval_metric: name, list of names, function or EvalMetric.
+            num_batch: most batches to take.
+            batch_end_callback: called with a BatchEndParam after each batch.
+            score_end_callback: called once at the end; its `nbatch` is the number of batches.
+            reset: rewind the iterator first.
+            epoch: what callbacks see.
+
+        Returns:
+            [(name, value)].
+        """
+        assert self.binded and self.params_initialized
+        if reset:
+            eval_data.reset()
+        eval_metric = self._metric(eval_metric)
+        eval_metric.reset()
+        actual_num_batch = 0
+        for nbatch, eval_batch in enumerate(eval_data):
+            if nbatch == num_batch:
+                break
+            self.prepare(eval_batch, sparse_row_id_fn)
+            self.forward(eval_batch, is_train=False)
+            self._measure(eval_metric, eval_batch)
+            _call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+            actual_num_batch += 1
+        if score_end_callback is not None:
+            _call(score_end_callback, BatchEndParam(epoch, actual_num_batch, eval_metric, locals()))
+        return eval_metric.get_name_value()
+
+    def _measure(self, eval_metric: Any, batch: Any) -> None:
+        if isinstance(batch, list):
+            self.update_metric(eval_metric, [b.label for b in batch], pre_sliced=True)
+        else:
+            self.update_metric(eval_metric, batch.label)
+
+    def _metric(self, spec: Any) -> Any:
+        return metrics.create(spec)
+
+    def iter_predict(
+        self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
+    ) -> Iterator[tuple[list[Any], int, Any]]:
+        """(outputs without wrapped rows, number, batch) of each batch."""
+        assert self.binded and self.params_initialized
+        if reset:
+            eval_data.reset()
+        for nbatch, batch in enumerate(eval_data):
+            if nbatch == num_batch:
+                break
+            self.prepare(batch, sparse_row_id_fn)
+            self.forward(batch, is_train=False)
+            yield self._without_padding(batch.pad or 0), nbatch, batch
+
+    def _without_padding(self, pad: int) -> list[Any]:
+        return [out[: out.shape[0] - pad] if pad else out for out in self.get_outputs()]
+
+    def predict(
+        self,
+        eval_data: Any,
+        num_batch: int | None = None,
+        merge_batches: bool = True,
+        reset: bool = True,
+        always_output_list: bool = False,
+        sparse_row_id_fn: Any = None,
+    ) -> Any:
+        """The outputs for every row, in order.
+
+        Args:
+            eval_data: a data iterator, or an array of one batch.
+            num_batch: most batches to take.
+            merge_batches: one array for each output; otherwise a list of outputs for each batch.
+            reset: rewind the iterator first.
+            always_output_list: a list also where there is one output.
+
+        Raises:
+            ValueError: batches with different numbers of outputs are to be merged.
+        """
+        assert self.binded and self.params_initialized
+        if not hasattr(eval_data, "reset") and hasattr(eval_data, "shape"):
+            self.forward(DataBatch([unbox(eval_data)]))
+            return self.get_outputs()[0]
+        found = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
+        if not found or not merge_batches:
+            return found
+        if len({len(outputs) for outputs in found}) > 1:
+            raise ValueError(
+                "Cannot merge batches, as the number of outputs is not the same for all of them (bucketing?); pass "
+                "merge_batches=False"
+            )
+        merged = [self._box(jnp.concatenate([jnp.asarray(unbox(o)) for o in column])) for column in zip(*found, strict=True)]
+        return merged[0] if len(merged) == 1 and not always_output_list else merged
+
+    # -------------------------------------------------------------------------------- fit
+    def fit(
+        self,
+        train_data: Any,
+        eval_data: Any = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Callbacks = None,
+        batch_end_callback: Callbacks = None,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        eval_end_callback: Callbacks = None,
+        eval_batch_end_callback: Callbacks = None,
+        initializer: Any = DEFAULT,
+        arg_params: Mapping[str, Any] | None = None,
+        aux_params: Mapping[str, Any] | None = None,
+        allow_missing: bool = False,
+        force_rebind: bool = False,
+        force_init: bool = False,
+        begin_epoch: int = 0,
+        num_epoch: int | None = None,
+        validation_metric: Any = None,
+        monitor: Any = None,
+        sparse_row_id_fn: Any = None,
+    ) -> None:
+        """Train over `num_epoch - begin_epoch` passes of a data iterator.
+
+        Binds, draws parameters and makes the optimizer if that was not done before; a second fit goes on where the first
+        ended.  Ctrl-C stops between two steps: the module keeps what it has learned, and KeyboardInterrupt is raised.
+
+        Args:
+            train_data: the iterator (`provide_data`, `provide_label`, `reset`).
+            eval_data: an iterator to score after each epoch.
+            eval_metric: metric of the training rows.
+            epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
+            batch_end_callback: called with a BatchEndParam; `nbatch` counts from 0.  With one, each batch is a dispatch of its
+                own; without, several steps may share one.
+            kvstore, optimizer, optimizer_params: as for `init_optimizer`.
+            eval_end_callback, eval_batch_end_callback: as for `score`.
+            initializer, arg_params, aux_params, allow_missing, force_init: as for `init_params`.
+            force_rebind: as for `bind`.
+            begin_epoch: number of the first epoch.
+            num_epoch: number after the last epoch; required.
+            validation_metric: metric of `eval_data`; default `eval_metric`.
+            monitor: a Monitor.
+
+        Raises:
+            ValueError: num_epoch is missing.
+        """
+        if num_epoch is None:
+            raise AssertionError("please specify number of epochs: num_epoch=")
+        self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
+        if monitor is not None:
+            self.install_monitor(monitor)
+        self.init_params(initializer, arg_params, aux_params, allow_missing=allow_missing, force_init=force_init)
+        self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
+        validation_metric = eval_metric if validation_metric is None else validation_metric
+        eval_metric = self._metric(eval_metric)
+        with StopFlag().watching() as flag:
+            for epoch in range(begin_epoch, num_epoch):
+                start = time.time()
+                eval_metric.reset()
+                found = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
+                for name, value in found:
+                    self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+                self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
+                self._sync_devices()
+                if epoch_end_callback is not None:
+                    params = self.get_params()
+                    for callback in _listed(epoch_end_callback):
+                        callback(epoch, self.symbol, *params)
+                if eval_data is not None:
+                    ends = {"score_end_callback": eval_end_callback, "batch_end_callback": eval_batch_end_callback}
+                    for name, value in self.score(eval_data, validation_metric, epoch=epoch, **ends):
+                        self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+                train_data.reset()
+                self._stop_if(flag)
+
+    def _stop_if(self, flag: StopFlag) -> None:
+        if flag.set:
+            raise KeyboardInterrupt(
+                "fit was stopped by Ctrl-C between two steps; the module holds the parameters of the last one"
+            )
+
+    def _sync_devices(self) -> None:
+        """Give every device the same parameters, where they have their own."""
+
+    def _fit_epoch(
+        self, train_data: Any, eval_metric: Any, callbacks: Callbacks, monitor: Any, epoch: int, row_ids: Any, flag: StopFlag
+    ) -> list[tuple[str, float]]:
+        """One pass, batch by batch; returns the metrics of the whole pass.
+
+        They are read before the last batch's callbacks, so that a callback that resets the metric cannot change them.
+        """
+        found: list[tuple[str, float]] = []
+        stream, nbatch = iter(train_data), 0
+        data_batch = next(stream, None)
+        while data_batch is not None:
+            if monitor is not None:
+                monitor.tic()
+            self.forward_backward(data_batch)
+            self.update()
+            self._measure(eval_metric, data_batch)
+            following = next(stream, None)
+            if following is not None:
+                self.prepare(following, row_ids)
+            if monitor is not None:
+                monitor.toc_print()
+            if following is None:
+                found = eval_metric.get_global_name_value()
+            if callbacks is not None:
+                _call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+            self._stop_if(flag)
+            data_batch, nbatch = following, nbatch + 1
+        return found
+
+    # -------------------------------------------------------------------------------- files
+    def save_params(self, fname: str) -> None:
+        """Write parameters and auxiliary states to a `.params` file that MXNet reads."""
+        files.save_params(fname, *self.get_params())
+
+    def load_params(self, fname: str) -> None:
+        """Set parameters and auxiliary states from a `.params` file.
+
+        Raises:
+            ValueError: the file holds names that are neither `arg:` nor `aux:`.
+        """
+        self.set_params(*files.read_params(fname))
+
+
+def _listed(callbacks: Callbacks) -> list[Callable[..., None]]:
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def _call(callbacks: Callbacks, param: BatchEndParam) -> None:
+    if callbacks is not None:
+        for callback in _listed(callbacks):
+            callback(param)

@@ -1,0 +1,313 @@
+"""forward, backward and update called one by one, computed as late and in as few programs as possible.
+
+`forward` and `backward` only note what is wanted.  If nobody looks before `update`, all three run as ONE program, the train
+step of the engine; outputs read before `backward` cost a forward program (with the same random numbers), gradients read
+before `update` a backward program and an update program.  The numbers are the same on every way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit import counters
+from jfit.data import Batch
+from jfit.data.batch import rows
+from jfit.facade.box import Box
+from jfit.facade.programs import Programs
+from jfit.facade.session import Session
+from jfit.loop import Window
+from jfit.model import Model, Plan
+from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.parallel import merge_slices, place_split, slices_of, split_slices
+
+
+class Pass(NamedTuple):
+    """One forward pass that was asked for.
+
+    Attributes:
+        batch: split over the devices.
+        counts: rows of each device.
+        train: training mode.
+        number: how many training passes were begun since the last update.
+        plan: where the rows of the outputs are.
+    """
+
+    batch: Batch
+    counts: tuple[int, ...]
+    train: bool
+    number: int
+    plan: Plan
+
+
+class Passes:
+    """The passes of one bound graph over the arrays of a session.
+
+    Args:
+        programs: of the graph.
+        params: names of the graph's parameters.
+        aux: names of its auxiliary states.
+        requests: name of a parameter or input -> "write" or "add", for those whose gradient is kept.
+        learns: parameters that an update changes.
+    """
+
+    def __init__(
+        self, programs: Programs, params: Sequence[str], aux: Sequence[str], requests: Mapping[str, str], learns: Sequence[str]
+    ) -> None:
+        self.programs, self.params, self.aux = programs, list(params), list(aux)
+        self.requests, self.learns = dict(requests), list(learns)
+        self.gradients: dict[str, Array] = {}  # with several devices, a leading device axis
+        self.keep_gradients = False  # set by a reader: the fused step does not hand gradients out
+        self._pass: Pass | None = None
+        self._outputs: tuple[Array, ...] | None = None
+        self._backward: Any = None  # None: not asked for; (): without head gradients; else the head gradients
+        self._window = Window()
+        self._fused = False  # gradients of the last step were not kept
+
+    @property
+    def session(self) -> Session:
+        """The shared arrays."""
+        return self.programs.session
+
+    # -------------------------------------------------------------------------------- forward
+    def forward(self, batch: Batch, counts: Sequence[int], train: bool) -> None:
+        """Note a forward pass; a backward pass that still waits is run first."""
+        self.flush()
+        devices, session = len(self.session.devices), self.session
+        axes = self.programs.model.batch_axes
+        plan = self.programs.plan(per_device_of(batch, counts, axes))
+        if len(set(counts)) > 1 and not plan.paddable:
+            raise ValueError(
+                f"a batch of {sum(counts)} rows splits into slices of {list(counts)} rows, which are padded to one length, but "
+                f"{plan.reason}"
+            )
+        split = split_slices(batch, counts, axes) if devices > 1 else batch
+        self._pass = Pass(split, tuple(counts), train, session.passes, plan)
+        session.passes += train
+        self._outputs, self._backward = None, None
+
+    def outputs(self) -> tuple[Array, ...]:
+        """Outputs of the last pass; with several devices, a leading device axis."""
+        at = self._asked()
+        if self._outputs is None and self._backward is not None:
+            self.flush()
+        if self._outputs is None:
+            state = self._view()
+            run = self.programs.forward(at.train)
+            found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
+            self._dispatched(found[0])
+            self._outputs = found
+        assert self._outputs is not None
+        return self._outputs
+
+    def _dispatched(self, told: Array) -> None:
+        """Keep the host from running too far ahead of the devices."""
+        fence = self._window.push(told)
+        if fence is not None:
+            counters.wait(fence)  # sync: host waits for the call 8 back
+
+    def merged(self) -> list[Array]:
+        """Outputs of the whole batch."""
+        found, at = self.outputs(), self._asked()
+        return list(merge_slices(found, self._rows(), at.counts)) if len(at.counts) > 1 else list(found)
+
+    def sliced(self) -> list[list[Array]]:
+        """For each output, what each device computed."""
+        found, at = self.outputs(), self._asked()
+        if len(at.counts) == 1:
+            return [[out] for out in found]
+        return [slices_of(out, where, at.counts) for out, where in zip(found, self._rows(), strict=True)]
+
+    def _rows(self) -> tuple[MaybeRows, ...]:
+        # rows that lie at LOST places stand side by side, as MXNet concatenates whatever a device gives
+        return tuple(None if r is LOST else r for r in self._asked().plan.rows)
+
+    def _asked(self) -> Pass:
+        if self._pass is None:
+            raise RuntimeError("there are no outputs yet; call forward(batch) first")
+        return self._pass
+
+    # -------------------------------------------------------------------------------- backward
+    def backward(self, out_grads: Sequence[Any] | None) -> None:
+        """Note a backward pass over the last forward pass."""
+        at = self._asked()
+        if not at.train:
+            raise RuntimeError("backward() follows a forward pass in training mode; call forward(batch, is_train=True)")
+        model = self.programs.model
+        if out_grads is None:
+            plain = [o.name for i, o in enumerate(model.outputs) if o.kind == "plain" and not _blocked(model, i)]
+            if plain:
+                raise ValueError(
+                    f"backward() without out_grads, but output {plain[0]!r} is no loss: nothing says what its gradient is; "
+                    "pass out_grads (one array for each output), or end the network in a loss head such as SoftmaxOutput"
+                )
+            self._backward = ()
+            return
+        if len(out_grads) != len(model.outputs):
+            raise ValueError(
+                f"out_grads holds {len(out_grads)} arrays, needed one for each output: {[o.name for o in model.outputs]}"
+            )
+        self._backward = tuple(self._cut(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
+
+    def _cut(self, gradient: Any, where: MaybeRows, counts: tuple[int, ...]) -> Any:
+        """A head gradient of the whole batch as one slice for each device; padded rows repeat real ones (their weight is 0)."""
+        value = jnp.asarray(gradient)
+        if len(counts) == 1:
+            return value
+        if not isinstance(where, Rows) or where.before != 1:
+            raise ValueError(
+                f"out_grads of shape {value.shape} cannot be divided over {len(counts)} devices: the output does not hold the "
+                "rows of the batch in order; bind on one device"
+            )
+        batch = Batch({"gradient": value})
+        scaled = [c * where.after for c in counts]
+        cut = split_slices(batch, scaled, {"gradient": where.axis})
+        own = cut.inputs["gradient"]
+        if cut.weight is None:
+            return own
+        shape = (*cut.weight.shape[:1], *(cut.weight.shape[1] if k == where.axis else 1 for k in range(own.ndim - 1)))
+        return jnp.where(cut.weight.reshape(shape) > 0, own, 0)
+
+    def flush(self) -> None:
+        """Run the backward pass that waits, if one does."""
+        if self._backward is None:
+            return
+        at, heads, state = self._asked(), self._backward, self._view()
+        self._backward = None
+        wrt = tuple(sorted(self.requests))
+        run = self.programs.gradients(wrt, bool(heads))
+        given = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
+        outputs, found, aux = run(*given, heads) if heads else run(*given)
+        self._dispatched(outputs[0])
+        self._outputs = outputs
+        whole = self.session.state
+        assert whole is not None
+        self.session.state = whole._replace(aux={**whole.aux, **aux})
+        for name, gradient in found.items():
+            old = self.gradients.get(name) if self.requests[name] == "add" else None
+            self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
+        self._fused = False
+
+    def read_gradients(self) -> dict[str, Array]:
+        """The gradients by name; from now on they are kept in every step."""
+        self.flush()
+        if self._fused:
+            self.keep_gradients = True
+            raise RuntimeError(
+                "the gradients of the last step were not kept, because update() ran the whole step as one program; they are "
+                "kept from now on. Read them between backward() and update(), or set keep_gradients = True before"
+            )
+        return self.gradients
+
+    def gradient_slices(self, name: str) -> list[Array]:
+        """The gradient that each device has for a parameter (zeros before the first backward pass)."""
+        found = self.read_gradients()
+        devices = len(self.session.devices)
+        if name not in found:
+            state = self._view()
+            own = state.params[name]
+            zero = jnp.zeros(own.shape[1:] if self.session.split else own.shape, own.dtype)
+            return [zero] * devices
+        return [found[name]] if devices == 1 else list(found[name])
+
+    def input_gradient(self, name: str) -> list[Any]:
+        """The gradient of an input, the rows that each device repeated cut off."""
+        found, at = self.read_gradients(), self._asked()
+        if name not in found:
+            raise RuntimeError(f"there is no gradient of input {name!r} yet; call forward(batch, is_train=True) and backward()")
+        if len(at.counts) == 1:
+            return [found[name]]
+        axis = self.programs.model.batch_axes.get(name, 0)
+        return [np.take(np.asarray(g), np.arange(c), axis) for g, c in zip(found[name], at.counts, strict=True)]
+
+    def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
+        """Replace a gradient: one array for each device."""
+        self.flush()
+        values = [jnp.asarray(s) for s in slices]
+        devices = self.session.devices
+        self.gradients[name] = values[0] if len(devices) == 1 else place_split(np.stack(values), devices)
+
+    # -------------------------------------------------------------------------------- update
+    def update(self) -> None:
+        """One update of the parameters: fused with what still waits, or from the gradients at hand."""
+        session = self.session
+        optimizer = session.optimizer
+        assert optimizer is not None
+        waits = self._backward == () and self._outputs is None
+        fusible = waits and optimizer.is_pure and not self.keep_gradients and set(self.requests) == set(self.learns)
+        if fusible and "add" not in self.requests.values() and self._asked().number == 0:
+            self._step()
+            return
+        self.flush()
+        missing = [n for n in self.learns if n not in self.gradients]
+        if missing or self._fused:
+            raise RuntimeError(
+                f"update() has no gradient for {missing[:1] or self.learns[:1]}: call forward(batch, is_train=True) and "
+                "backward() before it"
+            )
+        gradients = {n: self.gradients[n] for n in self.learns}
+        if not optimizer.is_pure:
+            self._update_in_python(gradients)
+            return
+        session.begin_update()
+        new = self.programs.update()(self._view(), gradients)
+        session.commit(new, self.learns)
+
+    def _step(self) -> None:
+        session, at = self.session, self._asked()
+        session.begin_update()
+        new, out = self.programs.step()(self._view(), at.batch)
+        session.commit(new, self.learns)
+        self._outputs, self._backward, self._fused = out.outputs, None, True
+        self._dispatched(out.fence)
+
+    def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
+        """An optimizer that is a user's class: its own `update(index, weight, grad, state)`, parameter by parameter."""
+        session = self.session
+        assert session.state is not None
+        if session.split:
+            raise NotImplementedError(
+                "an optimizer class of your own and kvstore=None on several devices do not go together: pass kvstore='device', "
+                "or use an optimizer by name"
+            )
+        if session.state.local is not None:
+            raise NotImplementedError("gradient compression needs an optimizer by name, not a class of your own")
+        params, _ = session.arrays()
+        fresh, several = {}, len(session.devices) > 1
+        for name in sorted(self.learns, key=session.names.index):
+            gradient = jnp.sum(jax.device_put(gradients[name], session.devices[0]), axis=0) if several else gradients[name]
+            weight = session.cell(params[name])
+            session.updater(session.index(name), session.cell(gradient), weight)
+            fresh[name] = weight.value if isinstance(weight, Box) else weight
+        session.replace_params(fresh)
+        session.passes = 0
+
+    def _view(self) -> Any:
+        return self.session.view(self.params, self.aux, self.learns)
+
+
+@jax.jit
+def _add(a: Array, b: Array) -> Array:
+    return a + b
+
+
+def per_device_of(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the longest slice."""
+    size, longest, found = rows(batch, axes), max(counts), {}
+    for name, value in batch.inputs.items():
+        shape, axis = list(np.shape(value)), axes.get(name, 0)
+        if shape[axis : axis + 1] == [size]:
+            shape[axis] = longest
+        found[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
+    return found
+
+
+def _blocked(model: Model, index: int) -> bool:
+    """True for an output that lets no gradient through, so that none is missing."""
+    symbol = model.symbol
+    return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"

@@ -1,0 +1,114 @@
+"""The compiled programs of one bound graph: forward, backward, update, and the three in one.
+
+The functions are those of `jfit.step`; here they are compiled for the devices, once per setting, and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from jfit.facade.session import Session
+from jfit.model import Model, Plan
+from jfit.parallel import compile_spmd
+from jfit.state import TrainState
+from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
+
+Program = Callable[..., Any]
+
+
+class Programs:
+    """Programs over a model and a session; each is compiled when it is first asked for."""
+
+    def __init__(self, model: Model, session: Session) -> None:
+        self.model, self.session = model, session
+        self._made: dict[Any, Program] = {}
+        self._plans: dict[Any, Plan] = {}
+
+    def _axes(self) -> tuple[int | None, TrainState]:
+        """(axis of the parameters, axes of the state): a leading device axis where each device has its own."""
+        own = 0 if self.session.split else None
+        return own, TrainState(None, own, None, own, None, None, None, 0)  # type: ignore[arg-type]
+
+    def _compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
+        key = (key, self.session.split)
+        if key not in self._made:
+            fn, in_axes, out_axes = make()
+            self._made[key] = compile_spmd(fn, self.session.devices, in_axes, out_axes, donate=donate, name=name)
+        return self._made[key]
+
+    def forward(self, train: bool) -> Program:
+        """(params, aux, batch, key, step, number) -> outputs of each device."""
+
+        def make():
+            return forward_step(self.model, train=train), (self._axes()[0], None, 0, None, None, None), 0
+
+        return self._compiled(("forward", train), make, "forward")
+
+    def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
+        """(params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux)."""
+
+        def make():
+            own = self._axes()[0]
+            fn, axes = gradient_step(self.model, wrt), (own, None, 0, None, None, None)
+            return fn, (*axes, 0) if heads else axes, (0, 0, None)
+
+        return self._compiled(("gradients", tuple(wrt), heads), make, "gradients")
+
+    def step(self, outputs: bool = True) -> Program:
+        """(state, batch) -> (state, out): the whole update, one dispatch; the state is donated."""
+        optimizer = self.session.optimizer
+        assert optimizer is not None
+
+        def make():
+            # behind the barrier the step is compiled, and rounded, as in the programs that run many steps
+            raw = self.raw_step(outputs=outputs)
+
+            def fn(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+                state, batch = lax.optimization_barrier((state, batch))
+                return raw(state, batch, axis_name=axis_name)
+
+            axes = self._axes()[1]
+            return fn, (axes, 0), (axes, StepOut(None, None, None, None, 0))  # type: ignore[arg-type]
+
+        return self._compiled(("step", outputs, self._setting()), make, "module_step", donate=(0,))
+
+    def raw_step(self, *, outputs: bool, metrics: Sequence[Any] = (), schedule: Any = None) -> Any:
+        """The pure train step with this session's optimizer, scale and reduction."""
+        optimizer = self.session.optimizer
+        assert optimizer is not None
+        return train_step(
+            self.model,
+            self.session.resolved(),
+            metrics=metrics,
+            schedule=schedule,
+            rescale=optimizer.rescale_grad,
+            outputs=outputs,
+            reduce=self.session.reduce,
+        )
+
+    def update(self) -> Program:
+        """(state, gradients of each device) -> state; the state is donated."""
+        optimizer = self.session.optimizer
+        assert optimizer is not None
+
+        def make():
+            fn = update_step(self.session.resolved(), rescale=optimizer.rescale_grad, reduce=self.session.reduce)
+            axes = self._axes()[1]
+            return fn, (axes, 0), axes
+
+        return self._compiled(("update", self._setting()), make, "module_update", donate=(0,))
+
+    def _setting(self) -> Any:
+        optimizer = self.session.optimizer
+        assert optimizer is not None
+        return optimizer.hyper_key(), float(optimizer.rescale_grad), id(self.session.reduce)
+
+    def plan(self, inputs: dict[str, Any]) -> Plan:
+        """Where the rows of the outputs are, for inputs of one device of these shapes."""
+        key = tuple((k, tuple(v.shape), str(v.dtype)) for k, v in inputs.items())
+        if key not in self._plans:
+            self._plans[key] = self.model.plan(inputs)
+        return self._plans[key]
