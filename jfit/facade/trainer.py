@@ -271,7 +271,6 @@ class Trainer:
         self._kvstore, self._update_on_kvstore, self._ready = store, update, True
 
     def _chosen_store(self) -> tuple[Any, bool]:
-        store: Any
         wanted, forced = self._wanted
         by_rows = any(p.stype != "default" for p in self._params)
         sparse = any(p.grad_stype != "default" for p in self._params)
@@ -282,22 +281,22 @@ class Trainer:
                 raise ValueError("update_on_kvstore is False, but parameters stored by rows are updated in the store only.")
             return self._create_store(wanted) if isinstance(wanted, str) else wanted, True
         store, update = select(wanted, len(self._contexts), {p.name: p for p in self._params}, self._create_store)
-        distributed = store is not None and "dist" in store.type
+        kind = "" if store is None else store.type
+        distributed = "dist" in kind
         if sparse:
             if store is not None and not isinstance(store, KVStore):
                 raise ValueError(f"a {type(store).__name__} cannot add up sparse gradients of several devices; use a KVStore.")
             if distributed and forced is False:
                 raise ValueError("update_on_kvstore is False, but a distributed store updates sparse gradients itself only.")
             update = distributed
-        if distributed and "async" in store.type:
+        if distributed and "async" in kind:
             if forced is False:
                 raise ValueError("update_on_kvstore is False; asynchronous training updates in the store: set it to True.")
             update = True
         update = update if forced is None else forced
         if update and (store is None or not store.is_capable(KVStoreBase.OPTIMIZER)):
-            why = (
-                "there is no store, because there is one context" if store is None else f"a {type(store).__name__} cannot do it"
-            )
+            why = "there is no store (one context, or kvstore=None)"
+            why = why if store is None else f"a store of class {type(store).__name__} cannot do it"
             raise ValueError(f"update_on_kvstore is True, but {why}; set it to False.")
         return store, update
 

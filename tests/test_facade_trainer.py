@@ -1,0 +1,427 @@
+"""Trainer: recorded gluon trajectories, the choice of a store, stale gradients, rescaling, files, pytrees."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jfit
+from jfit.facade import lr_scheduler
+from jfit.facade.box import Box
+from jfit.facade.errors import MXNetError
+from jfit.facade.kvstore import KVStore, KVStoreBase
+from jfit.facade.optimizer import SGD, Optimizer
+from jfit.facade.parameter import Parameter
+from jfit.facade.parameter_dict import ParameterDict
+from jfit.facade.trainer import Trainer
+
+GOLDEN = Path(__file__).parent / "golden" / "train" / "gluon"
+CASES = json.loads((GOLDEN / "manifest.json").read_text())
+TWO = [jfit.cpu(0), jfit.cpu(1)]
+
+
+def made(case, arrays, contexts):
+    """Parameters with their recorded values."""
+    params = ParameterDict()
+    for key in (k for k in arrays if k.startswith("init/")):
+        name = key[5:]
+        param = params.get(name, shape=arrays[key].shape, grad_req="write" if name in case["trainable"] else "null")
+        param.initialize("zero", contexts)
+        param.set_data(arrays[key])
+        for pattern, (lr_mult, wd_mult) in (case["mults"] or {}).items():
+            if re.match(pattern, name):
+                param.lr_mult, param.wd_mult = lr_mult, wd_mult
+    return params
+
+
+def backward(case, params, contexts):
+    """step(x, y): losses per device; leaves gradients and moving statistics in the parameters."""
+    model = jfit.lower(jfit.sym.load_json(case["loss_symbol_json"]))
+
+    @jax.jit
+    def run(weights, aux, inputs):
+        def objective(weights):
+            (loss,), new_aux = model.apply(weights, aux, inputs, key=jax.random.key(0), train=True)
+            return loss.sum(), (loss, new_aux)
+
+        return jax.grad(objective, has_aux=True)(weights)
+
+    def step(x, y):
+        losses = []
+        for ctx, rows, label in zip(contexts, np.array_split(x, len(contexts)), np.array_split(y, len(contexts)), strict=True):
+            weights = {k: params[k].data(ctx) for k in case["trainable"]}
+            aux = {k: params[k].data(ctx) for k in params if k not in case["trainable"]}
+            inputs = jax.device_put({"data": rows, "label": label}, ctx.device)
+            grads, (loss, aux) = run(weights, aux, inputs)
+            for name, grad in grads.items():
+                params[name].set_grad(grad, ctx)
+            for name, value in aux.items():
+                params[name]._at(params[name]._data, ctx)[:] = value
+            losses.append(np.asarray(loss))
+        return np.concatenate(losses)
+
+    return step
+
+
+def close(got, want, tolerance):
+    assert np.abs(np.asarray(got) - want).max() <= tolerance * max(np.abs(want).max(), 1e-2)
+
+
+def trainer_of(case, params, **kwargs):
+    hyper = dict(case["optimizer_params"])
+    if case["lr_scheduler"]:
+        hyper["lr_scheduler"] = getattr(lr_scheduler, case["lr_scheduler"]["class"])(**case["lr_scheduler"]["kwargs"])
+    update = case["update_on_kvstore"] if case["n_ctx"] > 1 else None
+    return Trainer(params, case["optimizer"], hyper, kvstore=case["kvstore"], **{"update_on_kvstore": update, **kwargs})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_recorded_gluon_training_is_repeated(case):
+    arrays = np.load(GOLDEN / Path(case["file"]).name)
+    contexts = [jfit.cpu(i) for i in range(case["n_ctx"])]
+    params = made(case, arrays, contexts)
+    step, trainer = backward(case, params, contexts), trainer_of(case, params)
+    for t in range(case["n_steps"]):
+        close(step(arrays["X"][t], arrays["Y"][t]), arrays["loss"][t], 1e-4 if t == 0 else 1e-3)
+        trainer.step(case["step_batch_size"])
+        if t + 1 in case["checkpoints"]:
+            for key in (k for k in arrays if k.startswith(f"step{t + 1}/")):
+                close(params[key.split("/", 1)[1]].data(contexts[0]), arrays[key], 1e-4 if t == 0 else 1e-3)
+    assert (trainer._kvstore is None) == case["kvstore_is_none"]
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_several_devices_learn_what_one_learns_wherever_the_update_happens(update_on_kvstore):
+    case = next(c for c in CASES if c["name"] == "gluon_l1_2ctx")
+    arrays = np.load(GOLDEN / "l1_2ctx.npz")
+    contexts = [jfit.cpu(i) for i in range(3)]
+    params = made(case, arrays, contexts)
+    step = backward(case, params, contexts)
+    trainer = trainer_of(case, params, update_on_kvstore=update_on_kvstore)
+    for t in range(5):
+        step(arrays["X"][t], arrays["Y"][t])
+        trainer.step(6)
+    for name in case["trainable"]:
+        values = [np.asarray(v) for v in params[name].list_data()]
+        close(values[0], arrays[f"step5/{name}"], 1e-3)
+        assert all(np.array_equal(values[0], v) for v in values[1:])
+        assert [v.devices().pop().id for v in params[name].list_data()] == [0, 1, 2]
+
+
+def one(shape=(2,), ctx=None, grad=1.0, name="w", **kwargs):
+    param = Parameter(name, shape=shape, init="one", **kwargs)
+    param.initialize(ctx=ctx)
+    for each in param.list_ctx() if param.grad_req != "null" else ():
+        param.set_grad(np.full(shape, grad, "float32"), each)
+    return param
+
+
+def test_one_dispatch_updates_all_parameters_and_later_steps_compile_nothing():
+    params = [one((3,), name=f"p{i}") for i in range(5)]
+    trainer = Trainer(params, "sgd", {"momentum": 0.9, "wd": 0.1})
+
+    def step(batch_size):
+        for p in params:
+            p.set_grad(jnp.ones(3))
+        trainer.step(batch_size)
+
+    for _ in range(2):
+        step(2)
+    with jfit.counters.counted() as seen:
+        trainer.set_learning_rate(0.3)
+        params[0].lr_mult = 2.0
+        step(3)
+    assert seen["compiles"] == 0 and seen["host_syncs"] == 0
+
+
+def test_dicts_are_taken_by_sorted_name_and_lists_as_they_are():
+    b, a = one(name="b"), one(name="a")
+    assert [p.name for p in Trainer({"b": b, "a": a}, "sgd").params] == ["a", "b"]
+    assert [p.name for p in Trainer([b, a], "sgd").params] == ["b", "a"]
+
+
+def test_biases_decay_because_names_play_no_part():
+    bias = one(name="fc_bias", grad=0.0)
+    Trainer([bias], "sgd", {"learning_rate": 0.1, "wd": 0.5}).step(1)
+    assert bias.data().tolist() == pytest.approx([0.95, 0.95])
+
+
+def test_rescale_is_the_optimizers_own_scale_over_the_batch_size():
+    param = one()
+    Trainer([param], SGD(learning_rate=1.0, rescale_grad=2.0)).step(4)
+    assert param.data().tolist() == [0.5, 0.5]
+
+
+def test_a_stale_gradient_is_raised_and_nothing_was_written():
+    fresh, stale = one(name="a"), one(name="b")
+    trainer = Trainer([fresh, stale], "sgd", {"learning_rate": 1.0})
+    trainer.step(1)
+    fresh.set_grad(np.ones(2, "float32"))
+    with pytest.raises(UserWarning, match=r"gradient of parameter 'b' on cpu\(0\) is stale"):
+        trainer.step(1)
+    assert fresh.data().tolist() == [0.0, 0.0]
+    trainer.step(1, ignore_stale_grad=True)
+    assert fresh.data().tolist() == [-1.0, -1.0] and stale.data().tolist() == [0.0, 0.0]
+
+
+def test_parameters_without_gradient_stay():
+    fixed, learning = one(name="a", grad_req="null"), one(name="b")
+    Trainer([fixed, learning], "sgd", {"learning_rate": 1.0}).step(1)
+    assert fixed.data().tolist() == [1.0, 1.0] and learning.data().tolist() == [0.0, 0.0]
+
+
+def test_gradients_may_be_clipped_between_allreduce_and_update():
+    param = one(ctx=TWO)
+    trainer = Trainer([param], "sgd", {"learning_rate": 1.0}, update_on_kvstore=False)
+    trainer.allreduce_grads()
+    assert [g.tolist() for g in param.list_grad()] == [[2.0, 2.0], [2.0, 2.0]]
+    for ctx in TWO:
+        param.set_grad(param.grad(ctx) / 4, ctx)
+    trainer.update(1)
+    assert [d.tolist() for d in param.list_data()] == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_allreduce_and_update_apart_are_refused_where_the_store_updates():
+    trainer = Trainer([one(ctx=TWO)], "sgd")
+    with pytest.raises(AssertionError, match=r"allreduce_grads\(\) cannot be used"):
+        trainer.allreduce_grads()
+    with pytest.raises(AssertionError, match=r"update\(\) cannot be used"):
+        trainer.update(1)
+
+
+def test_the_store_follows_the_number_of_contexts_and_the_arguments():
+    def chosen(ctx=None, **kwargs):
+        trainer = Trainer([one(ctx=ctx)], "sgd", **kwargs)
+        trainer.step(1)
+        return getattr(trainer._kvstore, "type", None), trainer._update_on_kvstore
+
+    assert chosen() == (None, False)
+    assert chosen(TWO) == ("device", True)
+    assert chosen(TWO, kvstore="local", update_on_kvstore=False) == ("local", False)
+    assert chosen(TWO, kvstore=None) == (None, False)
+    assert chosen(kvstore="dist_sync") == ("dist_sync", True)
+    assert chosen(kvstore="dist_sync", update_on_kvstore=False) == ("dist_sync", False)
+
+
+@pytest.mark.parametrize(
+    ("ctx", "kwargs", "message"),
+    [
+        (None, {"update_on_kvstore": True}, "there is no store .one context"),
+        (None, {"kvstore": "dist_async", "update_on_kvstore": False}, "asynchronous training updates in the store"),
+    ],
+)
+def test_an_impossible_place_for_the_update_is_refused(ctx, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        Trainer([one(ctx=ctx)], "sgd", **kwargs).step(1)
+
+
+def test_a_store_of_ones_own_that_cannot_update_only_adds_up():
+    class Adds(KVStoreBase):
+        type = "adds"
+
+        def broadcast(self, key, value, out, priority=0):
+            for cell in out:
+                cell[:] = jax.device_put(value.value, cell.value.sharding)
+
+        def pushpull(self, key, value, out=None, priority=0):
+            total = sum(np.asarray(v) for v in value)
+            for cell in out or value:
+                cell[:] = jax.device_put(total, cell.value.sharding)
+
+    param = one(ctx=TWO)
+    trainer = Trainer([param], "sgd", {"learning_rate": 1.0}, kvstore=Adds())
+    trainer.step(2)
+    assert trainer._update_on_kvstore is False and param.list_data()[1].tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match="class Adds cannot do it"):
+        Trainer([one(ctx=TWO)], "sgd", kvstore=Adds(), update_on_kvstore=True).step(1)
+
+
+def test_another_batch_size_is_raised_where_a_distributed_store_updates():
+    param = one()
+    trainer = Trainer([param], "sgd", kvstore="dist_sync")
+    trainer.step(2)
+    param.set_grad(np.ones(2, "float32"))
+    with pytest.raises(UserWarning, match="Possible change in the `batch_size` from previous `step` detected"):
+        trainer.step(4)
+
+
+def test_setting_data_reaches_the_store():
+    param = one(ctx=TWO, grad=0.0)
+    trainer = Trainer([param], "sgd", {"learning_rate": 1.0})
+    trainer.step(1)
+    param.set_data(np.full(2, 7.0, "float32"))
+    trainer.step(1)
+    assert [d.tolist() for d in param.list_data()] == [[7.0, 7.0]] * 2
+
+
+def test_setting_data_is_refused_once_a_distributed_store_has_it():
+    param = one(grad=0.0)
+    Trainer([param], "sgd", kvstore="dist_sync").step(1)
+    with pytest.raises(RuntimeError, match="distributed, so it cannot be made again"):
+        param.set_data(np.zeros(2, "float32"))
+
+
+def test_compression_needs_a_device_store_and_sends_thresholds():
+    param = one(ctx=TWO, grad=0.75)
+    two_bit = {"type": "2bit", "threshold": 0.5}
+    Trainer([param], "sgd", {"learning_rate": 1.0}, compression_params=two_bit).step(1)
+    assert param.list_data()[0].tolist() == [0.0, 0.0]  # two devices send 0.5 each
+    with pytest.raises(MXNetError, match="not supported for a 'local' kvstore"):
+        Trainer([one(ctx=TWO)], "sgd", kvstore="local", compression_params=two_bit).step(1)
+
+
+@pytest.mark.parametrize("ctx", [None, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("update_on_kvstore", [None, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_resuming_from_saved_states_equals_continuing(tmp_path, ctx, update_on_kvstore, optimizer):
+    def steps(param, trainer, numbers):
+        for t in numbers:
+            for each in param.list_ctx():
+                param.set_grad(np.float32([t, 1.0]), each)
+            trainer.step(2)
+        return np.asarray(param.list_data()[-1])
+
+    def fresh():
+        param = one(ctx=ctx)
+        hyper = {"learning_rate": 0.1, "wd": 0.1, "lr_scheduler": lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}
+        hyper |= {"momentum": 0.9} if optimizer == "sgd" else {}
+        return param, Trainer([param], optimizer, hyper, update_on_kvstore=update_on_kvstore)
+
+    param, trainer = fresh()
+    steps(param, trainer, range(3))
+    trainer.save_states(tmp_path / "t.states")
+    middle = np.asarray(param.list_data()[0])
+    want = steps(param, trainer, range(3, 6))
+    other, resumed = fresh()
+    other.set_data(middle)
+    resumed.load_states(tmp_path / "t.states")
+    assert resumed.optimizer.num_update == 3
+    assert np.array_equal(steps(other, resumed, range(3, 6)), want)
+    assert resumed.learning_rate == trainer.learning_rate
+
+
+def test_the_states_that_mxnets_trainer_wrote_are_read_with_their_counts():
+    case = next(c for c in CASES if c["name"] == "gluon_mlp_sgd")
+    params = made(case, np.load(GOLDEN / "mlp_sgd.npz"), [jfit.cpu(0)])
+    trainer = trainer_of(case, params)
+    trainer.load_states(GOLDEN / "mlp_sgd.states")
+    assert trainer.optimizer.num_update == 20
+    shapes = {i: state.shape for i, state in trainer._updaters[0].states.items()}
+    assert shapes == {i: params[name].shape for i, name in enumerate(case["trainer_param_order"])}
+
+
+def test_a_scheduler_gives_the_rate_and_refuses_another():
+    trainer = Trainer([one()], "sgd", {"lr_scheduler": lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.25)})
+    assert trainer.learning_rate == 0.25
+    with pytest.raises(UserWarning, match="lr_scheduler"):
+        trainer.set_learning_rate(1.0)
+
+
+def test_an_optimizer_in_python_is_called_with_cells():
+    class Halve(Optimizer):
+        def create_state(self, index, weight):
+            return None
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight[:] = weight.value / 2
+
+    for ctx in (None, TWO):
+        param = one(ctx=ctx)
+        Trainer([param], Halve()).step(1)
+        assert all(d.tolist() == [0.5, 0.5] for d in param.list_data())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Trainer([one(), 1], "sgd"), ValueError, "found int in it"),
+        (lambda: Trainer(3, "sgd"), ValueError, "found int in it"),
+        (lambda: Trainer([one()], SGD(), {"wd": 1}), AssertionError, "an SGD already"),
+        (lambda: Trainer([one(), one(ctx=jfit.cpu(1), name="b")], "sgd"), AssertionError, "on the same contexts"),
+        (lambda: Trainer([Parameter("w", shape=(1,))], "sgd"), RuntimeError, "is not initialized"),
+        (lambda: Trainer([one()], "sgd").step(1, grads={}), ValueError, "Parameters have gradients of their own"),
+        (lambda: Trainer([one(grad_stype="row_sparse")], "sgd").step(1), NotImplementedError, "sparse updates are not there"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_in_a_sentence(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def by_rows(name="w"):
+    param = Parameter(name, shape=(3, 2), init="one", stype="row_sparse", grad_stype="row_sparse")
+    param.initialize()
+    return param
+
+
+def test_parameters_stored_by_rows_need_a_store_that_updates():
+    with pytest.raises(TypeError, match="need a KVStore"):
+        Trainer([by_rows()], "sgd", kvstore=None).step(1)
+    with pytest.raises(ValueError, match="updated in the store only"):
+        Trainer([by_rows()], "sgd", update_on_kvstore=False).step(1)
+
+
+def test_a_parameter_stored_by_rows_has_one_trainer_and_gives_rows():
+    param = by_rows()
+    Trainer([param], "sgd")
+    assert param.row_sparse_data(np.array([2, 0, 2])).tolist() == [[1, 1], [0, 0], [1, 1]]
+    with pytest.raises(RuntimeError, match="one trainer only"):
+        Trainer([param], "sgd")
+
+
+def test_a_pytree_is_trained_like_parameters():
+    tree = {"b": jnp.ones(2), "a": [jnp.ones((2, 2)), jnp.arange(3)]}
+    grads = {"b": jnp.full(2, 2.0), "a": [jnp.full((2, 2), 4.0), None]}
+    trainer = Trainer(tree, "adam", {"learning_rate": 0.1, "wd": 0.01})
+    params = [one((2, 2), name="a0", grad=4.0), one((2,), name="b", grad=2.0)]
+    twin = Trainer(params, "adam", {"learning_rate": 0.1, "wd": 0.01})
+    for _ in range(2):
+        new = trainer.step(2, grads=grads)
+        params[0].set_grad(np.full((2, 2), 4.0, "float32"))
+        params[1].set_grad(np.full(2, 2.0, "float32"))
+        twin.step(2)
+    assert jax.tree.structure(new) == jax.tree.structure(tree)
+    assert np.array_equal(new["a"][0], params[0].data()) and np.array_equal(new["b"], params[1].data())
+    assert new["a"][1].tolist() == [0, 1, 2] and tree["b"].tolist() == [1.0, 1.0]
+    assert trainer.params["b"] is new["b"]
+
+
+def test_gradients_of_a_pytree_on_several_devices_are_added_up():
+    trainer = Trainer({"w": jnp.zeros(2)}, "sgd", {"learning_rate": 1.0})
+    grads = [{"w": jax.device_put(jnp.full(2, float(i)), d)} for i, d in enumerate(jax.devices()[:3])]
+    summed = trainer.allreduce_grads(grads)
+    assert summed["w"].tolist() == [3.0, 3.0]
+    assert trainer.step(3, grads=summed)["w"].tolist() == [-1.0, -1.0]
+    squeezed = Trainer({"w": jnp.zeros(1)}, "sgd", compression_params={"type": "2bit", "threshold": 0.5})
+    each = [{"w": jnp.full(1, 0.3)}, {"w": jnp.full(1, 0.6)}]
+    assert [squeezed.allreduce_grads(each)["w"].item() for _ in range(2)] == [0.5, 1.0]
+
+
+def test_a_pytree_resumes_and_says_what_is_missing(tmp_path):
+    hyper = {"learning_rate": 0.1, "momentum": 0.9}
+    trainer = Trainer({"w": jnp.ones(2)}, "sgd", hyper)
+    half = trainer.step(1, grads={"w": jnp.ones(2)})
+    trainer.save_states(tmp_path / "tree.states")
+    want = trainer.step(1, grads={"w": jnp.ones(2)})
+    resumed = Trainer(half, "sgd", hyper)
+    resumed.load_states(tmp_path / "tree.states")
+    assert np.array_equal(resumed.step(1, grads={"w": jnp.ones(2)})["w"], want["w"])
+    with pytest.raises(ValueError, match="pass grads="):
+        resumed.step(1)
+    with pytest.raises(UserWarning, match="parameter 'w' has no gradient"):
+        resumed.step(1, grads={"w": None})
+    with pytest.raises(ValueError, match=r"'w' has shape \(3,\), needed is \(2,\)"):
+        resumed.step(1, grads={"w": jnp.ones(3)})
+    with pytest.raises(ValueError, match="updated outside of a store"):
+        Trainer(half, "sgd", update_on_kvstore=True)
+
+
+def test_a_given_store_is_used():
+    param, store = one(ctx=TWO), KVStore("device")
+    Trainer([param], "sgd", {"learning_rate": 1.0}, kvstore=store).step(1)
+    assert isinstance(store._stored[0], Box) and store.pull(0).tolist() == [-1.0, -1.0]
