@@ -144,7 +144,7 @@ class Run:
             "history": self.history.to_json(),
             "callbacks": [list(p) for p in zip(names, states, strict=True)],
             "batch_size": self.batch_size,
-            **({"symbol": self.symbol.tojson()} if self.symbol is not None else {}),
+            **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
 
     def _set_state(self, state: TrainState) -> None:

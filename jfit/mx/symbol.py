@@ -58,11 +58,11 @@ class Symbol(Graph):
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
         """The graph as symbol.json text."""
-        return super().tojson()
+        return super().tojson(remove_amp_cast)
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
         """Write symbol.json, atomically."""
-        super().save(os.fspath(fname))
+        super().save(os.fspath(fname), remove_amp_cast)
 
     # -------------------------------------------------------------------------------- execution
     def bind(

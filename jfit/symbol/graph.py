@@ -323,22 +323,22 @@ class Symbol(Arithmetic):
 
         return infer_type(self, *args, **kwargs)
 
-    def tojson(self) -> str:
+    def tojson(self, remove_amp_cast: bool = True) -> str:
         """The graph as MXNet 1.9 symbol.json text."""
         from jfit.symbol.serial import to_json
 
-        return to_json(self)
+        return to_json(self, remove_amp_cast)
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, remove_amp_cast: bool = True) -> None:
         """Write `tojson()` to a file, atomically."""
         from jfit.symbol.serial import save
 
-        save(self, path)
+        save(self, path, remove_amp_cast)
 
     def __reduce__(self):
         from jfit.symbol.serial import from_json
 
-        return from_json, (self.tojson(), type(self))
+        return from_json, (self.tojson(remove_amp_cast=False), type(self))
 
     def summary(self, **shapes: Sequence[int]) -> str:
         """A table of the nodes: name, operator, output shape, number of parameters."""

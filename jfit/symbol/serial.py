@@ -1,7 +1,7 @@
 """symbol.json: MXNet's graph files, written as 1.9 writes them and read from any 0.8 to 1.9 file of plain graphs.
 
 Old files are brought up to date on the way in: operator attributes under `param` and user attributes under `attr` are
-merged, two-element inputs are accepted, hidden keys get their underscores.
+merged, two-element inputs are accepted, hidden keys get their underscores, and `upgrade` does the rest.
 """
 
 from __future__ import annotations
@@ -9,27 +9,32 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jfit.formats.atomic import atomic_write
-from jfit.ops import Op, UnknownOperator, lookup
-from jfit.symbol.graph import HIDDEN_KEYS, Entry, GraphError, Node, Symbol, topological
+from jfit.ops import UnknownOperator, lookup
+from jfit.symbol.graph import Entry, GraphError, Node, Symbol, topological
 from jfit.symbol.scopes import stored
+from jfit.symbol.upgrade import VERSION, Record, is_reference, upgrade, version_of, without_amp_casts
 
-VERSION = 10901  # MXNet 1.9.1
 COUNTS = ("num_outputs", "sections")  # attributes that say how many outputs an operator has
 MOST_OUTPUTS = 100_000
 
 
-def to_json(symbol: Symbol) -> str:
+def to_json(symbol: Symbol, remove_amp_cast: bool = True) -> str:
     """The graph as text in the layout of MXNet 1.9.1.
+
+    Args:
+        symbol: the graph.
+        remove_amp_cast: leave out the casts that mixed precision put between the nodes, as MXNet does.
 
     Example:
         >>> import jfit, json
         >>> json.loads(jfit.sym.Variable("x").tojson())["nodes"]
         [{'op': 'null', 'name': 'x', 'inputs': []}]
     """
-    order = topological(symbol.heads)
+    heads = without_amp_casts(symbol.heads) if remove_amp_cast else symbol.heads
+    order = topological(heads)
     number = {id(n): i for i, n in enumerate(order)}
     nodes, rows = [], [0]
     for node in order:
@@ -46,15 +51,20 @@ def to_json(symbol: Symbol) -> str:
             "nodes": nodes,
             "arg_nodes": [i for i, n in enumerate(order) if n.op is None],
             "node_row_ptr": rows,
-            "heads": [[number[id(h.node)], h.index, 0] for h in symbol.heads],
+            "heads": [[number[id(h.node)], h.index, 0] for h in heads],
             "attrs": {"mxnet_version": ["int", VERSION]},
         },
         indent=2,
     )
 
 
-def save(symbol: Symbol, path: str | os.PathLike[str]) -> None:
+def save(symbol: Symbol, path: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
     """Write symbol.json; the file is complete or untouched.
+
+    Args:
+        symbol: the graph.
+        path: the file.
+        remove_amp_cast: as in `to_json`.
 
     Example:
         >>> import jfit
@@ -63,7 +73,7 @@ def save(symbol: Symbol, path: str | os.PathLike[str]) -> None:
         >>> load("x-symbol.json").name
         'x'
     """
-    atomic_write(path, to_json(symbol))
+    atomic_write(path, to_json(symbol, remove_amp_cast))
 
 
 def load(path: str | os.PathLike[str], cls: type[Symbol] = Symbol) -> Symbol:
@@ -113,9 +123,7 @@ def from_json(text: str, cls: type[Symbol] = Symbol) -> Symbol:
     if not isinstance(graph, dict) or not isinstance(graph.get("nodes"), list) or not isinstance(graph.get("heads"), list):
         raise GraphError("symbol.json needs an object with the lists 'nodes' and 'heads'")
     records = [_record(number, item) for number, item in enumerate(graph["nodes"])]
-    top = graph.get("attrs")
-    if not isinstance(top, dict) or "mxnet_version" not in top:
-        _spread_multipliers(records)
+    upgrade(records, version_of(graph))
     nodes: list[Node] = []
     for number, record in enumerate(records):
         nodes.append(_node(number, record, nodes))
@@ -124,17 +132,7 @@ def from_json(text: str, cls: type[Symbol] = Symbol) -> Symbol:
     return cls([_entry(head, nodes, "heads", len(nodes)) for head in graph["heads"]])
 
 
-class _Record(NamedTuple):
-    """One node as the file has it, checked for its types."""
-
-    where: str
-    op: Op | None
-    name: str
-    attrs: dict[str, str]
-    inputs: list[Any]
-
-
-def _record(number: int, item: Any) -> _Record:
+def _record(number: int, item: Any) -> Record:
     if not isinstance(item, dict) or not isinstance(item.get("op"), str) or not isinstance(item.get("name"), str):
         raise GraphError(f"node {number}: needs an object with the strings 'op' and 'name', found {_short(item)}")
     where = f"node {number} ({item['name'][:80]!r})"
@@ -151,7 +149,7 @@ def _record(number: int, item: Any) -> _Record:
         op = None if item["op"] == "null" else lookup(item["op"])
     except UnknownOperator as error:
         raise GraphError(f"{where}: {error}") from None
-    return _Record(where, op, item["name"], stored(attrs), given)
+    return Record(where, op, item["name"], stored(attrs), given)
 
 
 def _short(value: Any) -> str:
@@ -162,24 +160,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-def _spread_multipliers(records: list[_Record]) -> None:
-    """Files of 0.8 keep `weight_lr_mult` on the operator: it moves to the variable in that slot, as `__lr_mult__`."""
-    for record in records:
-        moving = [(k, h) for k in record.attrs for h in HIDDEN_KEYS if k.endswith(f"_{h}")] if record.op else []
-        for key, hidden in moving:
-            value = record.attrs.pop(key)
-            at = _slots(record).index(slot) if (slot := key[: -len(hidden) - 1]) in _slots(record) else len(record.inputs)
-            target = record.inputs[at][0] if at < len(record.inputs) and _is_reference(record.inputs[at]) else -1
-            if 0 <= target < len(records) and records[target].op is None:
-                records[target].attrs[f"__{hidden}__"] = value
-
-
-def _slots(record: _Record) -> tuple[str, ...]:
-    assert record.op is not None
-    return record.op.inputs if not callable(record.op.inputs) else ("data", "weight", "bias")
-
-
-def _node(number: int, record: _Record, nodes: list[Node]) -> Node:
+def _node(number: int, record: Record, nodes: list[Node]) -> Node:
     where, op, attrs = record.where, record.op, record.attrs
     inputs = tuple(_entry(item, nodes, where, number) for item in record.inputs)
     if op is None:
@@ -203,12 +184,8 @@ def _node(number: int, record: _Record, nodes: list[Node]) -> Node:
     return node
 
 
-def _is_reference(item: Any) -> bool:
-    return isinstance(item, list) and 2 <= len(item) <= 3 and all(type(v) is int for v in item)
-
-
 def _entry(item: Any, nodes: list[Node], where: str, before: int) -> Entry:
-    if not _is_reference(item):
+    if not is_reference(item):
         raise GraphError(f"{where}: an input is {_short(item)}, needed [node, output] or [node, output, version]")
     at, index = item[0], item[1]
     if not 0 <= at < before:

@@ -1,0 +1,65 @@
+"""Graph files of older versions read as MXNet 1.9.1 reads them; casts of mixed precision stay out of saved graphs."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from jfit import sym
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES = json.loads((GOLDEN / "symbol_upgrades.json").read_text())["cases"]
+LEGACY = json.loads((GOLDEN / "checkpoint" / "manifest.json").read_text())["legacy"]
+
+
+def nodes_of(text):
+    return [[n["op"], n["name"], n.get("attrs", {}), [i[:2] for i in n["inputs"]]] for n in json.loads(text)["nodes"]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_file_of_any_version_becomes_the_graph_that_mxnet_makes_of_it(case):
+    net = sym.load_json(json.dumps(case["file"]))
+    for name in ("list_arguments", "list_auxiliary_states", "attr_dict"):
+        assert getattr(net, name)() == case[name], name
+    assert nodes_of(net.tojson(remove_amp_cast=False)) == case["nodes"]
+    assert nodes_of(net.tojson()) == case.get("nodes_without_amp_casts", case["nodes"])
+
+
+def test_the_recorded_file_of_version_0_8_has_the_recorded_attributes():
+    net = sym.load(GOLDEN / "checkpoint" / "save_000800.json")
+    upgraded = json.loads((GOLDEN / "checkpoint" / "save_000800_upgraded.json").read_text())
+    for name in ("list_arguments", "list_auxiliary_states", "attr_dict"):
+        assert getattr(net, name)() == LEGACY[name], name
+    written = json.loads(net.tojson())
+    assert nodes_of(net.tojson()) == nodes_of(json.dumps(upgraded))
+    for name in ("arg_nodes", "node_row_ptr", "heads", "attrs"):
+        assert written[name] == upgraded[name], name
+
+
+def test_a_multiplier_without_a_variable_to_take_it_stays_where_it_was():
+    graph = json.loads(sym.relu(sym.tanh(sym.Variable("x"), name="t"), name="r").tojson())
+    graph["nodes"][2]["attrs"] = {"data_lr_mult": "3"}
+    del graph["attrs"]
+    assert sym.load_json(json.dumps(graph)).attr_dict() == {"r": {"data_lr_mult": "3"}}
+
+
+@pytest.mark.parametrize("top", [None, [], {}, {"mxnet_version": []}, {"mxnet_version": ["int", "x"]}, {"mxnet_version": -1}])
+def test_a_version_that_says_nothing_is_the_oldest(top):
+    graph = {"nodes": [{"op": "null", "name": "x", "inputs": []}], "heads": [[0, 0]], "attrs": top}
+    graph["nodes"].append({"op": "argmax", "name": "a", "attrs": {"axis": "-1"}, "inputs": [[0, 0]]})
+    graph["heads"] = [[1, 0]]
+    assert sym.load_json(json.dumps(graph)).attr_dict() == {}
+
+
+def test_a_pickled_graph_keeps_its_casts():
+    net = sym.relu(sym.amp_cast(sym.Variable("x"), dtype="float16", name="c"), name="r")
+    assert pickle.loads(pickle.dumps(net)).get_internals().list_outputs() == ["x", "c_output", "r_output"]
+    assert [n[1] for n in nodes_of(net.tojson())] == ["x", "r"]
+
+
+def test_casts_behind_casts_are_left_out_together():
+    x = sym.Variable("x")
+    for dtype in ("float16", "float32", "float16"):
+        x = sym.amp_cast(x, dtype=dtype)
+    assert nodes_of(sym.relu(x, name="r").tojson()) == [["null", "x", {}, []], ["relu", "r", {}, [[0, 0]]]]
