@@ -1,9 +1,55 @@
-"""MXNet 1.x spelling over jfit."""
+"""`import jfit.mx as mx`: MXNet 1.x scripts on jfit.
 
-from jfit.mx import attribute, base, context, executor, name, nd, random, symbol, util
+The names, arguments, defaults and numbers are MXNet 1.9.1's; below them are the shells of `jfit.facade` and the pure
+functions of jfit.  Nothing in jfit imports this package.
+
+>>> import jfit.mx as mx
+>>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+>>> executor = net.simple_bind(mx.cpu(), data=(4, 3))
+>>> executor.forward()[0].shape
+(4, 2)
+"""
+
+from jfit.mx import attribute, base, context, executor, initializer, io, model, module, name, nd, random, symbol, util
 from jfit.mx.attribute import AttrScope
 from jfit.mx.base import MXNetError
 from jfit.mx.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
+from jfit.mx.executor import Executor
 
-sym = symbol
+init = initializer
+mod = module
 ndarray = nd
+sym = symbol
+rnd = random
+__version__ = "1.9.1"  # the MXNet whose names these are
+
+__all__ = [
+    "AttrScope",
+    "Context",
+    "Executor",
+    "MXNetError",
+    "attribute",
+    "base",
+    "context",
+    "cpu",
+    "cpu_pinned",
+    "current_context",
+    "executor",
+    "gpu",
+    "init",
+    "initializer",
+    "io",
+    "mod",
+    "model",
+    "module",
+    "name",
+    "nd",
+    "ndarray",
+    "num_gpus",
+    "random",
+    "rnd",
+    "sym",
+    "symbol",
+    "tpu",
+    "util",
+]

@@ -200,7 +200,8 @@ class Executor:
             kwargs: new shapes by name.
 
         Raises:
-            AssertionError: a parameter would change its shape, or grow, without being allowed to.
+            AssertionError: a parameter would change its shape without being allowed to.
+            MXNetError: an array would grow without being allowed to.
         """
         shapes, _, aux_shapes = self._symbol.infer_shape(**kwargs)
         if shapes is None:
@@ -214,7 +215,7 @@ class Executor:
                     f"{name!r} would change from {box.shape} to {shape}; pass partial_shaping=True to allow it"
                 )
             if int(np.prod(shape)) > box.size and not allow_up_sizing:
-                raise AssertionError(f"{name!r} would grow from {box.shape} to {shape}; pass allow_up_sizing=True to allow it")
+                raise MXNetError(f"{name!r} would grow from {box.shape} to {shape}; allow_up_sizing=True allows it")
             return zeros(shape, self._ctx, box.dtype)
 
         names, aux_names = list(self.arg_dict), list(self.aux_dict)
@@ -224,12 +225,12 @@ class Executor:
         return Executor(self._symbol, self._ctx, args, grads, self._req, aux)
 
     # -------------------------------------------------------------------------------- monitor
-    def set_monitor_callback(self, callback: Callable[[str, NDArray], None], monitor_all: bool = False) -> None:
+    def set_monitor_callback(self, callback: Callable[[str, NDArray], None] | None, monitor_all: bool = False) -> None:
         """Call `callback(name, array)` for each operator's outputs of every forward; with `monitor_all` for arguments too.
 
         A callback whose owner has `activated = False` (an idle `Monitor`) is not called, and costs nothing.
         """
-        self._monitor = (callback, monitor_all)
+        self._monitor = None if callback is None else (callback, monitor_all)
 
     def _watch(self, callback: Callable[[str, NDArray], None], monitor_all: bool) -> None:
         if not getattr(getattr(callback, "__self__", None), "activated", True):

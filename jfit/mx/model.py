@@ -1,0 +1,51 @@
+"""`mx.model`: checkpoints, and the estimator from before modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jfit.facade import files
+from jfit.facade.callback import BatchEndParam
+from jfit.mx.base import translated
+from jfit.mx.nd.array import NDArray, held
+from jfit.mx.symbol import Symbol, load
+
+__all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
+
+Arrays = dict[str, NDArray]
+
+
+def save_checkpoint(
+    prefix: str,
+    epoch: int,
+    symbol: Symbol | None,
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    remove_amp_cast: bool = True,
+) -> None:
+    """Write `prefix-symbol.json` and `prefix-%04d.params`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> save_checkpoint("note", 1, mx.sym.Variable("x"), {"w": mx.nd.ones(2)}, {})
+        >>> load_checkpoint("note", 1)[1]["w"].asnumpy().tolist()
+        [1.0, 1.0]
+    """
+    files.save_checkpoint(prefix, epoch, symbol, arg_params, aux_params, remove_amp_cast)
+
+
+def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, Arrays, Arrays]:
+    """(symbol, parameters, auxiliary states) of a checkpoint that MXNet or jfit wrote."""
+    return load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
+
+
+def load_params(prefix: str, epoch: int) -> tuple[Arrays, Arrays]:
+    """(parameters, auxiliary states) of `prefix-%04d.params`."""
+    with translated():
+        args, aux = files.load_params(prefix, epoch)
+    return _boxed(args), _boxed(aux)
+
+
+def _boxed(arrays: Mapping[str, Any]) -> Arrays:
+    return {k: NDArray(held(v, v.dtype)) for k, v in arrays.items()}
