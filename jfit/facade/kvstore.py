@@ -303,11 +303,12 @@ class KVStore(KVStoreBase):
         return copies if isinstance(value, (list, tuple)) else copies[0]
 
 
-def create(name: str = "local") -> KVStoreBase:
+def create(name: str = "local", make: Callable[[str], KVStoreBase] = KVStore) -> KVStoreBase:
     """A store by type name.
 
     Args:
         name: see `KVStore`; or the lower-case class name of a registered store.
+        make: what makes a store that is not registered.
 
     Raises:
         TypeError: the name is not a string.
@@ -324,7 +325,7 @@ def create(name: str = "local") -> KVStoreBase:
         return found()
     if name.lower() in ("horovod", "byteps"):
         raise ValueError(f"kvstore {name!r} is a separate program that jfit has no use for; 'device' reduces on the devices.")
-    return KVStore(name)
+    return make(name)
 
 
 def select(

@@ -1,0 +1,28 @@
+"""`mx.gluon`: Parameter, ParameterDict, Trainer and the helpers that split batches.
+
+>>> import jfit.mx as mx
+>>> from jfit.mx import gluon
+>>> weight = gluon.Parameter("w", shape=(2,), init="ones")
+>>> weight.initialize()
+>>> trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 0.5})
+>>> weight.grad()[:] = 1
+>>> weight.data()._fresh_grad = True  # as a backward pass does
+>>> trainer.step(1)
+>>> weight.data().asnumpy().tolist()
+[0.5, 0.5]
+"""
+
+from jfit.mx.gluon import parameter, trainer, utils
+from jfit.mx.gluon.parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
+from jfit.mx.gluon.trainer import Trainer
+
+__all__ = [
+    "Constant",
+    "DeferredInitializationError",
+    "Parameter",
+    "ParameterDict",
+    "Trainer",
+    "parameter",
+    "trainer",
+    "utils",
+]

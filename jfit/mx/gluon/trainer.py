@@ -1,0 +1,23 @@
+"""`gluon.Trainer` over parameters in NDArrays."""
+
+from __future__ import annotations
+
+from jfit.facade import trainer
+from jfit.mx import kvstore
+
+
+class Trainer(trainer.Trainer):
+    """`jfit.Trainer` over Parameters only, with a store of NDArrays.
+
+    Example:
+        >>> from jfit.mx import gluon
+        >>> weight = gluon.Parameter("w", shape=(2,))
+        >>> weight.initialize()
+        >>> gluon.Trainer([weight], "adam").learning_rate
+        0.001
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.Trainer`.
+    """
+
+    _trees = False
+    _create_store = staticmethod(kvstore.create)
