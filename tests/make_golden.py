@@ -1,12 +1,14 @@
-"""Copies what the tests of graphs need from a folder of recorded MXNet 1.9.1 results: python tests/make_golden.py FIXTURES.
+"""Copies what the tests need from a folder of recorded MXNet 1.9.1 results: python tests/make_golden.py FIXTURES.
 
 Writes tests/golden/symbol_api.json (the parts about graphs), tests/golden/models/*.json (every recorded graph, one old file,
-what MXNet says about each) and tests/golden/models/*.npz (parameters, inputs and results of the small models).
+what MXNet says about each) and tests/golden/models/*.npz (parameters, inputs and results of the small models);
+tests/golden/train (trajectories of Module and BucketingModule) and tests/golden/fit (logs, callbacks, scores of fit).
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -21,6 +23,14 @@ SMALL = (
 )  # fmt: skip
 ABOUT = (
     "auto_names", "prefix", "attrs", "compose", "infer_partial", "infer_full", "infer_type", "scalar_ops_json", "compare_json",
+)  # fmt: skip
+TRAINED = ("sgd", "nag", "adam", "rmsprop", "ccsgd", "instance")  # optimizers that jfit has
+USED = (
+    "name", "optimizer", "optimizer_params", "lr_scheduler", "set_lr_mult", "set_wd_mult", "fixed_param_names", "kvstore",
+    "explicit_kvstore_object", "kvstore_is_none", "update_on_kvstore", "n_ctx", "work_load_list", "compression_params",
+    "grad_req", "zero_grad_every", "batch_size", "n_steps", "checkpoints", "rescale_grad", "optimizer_idx2name",
+    "optimizer_wd_mult", "optimizer_lr_mult", "state_counts", "learning_rate_after_step", "slices", "note", "skip_compare",
+    "sensitivity_3e-7", "sensitivity_max",
 )  # fmt: skip
 DTYPES = dict(enumerate(["float32", "float64", "float16", "uint8", "int32", "int8", "int64"]))
 DENSE = 0xF993FAC9
@@ -71,7 +81,34 @@ def copy(fixtures: Path) -> None:
         (models / f"{name}.json").write_text((fixtures / "checkpoint" / f"{name}.json").read_text())
 
 
+def copy_training(fixtures: Path) -> None:
+    """Write tests/golden/train: Module trajectories of the optimizers that exist, and the bucketing one."""
+    source, target = fixtures / "train", GOLDEN / "train"
+    cases = []
+    for case in json.loads((source / "manifest.json").read_text())["cases"]:
+        if case.get("kind") == "gluon" or case["optimizer"] not in TRAINED:
+            continue
+        file = Path(case["file"]).relative_to("train")
+        kept = {key: case[key] for key in case if key in USED}
+        kept |= {"file": str(file), "symbol_json": json.dumps(json.loads(case["symbol_json"]), separators=(",", ":"))}
+        cases.append(kept)
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / file, target / file)
+    _write_json(target / "manifest.json", cases)
+    (target / "bucketing").mkdir(exist_ok=True)
+    for name in ("manifest.json", "bucket.npz"):
+        shutil.copyfile(source / "bucketing" / name, target / "bucketing" / name)
+
+
+def copy_fit(fixtures: Path) -> None:
+    """Write tests/golden/fit: logs, callbacks, scores and predictions of fit."""
+    (GOLDEN / "fit").mkdir(exist_ok=True)
+    for path in (fixtures / "fit").iterdir():
+        shutil.copyfile(path, GOLDEN / "fit" / path.name)
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
-    copy(Path(sys.argv[1]))
+    for part in (copy, copy_training, copy_fit):
+        part(Path(sys.argv[1]))
