@@ -134,7 +134,8 @@ class _Source:
         if count > MAX_RANK:
             raise self.error(f"a shape has {count} axes, the most is {MAX_RANK}")
         shape = struct.unpack(f"<{count}{kind}", self.take(count * struct.calcsize("<" + kind), "a shape"))
-        if any(not 0 <= n < 2**40 for n in shape):
+        # numpy multiplies all sizes but zeros before it finds that there is nothing to allocate.
+        if any(n < 0 for n in shape) or math.prod(filter(None, shape)) >= 2**59:
             raise self.error(f"shape {shape} has a size no array has")
         return shape
 
@@ -161,7 +162,7 @@ class _Source:
             raise self.error("the file ended while an array was being read")
         self.left -= count
         # A truth value that is neither 0 nor 1 would behave unlike both.
-        return array != 0 if dtype == np.bool_ else array
+        return np.not_equal(array, 0, out=np.empty(shape, np.bool_)) if dtype == np.bool_ else array
 
     def finish(self) -> None:
         if self.left:

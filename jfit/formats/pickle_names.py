@@ -127,8 +127,10 @@ class Names:
         raw = self._bytes(raw)
         if not isinstance(dtype, HeldDtype) or order not in ("C", "F"):
             raise ValueError("a numpy array has no dtype or no order")
-        if not isinstance(shape, tuple) or len(shape) > 32 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+        if not isinstance(shape, tuple) or len(shape) > 32 or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError("a numpy array has no shape")
+        if math.prod(filter(None, shape)) >= 2**59:
+            raise ValueError(f"a numpy array has shape {shape}")
         if (needed := math.prod(shape) * dtype.value.itemsize) != len(raw):
             raise ValueError(f"a numpy array of shape {shape} and dtype {dtype.value} has {len(raw)} bytes, needed {needed}")
         self.machine.spend(len(raw))

@@ -114,7 +114,7 @@ class Machine:
             return self.pop()
         except IndexError:
             raise FormatError(self.path, f"byte {position}", "the pickle takes more than it has", _DAMAGED) from None
-        except ValueError as error:
+        except (ValueError, DeprecationWarning) as error:  # pickletools warns of odd escapes, which a caller may make errors
             if isinstance(error, FormatError):
                 raise
             raise FormatError(self.path, f"byte {position}", f"the pickle is wrong: {_short(error)}", _DAMAGED) from None
