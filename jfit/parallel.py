@@ -200,7 +200,7 @@ def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | 
         return batch
     if len(set(counts)) == 1:
         return split_batch(batch, len(counts), axes)
-    table, real = _slots(tuple(counts))
+    table, real = slots_of(tuple(counts))
     size = rows(batch, axes)
 
     def cut(value: Any, axis: int = 0) -> Any:
@@ -217,7 +217,7 @@ def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | 
 
 
 @functools.lru_cache(maxsize=64)
-def _slots(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def slots_of(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """(row number of each slot, 1 where a slot is real), both (devices, slots)."""
     starts, longest = np.cumsum([0, *counts[:-1]]), max(counts)
     table = np.stack([start + np.arange(longest) % count for start, count in zip(starts, counts, strict=True)])

@@ -190,6 +190,8 @@ class NDArrayIter(DataIter):
     Source: mxnet.io.NDArrayIter of Apache MXNet 1.9.1.
     """
 
+    plain = True  # of this very class: batches are rows of the arrays in `epoch_rows` order; a subclass may do anything
+
     def __init__(
         self,
         data: Any,
@@ -231,6 +233,19 @@ class NDArrayIter(DataIter):
         if self.last_batch_handle == "pad":
             return -(-self.num_data // self.batch_size)
         return len(self._stream) // self.batch_size
+
+    @property
+    def started(self) -> bool:
+        """Whether a batch of the current epoch was read."""
+        return self._position >= 0
+
+    def epoch_rows(self) -> np.ndarray:
+        """Row numbers of the current epoch in reading order, what a short last batch wraps around left out."""
+        return self._stream
+
+    def skip(self, batches: int) -> None:
+        """Move on as if so many batches had been read."""
+        self._position = min(self._position + batches, self.num_batches)
 
     def reset(self) -> None:
         """Start the next epoch; `roll_over` takes the unread tail of a finished one along."""

@@ -67,6 +67,8 @@ class BoundModule(BaseModule):
         self._preload: Any = None  # a file of optimizer states that init_optimizer reads
         self._states: dict[str, Any] = {}
         self._monitor: Any = None
+        self._captures: dict[Any, Any] = {}
+        self._runner: Any = None  # (key, EpochRunner) of the fit that runs
         self._data_shapes: list[DataDesc] = []
         self._label_shapes: list[DataDesc] = []
         self._requests: dict[str, str] = {}
@@ -182,7 +184,8 @@ class BoundModule(BaseModule):
         self._make_programs(data, labels)
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
-            self._session.set_arrays(*self._initial.drawn(None, *self._loaded, False, True))
+            params, aux = self._loaded
+            self._session.set_arrays(*self._initial.drawn(None, params, aux, False, True))
             self._loaded = None
         if shared_module is not None and shared_module.optimizer_initialized:
             self.optimizer_initialized = True

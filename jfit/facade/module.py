@@ -12,10 +12,12 @@ import numpy as np
 from jfit.facade import descs, files
 from jfit.facade.bound import BoundModule, joined
 from jfit.facade.box import unbox
+from jfit.facade.epochs import EpochRunner, runs_whole
 from jfit.facade.kvstore import select
 from jfit.facade.optimizer import Optimizer, get_updater
 from jfit.facade.optimizer import create as create_optimizer
 from jfit.facade.states import load_states_into, save_states_of
+from jfit.loop import StopFlag
 from jfit.step.reduce import all_reduce, own, two_bit
 
 
@@ -157,8 +159,7 @@ class Module(BoundModule):
         batch, counts, pad = self._joined(data_batch) if several else self._fed(data_batch)
         self._pad = pad
         self._passes.forward(batch, counts, train)
-        if self._monitor is not None:
-            self._monitor.on_forward(self, train)
+        self._watch("outputs" if train else "eval_outputs")
 
     def backward(self, out_grads: Any = None) -> None:
         """Gradients of the last forward pass.
@@ -167,11 +168,10 @@ class Module(BoundModule):
             out_grads: gradient of each output (an array for a single one); not needed where all outputs are losses.
         """
         assert self.binded and self.params_initialized
-        heads = (
-            None
-            if out_grads is None
-            else [unbox(g) for g in (out_grads if isinstance(out_grads, (list, tuple)) else [out_grads])]
-        )
+        if out_grads is not None and not isinstance(out_grads, (list, tuple)):
+            out_grads = [out_grads]
+        heads = None if out_grads is None else [unbox(g) for g in out_grads]
+        self._watch("gradients", *([] if heads is None else [heads]))
         self._passes.backward(heads)
 
     def update(self) -> None:
@@ -227,11 +227,80 @@ class Module(BoundModule):
         """What is needed before a batch; dense parameters need nothing."""
         assert self.binded
 
+    # -------------------------------------------------------------------------------- fit, predict
+    def _fit_epoch(
+        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any, flag: StopFlag
+    ) -> list[tuple[str, float]]:
+        """One pass; full batches of arrays in memory in few dispatches where nobody looks between them."""
+        whole = callbacks is None and monitor is None and self._monitor is None and self._own_methods()
+        leaves = eval_metric.leaves()
+        whole = whole and all(m.pure and not m.output_names and not m.label_names for m in leaves)
+        if whole and runs_whole(self._passes, train_data, [d.name for d in self._label_shapes]):
+            runner = self._runner_of(train_data, [m.pure for m in leaves])
+            sums, done = runner.run(flag)
+            train_data.skip(done)
+            eval_metric.set_sums(list(sums) if len(leaves) > 1 or leaves[0] is not eval_metric else sums[0])
+            self._stop_if(flag)
+        found = super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag)
+        return found or eval_metric.get_global_name_value()
+
+    def _runner_of(self, data: Any, pure: list[Any]) -> EpochRunner:
+        key = (id(data), id(self._passes), tuple(map(id, pure)))
+        if self._runner is None or self._runner[0] != key:
+            self._runner = (key, EpochRunner(self._passes, data, self._slices(data.batch_size), pure))
+        return self._runner[1]
+
+    def _own_methods(self) -> bool:
+        """False where a subclass of the user's has a say between batches."""
+        names = ("forward", "backward", "update", "forward_backward", "update_metric", "prepare")
+        return all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        self._runner = None  # arrays may have changed since the last fit
+        try:
+            super().fit(*args, **kwargs)
+        finally:
+            self._runner = None
+
+    fit.__doc__ = BoundModule.fit.__doc__
+
+    def _sync_devices(self) -> None:
+        if self._session.split:
+            self._settle()
+            self._session.set_arrays(*self._session.arrays())
+
+    def _without_padding(self, pad: int) -> list[Any]:
+        if not pad:
+            return self.get_outputs()
+        return [self._box(out) for out in self._passes.merged(without=pad)]
+
+    # -------------------------------------------------------------------------------- monitor
     def install_monitor(self, mon: Any) -> None:
-        """Let a Monitor see outputs, arguments and gradients; while it is idle it costs nothing."""
+        """Let a Monitor see outputs, arguments and gradients; while it is idle it costs nothing.
+
+        An active one makes a second program run beside the step.  With several devices it sees each device's arrays; where
+        slices are uneven, those of the shorter ones hold repeated rows.
+        """
         assert self.binded
         self._monitor = mon
+        self._captures = {}
         mon.install(self)
+
+    def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments, auxiliary states) by name, for a Monitor."""
+        params, aux = self._session.arrays()
+        inputs = self._passes.whole_inputs()
+        known = {**inputs, **params}
+        return {n: known[n] for n in self._arguments if n in known}, {n: aux[n] for n in self._aux_names}
+
+    def _watch(self, kind: str, *heads: Any) -> None:
+        """Hand the arrays of the pass at hand to a monitor that is active."""
+        mon = self._monitor
+        if mon is None or not mon.active:
+            return
+        fed = [*self._data_names, *self._label_names, *self._state_names]
+        for found in self._passes.captured(self._captures, kind, self._symbol, fed, mon, heads):
+            mon.collect(found)
 
     # -------------------------------------------------------------------------------- files
     def save_checkpoint(

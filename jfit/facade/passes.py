@@ -19,12 +19,14 @@ from jfit import counters
 from jfit.data import Batch
 from jfit.data.batch import rows
 from jfit.facade.box import Box
+from jfit.facade.capture import capture_gradients, capture_outputs
 from jfit.facade.programs import Programs
 from jfit.facade.session import Session
 from jfit.loop import Window
 from jfit.model import Model, Plan
 from jfit.ops.rows import LOST, MaybeRows, Rows
-from jfit.parallel import merge_slices, place_split, slices_of, split_slices
+from jfit.parallel import compile_spmd, merge_slices, place_split, slices_of, split_slices
+from jfit.state import TrainState
 
 
 class Pass(NamedTuple):
@@ -97,7 +99,7 @@ class Passes:
         if self._outputs is None and self._backward is not None:
             self.flush()
         if self._outputs is None:
-            state = self._view()
+            state = self.view()
             run = self.programs.forward(at.train)
             found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
             self._dispatched(found[0])
@@ -111,10 +113,48 @@ class Passes:
         if fence is not None:
             counters.wait(fence)  # sync: host waits for the call 8 back
 
-    def merged(self) -> list[Array]:
-        """Outputs of the whole batch."""
-        found, at = self.outputs(), self._asked()
-        return list(merge_slices(found, self._rows(), at.counts)) if len(at.counts) > 1 else list(found)
+    def merged(self, without: int = 0) -> list[Array]:
+        """Outputs of the whole batch, its last `without` rows left out."""
+        found, at, rows = self.outputs(), self._asked(), self._rows()
+        whole = list(merge_slices(found, rows, at.counts)) if len(at.counts) > 1 else list(found)
+        return [_cut_rows(out, where, sum(at.counts), without) for out, where in zip(whole, rows, strict=True)]
+
+    def whole_inputs(self) -> dict[str, Any]:
+        """Inputs of the last pass, slices of several devices side by side."""
+        if self._pass is None:
+            return {}
+        axes, counts, given = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
+        if len(counts) == 1:
+            return dict(given)
+        cut = {
+            k: [np.take(np.asarray(p), np.arange(c), axes.get(k, 0)) for p, c in zip(v, counts, strict=True)]
+            for k, v in given.items()
+        }
+        return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
+
+    def captured(
+        self, made: dict[Any, Any], kind: str, symbol: Any, fed: Sequence[str], monitor: Any, heads: Sequence[Any]
+    ) -> list[dict[str, Array]]:
+        """Named arrays of the pass at hand, for each device; `made` keeps the compiled programs."""
+        at, state, devices = self._asked(), self.view(), self.session.devices
+        key = (kind, bool(heads), monitor.pattern, monitor.monitor_all)
+        if key not in made:
+            names = [n for n in fed if n in symbol.list_arguments()]
+            if kind == "gradients":
+                capture = capture_gradients(symbol, names, monitor.pattern)
+            else:
+                capture = capture_outputs(symbol, names, monitor.pattern, monitor.monitor_all, train=kind == "outputs")
+            axes = (self.programs.axes()[0], None, 0, None, None, None, *[0 for _ in heads])
+            made[key] = (capture, compile_spmd(capture.raw, devices, axes, 0, name="monitor"))
+        capture, run = made[key]
+        if not capture.names:
+            return []
+        split = [tuple(self._cut(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
+        found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
+        ordered = {n: found[n] for n in capture.names if n in found}
+        if len(devices) == 1:
+            return [ordered]
+        return [{n: v[d] for n, v in ordered.items()} for d in range(len(devices))]
 
     def sliced(self) -> list[list[Array]]:
         """For each output, what each device computed."""
@@ -177,7 +217,7 @@ class Passes:
         """Run the backward pass that waits, if one does."""
         if self._backward is None:
             return
-        at, heads, state = self._asked(), self._backward, self._view()
+        at, heads, state = self._asked(), self._backward, self.view()
         self._backward = None
         wrt = tuple(sorted(self.requests))
         run = self.programs.gradients(wrt, bool(heads))
@@ -209,7 +249,7 @@ class Passes:
         found = self.read_gradients()
         devices = len(self.session.devices)
         if name not in found:
-            state = self._view()
+            state = self.view()
             own = state.params[name]
             zero = jnp.zeros(own.shape[1:] if self.session.split else own.shape, own.dtype)
             return [zero] * devices
@@ -255,13 +295,13 @@ class Passes:
             self._update_in_python(gradients)
             return
         session.begin_update()
-        new = self.programs.update()(self._view(), gradients)
+        new = self.programs.update()(self.view(), gradients)
         session.commit(new, self.learns)
 
     def _step(self) -> None:
         session, at = self.session, self._asked()
         session.begin_update()
-        new, out = self.programs.step()(self._view(), at.batch)
+        new, out = self.programs.step()(self.view(), at.batch)
         session.commit(new, self.learns)
         self._outputs, self._backward, self._fused = out.outputs, None, True
         self._dispatched(out.fence)
@@ -287,7 +327,8 @@ class Passes:
         session.replace_params(fresh)
         session.passes = 0
 
-    def _view(self) -> Any:
+    def view(self) -> TrainState:
+        """The part of the session's state that this graph uses."""
         return self.session.view(self.params, self.aux, self.learns)
 
 
@@ -305,6 +346,15 @@ def per_device_of(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) 
             shape[axis] = longest
         found[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
     return found
+
+
+def _cut_rows(out: Array, where: MaybeRows, rows: int, without: int) -> Array:
+    """An output without its last rows of the batch."""
+    if not without or not out.ndim:
+        return out
+    if isinstance(where, Rows) and where.before == 1:
+        return jax.lax.slice_in_dim(out, 0, (rows - without) * where.after, axis=where.axis)
+    return out[: out.shape[0] - without]
 
 
 def _blocked(model: Model, index: int) -> bool:

@@ -27,7 +27,7 @@ class Programs:
         self._made: dict[Any, Program] = {}
         self._plans: dict[Any, Plan] = {}
 
-    def _axes(self) -> tuple[int | None, TrainState]:
+    def axes(self) -> tuple[int | None, TrainState]:
         """(axis of the parameters, axes of the state): a leading device axis where each device has its own."""
         own = 0 if self.session.split else None
         return own, TrainState(None, own, None, own, None, None, None, 0)  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ class Programs:
         """(params, aux, batch, key, step, number) -> outputs of each device."""
 
         def make():
-            return forward_step(self.model, train=train), (self._axes()[0], None, 0, None, None, None), 0
+            return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
 
         return self._compiled(("forward", train), make, "forward")
 
@@ -51,7 +51,7 @@ class Programs:
         """(params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux)."""
 
         def make():
-            own = self._axes()[0]
+            own = self.axes()[0]
             fn, axes = gradient_step(self.model, wrt), (own, None, 0, None, None, None)
             return fn, (*axes, 0) if heads else axes, (0, 0, None)
 
@@ -70,10 +70,10 @@ class Programs:
                 state, batch = lax.optimization_barrier((state, batch))
                 return raw(state, batch, axis_name=axis_name)
 
-            axes = self._axes()[1]
+            axes = self.axes()[1]
             return fn, (axes, 0), (axes, StepOut(None, None, None, None, 0))  # type: ignore[arg-type]
 
-        return self._compiled(("step", outputs, self._setting()), make, "module_step", donate=(0,))
+        return self._compiled(("step", outputs, self.setting()), make, "module_step", donate=(0,))
 
     def raw_step(self, *, outputs: bool, metrics: Sequence[Any] = (), schedule: Any = None) -> Any:
         """The pure train step with this session's optimizer, scale and reduction."""
@@ -96,12 +96,13 @@ class Programs:
 
         def make():
             fn = update_step(self.session.resolved(), rescale=optimizer.rescale_grad, reduce=self.session.reduce)
-            axes = self._axes()[1]
+            axes = self.axes()[1]
             return fn, (axes, 0), axes
 
-        return self._compiled(("update", self._setting()), make, "module_update", donate=(0,))
+        return self._compiled(("update", self.setting()), make, "module_update", donate=(0,))
 
-    def _setting(self) -> Any:
+    def setting(self) -> Any:
+        """What an update is compiled for: another one is another program."""
         optimizer = self.session.optimizer
         assert optimizer is not None
         return optimizer.hyper_key(), float(optimizer.rescale_grad), id(self.session.reduce)

@@ -133,6 +133,17 @@ class Session:
         self.sync_multipliers()
         self.passes = 0
 
+    def begin_updates(self, count: int) -> list[float]:
+        """Host counters of `count` updates in a row; the rate of each."""
+        optimizer, indices, rates = self.optimizer, self._indices(), []
+        assert optimizer is not None
+        for _ in range(count):
+            optimizer.count(indices)
+            rates.append(float(optimizer.rate()))
+        self.sync_multipliers()
+        self._rate, self.passes = rates[-1], 0
+        return rates
+
     def _indices(self) -> list[Index]:
         number = {name: i for i, name in enumerate(self.names)}
         return [n if self.update_on_kvstore else number[n] * len(self.devices) for n in sorted(self.learns)]
