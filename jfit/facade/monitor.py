@@ -19,8 +19,9 @@ from jfit.facade.box import Box, unbox
 class Monitor:
     """‖x‖ / √size, or another statistic, of every array whose name matches, on steps 0, interval, 2 interval ...
 
-    The shell that runs a step asks `active`, and only then computes the arrays (with a second program, see
-    `jfit.facade.capture`) and hands them to `collect`; nothing waits before `toc`.
+    Between `tic` and `toc` of such a step the arrays come from a second program (see `jfit.facade.capture`), with the random
+    numbers of the step; in between nothing is computed for a monitor.  Nothing waits before `toc`.  With several devices each
+    name comes once for each device, as in MXNet.
 
     Args:
         interval: steps from one look to the next.
@@ -66,9 +67,11 @@ class Monitor:
 
         Args:
             exe: has `monitored() -> (arguments, auxiliary states)` by name, or `arg_dict` and `aux_dict`, or `get_params()`;
-                where it has `set_monitor_callback`, that is set for the steps that are looked at.
+                where it has `set_monitor_callback`, that gets `stat_helper`, which listens while the monitor is active.
         """
         self.exes.append(exe)
+        if hasattr(exe, "set_monitor_callback"):
+            exe.set_monitor_callback(self.stat_helper, self.monitor_all)
 
     def stat_helper(self, name: Any, array: Any) -> None:
         """Take one array; the callback of an executor."""
@@ -89,7 +92,6 @@ class Monitor:
         """A step begins."""
         if self.step % self.interval == 0:
             self.queue, self.activated = [], True
-            self._listen(self.stat_helper)
         self.step += 1
 
     def toc(self) -> list[tuple[int, str, str]]:
@@ -100,7 +102,6 @@ class Monitor:
             for arrays in _variables(exe):
                 self.collect(arrays)
         self.activated = False
-        self._listen(None)
         queue, self.queue = self.queue, []
         values = [[unbox(v) for v in (value if isinstance(value, (list, tuple)) else [value])] for _, _, value in queue]
         if any(isinstance(v, jax.Array) for each in values for v in each):
@@ -113,11 +114,6 @@ class Monitor:
         for step, name, text in self.toc():
             logging.info("Batch: %s", f"{step:7d} {name:30s} {text:s}")
 
-    def _listen(self, callback: Callable[[Any, Any], None] | None) -> None:
-        for exe in self.exes:
-            if hasattr(exe, "set_monitor_callback"):
-                exe.set_monitor_callback(callback, self.monitor_all)
-
     def _box(self, array: Any) -> Any:
         """What a user's statistic gets."""
         return array if hasattr(array, "asnumpy") else Box(array)
@@ -127,9 +123,7 @@ def _variables(exe: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """(arguments, auxiliary states) of a module or an executor."""
     if hasattr(exe, "monitored"):
         return exe.monitored()
-    if hasattr(exe, "arg_dict"):
-        return exe.arg_dict, exe.aux_dict
-    return exe.get_params()
+    return (exe.arg_dict, exe.aux_dict) if hasattr(exe, "arg_dict") else exe.get_params()
 
 
 def _sizes(arrays: Sequence[Any]) -> list[Array]:
@@ -146,10 +140,10 @@ def _sizes(arrays: Sequence[Any]) -> list[Array]:
 @jax.jit
 def _norms(arrays: list[Array]) -> list[Array]:
     counters.count_trace("monitor")
-    return [jnp.linalg.norm(jnp.ravel(x).astype(jnp.float32)) / np.float32(max(x.size, 1)) ** 0.5 for x in arrays]
+    return [jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)))) for x in arrays]
 
 
 def _text(values: Sequence[Any]) -> str:
     """The values as MXNet writes them, a tab after each."""
     arrays = [np.asarray(v) for v in values]
-    return "".join(f"{a.reshape(-1)[0] if a.shape in ((), (1,)) else a}\t" for a in arrays)
+    return "".join(str(a.reshape(-1)[0] if a.shape in ((), (1,)) else a) + "\t" for a in arrays)
