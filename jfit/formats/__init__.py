@@ -1,6 +1,24 @@
-"""Bytes in and out, no policy: atomic writes and safetensors."""
+"""Bytes in and out, no policy: atomic writes, safetensors, MXNet's array files and optimizer states."""
 
 from jfit.formats.atomic import FormatError, atomic_dir, atomic_write, sweep, trash
+from jfit.formats.mxnet_arrays import load_arrays, save_arrays
+from jfit.formats.mxnet_states import States, dump_states, load_states
+from jfit.formats.sparse import SparseArray
 from jfit.formats.tensors import load_tensors, save_tensors, write_tensors
 
-__all__ = ["FormatError", "atomic_dir", "atomic_write", "load_tensors", "save_tensors", "sweep", "trash", "write_tensors"]
+__all__ = [
+    "FormatError",
+    "SparseArray",
+    "States",
+    "atomic_dir",
+    "atomic_write",
+    "dump_states",
+    "load_arrays",
+    "load_states",
+    "load_tensors",
+    "save_arrays",
+    "save_tensors",
+    "sweep",
+    "trash",
+    "write_tensors",
+]
