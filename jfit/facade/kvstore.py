@@ -119,7 +119,9 @@ class KVStore(KVStoreBase):
         cells = [self._stored[k] for k in keys]
         merged = [self._cell(v) for v in moved(sums, [home(c.value) for c in cells])]
         if isinstance(self._updater, Updater):
-            self._updater(keys, merged, cells)
+            for where in dict.fromkeys(home(c.value) for c in cells):
+                mine = [i for i, c in enumerate(cells) if home(c.value) == where]
+                self._updater([keys[i] for i in mine], [merged[i] for i in mine], [cells[i] for i in mine])
             return
         for k, value, cell in zip(keys, merged, cells, strict=True):
             self._updater(k, value, cell)
@@ -244,8 +246,9 @@ class KVStore(KVStoreBase):
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read the optimizer's state from a file that `save_optimizer_states` or MXNet wrote; raises as that does."""
+        updater = self._states("load")
         with open(fname, "rb") as file:
-            self._states("load").set_states(file.read())
+            updater.set_states(file.read())
 
     def _box(self, array: Any) -> Any:
         return array

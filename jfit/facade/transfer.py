@@ -23,8 +23,16 @@ def home(value: Any) -> Any:
 
 
 def own(value: Any) -> Any:
-    """The array itself where nobody can write to it, else a copy."""
-    return value if isinstance(value, jax.Array) else np.array(value)
+    """The array, committed to its device, in memory that nobody else can write to; 64-bit data stays on the host.
+
+    An update of arrays that are committed and others that are not would compile twice.
+    """
+    if isinstance(value, np.ndarray):
+        value = np.array(value)
+        if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+            return value
+        value = jnp.asarray(value)
+    return jax.device_put(value, value.sharding)
 
 
 def moved(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
@@ -41,7 +49,9 @@ def moved(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     out = list(values)
     going = [i for i, place in enumerate(places) if place is not None and home(out[i]) != place]
     if going:
-        arrived = jax.device_put([out[i] for i in going], [places[i] for i in going])
+        # a device of the host may share memory with a numpy array, which its owner may write to
+        leaving = [np.array(out[i]) if isinstance(out[i], np.ndarray) else out[i] for i in going]
+        arrived = jax.device_put(leaving, [places[i] for i in going])
         for i, value in zip(going, arrived, strict=True):
             out[i] = value
     return out

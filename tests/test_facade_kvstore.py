@@ -1,0 +1,385 @@
+"""Key-value store: sums over devices, keys, updaters, compression, states, and which store a module gets."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jfit
+from jfit.facade.box import Box
+from jfit.facade.errors import MXNetError
+from jfit.facade.kvstore import BIG, KVStore, KVStoreBase, create, select, select_julia
+from jfit.facade.optimizer import SGD
+from jfit.facade.optimizer import create as create_optimizer
+from jfit.facade.transfer import moved, only_rows, total, write
+from jfit.mx import kvstore as mxkv
+from jfit.mx.nd.array import NDArray
+
+DEVICES = jax.devices()
+
+
+def full(value, shape=(2, 3), device=None):
+    array = np.full(shape, value, "float32")
+    return array if device is None else jax.device_put(array, DEVICES[device])
+
+
+def store_with(*keys, name="device", value=0.0):
+    store = KVStore(name)
+    store.init(list(keys), [full(value) for _ in keys])
+    return store
+
+
+def first(value):
+    return float(np.asarray(value).ravel()[0])
+
+
+@pytest.mark.parametrize("name", ["local", "device", "nccl", "local_allreduce_cpu", "dist_sync"])
+def test_a_push_adds_up_over_devices_on_the_device_of_the_first(name):
+    store = store_with("w", name=name)
+    store.push("w", [full(i + 1.0, device=i + 2) for i in range(3)])
+    assert first(store.pull("w")) == 6.0
+    assert store.pull("w").devices() == {DEVICES[2]}
+
+
+def test_all_keys_of_a_push_share_a_dispatch_and_the_second_push_compiles_nothing():
+    store = store_with(*range(6))
+    values = [[full(1.0, device=0), full(2.0, device=1)] for _ in range(6)]
+    store.push(list(range(6)), values)
+    with jfit.counters.counted() as seen:
+        store.push(list(range(6)), values)
+    assert seen["compiles"] == 0 and seen["host_syncs"] == 0
+    assert [first(v) for v in store.pull(list(range(6)))] == [3.0] * 6
+
+
+def test_without_updater_the_last_push_wins():
+    store = store_with(3, value=5.0)
+    store.push(3, full(1.0))
+    store.push(3, full(2.0))
+    assert first(store.pull(3)) == 2.0
+
+
+def test_the_store_keeps_nothing_of_the_callers_memory():
+    store, mine = KVStore(), full(1.0)
+    store.init(3, mine)
+    mine[:] = 9
+    assert first(store.pull(3)) == 1.0
+    store.push(3, mine)
+    mine[:] = 7
+    assert first(store.pull(3)) == 9.0
+
+
+def test_a_pull_writes_into_cells_where_they_are():
+    store = store_with("w", value=4.0)
+    cells = [Box(full(0.0, device=0)), Box(full(0.0, device=5)), full(0.0)]
+    assert store.pull("w", out=cells) is None
+    assert [first(c) for c in cells] == [4.0] * 3
+    assert [c.value.devices() for c in cells[:2]] == [{DEVICES[0]}, {DEVICES[5]}]
+
+
+def test_a_jax_array_cannot_be_pulled_into():
+    with pytest.raises(TypeError, match="cannot be written in place"):
+        store_with("w").pull("w", out=jnp.zeros((2, 3)))
+
+
+def test_pushpull_gives_every_device_the_sum():
+    store = store_with(1)
+    cells = [Box(full(1.0, device=0)), Box(full(2.0, device=1))]
+    assert store.pushpull(1, cells) is None
+    assert [first(c) for c in cells] == [3.0, 3.0] and cells[1].value.devices() == {DEVICES[1]}
+    out = Box(full(0.0))
+    store.pushpull(1, cells, out=out)
+    assert first(out) == 6.0 and first(cells[0]) == 3.0
+    given = store.pushpull([1], [[full(1.0, device=2), full(1.0, device=3)]])
+    assert [first(v) for v in given[0]] == [2.0, 2.0] and given[0][1].devices() == {DEVICES[3]}
+    assert first(store.pushpull(1, full(8.0, device=4))) == 8.0
+
+
+def test_broadcast_initializes_and_gives_the_value_to_all():
+    store, cells = KVStore(), [Box(full(0.0, device=i)) for i in range(2)]
+    store.broadcast("w", full(3.0), cells)
+    assert [first(c) for c in cells] == [3.0, 3.0]
+    with pytest.raises(MXNetError, match="'w' is in the store already"):
+        store.broadcast("w", full(3.0), cells)
+
+
+def test_rows_are_pulled_in_any_order_and_the_others_are_zero():
+    store = KVStore()
+    store.init("e", np.arange(8, dtype="float32").reshape(4, 2))
+    assert store.row_sparse_pull("e", row_ids=np.array([3, 1, 3])).tolist() == [[0, 0], [2, 3], [0, 0], [6, 7]]
+    cells = [Box(np.zeros((4, 2), "float32")) for _ in range(2)]
+    store.row_sparse_pull("e", out=cells, row_ids=[np.array([0]), np.array([2.0])])
+    assert [c.asnumpy().any(axis=1).tolist() for c in cells] == [[True, False, False, False], [False, False, True, False]]
+    store.row_sparse_pull("e", out=cells, row_ids=np.array([2]))
+    assert all(c.asnumpy().any(axis=1).tolist() == [False, False, True, False] for c in cells)
+    with pytest.raises(ValueError, match="needs row_ids"):
+        store.row_sparse_pull("e")
+    with pytest.raises(ValueError, match="3 arrays of row_ids for 2 outputs"):
+        store.row_sparse_pull("e", out=cells, row_ids=[np.array([0])] * 3)
+    with pytest.raises(IndexError, match="has rows 0 to 3"):
+        store.row_sparse_pull("e", row_ids=np.array([4]))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda s: s.init(3, full(1)), MXNetError, "key 3 is in the store already"),
+        (lambda s: s.init("a", full(1)), MXNetError, "'a' cannot be used with a kvstore whose keys are int"),
+        (lambda s: s.init([5, "a"], [full(1), full(1)]), MXNetError, "keys are int"),
+        (lambda s: s.init(7, [full(1), full(1)]), MXNetError, "key 7 has 2 values"),
+        (lambda s: s.pull(99), MXNetError, "key 99 is not in the kvstore; call init"),
+        (lambda s: s.push(99, full(1)), MXNetError, "key 99 is not in the kvstore"),
+        (lambda s: s.push(3, full(1, (5,))), MXNetError, r"holds an array of shape \(2, 3\); what is pushed has shape \(5,\)"),
+        (lambda s: s.push([3], [full(1), full(1)]), ValueError, "1 keys came with 2 values"),
+        (lambda s: s.push(1.5, full(1)), TypeError, "is a float; int or str is needed"),
+        (lambda s: s.is_capable("magic"), ValueError, "capability 'magic' is unknown"),
+        (lambda s: s.save_optimizer_states("x"), AssertionError, "it has no optimizer"),
+        (lambda s: s.load_optimizer_states("x"), AssertionError, "it has no optimizer"),
+    ],
+)
+def test_wrong_use_is_said_in_a_sentence(call, error, message):
+    with pytest.raises(error, match=message):
+        call(store_with(3))
+
+
+def test_mxnets_errors_are_runtime_errors():
+    assert issubclass(MXNetError, RuntimeError)
+
+
+def test_an_updater_gets_key_sum_and_cell_in_mxnets_order():
+    seen = []
+
+    def updater(key, value, stored):
+        seen.append((key, first(value), first(stored)))
+        stored[:] = stored.value + value.value
+
+    store = store_with("b", "a", "c", value=1.0)
+    store.set_updater(updater)
+    store.push(["a", "b", "a", "c"], [full(1.0), full(1.0), full(4.0), [full(1.0), full(1.0)]])
+    assert seen == [("b", 1.0, 1.0), ("a", 5.0, 1.0), ("c", 2.0, 1.0)]
+    assert first(store.pull("a")) == 6.0
+    seen.clear()
+    store = store_with(9, 2)
+    store._set_updater(updater)
+    store.push([9, 2], [full(1.0), full(1.0)])
+    assert [key for key, *_ in seen] == [2, 9]
+
+
+def test_an_optimizer_updates_in_the_store_and_its_object_is_shared():
+    store = store_with("w", "v", value=1.0)
+    optimizer = SGD(learning_rate=0.5)
+    store.set_optimizer(optimizer)
+    store.push(["w", "v"], [[full(1.0, device=1), full(1.0, device=2)], full(0.0)])
+    assert [first(v) for v in store.pull(["w", "v"])] == [0.0, 1.0]
+    optimizer.set_learning_rate(0.25)
+    optimizer.rescale_grad = 2.0
+    store.push("w", full(1.0))
+    assert first(store.pull("w")) == -0.5
+    assert optimizer.num_update == 2
+
+
+def test_updates_in_the_store_are_one_dispatch_that_compiles_once():
+    store = store_with(*range(4), value=1.0)
+    store.set_optimizer(SGD(momentum=0.9))
+    values = [[full(1.0, device=0), full(2.0, device=1)] for _ in range(4)]
+    store.push(list(range(4)), values)
+    with jfit.counters.counted() as seen:
+        store.push(list(range(4)), values)
+    assert seen["compiles"] == 0 and seen["host_syncs"] == 0
+
+
+def test_keys_on_several_devices_are_updated_where_they_are():
+    store = KVStore("device")
+    store.init(["a", "b"], [full(1.0, device=1), full(1.0, device=2)])
+    store.set_optimizer(SGD(learning_rate=1.0, momentum=0.9))
+    for _ in range(2):
+        store.push(["a", "b"], [full(1.0, device=0), full(1.0, device=0)])
+    assert [first(v) for v in store.pull(["a", "b"])] == pytest.approx([-1.9, -1.9])
+    assert [v.devices() for v in store.pull(["a", "b"])] == [{DEVICES[1]}, {DEVICES[2]}]
+    assert store._updater.optimizer.num_update == 2
+
+
+def test_optimizer_states_in_a_file_continue_the_updates(tmp_path):
+    def fresh(value=1.0):
+        store = store_with("w", value=value)
+        store.set_optimizer(create_optimizer("adam", learning_rate=0.1))
+        return store
+
+    store = fresh()
+    store.push("w", full(1.0))
+    store.save_optimizer_states(str(tmp_path / "w.states"))
+    other = fresh(store.pull("w")[0, 0])
+    other.load_optimizer_states(str(tmp_path / "w.states"))
+    for each in (store, other):
+        each.push("w", full(0.5))
+    assert np.array_equal(store.pull("w"), other.pull("w"))
+
+
+def test_states_of_a_distributed_store_are_not_saved(tmp_path):
+    store = store_with("w", name="dist_sync")
+    store.set_optimizer(SGD())
+    with pytest.raises(AssertionError, match="because it is distributed"):
+        store.save_optimizer_states(str(tmp_path / "w.states"))
+
+
+def test_two_bits_send_thresholds_and_keep_the_rest_for_later():
+    store = store_with(3)
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    seen = []
+    for _ in range(3):
+        store.push(3, full(0.3))
+        seen.append(first(store.pull(3)))
+    assert seen == [0.0, 0.5, 0.0]
+
+
+def test_every_device_compresses_its_own_gradient_and_a_process_its_sum():
+    device, dist = store_with("w"), store_with("w", name="dist_sync")
+    for store in (device, dist):
+        store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        store.push("w", [full(0.3, device=0), full(0.3, device=1), full(-0.7, device=2)])
+    assert first(device.pull("w")) == -0.5 and first(dist.pull("w")) == 0.0
+    device.push("w", [full(0.3, device=0), full(0.3, device=1), full(0.0, device=2)])
+    assert first(device.pull("w")) == 1.0
+
+
+def test_compression_of_random_gradients_loses_nothing_but_what_the_residual_keeps(rng):
+    store = KVStore("device")
+    store.init("w", np.zeros(50, "float32"))
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.25})
+    gradients = rng.normal(scale=0.1, size=(20, 2, 50)).astype("float32")
+    sent = np.zeros(50)
+    for pair in gradients:
+        store.push("w", list(pair))
+        sent += np.asarray(store.pull("w"))
+    kept = sum(np.asarray(r) for r in store._compression.residuals.values())
+    assert np.allclose(sent + kept, gradients.sum((0, 1)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"type": "1bit"}, MXNetError, "'1bit'; the one that exists is '2bit'"),
+        ({"threshold": 1}, MXNetError, "None; the one that exists"),
+        ({"type": "2bit", "threshold": -1}, MXNetError, "a number above 0"),
+        ({"type": "2bit", "treshold": 1}, ValueError, "'treshold', which is unknown"),
+    ],
+)
+def test_compression_parameters_that_mean_nothing_are_refused(params, error, message):
+    with pytest.raises(error, match=message):
+        KVStore("device").set_gradient_compression(params)
+
+
+def test_compression_is_for_device_and_distributed_stores():
+    with pytest.raises(MXNetError, match="not supported for a 'local' kvstore"):
+        KVStore("local").set_gradient_compression({"type": "2bit"})
+    KVStore("local_allreduce_device").set_gradient_compression({"type": "2bit"})
+
+
+def test_stores_are_created_by_name():
+    assert create("Local_Update_CPU").type == "local_update_cpu"
+    assert (create("dist_async").rank, create("dist_async").num_workers) == (0, 1)
+    create("dist_sync").barrier()
+    assert create().is_capable("optimizer")
+    with pytest.raises(TypeError, match="found 3"):
+        create(3)
+    with pytest.raises(ValueError, match="'horovod' is a separate program"):
+        create("horovod")
+
+
+def test_a_registered_store_is_found_by_its_class_name():
+    @KVStoreBase.register
+    class Mirror(KVStoreBase):
+        type = "mirror"
+
+    try:
+        assert isinstance(create("MIRROR"), Mirror) and not create("mirror").is_capable("optimizer")
+        with pytest.raises(NotImplementedError, match="Mirror defines no pushpull"):
+            create("mirror").pushpull(1, [])
+        assert select("mirror", 2, {})[1] is False
+    finally:
+        del KVStoreBase.kv_registry["mirror"]
+
+
+class Sized:
+    def __init__(self, *shape):
+        self.shape = shape
+
+
+@pytest.mark.parametrize(
+    ("kvstore", "devices", "size", "want"),
+    [
+        (None, 4, 1, (None, False)),
+        ("local", 1, 1, (None, False)),
+        ("device", 1, 1, (None, False)),
+        ("dist_sync", 1, 1, ("dist_sync", True)),
+        ("local", 2, BIG, ("local", True)),
+        ("local", 2, BIG + 1, ("local", False)),
+        ("device", 2, BIG + 1, ("device", True)),
+        (KVStore("device"), 1, 1, ("device", True)),
+    ],
+)
+def test_the_python_tradition_chooses_a_store(kvstore, devices, size, want):
+    store, update = select(kvstore, devices, {"w": Sized(size), "b": Sized()})
+    assert (getattr(store, "type", None), update) == want
+
+
+def test_the_environment_keeps_updates_out_of_the_store(monkeypatch):
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    assert select("device", 2, {})[1] is False
+
+
+def test_only_a_store_or_a_name_is_a_store():
+    with pytest.raises(TypeError, match="kvstore is 3"):
+        select(3, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("kvstore", "devices", "size", "want"),
+    [
+        ("local", 1, 1, (None, False)),
+        ("local", 2, BIG - 1, ("local_update_cpu", True)),
+        (":local", 2, BIG, ("local_allreduce_cpu", False)),
+        ("device", 2, 1, ("device", True)),
+        ("local_allreduce_device", 2, 1, ("local_allreduce_device", False)),
+        (None, 2, 1, (None, False)),
+    ],
+)
+def test_the_julia_tradition_chooses_a_store(kvstore, devices, size, want):
+    store, update = select_julia(kvstore, devices, {"w": Sized(size)})
+    assert (getattr(store, "type", None), update) == want
+
+
+def test_helpers_move_only_what_must_move():
+    here = full(1.0, device=0)
+    assert moved([here], [here.sharding])[0] is here
+    assert total([[here]])[0] is here
+    cell = Box(full(0.0, device=3))
+    write([(cell, here)])
+    assert cell.value.devices() == {DEVICES[3]}
+    assert only_rows(jnp.ones(2, jnp.float16), np.array([], "int64")).tolist() == [0, 0]
+
+
+def test_the_mxnet_spelling_works_in_ndarrays():
+    store = mxkv.create("device")
+    store.init("w", NDArray(full(1.0)))
+    kinds = []
+
+    def updater(key, value, stored):
+        kinds.append((type(value), type(stored)))
+        stored += value * 2
+
+    store._set_updater(updater)
+    value, out = NDArray(full(1.0, device=1)), NDArray(full(0.0, device=2))
+    store.push("w", [value, value])
+    store.pull("w", out=out)
+    assert kinds == [(NDArray, NDArray)] and first(out) == 5.0 and out.context.device_id == 2
+    assert isinstance(store.pull("w"), NDArray)
+    assert isinstance(store, KVStore) and mxkv.KVStore.OPTIMIZER == "optimizer"
+
+
+def test_an_ndarray_that_is_pushed_may_be_written_afterwards():
+    store = mxkv.create("local")
+    store.init("w", NDArray(full(1.0)))
+    value = NDArray(full(2.0))
+    store.push("w", value)
+    value[:] = 7
+    assert first(store.pull("w")) == 2.0
