@@ -111,6 +111,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
         (raw({"x": entry(offsets=(0, 80))}, bytes(8)), r"0..80 lie outside the 8 data bytes present"),
         (raw({"x": entry(shape=[2**62, 2**62])}, bytes(8)), "needs 85070591730234615865843651857942052864 bytes"),
         (raw({"x": entry(shape=[0, 2**63], offsets=(0, 0))}), "a size no real array has"),
+        (raw({"x": entry(shape=[0, 2**30, 2**39], offsets=(0, 0))}), "a size no real array has"),
         (raw({"x": entry(), "y": entry()}, bytes(8)), "tensor 'y': its data begins at byte 0, needed 8"),
         (raw({"x": entry()}, bytes(9)), "1 bytes belong to no tensor"),
     ],

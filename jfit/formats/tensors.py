@@ -215,7 +215,7 @@ def _entry(path: Any, name: str, field: Any, present: int) -> _Entry:
         raise FormatError(
             path, where, f"shape {tuple(shape)} of {kind} needs {needed} bytes, its entry has {stop - start}", _REMEDY
         )
-    if max(shape, default=0) >= 2**40:
+    if math.prod(filter(None, shape)) >= 2**59:
         # Nothing to allocate, yet numpy multiplies the other sizes and may overflow.
         raise FormatError(path, where, f"shape {tuple(shape)} has a size no real array has", _REMEDY)
     return _Entry(name, dtype, tuple(shape), start, stop)
