@@ -265,7 +265,8 @@ class Lenient(pickle.Unpickler):
 
 def test_pythons_own_unpickler_reads_what_is_written_as_mxnets_ndarrays(tmp_path):
     # Checked once with MXNet 1.9.1 itself: Module.load_optimizer_states takes a file with `__jfit__`, trains on to the same
-    # numbers as from MXNet's own file (adam, sgd, sgd without momentum), and Trainer.load_states takes it too.
+    # numbers as from MXNet's own file (adam, sgd, sgd without momentum; by index, and by name in a KVStore), and
+    # Trainer.load_states takes it too.
     (tmp_path / "a.states").write_bytes(dump_states({0: np.float32([1, 2])}, {0: 1}, 1))
     with open(tmp_path / "a.states", "rb") as file:
         read = Lenient(file).load()
