@@ -224,6 +224,18 @@ def test_a_class_of_box_reaches_the_users_metric_unchanged():
     assert [x.shape for x in seen] == [(2,), (2,)]
 
 
+def test_a_metric_of_the_users_may_count_by_name():
+    class ByName(M.EvalMetric):
+        def update_dict(self, label, pred):
+            self.sum_metric += float(pred["b"].asnumpy().sum()) + len(label)
+            self.num_inst += len(pred["b"])
+
+    metric = M.create(["acc", ByName("by_name")])
+    metric.update_dict({"l": np.zeros(2), "m": np.zeros(2)}, {"a": np.zeros(2), "b": np.ones(2)})
+    metric.fold_dict({"l": np.zeros(2), "m": np.zeros(2)}, {"a": np.zeros(2), "b": np.ones(2)}, np.array([1.0, 0.0]))
+    assert metric.get() == (["accuracy", "by_name"], [0.5, pytest.approx((4 + 3) / 3)])
+
+
 def test_a_subclass_of_a_named_metric_may_count_in_python():
     class Half(M.Accuracy):
         def update(self, labels, preds):

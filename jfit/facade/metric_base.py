@@ -144,7 +144,7 @@ class EvalMetric:
     def fold_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any], weights: Any = None) -> None:
         """As `fold`, with labels and outputs by name and `output_names` / `label_names` respected."""
         picks = self._picks(_places(label), _places(pred), True)
-        _fold(picks, list(label.values()), list(pred.values()), weights)
+        _fold(picks, list(label.values()), list(pred.values()), weights, (list(label), list(pred)))
 
     def set_sums(self, sums: Any, global_sums: Any = None) -> None:
         """Replace the sums, local and (where not given apart) global, by those of a program that did its own counting.
@@ -205,7 +205,9 @@ class EvalMetric:
 
 
 # ------------------------------------------------------------------------------------------------ a batch, to every metric
-def _fold(picks: Sequence[tuple[EvalMetric, Pick]], labels: Sequence[Any], outputs: Sequence[Any], weights: Any) -> None:
+def _fold(
+    picks: Sequence[tuple[EvalMetric, Pick]], labels: Sequence[Any], outputs: Sequence[Any], weights: Any, names: Any = None
+) -> None:
     device = [(m, m.pure, p if m.needs_labels else p._replace(labels=())) for m, p in picks if m.pure is not None]
     if device:
         rules, seen = tuple(rule for _, rule, _ in device if rule is not None), tuple(p for _, _, p in device)
@@ -216,7 +218,14 @@ def _fold(picks: Sequence[tuple[EvalMetric, Pick]], labels: Sequence[Any], outpu
     for metric, pick in picks:
         if metric.pure is None:
             each = [weights[i] for i in pick.outputs] if isinstance(weights, (list, tuple)) else weights
-            metric.update(*_kept(metric, [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs], each))
+            kept = _kept(metric, [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs], each)
+            if names is None or type(metric).update_dict is EvalMetric.update_dict:
+                metric.update(*kept)
+            else:  # the user's own
+                by_name = (
+                    dict(zip((keys[i] for i in at), x, strict=True)) for keys, at, x in zip(names, pick, kept, strict=True)
+                )
+                metric.update_dict(*by_name)
 
 
 def _kept(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights: Any) -> tuple[list[Any], list[Any]]:

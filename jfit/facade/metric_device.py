@@ -48,7 +48,8 @@ class DeviceMetric(EvalMetric):
     @property
     def pure(self) -> Metric | None:
         """The pure metric behind this one; None where a subclass counts in Python."""
-        return _made(*self._rule) if type(self).update is DeviceMetric.update else None
+        own = type(self).update is DeviceMetric.update and type(self).update_dict is EvalMetric.update_dict
+        return _made(*self._rule) if own else None
 
     def reset(self) -> None:
         """Forget everything."""

@@ -1,0 +1,21 @@
+"""`mx.callback`: MXNet's callbacks."""
+
+from jfit.facade.callback import (
+    BatchEndParam,
+    LogValidationMetricsCallback,
+    ProgressBar,
+    Speedometer,
+    do_checkpoint,
+    log_train_metric,
+    module_checkpoint,
+)
+
+__all__ = [
+    "BatchEndParam",
+    "LogValidationMetricsCallback",
+    "ProgressBar",
+    "Speedometer",
+    "do_checkpoint",
+    "log_train_metric",
+    "module_checkpoint",
+]
