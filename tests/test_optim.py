@@ -209,6 +209,10 @@ def test_a_count_per_leaf_gives_each_leaf_its_own_correction(name):
     for key in w:  # equal counts are the scalar count, bit for bit
         np.testing.assert_array_equal(both[key], want[key])
     assert after.count.tolist() == [7, 7]
+    apart, after = update(grads, state._replace(count=(late, late)), w)  # scalars are taken as well
+    assert [int(count) for count in after.count] == [7, 7]
+    for key in w:
+        np.testing.assert_array_equal(apart[key], want[key])
 
     apart, _ = update(grads, state._replace(count=jnp.array([6, 0], jnp.int32)), w)
     first, _ = update(grads, state, w)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from jfit.facade.optimizer_base import Optimizer
-from jfit.facade.updater import Updater, apply_update, get_updater, state_from_mxnet, state_to_mxnet
+from jfit.facade.updater import Updater, apply_update, get_updater, slot_names, state_from_mxnet, state_to_mxnet
 
 __all__ = [
     "NAG",
@@ -25,6 +25,7 @@ __all__ = [
     "create",
     "get_updater",
     "register",
+    "slot_names",
     "state_from_mxnet",
     "state_to_mxnet",
 ]

@@ -325,7 +325,7 @@ class Optimizer:
             raise NotImplementedError(f"{type(self).__name__} has no update: write update(self, index, weight, grad, state).")
         if not isinstance(index, (list, tuple)):
             index, weight, grad, state = [index], [weight], [grad], [state]
-        slots = [updater.made_state(self, i, s) for i, s in zip(index, state, strict=True)]
+        slots = updater.made_states(self, index, state)
         new, after = updater.apply_update(self, index, [unbox(w) for w in weight], [unbox(g) for g in grad], slots)
         for i, box, value, old, columns in zip(index, weight, new, state, after, strict=True):
             updater.write(box, value, f"the weight of {i!r}")

@@ -73,9 +73,13 @@ def apply_update(
         check_precision(optimizer, weights)
     made = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
     done, rates = optimizer.advance(indices)
-    data = np.stack([rates, *optimizer.multipliers(indices)])
-    program = _program(key, donate)
-    new, after = program(tuple(weights), made, tuple(grads), data, done, np.float32(optimizer.rescale_grad))
+    lr_mult, wd_mult = optimizer.multipliers(indices)
+    data = (rates * lr_mult, wd_mult, done)
+    if jax.default_backend() == "cpu":
+        # equal leaves share a kernel only if their scalars are arguments of their own, which compiles ten times faster; an
+        # accelerator would copy each of them to itself at every call
+        data = tuple(tuple(row) for row in data)
+    new, after = _program(key, donate)(tuple(weights), made, tuple(grads), data, np.float32(optimizer.rescale_grad))
     return list(new), list(after)
 
 
@@ -94,12 +98,16 @@ def _program(hyper_key: Any, donate: bool) -> Callable[..., tuple[tuple[Array, .
     rule = rule_of(hyper_key)
 
     def update(
-        weights: tuple[Array, ...], states: tuple[Slots, ...], grads: tuple[Array, ...], data: Array, done: Array, scale: Array
+        weights: tuple[Array, ...],
+        states: tuple[Slots, ...],
+        grads: tuple[Array, ...],
+        data: tuple[Any, Any, Any],
+        scale: Array,
     ) -> tuple[tuple[Array, ...], tuple[Slots, ...]]:
         counters.count_trace("apply_update")
-        rates, lr_mult, wd_mult = data
+        rates, wd_mult, done = data
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.slots)}
-        state = optim.OptState(done if rule.counted else None, slots, lr_mult, wd_mult)
+        state = optim.OptState(done if rule.counted else None, slots, None, wd_mult)
         grads = tuple(g * scale.astype(g.dtype) for g in grads)
         updates, after = rule.transform.update(grads, state, weights, learning_rate=rates)
         columns = [after.slots[name] for name in rule.slots]
@@ -109,10 +117,21 @@ def _program(hyper_key: Any, donate: bool) -> Callable[..., tuple[tuple[Array, .
     return jax.jit(update, donate_argnums=(0, 1) if donate else ())
 
 
+def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
+    """Names of the slots in the order that MXNet stores them; a state that went through a trace has them sorted by name.
+
+    Example:
+        >>> from jfit.facade.optimizer import RMSProp
+        >>> slot_names(RMSProp(centered=True))
+        ('n', 'g', 'delta')
+    """
+    return rule_of(optimizer.hyper_key()).slots
+
+
 def new_state(optimizer: Optimizer, weight: Any) -> Slots:
     """Zeros for every slot of the rule, shaped and placed like the weight; of 16-bit weights in float32."""
     dtype = jnp.promote_types(weight.dtype, jnp.float32)
-    return tuple(jnp.zeros_like(weight, dtype=dtype) for _ in rule_of(optimizer.hyper_key()).slots)
+    return tuple(jnp.zeros_like(weight, dtype=dtype) for _ in slot_names(optimizer))
 
 
 def check_precision(optimizer: Optimizer, weights: Sequence[Any]) -> None:
@@ -162,7 +181,10 @@ def state_from_mxnet(optimizer: Optimizer, nested: Any) -> Slots | None:
         >>> [slot.shape for slot in state_from_mxnet(SGD(momentum=0.9), np.ones(2))]
         [(2,)]
     """
-    names = rule_of(optimizer.hyper_key()).slots
+    return _slots(optimizer, slot_names(optimizer), nested)
+
+
+def _slots(optimizer: Optimizer, names: tuple[str, ...], nested: Any) -> Slots | None:
     if not names:
         return ()
     if nested is None:
@@ -176,18 +198,21 @@ def state_from_mxnet(optimizer: Optimizer, nested: Any) -> Slots | None:
     return slots
 
 
-def made_state(optimizer: Optimizer, index: Any, nested: Any) -> Slots:
-    """`state_from_mxnet` of a state that must exist.
+def made_states(optimizer: Optimizer, indices: Sequence[Any], nested: Sequence[Any]) -> list[Slots]:
+    """`state_from_mxnet` of states that must exist.
 
     Raises:
-        ValueError: it is None though the rule keeps state.
+        ValueError: one is None though the rule keeps state.
     """
-    slots = state_from_mxnet(optimizer, nested)
-    if slots is None:
-        raise ValueError(
-            f"the state of {index!r} is None, {type(optimizer).__name__} keeps one; make it with create_state(index, weight)."
-        )
-    return slots
+    names = slot_names(optimizer)
+    made = [_slots(optimizer, names, state) for state in nested]
+    for index, slots in zip(indices, made, strict=True):
+        if slots is None:
+            raise ValueError(
+                f"the state of {index!r} is None, {type(optimizer).__name__} keeps one; make it with "
+                "create_state(index, weight)."
+            )
+    return cast(Any, made)
 
 
 def box_of(weight: Any) -> Callable[[Any], Any]:

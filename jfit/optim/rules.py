@@ -1,9 +1,9 @@
 """Update rules with MXNet 1.9.1's exact arithmetic, shaped as optax transformations.
 
 Every function returns `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to
-the parameters.  The rate is traced, () or (leaves,), so a schedule or a user may change it without a second compile; None
-means the one given at construction.  Gradients arrive rescaled; c(.) below clips to +-clip_gradient, and is absent when
-that is None.
+the parameters.  The rate is traced, so a schedule or a user may change it without a second compile; None means the one
+given at construction.  It may be one for each leaf: (leaves,), or a tuple of scalars, which XLA compiles ten times faster on a
+CPU.  Gradients arrive rescaled; c(.) below clips to +-clip_gradient, and is absent when that is None.
 
 Shared parameters:
     wd: weight decay.  wd_mult: "mxnet" (default) decays what MXNet's Module decays, names that end in `_weight` or
@@ -41,17 +41,17 @@ class OptState(NamedTuple):
     """State of a jfit optimizer.
 
     Attributes:
-        count: updates so far, int32: () for all parameters or (leaves,) for each, in leaf order; None where the rule does
-            not need it.
+        count: updates so far, int32: () for all parameters, (leaves,) or a tuple of scalars for each, in leaf order; None
+            where the rule does not need it.
         slots: by name, one tree of float arrays in the parameters' structure (`momentum`, `mean`, `var`, ...).
         lr_mult: float32 (leaves,) in leaf order; None when all are 1.
-        wd_mult: the same for weight decay.
+        wd_mult: the same for weight decay, or a tuple of scalars.
     """
 
-    count: Array | None
+    count: Array | tuple[Array, ...] | None
     slots: dict[str, Any]
     lr_mult: Array | None = None
-    wd_mult: Array | None = None
+    wd_mult: Array | tuple[Array, ...] | None = None
 
 
 def sgd(
@@ -319,13 +319,14 @@ def _transformation(
             raise ValueError("the update of a jfit optimizer needs the parameters; call update(grads, state, params).")
         leaves, tree = jax.tree.flatten(params)
         rate = rate_at(base, state.count) if learning_rate is None else learning_rate
-        t = None if state.count is None else state.count + 1
+        t = jax.tree.map(lambda c: c + 1, state.count)
         kept = [tree.flatten_up_to(state.slots[name]) for name in slots]
+        lr = rate if state.lr_mult is None else rate * state.lr_mult
+        decay = wd if state.wd_mult is None or not wd else jax.tree.map(lambda m: wd * m, state.wd_mult)
+        scalars = zip(*(_each(x, len(leaves)) for x in (lr, decay, t)), strict=True)
         added, new = [], [[] for _ in slots]
-        for i, (g, w) in enumerate(zip(tree.flatten_up_to(grads), leaves, strict=True)):
-            lr = _at(rate, i) if state.lr_mult is None else _at(rate, i) * state.lr_mult[i]
-            decay = wd if state.wd_mult is None or not wd else wd * state.wd_mult[i]
-            delta, after = rule(_wide(g), _wide(w), tuple(k[i] for k in kept), lr, decay, _at(t, i))
+        for i, (g, w, own) in enumerate(zip(tree.flatten_up_to(grads), leaves, scalars, strict=True)):
+            delta, after = rule(_wide(g), _wide(w), tuple(k[i] for k in kept), *own)
             added.append(delta.astype(w.dtype))
             for column, value in zip(new, after, strict=True):
                 column.append(value)
@@ -344,9 +345,8 @@ def rate_at(base: LearningRate, count: Any) -> Any:
     return base(count) if callable(base) else base
 
 
-def _at(value: Any, leaf: int) -> Any:
-    # a scalar is every leaf's own
-    return value[leaf] if np.ndim(value) else value
+def _each(x: Any, n: int) -> list[Any]:
+    return list(x) if isinstance(x, tuple) else [x[i] for i in range(n)] if np.ndim(x) else [x] * n
 
 
 def _wide(x: Array) -> Array:

@@ -1,0 +1,58 @@
+"""`mx.optimizer`: optimizers by name and by class, with states of NDArrays.
+
+>>> import jfit.mx as mx
+>>> updater = mx.optimizer.get_updater(mx.optimizer.create("sgd", learning_rate=0.5, momentum=0.9))
+>>> weight = mx.nd.ones((2,))
+>>> updater(0, mx.nd.ones((2,)), weight)
+>>> weight.asnumpy().tolist(), updater.states[0].asnumpy().tolist()
+([0.5, 0.5], [-0.5, -0.5])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jfit.facade import updater as _facade
+from jfit.facade.optimizer import NAG, SGD, Adam, AdamW, Optimizer, RMSProp, ccSGD, create, register
+from jfit.mx.nd import NDArray
+
+__all__ = [
+    "NAG",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Optimizer",
+    "RMSProp",
+    "Updater",
+    "ccSGD",
+    "create",
+    "get_updater",
+    "opt_registry",
+    "register",
+]
+
+# class by lower-case name, one table for everything that makes optimizers
+opt_registry = Optimizer.opt_registry
+
+
+class Updater(_facade.Updater):
+    """`updater(index, grad, weight)` in place on NDArrays; states that come from a file are NDArrays too.
+
+    Args:
+        optimizer: an `Optimizer`.
+
+    Example:
+        >>> import numpy as np
+        >>> updater = Updater(create("adam"))
+        >>> updater.set_states({0: (np.ones(2, "float32"), np.ones(2, "float32"))})
+        >>> [type(part).__name__ for part in updater.states[0]]
+        ['NDArray', 'NDArray']
+    """
+
+    def _box(self, array: Any) -> NDArray:
+        return NDArray(array)
+
+
+def get_updater(optimizer: Optimizer) -> Updater:
+    """`Updater(optimizer)`: the function `(index, grad, weight)` that a key-value store calls."""
+    return Updater(optimizer)
