@@ -28,6 +28,8 @@ BARS = (
     Bar("w2", "jfit_step1", "a", 0.97),
     Bar("w1", "jfit_auto", "a", 1.3),
     Bar("w2", "jfit_auto", "a", 0.97),
+    Bar("w1", "module_fit", "jfit", 0.95),
+    Bar("w2", "module_fit", "jfit", 0.95),
     Bar("w1", "jfit_auto", "b", 1.7),
     Bar("w1", "jfit_auto", "c", 2.0),
     Bar("w1", "jfit_auto", "d", 2.0),

@@ -25,6 +25,13 @@ from jfit import callbacks, checkpoint, counters, data, init, metrics, ops, opti
 from jfit import symbol as sym
 from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
+from jfit.facade import callback
+from jfit.facade.kvstore import KVStore
+from jfit.facade.module import Module
+from jfit.facade.monitor import Monitor
+from jfit.facade.parameter import Parameter
+from jfit.facade.parameter_dict import ParameterDict
+from jfit.facade.trainer import Trainer
 from jfit.fitting import fit
 from jfit.lowering import lower
 from jfit.model import Model, Policy
@@ -40,13 +47,20 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Context",
+    "KVStore",
     "Model",
+    "Module",
+    "Monitor",
     "NDArrayIter",
+    "Parameter",
+    "ParameterDict",
     "Policy",
     "Run",
     "StepOut",
     "Symbol",
     "TrainState",
+    "Trainer",
+    "callback",
     "callbacks",
     "checkpoint",
     "counters",

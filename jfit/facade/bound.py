@@ -68,7 +68,7 @@ class BoundModule(BaseModule):
         self._states: dict[str, Any] = {}
         self._monitor: Any = None
         self._captures: dict[Any, Any] = {}
-        self._runner: Any = None  # (key, EpochRunner) of the fit that runs
+        self._runner: Any = None  # EpochRunner over the data that fit saw last
         self._data_shapes: list[DataDesc] = []
         self._label_shapes: list[DataDesc] = []
         self._requests: dict[str, str] = {}

@@ -19,7 +19,7 @@ from jfit.facade.passes import Passes
 from jfit.feed import auto_steps_per_call, fits_on_device, repeat_steps, report
 from jfit.loop import StopFlag, Window
 from jfit.metrics import Metric
-from jfit.parallel import compile_spmd, place, place_split, slots_of
+from jfit.parallel import place, place_split, slots_of
 from jfit.state import TrainState
 from jfit.totals import zero_totals
 
@@ -29,7 +29,7 @@ class EpochRunner:
 
     Args:
         passes: of the bound module.
-        data: the iterator; its arrays are copied to the devices once.
+        data: the iterator; its arrays are copied to the devices once and stay there.
         counts: rows of each device.
         metrics: pure metrics of the outputs and their labels.
     """
@@ -44,7 +44,6 @@ class EpochRunner:
         self._table = table
         uneven = len(set(self.counts)) > 1
         self._weight = place_split(real if len(self.counts) > 1 else real[0], session.devices) if uneven else None
-        self._programs: dict[Any, Any] = {}
 
     def run(self, flag: StopFlag) -> tuple[tuple[Any, ...], int]:
         """All full batches from the iterator's position on: (sums of each metric, batches done); stops early on the flag."""
@@ -82,17 +81,15 @@ class EpochRunner:
         return {"arrays": self.arrays, "order": place_split(table, devices), "weight": self._weight}
 
     def _program(self) -> Callable[..., tuple[TrainState, Array]]:
-        programs, session = self.passes.programs, self.passes.session
-        key = (programs.setting(), session.split)
-        if key not in self._programs:
-            axes = programs.axes()[1]
-            pack = {"arrays": None, "order": 0, "weight": 0}
+        programs = self.passes.programs
+
+        def make():
+            axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
             fn = self._many(programs.raw_step(outputs=False, metrics=self.metrics))
-            made = compile_spmd(
-                fn, session.devices, (axes, pack, None, None, None), (axes, None), donate=(0,), name="module_epoch"
-            )
-            self._programs[key] = made
-        return self._programs[key]
+            return fn, (axes, pack, None, None, None), (axes, None)
+
+        key = ("epoch", programs.setting(), self.metrics, self.counts, self.steps)
+        return programs.compiled(key, make, "module_epoch", donate=(0,))
 
     def _many(self, step: Any) -> Callable[..., tuple[TrainState, Array]]:
         batch_axes = self.passes.programs.model.batch_axes

@@ -212,9 +212,9 @@ class Module(BoundModule):
         """
         if pre_sliced:
             labels = [joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
-        outputs = self._passes.merged()
+        outputs = [self._box(out) for out in self._passes.merged()]  # a metric of the user's calls methods of the box
         names = [d.name for d in self._label_shapes] or self._label_names
-        shown = dict(zip(names, [unbox(a) for a in labels or ()], strict=False))
+        shown = dict(zip(names, [self._box(unbox(a)) for a in labels or ()], strict=False))
         eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights())
 
     def _weights(self) -> Any:
@@ -245,24 +245,15 @@ class Module(BoundModule):
         return found or eval_metric.get_global_name_value()
 
     def _runner_of(self, data: Any, pure: list[Any]) -> EpochRunner:
-        key = (id(data), id(self._passes), tuple(map(id, pure)))
-        if self._runner is None or self._runner[0] != key:
-            self._runner = (key, EpochRunner(self._passes, data, self._slices(data.batch_size), pure))
-        return self._runner[1]
+        runner, metrics = self._runner, tuple(pure)
+        if runner is None or (runner.data, runner.passes, runner.metrics) != (data, self._passes, metrics):
+            self._runner = runner = EpochRunner(self._passes, data, self._slices(data.batch_size), metrics)
+        return runner
 
     def _own_methods(self) -> bool:
         """False where a subclass of the user's has a say between batches."""
         names = ("forward", "backward", "update", "forward_backward", "update_metric", "prepare")
         return all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
-
-    def fit(self, *args: Any, **kwargs: Any) -> None:
-        self._runner = None  # arrays may have changed since the last fit
-        try:
-            super().fit(*args, **kwargs)
-        finally:
-            self._runner = None
-
-    fit.__doc__ = BoundModule.fit.__doc__
 
     def _sync_devices(self) -> None:
         if self._session.split:

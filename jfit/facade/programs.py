@@ -32,7 +32,8 @@ class Programs:
         own = 0 if self.session.split else None
         return own, TrainState(None, own, None, own, None, None, None, 0)  # type: ignore[arg-type]
 
-    def _compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
+    def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
+        """The program of a key: `make() -> (function, in_axes, out_axes)` is compiled when it is first asked for."""
         key = (key, self.session.split)
         if key not in self._made:
             fn, in_axes, out_axes = make()
@@ -45,7 +46,7 @@ class Programs:
         def make():
             return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
 
-        return self._compiled(("forward", train), make, "forward")
+        return self.compiled(("forward", train), make, "forward")
 
     def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
         """(params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux)."""
@@ -55,7 +56,7 @@ class Programs:
             fn, axes = gradient_step(self.model, wrt), (own, None, 0, None, None, None)
             return fn, (*axes, 0) if heads else axes, (0, 0, None)
 
-        return self._compiled(("gradients", tuple(wrt), heads), make, "gradients")
+        return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
 
     def step(self, outputs: bool = True) -> Program:
         """(state, batch) -> (state, out): the whole update, one dispatch; the state is donated."""
@@ -73,7 +74,7 @@ class Programs:
             axes = self.axes()[1]
             return fn, (axes, 0), (axes, StepOut(None, None, None, None, 0))  # type: ignore[arg-type]
 
-        return self._compiled(("step", outputs, self.setting()), make, "module_step", donate=(0,))
+        return self.compiled(("step", outputs, self.setting()), make, "module_step", donate=(0,))
 
     def raw_step(self, *, outputs: bool, metrics: Sequence[Any] = (), schedule: Any = None) -> Any:
         """The pure train step with this session's optimizer, scale and reduction."""
@@ -99,7 +100,7 @@ class Programs:
             axes = self.axes()[1]
             return fn, (axes, 0), axes
 
-        return self._compiled(("update", self.setting()), make, "module_update", donate=(0,))
+        return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
 
     def setting(self) -> Any:
         """What an update is compiled for: another one is another program."""
