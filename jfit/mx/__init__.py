@@ -10,14 +10,37 @@ functions of jfit.  Nothing in jfit imports this package.
 (4, 2)
 """
 
-from jfit.mx import attribute, base, context, executor, initializer, io, model, module, name, nd, random, symbol, util
+from jfit.mx import (
+    attribute,
+    base,
+    callback,
+    context,
+    executor,
+    gluon,
+    initializer,
+    io,
+    kvstore,
+    lr_scheduler,
+    metric,
+    model,
+    module,
+    monitor,
+    name,
+    nd,
+    optimizer,
+    random,
+    symbol,
+    util,
+)
 from jfit.mx.attribute import AttrScope
 from jfit.mx.base import MXNetError
 from jfit.mx.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
 from jfit.mx.executor import Executor
 
 init = initializer
+kv = kvstore
 mod = module
+mon = monitor
 ndarray = nd
 sym = symbol
 rnd = random
@@ -30,22 +53,31 @@ __all__ = [
     "MXNetError",
     "attribute",
     "base",
+    "callback",
     "context",
     "cpu",
     "cpu_pinned",
     "current_context",
     "executor",
+    "gluon",
     "gpu",
     "init",
     "initializer",
     "io",
+    "kv",
+    "kvstore",
+    "lr_scheduler",
+    "metric",
     "mod",
     "model",
     "module",
+    "mon",
+    "monitor",
     "name",
     "nd",
     "ndarray",
     "num_gpus",
+    "optimizer",
     "random",
     "rnd",
     "sym",
