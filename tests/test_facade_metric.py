@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import jfit
+import jfit.mx as mx
 from jfit import counters
 from jfit import metrics as pure
+from jfit.data import NDArrayIter
 from jfit.facade import metric as M
 from jfit.facade.box import Box
+from jfit.facade.module import Module
 
 FOLDER = Path(__file__).parent / "golden"
 MANIFEST = json.loads((FOLDER / "metrics.json").read_text())
@@ -207,6 +211,19 @@ def test_a_metric_of_the_users_counts_in_python_as_in_mxnet():
     assert math.isnan(bias.get()[1])
     assert bias.get_global() == ("bias", 1.5)
     assert str(bias) == "EvalMetric: {'bias': nan}"
+
+
+@pytest.mark.parametrize("shell", [Module, mx.mod.Module])
+def test_a_users_metric_under_a_module_gets_boxes_without_the_wrapped_rows(shell):
+    net = jfit.sym.LinearRegressionOutput(jfit.sym.Variable("data"), jfit.sym.Variable("label"), name="out")
+    data = np.arange(5, dtype="float32").reshape(5, 1)
+    metric = M.create(["mae", Bias("bias", has_global_stats=True)])
+    module = shell(net if shell is Module else mx.sym.load_json(net.tojson()), label_names=["label"])
+    module.bind([("data", (2, 1))], [("label", (2, 1))], for_training=False)
+    module.init_params()
+    found = module.score(NDArrayIter(data + 1, data, batch_size=2, label_name="label"), metric)
+    assert found == [("mae", 1.0), ("bias", 1.0)]
+    assert metric.get_metric(1).num_inst == 5
 
 
 def test_a_class_of_box_reaches_the_users_metric_unchanged():

@@ -64,6 +64,19 @@ def recorded():
     return manifest["monitor"], net, batches, size
 
 
+# Nobody asked for the gradient of the data when the fixture was made: MXNet then reports a buffer that it never wrote.  These
+# are its numbers from the same run with inputs_need_grad=True.
+DATA_GRADIENT = {(1, "fc1_backward_output0"): 0.15200925, (3, "fc1_backward_output0"): 0.14594486}
+
+
+def expected(want):
+    return [DATA_GRADIENT.get((step, name), value) for step, name, value in want]
+
+
+def numbers_of(got):
+    return [float(text) for _, _, text in got]
+
+
 def test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too():
     spec, net, batches, size = recorded()
     net.install_monitor(Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"]))
@@ -73,9 +86,7 @@ def test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too():
         net.step(0.1 / size)
         got = net.monitor.toc()
         assert [[n, k] for n, k, _ in got] == [[n, k] for n, k, _ in want]
-        # nobody asks for the gradient of the data: MXNet never writes that buffer, and shows what happens to be in it
-        numbers = {k: (float(v), w) for (_, k, v), (_, _, w) in zip(got, want, strict=True) if k != "fc1_backward_output0"}
-        assert [v for v, _ in numbers.values()] == pytest.approx([w for _, w in numbers.values()], rel=5e-5)
+        assert numbers_of(got) == pytest.approx(expected(want), rel=5e-5)
         assert all(v.endswith("\t") for _, _, v in got)
 
 
@@ -173,8 +184,7 @@ def test_a_module_under_a_monitor_gives_mxnets_statistics():
         shell.update()
         got = monitor.toc()
         assert [[n, k] for n, k, _ in got] == [[n, k] for n, k, _ in want]
-        pairs = [(float(g[2]), w[2]) for g, w in zip(got, want, strict=True) if g[1] != "fc1_backward_output0"]
-        assert [g for g, _ in pairs] == pytest.approx([w for _, w in pairs], rel=5e-5)
+        assert numbers_of(got) == pytest.approx(expected(want), rel=5e-5)
 
 
 def test_a_monitor_changes_nothing_and_an_idle_step_costs_what_it_costs_without():
