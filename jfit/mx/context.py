@@ -29,7 +29,8 @@ class Context(devices.Context):
     def __new__(cls, device_type: Any = "cpu", device_id: int = 0):
         if isinstance(device_type, devices.Context):
             device_type, device_id = device_type
-        return super().__new__(cls, _KINDS.get(device_type, device_type), int(device_id))
+        kind = str(device_type)
+        return super().__new__(cls, _KINDS.get(kind, kind), int(device_id))
 
     @property
     def device_type(self) -> str:
@@ -97,11 +98,16 @@ def context_of(array: Any) -> Context:
         >>> context_of(jnp.ones(2)).device_type in ("cpu", "gpu", "tpu")
         True
     """
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+    if not isinstance(array, jax.Array) or traced(array):
         return current_context()
     device = min(array.devices(), key=lambda d: d.id)
     kind = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
     return Context(kind, jax.local_devices(backend=device.platform).index(device))
+
+
+def traced(value: Any) -> bool:
+    """Whether a value stands for an array inside a program, which is nowhere yet."""
+    return isinstance(value, jax.core.Tracer)  # type: ignore[attr-defined]
 
 
 def place(array: Any, ctx: Any = None) -> jax.Array:

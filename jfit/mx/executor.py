@@ -6,6 +6,7 @@ outputs, gradients and new auxiliary states in one program, with the random key 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -156,15 +157,14 @@ class Executor:
     def _feed(self, name: str, value: Any) -> None:
         if name not in self.arg_dict:
             near = nearest(name, list(self.arg_dict))
-            raise TypeError(
-                f"unknown argument {name!r}; " + (f"did you mean {near}?" if near else f"known: {list(self.arg_dict)}")
-            )
+            hint = f"did you mean {near}?" if near else f"they are {list(self.arg_dict)}"
+            raise TypeError(f"Unknown argument {name!r}; {hint}")
         found, box = unbox(value), self.arg_dict[name]
         if tuple(found.shape) != box.shape:
             raise ValueError(f"argument {name!r}: the array has shape {tuple(found.shape)}, bound is {box.shape}; use reshape")
         box[:] = found
 
-    def _on_device(self, box: Box) -> Any:
+    def _on_device(self, box: Any) -> Any:
         """The box's array, committed to this executor's device (once for each array: a second kind would recompile)."""
         value = box.value
         seen = self._placed.get(id(box))
@@ -204,7 +204,7 @@ class Executor:
             MXNetError: an array would grow without being allowed to.
         """
         shapes, _, aux_shapes = self._symbol.infer_shape(**kwargs)
-        if shapes is None:
+        if shapes is None or aux_shapes is None:
             raise ValueError(f"the shapes {kwargs} are not enough to infer all others; give more")
 
         def moved(name: str, box: Any, shape: tuple[int, ...]) -> Any:
@@ -260,6 +260,12 @@ class _Pass:
         with translated():
             self.finish(self.programs.forward(self.train)(self.args, self.aux, self.key))
 
+    @functools.cached_property
+    def specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and dtypes of the outputs; nothing is computed."""
+        with translated():
+            return jax.eval_shape(self.programs.forward(self.train), self.args, self.aux, self.key)
+
     def finish(self, outputs: Sequence[Any]) -> None:
         """Outputs are known; those that were read before keep their values."""
         for box, value in zip(self.boxes, outputs, strict=True):
@@ -286,6 +292,20 @@ class Output(NDArray):
     @value.setter
     def value(self, new: Any) -> None:
         self._known, self._source = new, None
+
+    @property
+    def _spec(self) -> Any:
+        return self._known if self._source is None else self._source.specs[self._at]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes; does not compute the values."""
+        return tuple(self._spec.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """NumPy scalar type; does not compute the values."""
+        return np.dtype(self._spec.dtype).type
 
 
 def _put(box: Any, value: Any) -> None:

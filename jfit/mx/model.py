@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.facade import files
-from jfit.facade.callback import BatchEndParam
 from jfit.mx.base import translated
+from jfit.mx.callback import BatchEndParam
 from jfit.mx.nd.array import NDArray, held
 from jfit.mx.symbol import Symbol, load
 

@@ -154,10 +154,11 @@ class Symbol(Graph):
 
     def _complete_shapes(self, given: Mapping[str, Sequence[int]]) -> tuple[list[Any], list[Any]]:
         shapes, _, aux = self.infer_shape(**given)
-        if shapes is not None:
+        if shapes is not None and aux is not None:
             return shapes, aux
         partial, _, aux_partial = self.infer_shape_partial(**given)
-        pairs = zip((*self.list_arguments(), *self.list_auxiliary_states()), (*partial, *aux_partial), strict=True)
+        names = (*self.list_arguments(), *self.list_auxiliary_states())
+        pairs = zip(names, (*(partial or ()), *(aux_partial or ())), strict=True)
         open_ones = [f"{n} {s or '?'}" for n, s in pairs if not s or 0 in s]
         raise MXNetError(
             f"simple_bind: the shapes of {', '.join(open_ones)} cannot be inferred from {dict(given)}; give more shapes"

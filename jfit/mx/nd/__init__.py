@@ -28,7 +28,7 @@ from jfit.mx.nd.create import (
     waitall,
     zeros,
 )
-from jfit.mx.nd.invoke import function, invoke, with_number
+from jfit.mx.nd.invoke import function, invoke
 from jfit.mx.nd.sparse import CSRNDArray, RowSparseNDArray
 from jfit.mx.spelling import PAIRS, Namespace, find
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.facade.box import Box, unbox
-from jfit.mx.context import Context, context_of, place
+from jfit.mx.context import Context, context_of, place, traced
 
 
 class NDArray(Box):
@@ -95,7 +95,9 @@ class NDArray(Box):
             raise ValueError(f"asscalar needs one value, the array has shape {self.shape}; index it, or use asnumpy()")
         return self.asnumpy().reshape(())[()]
 
-    item = asscalar
+    def item(self) -> Any:
+        """The one value it holds, a Python number."""
+        return self.asscalar().item()
 
     def wait_to_read(self) -> None:
         """Wait until the value is computed."""
@@ -144,7 +146,7 @@ class NDArray(Box):
     # -------------------------------------------------------------------------------- parts
     def __getitem__(self, key: Any) -> NDArray:
         """Rows, slices and single entries are views; index arrays and masks give copies.  A single entry has shape (1,)."""
-        key = _key(key)
+        key = _in_range(_key(key), self.shape)
         if not _basic(key):
             return NDArray(self.value[key])
         single = isinstance(self.value[key].shape, tuple) and self.value[key].ndim == 0 and self.ndim > 0
@@ -160,12 +162,12 @@ class NDArray(Box):
     def __setitem__(self, key: Any, value: Any) -> None:
         value = unbox(value)
         mine = self.value
-        if isinstance(mine, jax.Array) and isinstance(value, jax.Array) and not _traced(mine, value):
+        if isinstance(mine, jax.Array) and isinstance(value, jax.Array) and not traced(mine) and not traced(value):
             if value.committed and value.devices() != mine.devices():
                 value = jax.device_put(value, min(mine.devices(), key=lambda d: d.id))
         elif isinstance(value, np.ndarray):
             value = np.array(value)  # the caller may write into his array before the device has read it
-        super().__setitem__(_key(key), value)
+        super().__setitem__(_in_range(_key(key), self.shape), value)
 
     def reshape(self, *shape: Any, reverse: bool = False, **kwargs: Any) -> NDArray:
         """A view in another shape, with MXNet's codes 0, -1, -2, -3, -4."""
@@ -336,10 +338,6 @@ def _call(name: str, *args: Any, **kwargs: Any) -> Any:
     return function(name)(*args, **kwargs)
 
 
-def _traced(*values: Any) -> bool:
-    return any(isinstance(v, jax.core.Tracer) for v in values)
-
-
 def _key(key: Any) -> Any:
     """An index as arrays understand it; MXNet's index arrays may be floats."""
     if isinstance(key, tuple):
@@ -350,6 +348,22 @@ def _key(key: Any) -> Any:
         key = np.asarray(key)
     if isinstance(key, (np.ndarray, jax.Array)) and jnp.issubdtype(key.dtype, jnp.floating):
         return key.astype(np.int32)
+    return key
+
+
+def _in_range(key: Any, shape: tuple[int, ...]) -> Any:
+    """The index itself; jax would move one beyond the end back to the last entry."""
+    parts = key if isinstance(key, tuple) else (key,)
+    axis, spare = 0, len(shape) - sum(p is not None and p is not Ellipsis for p in parts)
+    if spare < 0:
+        raise IndexError(f"an index of {len(parts)} parts for an array of shape {shape}")
+    for part in parts:
+        if part is Ellipsis:
+            axis += spare
+        elif part is not None:
+            if isinstance(part, (int, np.integer)) and not -shape[axis] <= part < shape[axis]:
+                raise IndexError(f"index {part} is out of bounds for axis {axis} with size {shape[axis]}")
+            axis += 1
     return key
 
 

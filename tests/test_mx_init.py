@@ -1,0 +1,119 @@
+"""mx.init: recorded values and errors of MXNet, both forms of a call, initializers of the user's."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jfit
+import jfit.mx as mx
+
+RECORDED = json.loads((Path(__file__).parent / "golden" / "initializers.json").read_text())
+CLASSES = {"lstmbias": "LSTMBias", "msraprelu": "MSRAPrelu"}
+
+
+def from_text(text):
+    name, kwargs = json.loads(text)
+    return getattr(mx.init, CLASSES.get(name, name.capitalize()))(**kwargs)
+
+
+@pytest.mark.parametrize("case", RECORDED["deterministic"], ids=lambda c: f"{c['init']}-{c['name']}")
+def test_a_recorded_value_or_error(case):
+    start = mx.init.Uniform() if case["init"] == "uniform_global" else from_text(case["init"])
+    if case["init"] != "uniform_global":
+        assert json.loads(start.dumps()) == json.loads(case["init"])
+    a = mx.nd.ones(tuple(case.get("shape", (8,)))) * 9
+    desc = mx.init.InitDesc(case["name"], case.get("attrs"))
+    if "error" in case:
+        with pytest.raises(ValueError, match="Unknown initialization pattern"):
+            start(desc, a)
+    else:
+        start(desc, a)
+        np.testing.assert_allclose(a.asnumpy().ravel(), np.array(case["value"], "float32"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", RECORDED["random"], ids=lambda c: c["dumps"] + str(c["shape"]))
+def test_random_values_have_the_recorded_spread(case):
+    a = mx.nd.zeros(tuple(case["shape"]))
+    from_text(case["dumps"])(mx.init.InitDesc("w_weight"), a)
+    v = a.asnumpy()
+    assert abs(v.mean()) < 5 * case["std"] / v.size**0.5
+    assert abs(v.std() - case["std"]) < 8 * case["std"] / v.size**0.5
+
+
+def test_the_seed_decides_and_the_two_forms_agree():
+    draw, desc = mx.init.Xavier(), mx.init.InitDesc("w_weight")
+    found = []
+    for _ in range(2):
+        mx.random.seed(3)
+        a = mx.nd.zeros((4, 4))
+        draw(desc, a)
+        found.append(a.asnumpy())
+    np.testing.assert_array_equal(*found)
+    key = jax.random.key(1)
+    pure = jfit.init.Xavier()(key, "w_weight", (4, 4))
+    np.testing.assert_array_equal(draw(key, jfit.init.InitDesc("w_weight"), (4, 4), "float32"), pure)
+    np.testing.assert_array_equal(jax.jit(lambda k: draw(k, desc, (4, 4)))(key), pure)
+
+
+def test_an_initializer_goes_wherever_jfit_takes_one():
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    params, _ = jfit.lower(net).init(jax.random.key(0), {"data": jax.ShapeDtypeStruct((1, 3), "float32")}, mx.init.Constant(4))
+    assert params["fc_weight"].tolist() == [[4, 4, 4], [4, 4, 4]] and params["fc_bias"].tolist() == [0, 0]
+
+
+def test_a_class_of_the_users_writes_with_numpy():
+    @mx.init.register
+    class Counting(mx.init.Initializer):
+        def __init__(self, start=1):
+            super().__init__(start=start)
+            self.start = start
+
+        def _init_weight(self, name, arr):
+            arr[:] = np.arange(arr.size).reshape(arr.shape) + self.start
+
+        def _init_bias(self, name, arr):
+            arr[:] = arr.asnumpy() - 1
+
+    a, b = mx.nd.zeros((2, 2)), mx.nd.zeros(1)
+    Counting()(mx.init.InitDesc("w_weight"), a)
+    Counting()(mx.init.InitDesc("w_bias"), b)
+    mx.init.Zero()(mx.init.InitDesc("w", {"__init__": Counting(5).dumps()}), c := mx.nd.zeros(2))
+    assert (a.asnumpy().tolist(), b.asscalar(), c.asnumpy().tolist()) == ([[1, 2], [3, 4]], -1, [5, 6])
+
+
+def test_plain_names_follow_the_old_rules_and_warn():
+    for name, want in (("x_moving_var", 1), ("x_moving_mean", 0), ("stn_loc_weight", 0)):
+        a = mx.nd.ones(2) * 9
+        with pytest.warns(DeprecationWarning, match="InitDesc"):
+            mx.init.Uniform()(name, a)
+        assert a.asnumpy().tolist() == [want, want]
+
+
+def test_mixed_takes_the_first_pattern_and_load_the_loaded():
+    mixed = mx.init.Mixed([".*bias", ".*"], [mx.init.Zero(), mx.init.One()])
+    load = mx.init.Load({"arg:fc_weight": mx.nd.ones((2, 2)) * 4}, default_init=mixed)
+    a, b = mx.nd.zeros((2, 2)), mx.nd.zeros(2)
+    load("fc_weight", a)
+    load(mx.init.InitDesc("other_weight"), b)
+    assert a.asnumpy().max() == 4 and b.asnumpy().tolist() == [1, 1]
+    with pytest.raises(AssertionError, match=r"shape \(2, 2\), needed \(3,\)"):
+        load("fc_weight", mx.nd.zeros(3))
+    with pytest.raises(ValueError, match="matches no pattern"):
+        mx.init.Mixed(["b"], ["zero"])(mx.init.InitDesc("w"), a)
+    with pytest.raises(AssertionError, match="'nope' is not registered"):
+        mx.init.create("nope")
+
+
+def test_a_fused_rnn_gets_its_forget_bias_after_all_weights():
+    flat = mx.nd.zeros(504)  # 2 layers, both directions, 3 hidden, 5 inputs
+    start = mx.init.FusedRNN(mx.init.One(), 3, 2, "lstm", bidirectional=True)
+    assert json.loads(start.dumps())[1]["init"] == '["one", {}]'
+    start._init_weight(mx.init.InitDesc("rnn_parameters"), flat)
+    v = flat.asnumpy()
+    assert v[:408].tolist() == [1] * 408
+    assert v[408:].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0] * 8
+    with pytest.raises(ValueError, match="FusedRNN"):
+        mx.init.FusedRNN(None, 3, 2, "gru")._init_weight("rnn_parameters", flat)
