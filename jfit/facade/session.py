@@ -12,8 +12,9 @@ from jax import Array
 
 from jfit import counters
 from jfit.facade.box import Box
-from jfit.facade.optimizer import Optimizer, state_from_mxnet, state_to_mxnet
+from jfit.facade.optimizer import Optimizer, slot_names, state_from_mxnet, state_to_mxnet
 from jfit.facade.rng import next_key
+from jfit.facade.updater import rule_of
 from jfit.optim.registry import Resolved
 from jfit.optim.rules import OptState
 from jfit.parallel import place, place_split
@@ -227,14 +228,21 @@ class Session:
         if name in still:
             zero = np.zeros_like(still[name][device] if self.split else still[name])
             return tuple(zero for _ in whole.slots)
-        return tuple(np.asarray(tree[name][device] if self.split else tree[name]) for tree in whole.slots.values())
+        assert self.optimizer is not None
+        trees = [whole.slots[slot] for slot in slot_names(self.optimizer)]  # a compiled step gives them back in another order
+        return tuple(np.asarray(tree[name][device] if self.split else tree[name]) for tree in trees)
+
+    def _ordered(self, slots: Mapping[str, Any]) -> dict[str, Any]:
+        """The slots in the order of the rule; a dict that went through a program has its keys sorted."""
+        assert self.optimizer is not None
+        return {name: slots[name] for name in rule_of(self.optimizer.hyper_key()).slots}
 
     def import_states(self, states: Mapping[Index, Any], counts: Mapping[Index, int] | None, num_update: int | None) -> None:
         """Take optimizer state in MXNet's form; without counts they stay as they are (MXNet's own files hold none)."""
         optimizer, state = self.optimizer, self.state
         assert optimizer is not None and state is not None
         whole, devices = state.opt_state, len(self.devices)
-        slots: dict[str, dict[str, Any]] = {slot: dict(tree) for slot, tree in whole.slots.items()}
+        slots: dict[str, dict[str, Any]] = {slot: dict(tree) for slot, tree in self._ordered(whole.slots).items()}
         for name in self.learns:
             number = self.names.index(name)
             keys = [name, *(number * devices + d for d in range(devices))]
@@ -244,7 +252,8 @@ class Session:
                     f"the optimizer states hold nothing for parameter {name!r} ({number}); they are of {list(states)[:12]}; "
                     "load the states of the same network"
                 )
-            for slot, column in zip(slots, zip(*(state_from_mxnet(optimizer, g) for g in given), strict=True), strict=True):
+            columns = zip(*(state_from_mxnet(optimizer, g) for g in given), strict=True)
+            for slot, column in zip(slot_names(optimizer), columns, strict=True):
                 slots[slot][name] = self._placed_state(name, slot, column, whole.slots[slot][name])
         count = whole.count
         if counts is not None or num_update is not None:
