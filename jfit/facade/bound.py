@@ -44,7 +44,8 @@ class BoundModule(BaseModule):
     ) -> None:
         super().__init__(logger)
         self._symbol = symbol
-        given = [cpu()] if context is None else list(context) if isinstance(context, (list, tuple)) else [context]
+        one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple too
+        given = [cpu() if context is None else context] if one else list(context)
         self._context = given
         self._devices = [c.device if isinstance(c, Context) else c for c in given]
         self._workloads = [1] * len(given) if work_load_list is None else list(work_load_list)
