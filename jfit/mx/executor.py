@@ -40,10 +40,10 @@ class Executor:
         >>> import jfit.mx as mx
         >>> y = mx.sym.square(mx.sym.Variable("x"))
         >>> ex = y.bind(mx.cpu(), {"x": mx.nd.array([3])}, args_grad={"x": mx.nd.zeros(1)})
-        >>> ex.forward(is_train=True)[0].asscalar()
+        >>> ex.forward(is_train=True)[0].item()
         9.0
         >>> ex.backward([mx.nd.ones(1)])
-        >>> ex.grad_dict["x"].asscalar()
+        >>> ex.grad_dict["x"].item()
         6.0
     """
 
