@@ -14,7 +14,6 @@ from jfit import counters
 from jfit.facade.box import Box
 from jfit.facade.optimizer import Optimizer, slot_names, state_from_mxnet, state_to_mxnet
 from jfit.facade.rng import next_key
-from jfit.facade.updater import rule_of
 from jfit.optim.registry import Resolved
 from jfit.optim.rules import OptState
 from jfit.parallel import place, place_split
@@ -232,17 +231,12 @@ class Session:
         trees = [whole.slots[slot] for slot in slot_names(self.optimizer)]  # a compiled step gives them back in another order
         return tuple(np.asarray(tree[name][device] if self.split else tree[name]) for tree in trees)
 
-    def _ordered(self, slots: Mapping[str, Any]) -> dict[str, Any]:
-        """The slots in the order of the rule; a dict that went through a program has its keys sorted."""
-        assert self.optimizer is not None
-        return {name: slots[name] for name in rule_of(self.optimizer.hyper_key()).slots}
-
     def import_states(self, states: Mapping[Index, Any], counts: Mapping[Index, int] | None, num_update: int | None) -> None:
         """Take optimizer state in MXNet's form; without counts they stay as they are (MXNet's own files hold none)."""
         optimizer, state = self.optimizer, self.state
         assert optimizer is not None and state is not None
         whole, devices = state.opt_state, len(self.devices)
-        slots: dict[str, dict[str, Any]] = {slot: dict(tree) for slot, tree in self._ordered(whole.slots).items()}
+        slots: dict[str, dict[str, Any]] = {slot: dict(tree) for slot, tree in whole.slots.items()}
         for name in self.learns:
             number = self.names.index(name)
             keys = [name, *(number * devices + d for d in range(devices))]
