@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.facade.box import Box, unbox, write_into
+
+# bytes up to which an array is packed with others that go the same way, and from how many of them on
+_SMALL, _FEW = 1 << 20, 4
 
 
 def home(value: Any) -> Any:
@@ -38,6 +43,8 @@ def own(value: Any) -> Any:
 def moved(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     """The arrays at their new places, in one transfer; those that are there, or whose place is None, stay as they are.
 
+    Small arrays that go the same way travel as one: a transfer costs more than packing them.
+
     Args:
         values: arrays.
         places: a device or sharding for each, or None.
@@ -47,14 +54,54 @@ def moved(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
         True
     """
     out = list(values)
-    going = [i for i, place in enumerate(places) if place is not None and home(out[i]) != place]
-    if going:
+    alone, together = _routes(out, places)
+    packs: dict[Any, Any] = {}  # the same arrays may go to several places
+    leaving, targets = [], []
+    for way in together:
+        what = tuple(id(out[i]) for i in way)
+        if what not in packs:
+            packs[what] = _packed([out[i] for i in way])
+        leaving.append(packs[what])
+        targets.append(places[way[0]])
+    for i in alone:
         # a device of the host may share memory with a numpy array, which its owner may write to
-        leaving = [np.array(out[i]) if isinstance(out[i], np.ndarray) else out[i] for i in going]
-        arrived = jax.device_put(leaving, [places[i] for i in going])
-        for i, value in zip(going, arrived, strict=True):
+        leaving.append(np.array(out[i]) if isinstance(out[i], np.ndarray) else out[i])
+        targets.append(places[i])
+    arrived = jax.device_put(leaving, targets) if leaving else []
+    for way, pack in zip(together, arrived, strict=False):
+        for i, value in zip(way, _unpacked(pack, tuple(out[i].shape for i in way)), strict=True):
             out[i] = value
+    for i, value in zip(alone, arrived[len(together) :], strict=True):
+        out[i] = value
     return out
+
+
+def _routes(values: Sequence[Any], places: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
+    """(numbers of the arrays that travel alone, and of those that travel together)."""
+    alone, ways = [], {}
+    for i, (value, place) in enumerate(zip(values, places, strict=True)):
+        here = home(value)
+        if place is None or here == place:
+            continue
+        single = here is not None and here.num_devices == 1 and getattr(place, "num_devices", 1) == 1
+        if single and value.nbytes <= _SMALL:
+            ways.setdefault((here, place, value.dtype), []).append(i)
+        else:
+            alone.append(i)
+    few = [way for way in ways.values() if len(way) < _FEW]
+    return [*alone, *(i for way in few for i in way)], [way for way in ways.values() if len(way) >= _FEW]
+
+
+@jax.jit
+def _packed(values: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate([value.reshape(-1) for value in values])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unpacked(pack: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    starts = [0, *ends[:-1].tolist()]
+    return [pack[a:b].reshape(shape) for a, b, shape in zip(starts, ends.tolist(), shapes, strict=True)]
 
 
 def total(groups: Sequence[Sequence[Any]]) -> list[Any]:
@@ -90,10 +137,13 @@ def write(pairs: Sequence[tuple[Any, Any]]) -> None:
         >>> cell.asnumpy().tolist()
         [1.0, 1.0]
     """
-    places = [home(cell.value) if isinstance(cell, Box) else None for cell, _ in pairs]
-    values = moved([unbox(value) for _, value in pairs], places)
-    for (cell, _), value in zip(pairs, values, strict=True):
-        write_into(cell, value)
+    held = [cell.value if isinstance(cell, Box) else None for cell, _ in pairs]
+    values = moved([unbox(value) for _, value in pairs], [home(old) for old in held])
+    for (cell, _), old, value in zip(pairs, held, values, strict=True):
+        if isinstance(old, jax.Array) and isinstance(value, jax.Array) and (old.shape, old.dtype) == (value.shape, value.dtype):
+            cell.value = value  # nothing to cast or broadcast
+        else:
+            write_into(cell, value)
 
 
 def only_rows(value: Any, rows: np.ndarray) -> Any:
