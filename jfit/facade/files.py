@@ -14,8 +14,7 @@ from jfit.facade.box import unbox
 from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray
-from jfit.symbol.graph import Entry, Node, Symbol, replace_nodes
-from jfit.symbol.serial import load, save
+from jfit.symbol.serial import load
 
 Arrays = dict[str, np.ndarray]
 
@@ -47,8 +46,7 @@ def save_checkpoint(
     Source: mxnet.model.save_checkpoint of Apache MXNet 1.9.1.
     """
     if symbol is not None:
-        shown = replace_nodes(symbol.heads, _uncast) if remove_amp_cast else symbol.heads
-        save(Symbol(shown), f"{prefix}-symbol.json")
+        symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
     save_params(f"{prefix}-{epoch:04d}.params", arg_params, aux_params)
     logging.info('Saved checkpoint to "%s"', f"{prefix}-{epoch:04d}.params")
 
@@ -125,10 +123,6 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
         if value is not None:
             groups[kind][name] = value.todense() if isinstance(value, SparseArray) else value
     return groups["arg"], groups["aux"]
-
-
-def _uncast(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
-    return inputs[0] if node.op is not None and node.op.name == "amp_cast" else None
 
 
 def _plain(value: Any) -> Any:

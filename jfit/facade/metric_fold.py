@@ -113,14 +113,17 @@ def _together(sums: Any, labels: Any, outputs: Any, weights: Any) -> tuple[Any, 
     devices = home.device_set
     target = _replicated(home)
 
-    def moved(x: Any) -> Any:
-        if isinstance(x, jax.Array) and x.committed and x.sharding.device_set == devices:
-            return x
-        return jax.device_put(x, target)
+    def here(x: Any) -> bool:
+        return isinstance(x, jax.Array) and x.committed and x.sharding.device_set == devices
 
-    # Host arrays are placed by the program itself; the sums must be committed from the start, or it compiles twice.
-    other = [jax.tree.map(lambda x: moved(x) if isinstance(x, jax.Array) else x, t) for t in (labels, outputs, weights)]
-    return jax.tree.map(moved, sums), *other
+    def moved(x: Any) -> Any:
+        # host arrays are placed by the program itself
+        return x if not isinstance(x, jax.Array) or here(x) else jax.device_put(x, target)
+
+    if not all(here(x) for x in jax.tree.leaves(sums)):  # they must be committed from the start, or it compiles twice
+        sums = jax.device_put(sums, target)
+    weights = tuple(map(moved, weights)) if isinstance(weights, tuple) else moved(weights)
+    return sums, tuple(map(moved, labels)), tuple(map(moved, outputs)), weights
 
 
 @functools.lru_cache(maxsize=64)
