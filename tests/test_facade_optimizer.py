@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 import jfit
+import jfit.mx as mx
 from jfit import counters
 from jfit.facade import optimizer as room
 from jfit.facade.box import Box
 from jfit.facade.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from jfit.facade.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
+from jfit.formats.mxnet_states import dump_states
+from jfit.formats.pickles import Inert
 from jfit.optim import OptState
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "updater.json").read_text())
@@ -312,6 +315,23 @@ def test_the_optimizers_settings_go_with_its_states_when_asked():
         get_updater(Adam()).set_states(first.get_states(dump_optimizer=True))
 
 
+def test_settings_of_an_mxnet_trainer_are_taken_over():
+    schedule = Inert("mxnet.lr_scheduler.FactorScheduler", vars(FactorScheduler(1, 0.5, base_lr=0.5)))
+    attributes = {
+        "lr": 0.5,
+        "wd": 0.25,
+        "beta1": 0.75,
+        "num_update": 3,
+        "_index_update_count": {0: 3},
+        "lr_scheduler": schedule,
+    }
+    one = np.ones(2, "float32")
+    data = dump_states({0: (one, one)}, optimizer=Inert("mxnet.optimizer.optimizer.Adam", attributes))
+    optimizer = Adam(learning_rate=7.0)
+    get_updater(optimizer).set_states(data)
+    assert (optimizer.wd, optimizer.beta1, optimizer.counts(), optimizer.rate()) == (0.25, 0.75, {0: 3}, 0.125)
+
+
 def test_states_from_outside_move_to_their_weight_and_compile_nothing_twice():
     updater = get_updater(SGD(learning_rate=0.5, momentum=0.25, wd=0.75))
     updater.set_states({0: np.ones(2, "float32"), 1: None})
@@ -366,6 +386,25 @@ def test_a_users_class_works_through_the_updater(registered):
         apply_update(optimizer, [0], [jnp.ones(2)], [jnp.ones(2)], [None])
     with pytest.raises(NotImplementedError, match="Optimizer has no update"):
         Optimizer().update(0, weights[0], weights[0], None)
+
+
+def test_a_users_class_works_on_ndarrays_and_on_views_of_them(registered):
+    @mx.optimizer.register
+    class Heavy(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return mx.nd.zeros(weight.shape, ctx=weight.context)
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            state[:] = 0.5 * state - self._get_lr(index) * grad
+            weight[:] = weight + state
+
+    for optimizer in (mx.optimizer.create("heavy", learning_rate=0.5), SGD(learning_rate=0.5, momentum=0.5)):
+        updater, whole = mx.optimizer.get_updater(optimizer), mx.nd.ones((2, 2))
+        for _ in range(2):
+            updater(0, mx.nd.ones((2,)), whole[1])
+        assert whole.asnumpy().tolist() == [[1.0, 1.0], [-0.25, -0.25]]
+        assert type(updater.states[0]) is mx.nd.NDArray
 
 
 def test_a_users_subclass_may_call_the_rule_it_extends(registered):
