@@ -309,9 +309,19 @@ def test_the_states_that_mxnets_trainer_wrote_are_read_with_their_counts():
     params = made(case, np.load(GOLDEN / "mlp_sgd.npz"), [jfit.cpu(0)])
     trainer = trainer_of(case, params)
     trainer.load_states(GOLDEN / "mlp_sgd.states")
-    assert trainer.optimizer.num_update == 20
+    assert trainer.optimizer.num_update == 20 and trainer.learning_rate == 0.1
     shapes = {i: state.shape for i, state in trainer._updaters[0].states.items()}
     assert shapes == {i: params[name].shape for i, name in enumerate(case["trainer_param_order"])}
+
+
+def test_a_rate_that_was_set_by_hand_survives(tmp_path):
+    trainer = Trainer([one()], "sgd", {"learning_rate": 0.1})
+    trainer.set_learning_rate(0.01)
+    trainer.step(1)
+    trainer.save_states(tmp_path / "t.states")
+    resumed = Trainer([one()], "sgd", {"learning_rate": 0.1})
+    resumed.load_states(tmp_path / "t.states")
+    assert resumed.learning_rate == 0.01
 
 
 def test_a_scheduler_gives_the_rate_and_refuses_another():

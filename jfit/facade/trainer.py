@@ -165,9 +165,9 @@ class Trainer:
         return None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state with its update counts; of several devices without a store, the first one's.
+        """Write the optimizer's state, counts and settings; of several devices without a store, the first one's state.
 
-        Hyperparameters and multipliers are not in the file: make the trainer with them, then load.
+        Multipliers are not in the file: they are the parameters'.
 
         Raises:
             AssertionError: the store is a distributed one.
@@ -180,7 +180,7 @@ class Trainer:
             atomic_write(fname, self._updaters[0].get_states(dump_optimizer=True))
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Continue from what `save_states`, or MXNet's Trainer, wrote: momentum and counts; a scheduler goes on from there.
+        """Continue from what `save_states`, or MXNet's Trainer, wrote: momentum, counts, rate, schedule and other settings.
 
         Raises:
             AssertionError: the store is a distributed one.

@@ -84,7 +84,8 @@ def _routes(values: Sequence[Any], places: Sequence[Any]) -> tuple[list[int], li
         if place is None or here == place:
             continue
         single = here is not None and here.num_devices == 1 and getattr(place, "num_devices", 1) == 1
-        if single and value.nbytes <= _SMALL:
+        # what is on that device already is committed to it there, without a copy
+        if single and value.nbytes <= _SMALL and place not in here.device_set:
             ways.setdefault((here, place, value.dtype), []).append(i)
         else:
             alone.append(i)

@@ -18,6 +18,7 @@ from typing import Any
 from jfit.facade import kvstore
 from jfit.facade.kvstore import KVStoreBase
 from jfit.mx.nd.array import NDArray
+from jfit.mx.optimizer import get_updater
 
 __all__ = ["KVStore", "KVStoreBase", "create"]
 
@@ -40,6 +41,7 @@ class KVStore(kvstore.KVStore):
     """
 
     _cell = NDArray
+    _updater_of = staticmethod(get_updater)
 
     def _box(self, array: Any) -> NDArray:
         return NDArray(array)

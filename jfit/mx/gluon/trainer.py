@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jfit.facade import trainer
 from jfit.mx import kvstore
+from jfit.mx.optimizer import get_updater
 
 
 class Trainer(trainer.Trainer):
@@ -20,4 +21,5 @@ class Trainer(trainer.Trainer):
     """
 
     _trees = False
+    _updater_of = staticmethod(get_updater)
     _create_store = staticmethod(kvstore.create)
