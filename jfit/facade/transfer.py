@@ -80,7 +80,7 @@ def _routes(values: Sequence[Any], places: Sequence[Any]) -> tuple[list[int], li
     """(numbers of the arrays that travel alone, and of those that travel together)."""
     alone, ways = [], {}
     for i, (value, place) in enumerate(zip(values, places, strict=True)):
-        here = home(value)
+        here: Any = home(value)
         if place is None or here == place:
             continue
         single = here is not None and here.num_devices == 1 and getattr(place, "num_devices", 1) == 1
