@@ -80,12 +80,13 @@ def _routes(values: Sequence[Any], places: Sequence[Any]) -> tuple[list[int], li
     """(numbers of the arrays that travel alone, and of those that travel together)."""
     alone, ways = [], {}
     for i, (value, place) in enumerate(zip(values, places, strict=True)):
-        here: Any = home(value)
+        here = home(value)
         if place is None or here == place:
             continue
-        single = here is not None and here.num_devices == 1 and getattr(place, "num_devices", 1) == 1
+        devices = set() if here is None else here.device_set
+        single = len(devices) == 1 and getattr(place, "num_devices", 1) == 1
         # what is on that device already is committed to it there, without a copy
-        if single and value.nbytes <= _SMALL and place not in here.device_set:
+        if single and value.nbytes <= _SMALL and place not in devices:
             ways.setdefault((here, place, value.dtype), []).append(i)
         else:
             alone.append(i)
