@@ -239,6 +239,11 @@ class NDArrayIter(DataIter):
         """Whether a batch of the current epoch was read."""
         return self._position >= 0
 
+    @property
+    def batches_read(self) -> int:
+        """Batches of the current epoch that were read or skipped."""
+        return self._position + 1
+
     def epoch_rows(self) -> np.ndarray:
         """Row numbers of the current epoch in reading order, what a short last batch wraps around left out."""
         return self._stream

@@ -176,10 +176,10 @@ class BaseModule:
             self.prepare(eval_batch, sparse_row_id_fn)
             self.forward(eval_batch, is_train=False)
             self._measure(eval_metric, eval_batch)
-            _call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+            call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             actual_num_batch += 1
         if score_end_callback is not None:
-            _call(score_end_callback, BatchEndParam(epoch, actual_num_batch, eval_metric, locals()))
+            call(score_end_callback, BatchEndParam(epoch, actual_num_batch, eval_metric, locals()))
         return eval_metric.get_name_value()
 
     def _measure(self, eval_metric: Any, batch: Any) -> None:
@@ -313,7 +313,7 @@ class BaseModule:
                 self._sync_devices()
                 if epoch_end_callback is not None:
                     params = self.get_params()
-                    for callback in _listed(epoch_end_callback):
+                    for callback in listed(epoch_end_callback):
                         callback(epoch, self.symbol, *params)
                 if eval_data is not None:
                     ends = {"score_end_callback": eval_end_callback, "batch_end_callback": eval_batch_end_callback}
@@ -339,7 +339,8 @@ class BaseModule:
         They are read before the last batch's callbacks, so that a callback that resets the metric cannot change them.
         """
         found: list[tuple[str, float]] = []
-        stream, nbatch = iter(train_data), 0
+        # batches that a faster way has done before count too
+        stream, nbatch = iter(train_data), getattr(train_data, "batches_read", 0)
         data_batch = next(stream, None)
         while data_batch is not None:
             if monitor is not None:
@@ -355,7 +356,7 @@ class BaseModule:
             if following is None:
                 found = eval_metric.get_global_name_value()
             if callbacks is not None:
-                _call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+                call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             self._stop_if(flag)
             data_batch, nbatch = following, nbatch + 1
         return found
@@ -374,11 +375,14 @@ class BaseModule:
         self.set_params(*files.read_params(fname))
 
 
-def _listed(callbacks: Callbacks) -> list[Callable[..., None]]:
+def listed(callbacks: Callbacks) -> list[Callable[..., None]]:
+    """One callback, several, or None, as a list."""
+    if callbacks is None:
+        return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def _call(callbacks: Callbacks, param: BatchEndParam) -> None:
-    if callbacks is not None:
-        for callback in _listed(callbacks):
-            callback(param)
+def call(callbacks: Callbacks, param: BatchEndParam) -> None:
+    """Call each of the callbacks."""
+    for callback in listed(callbacks):
+        callback(param)

@@ -98,6 +98,7 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], N
         if auto_reset:
             param.eval_metric.reset_local()
 
+    log.every = period  # batches between may share a dispatch
     return log
 
 
@@ -117,6 +118,11 @@ class Speedometer:
 
     Source: Apache MXNet 1.9.1.
     """
+
+    @property
+    def every(self) -> int:
+        """It looks after batches whose number is a multiple of this; `Module.fit` may run those between in one dispatch."""
+        return self.frequent
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True):
         self.batch_size, self.frequent, self.auto_reset = batch_size, frequent, auto_reset

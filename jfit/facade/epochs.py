@@ -6,9 +6,11 @@ and the numbers are those of a pass batch by batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -32,10 +34,16 @@ class EpochRunner:
         data: the iterator; its arrays are copied to the devices once and stay there.
         counts: rows of each device.
         metrics: pure metrics of the outputs and their labels.
+        every: callbacks look at the metrics after each batch whose number is a multiple of this; 0: nobody looks.
     """
 
-    def __init__(self, passes: Passes, data: NDArrayIter, counts: Sequence[int], metrics: Sequence[Metric]) -> None:
-        self.passes, self.data, self.counts, self.metrics = passes, data, tuple(counts), tuple(metrics)
+    def __init__(
+        self, passes: Passes, data: NDArrayIter, counts: Sequence[int], metrics: Sequence[Metric], every: int = 0
+    ) -> None:
+        self.passes, self.data, self.counts, self.every = passes, data, tuple(counts), every
+        self.metrics = tuple(metrics)
+        # local and global sums part when a callback resets the local ones
+        self._counted = self.metrics * 2 if every else self.metrics
         session = passes.session
         assert session.state is not None
         self.arrays = place(dict([*data.data, *data.label]), session.devices)
@@ -43,33 +51,69 @@ class EpochRunner:
         table, real = slots_of(self.counts)  # (devices, slots) both
         self._table = table
         uneven = len(set(self.counts)) > 1
-        self._weight = place_split(real if len(self.counts) > 1 else real[0], session.devices) if uneven else None
+        self._weight = place_split(real, session.devices) if uneven else None
 
-    def run(self, flag: StopFlag) -> tuple[tuple[Any, ...], int]:
-        """All full batches from the iterator's position on: (sums of each metric, batches done); stops early on the flag."""
-        session, size = self.passes.session, self.data.batch_size
-        state = session.state
-        assert state is not None
-        full = len(self.data.epoch_rows()) // size
-        pack = self._pack(full)
-        session.state = state._replace(metrics=place(zero_totals(self.metrics), session.devices))
-        window, at = Window(), 0
+    def run(self, leaves: Sequence[Any], look: Callable[[int], None], flag: StopFlag) -> int:
+        """All full batches of the epoch; the metrics `leaves` get their sums.
+
+        Args:
+            leaves: an EvalMetric for each of `metrics`.
+            look: called with the number of a batch (from 0) after which callbacks look; the leaves hold their sums by then.
+            flag: stops the pass between two calls.
+
+        Returns:
+            Batches that were done.
+        """
+        session, window = self.passes.session, Window()
+        full = len(self.data.epoch_rows()) // self.data.batch_size
+        pack, at = self._pack(full), 0
+        self._take(leaves)
         try:
             while at < full and not flag.set:
-                steps = min(self.steps, full - at)
-                rates = np.zeros(self.steps, np.float32)
-                rates[:steps] = session.begin_updates(steps)
-                view = self.passes.view()
-                new, told = self._program()(view, pack, np.int32(at), rates, np.int32(steps))
-                session.commit(new, self.passes.learns)
-                at += steps
-                fence = window.push(told)
-                if fence is not None:
-                    counters.wait(fence)  # sync: host waits for the call 8 back
+                at += self._call(pack, at, min(self._room(at), full - at), window)
+                if self.every and ((at - 1) % self.every == 0 or at == self.data.num_batches):
+                    self._give(leaves, keep=True)
+                    look(at - 1)
+                    self._take(leaves)
         finally:
-            state = session.state
-            session.state = state._replace(metrics=place(zero_totals(), session.devices))
-        return state.metrics.metrics, at
+            self._give(leaves, keep=False)
+            assert session.state is not None
+            session.state = session.state._replace(metrics=place(zero_totals(), session.devices))
+        return at
+
+    def _room(self, at: int) -> int:
+        """Most steps of a call from batch `at`, so that it ends where somebody looks."""
+        return min(self.steps, (-at) % self.every + 1) if self.every else self.steps
+
+    def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
+        session = self.passes.session
+        rates = np.zeros(self.steps, np.float32)
+        rates[:steps] = session.begin_updates(steps)
+        new, told = self._program()(self.passes.view(), pack, np.int32(at), rates, np.int32(steps))
+        session.commit(new, self.passes.learns)
+        fence = window.push(told)
+        if fence is not None:
+            counters.wait(fence)  # sync: host waits for the call 8 back
+        return steps
+
+    def _take(self, leaves: Sequence[Any]) -> None:
+        """The sums of the metrics as the programs carry them on."""
+        session = self.passes.session
+        assert session.state is not None
+        running = [(metric, leaf.running()) for metric, leaf in zip(self.metrics, leaves, strict=True)]
+        pairs = [[metric.init() if s is None else s for s in pair] for metric, pair in running]
+        sums = [local for local, _ in pairs] if self.every else [everything for _, everything in pairs]
+        sums += [everything for _, everything in pairs] if self.every else []
+        totals = zero_totals(self._counted)._replace(metrics=tuple(sums))
+        session.state = session.state._replace(metrics=place(totals, session.devices))
+
+    def _give(self, leaves: Sequence[Any], keep: bool) -> None:
+        """The sums so far to the metrics; copies where the programs go on with them."""
+        state = self.passes.session.state
+        assert state is not None
+        sums = _copy(state.metrics.metrics) if keep else state.metrics.metrics
+        for local, everything, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
+            leaf.set_sums(local, everything)
 
     def _pack(self, full: int) -> dict[str, Any]:
         """What the programs read: the arrays, and the row numbers of every batch."""
@@ -85,10 +129,10 @@ class EpochRunner:
 
         def make():
             axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
-            fn = self._many(programs.raw_step(outputs=False, metrics=self.metrics))
+            fn = self._many(programs.raw_step(outputs=False, metrics=self._counted))
             return fn, (axes, pack, None, None, None), (axes, None)
 
-        key = ("epoch", programs.setting(), self.metrics, self.counts, self.steps)
+        key = ("epoch", programs.setting(), self._counted, self.counts, self.steps)
         return programs.compiled(key, make, "module_epoch", donate=(0,))
 
     def _many(self, step: Any) -> Callable[..., tuple[TrainState, Array]]:
@@ -108,6 +152,24 @@ class EpochRunner:
             return one(state, 0) if self.steps == 1 else repeat_steps(one)(state, count)
 
         return many
+
+
+_copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # own buffers: the next call donates the originals
+
+
+def looks_every(callbacks: Sequence[Any]) -> int | None:
+    """After every how many batches some callback looks: 0 for none, None if one wants to see each batch.
+
+    A callback says so by an attribute `every` of its own (`jfit.callback.Speedometer` has one); a class that inherits it may
+    look more often, so there it does not count.
+    """
+    found = []
+    for callback in callbacks:
+        own = vars(callback) if hasattr(callback, "__dict__") else {}
+        if "every" not in own and "every" not in vars(type(callback)):
+            return None
+        found.append(int(callback.every))
+    return math.gcd(*found) if found else 0
 
 
 def runs_whole(passes: Passes, data: Any, label_names: Sequence[str]) -> bool:

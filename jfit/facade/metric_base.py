@@ -172,7 +172,7 @@ class EvalMetric:
         chosen = _select(self, "label", self.label_names, labels, by_name)
         return [(self, Pick(chosen, _select(self, "output", self.output_names, outputs, by_name)))]
 
-    def _running(self) -> tuple[Any, Any]:
+    def running(self) -> tuple[Any, Any]:
         """Local and global sums as the pure metric counts them; None where nothing has counted."""
         raise NotImplementedError
 
@@ -212,7 +212,7 @@ def _fold(
     if device:
         rules, seen = tuple(rule for _, rule, _ in device if rule is not None), tuple(p for _, _, p in device)
         plain, plain_outputs = [unbox(a) for a in labels], [unbox(a) for a in outputs]
-        new = fold_batch(rules, seen, [m._running() for m, _, _ in device], plain, plain_outputs, weights)
+        new = fold_batch(rules, seen, [m.running() for m, _, _ in device], plain, plain_outputs, weights)
         for (metric, _, _), sums in zip(device, new, strict=True):
             metric._store(sums)
     for metric, pick in picks:

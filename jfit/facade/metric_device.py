@@ -73,7 +73,8 @@ class DeviceMetric(EvalMetric):
         """(name, value) since the last `reset`, nan where nothing was counted; waits for the sums."""
         return self.name, self._value(1)
 
-    def _running(self) -> tuple[Any, Any]:
+    def running(self) -> tuple[Any, Any]:
+        """(local, global) sums as the pure metric counts them."""
         rule = _made(*self._rule)
         return _form(rule, self._sums[0], True), _form(rule, self._sums[1], True)
 

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from jfit.facade import descs, files
+from jfit.facade import kvstore as stores
+from jfit.facade.base_module import call, listed
 from jfit.facade.bound import BoundModule, joined
 from jfit.facade.box import unbox
-from jfit.facade.epochs import EpochRunner, runs_whole
-from jfit.facade.kvstore import select
+from jfit.facade.callback import BatchEndParam
+from jfit.facade.epochs import EpochRunner, looks_every, runs_whole
 from jfit.facade.optimizer import Optimizer, get_updater
 from jfit.facade.optimizer import create as create_optimizer
 from jfit.facade.states import load_states_into, save_states_of
@@ -60,6 +62,8 @@ class Module(BoundModule):
     """
 
     # -------------------------------------------------------------------------------- optimizer
+    _make_store = staticmethod(stores.create)
+
     def init_optimizer(
         self,
         kvstore: Any = "local",
@@ -83,7 +87,7 @@ class Module(BoundModule):
         self._settle()
         session, passes = self._session, self._passes
         params, _ = session.arrays()
-        store, on_store = select(kvstore, len(self._devices), params)
+        store, on_store = stores.select(kvstore, len(self._devices), params, make=self._make_store)
         rows = descs.rows_of_batch(self._data_shapes)
         made = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
         session.kvstore, session.update_on_kvstore, session.names = store, on_store, list(self._param_names)
@@ -232,22 +236,27 @@ class Module(BoundModule):
         self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any, flag: StopFlag
     ) -> list[tuple[str, float]]:
         """One pass; full batches of arrays in memory in few dispatches where nobody looks between them."""
-        whole = callbacks is None and monitor is None and self._monitor is None and self._own_methods()
-        leaves = eval_metric.leaves()
+        leaves, every = eval_metric.leaves(), looks_every(listed(callbacks))
+        whole = every is not None and monitor is None and self._monitor is None and self._own_methods()
         whole = whole and all(m.pure and not m.output_names and not m.label_names for m in leaves)
+        found: list[tuple[str, float]] = []
         if whole and runs_whole(self._passes, train_data, [d.name for d in self._label_shapes]):
-            runner = self._runner_of(train_data, [m.pure for m in leaves])
-            sums, done = runner.run(flag)
-            train_data.skip(done)
-            eval_metric.set_sums(list(sums) if len(leaves) > 1 or leaves[0] is not eval_metric else sums[0])
+
+            def look(nbatch: int) -> None:
+                if nbatch + 1 == train_data.num_batches:  # before a callback resets anything
+                    found.extend(eval_metric.get_global_name_value())
+                call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, {"self": self, "nbatch": nbatch, "epoch": epoch}))
+
+            train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, look, flag))
             self._stop_if(flag)
-        found = super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag)
+        found += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag)
         return found or eval_metric.get_global_name_value()
 
-    def _runner_of(self, data: Any, pure: list[Any]) -> EpochRunner:
-        runner, metrics = self._runner, tuple(pure)
-        if runner is None or (runner.data, runner.passes, runner.metrics) != (data, self._passes, metrics):
-            self._runner = runner = EpochRunner(self._passes, data, self._slices(data.batch_size), metrics)
+    def _runner_of(self, data: Any, leaves: list[Any], every: int) -> EpochRunner:
+        runner, metrics = self._runner, tuple(m.pure for m in leaves)
+        if runner is None or (runner.data, runner.passes, runner.metrics, runner.every) != (data, self._passes, metrics, every):
+            counts = self._slices(data.batch_size)
+            self._runner = runner = EpochRunner(self._passes, data, counts, metrics, every)
         return runner
 
     def _own_methods(self) -> bool:

@@ -105,12 +105,11 @@ class Session:
         self.sync_multipliers()
 
     def _fresh(self, params: Mapping[str, Array]) -> OptState:
-        """Zero state whose counts and multipliers are vectors over the parameters in leaf order (sorted names)."""
+        """Zero state; all parameters count alike until some of them are left out of an update."""
         assert self.optimizer is not None
         state = self.optimizer.transform().init(dict(params))
-        ones = jnp.ones(len(params), jnp.float32)
-        begin = jnp.full(len(params), self.optimizer.begin_num_update, jnp.int32)
-        return state._replace(count=None if state.count is None else begin, lr_mult=ones, wd_mult=ones)
+        begin = jnp.int32(self.optimizer.begin_num_update)
+        return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None)
 
     def resolved(self) -> Resolved:
         """The pure optimizer for the train step; its rate is `state.lr`."""
@@ -158,9 +157,16 @@ class Session:
         if optimizer.param_dict or seen != self._multipliers:
             self._multipliers = seen
             lr, wd = optimizer.multipliers(self._indices())
-            put = self._stacked if self.split else (lambda x: place(x, self.devices))
-            opt_state = self.state.opt_state._replace(lr_mult=put(np.asarray(lr)), wd_mult=put(np.asarray(wd)))
+            old = self.state.opt_state
+            opt_state = old._replace(lr_mult=self._multiplier(lr, old.lr_mult), wd_mult=self._multiplier(wd, old.wd_mult))
             self.state = self.state._replace(opt_state=opt_state)
+
+    def _multiplier(self, values: np.ndarray, old: Any) -> Any:
+        """On the devices, in leaf order (sorted names); None while all are 1, so that they cost nothing."""
+        if old is None and (np.asarray(values) == 1).all():
+            return None
+        values = np.asarray(values, np.float32)
+        return self._stacked(values) if self.split else place(values, self.devices)
 
     # -------------------------------------------------------------------------------- a part of the parameters
     def view(self, params: Sequence[str], aux: Sequence[str], learns: Sequence[str]) -> TrainState:
@@ -169,11 +175,22 @@ class Session:
         assert state is not None
         if len(params) == len(state.params) and len(aux) == len(state.aux):
             return state
+        if isinstance(state.opt_state, OptState) and state.opt_state.count is not None:
+            state = self._counted_apart(state)
         part = state._replace(params={k: state.params[k] for k in params}, aux={k: state.aux[k] for k in aux})
         if isinstance(state.opt_state, OptState):
             part = part._replace(opt_state=self._part(state.opt_state, learns))
         local = state.local and {k: v for k, v in state.local.items() if k in set(learns)}
         return part._replace(local=local)
+
+    def _counted_apart(self, state: TrainState) -> TrainState:
+        """The state with a count for each parameter, from now on."""
+        count, size = state.opt_state.count, len(self.learns)
+        if count.ndim == int(self.split):
+            count = place(np.full(size, np.asarray(counters.read(count)).max(), np.int32), self.devices)
+            count = self._stacked(np.asarray(count)) if self.split else count
+            self.state = state = state._replace(opt_state=state.opt_state._replace(count=count))
+        return state
 
     def _part(self, whole: OptState, learns: Sequence[str]) -> OptState:
         at = self._positions(learns)
@@ -257,6 +274,7 @@ class Session:
             self.state = state._replace(step=place(jnp.int32(done), self.devices))
             if count is not None:
                 full = np.asarray(list(of_name.values()), np.int32)
+                full = full.max() if full.min() == full.max() else full  # one count where all agree
                 count = self._stacked(full) if self.split else place(full, self.devices)
         assert self.state is not None
         self.state = self.state._replace(opt_state=whole._replace(slots=slots, count=count))
