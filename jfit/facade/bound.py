@@ -78,6 +78,7 @@ class BoundModule(BaseModule):
 
     def _new_session(self) -> Session:
         session = Session(self._devices)
+        session.cell = self._box_cell
         session.names = list(self._param_names)
         return session
 
