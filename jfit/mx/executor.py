@@ -18,7 +18,7 @@ from jfit.facade.box import Box, unbox
 from jfit.mx.base import MXNetError, translated
 from jfit.mx.context import Context
 from jfit.mx.keys import next_key
-from jfit.mx.nd.array import NDArray
+from jfit.mx.nd.array import NDArray, on_device
 from jfit.mx.nd.create import zeros
 from jfit.mx.programs import Programs, programs_of
 from jfit.ops import nearest
@@ -91,8 +91,8 @@ class Executor:
                 self.arg_dict[name].value = one
         args = {n: self._on_device(b) for n, b in self.arg_dict.items()}
         aux = {n: self._on_device(b) for n, b in self.aux_dict.items()}
-        key = next_key() if self._programs.random and is_train else _fixed_key()
-        self._pass = _Pass(self._programs, bool(is_train), args, aux, jax.random.key_data(key))
+        key = jax.random.key_data(next_key()) if self._programs.random and is_train else _fixed_key()
+        self._pass = _Pass(self._programs, bool(is_train), args, aux, key)
         if self._monitor is not None:
             self._watch(*self._monitor)
         return self.outputs
@@ -152,7 +152,7 @@ class Executor:
                     f"output {name!r} is no loss, so backward needs its head gradient: call backward([gradient of {name}]), "
                     "or pass the output through make_loss to minimise it"
                 )
-        return [None if h is None else self._put_there(jnp.asarray(unbox(h))) for h in heads]
+        return [None if h is None else self._put_there(on_device(h)) for h in heads]
 
     def _feed(self, name: str, value: Any) -> None:
         if name not in self.arg_dict:
@@ -169,7 +169,7 @@ class Executor:
         value = box.value
         seen = self._placed.get(id(box))
         if seen is None or seen[0] is not value:
-            seen = self._placed[id(box)] = (value, self._put_there(jnp.asarray(value)))
+            seen = self._placed[id(box)] = (value, self._put_there(on_device(value)))
         return seen[1]
 
     def _put_there(self, value: Any) -> Any:
@@ -316,8 +316,9 @@ def _put(box: Any, value: Any) -> None:
         box[:] = value
 
 
-def _fixed_key() -> jax.Array:
-    return jax.random.key(0)
+@functools.cache
+def _fixed_key() -> np.ndarray:
+    return np.asarray(jax.random.key_data(jax.random.key(0)))
 
 
 # ------------------------------------------------------------------------------------------------ what bind is given

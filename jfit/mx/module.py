@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.facade import base_module, module
+from jfit.facade import base_module, bucketing, module
 from jfit.mx.nd.array import NDArray
 from jfit.mx.symbol import Symbol
 
-__all__ = ["BaseModule", "Module"]
+__all__ = ["BaseModule", "BucketingModule", "Module"]
 
 
 class _Boxed:
@@ -39,3 +39,48 @@ class BaseModule(_Boxed, base_module.BaseModule):
 
 class Module(_Boxed, module.Module):
     """A symbol bound to shapes and devices; see `jfit.Module`."""
+
+    @property
+    def _exec_group(self) -> _Gradients:
+        """MXNet's executors; scripts clear accumulated gradients through them: `g[:] = 0`."""
+        assert self.binded
+        return _Gradients(self._passes, self._param_names, len(self._devices))
+
+
+class BucketingModule(_Boxed, bucketing.BucketingModule):
+    """A module with a symbol for each bucket; see `jfit.facade.bucketing.BucketingModule`."""
+
+    _module_class = Module
+
+
+class _Gradients:
+    """The gradients of a bound module, as MXNet's executor group shows them."""
+
+    def __init__(self, passes: Any, names: list[str], devices: int) -> None:
+        self._passes, self.param_names, self._count = passes, list(names), devices
+
+    @property
+    def grad_arrays(self) -> list[list[Gradient | None]]:
+        """For each parameter, its gradient on each device; None where it has none."""
+        asked = self._passes.requests
+        return [[Gradient(self._passes, n, k) if n in asked else None for k in range(self._count)] for n in self.param_names]
+
+
+class Gradient(NDArray):
+    """A gradient inside a module: reading gives what `backward` left there, writing replaces it."""
+
+    __slots__ = ("_at", "_name", "_passes")
+
+    def __init__(self, passes: Any, name: str, at: int) -> None:
+        self._passes, self._name, self._at = passes, name, at
+
+    @property
+    def value(self) -> Any:
+        """The gradient of this device."""
+        return self._passes.gradient_slices(self._name)[self._at]
+
+    @value.setter
+    def value(self, new: Any) -> None:
+        slices = self._passes.gradient_slices(self._name)
+        slices[self._at] = new
+        self._passes.set_gradient(self._name, slices)

@@ -315,10 +315,16 @@ def binary(both: str, scalar: str, left: NDArray, right: Any, swapped: bool = Fa
         return with_number(scalar, left, right)
     if not both or not is_array(right):
         return NotImplemented
-    a, b = jnp.asarray(unbox(left)), jnp.asarray(unbox(right))
-    rank = max(a.ndim, b.ndim)  # ranks are made equal here: jax may be told to refuse unequal ones
-    pair = [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b)]
+    pair = [on_device(left), on_device(right)]
+    rank = max(x.ndim for x in pair)  # ranks are made equal here: jax may be told to refuse unequal ones
+    pair = [x if x.ndim == rank else x.reshape((1,) * (rank - x.ndim) + x.shape) for x in pair]
     return invoke(both, pair[::-1] if swapped else pair, {})
+
+
+def on_device(value: Any) -> jax.Array:
+    """The JAX array of anything array-like; 64-bit host data becomes 32-bit here."""
+    value = unbox(value)
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def held(value: Any, dtype: Any, ctx: Any = None) -> Any:

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.facade.box import Box, unbox
+from jfit.facade.box import Box
 from jfit.mx import keys
 from jfit.mx.base import MXNetError, translated
-from jfit.mx.nd.array import NDArray
+from jfit.mx.nd.array import NDArray, on_device
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest
 from jfit.ops.scalar import TABLE as SCALAR_TABLE
 
@@ -49,8 +49,8 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
     op = lookup(name)
     if op.variadic:
         attrs = {op.variadic: len(arrays), **attrs}
-    params = op.parse(attrs)
-    values = [jnp.asarray(unbox(a)) for a in arrays]
+    params = op.parse(attrs) if attrs else _defaults(op.name)
+    values = [on_device(a) for a in arrays]
     wanted = len(op.input_names(params)) + len(op.aux)
     if len(values) != wanted:
         names = (*op.input_names(params), *op.aux)
@@ -62,6 +62,11 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
         given = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
         raise MXNetError(f"{op.name} cannot take {given}: {str(error).splitlines()[0]}") from error
     return _given_out([NDArray(o) for o in outputs], out)
+
+
+@functools.cache
+def _defaults(name: str) -> Attrs:
+    return lookup(name).parse({})
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,7 +114,7 @@ def with_number(name: str, array: Any, scalar: Any) -> NDArray:
     number = scalar.item() if hasattr(scalar, "item") else scalar
     if isinstance(number, numbers.Integral) and not -(2**31) <= int(number) < 2**31:
         number = float(number)
-    return NDArray(_number_program(name)(jnp.asarray(unbox(array)), number))
+    return NDArray(_number_program(name)(on_device(array), number))
 
 
 @functools.cache
