@@ -32,6 +32,13 @@ PAIRS: dict[str, tuple[str, str, str]] = {
 }
 
 
+def split_attributes(indices_or_sections: Any) -> dict[str, Any]:
+    """Attributes of `_split_v2`, which counts from a first part that begins at 0."""
+    if isinstance(indices_or_sections, int):
+        return {"indices": (), "sections": indices_or_sections}
+    return {"indices": (0, *indices_or_sections), "sections": 0}
+
+
 class Namespace:
     """Operators under a shorter name: `mx.sym.contrib.X` is the operator `_contrib_X`."""
 

@@ -23,7 +23,7 @@ from jfit.mx.executor import Executor, boxes_of, requests
 from jfit.mx.name import NameManager, Prefix
 from jfit.mx.nd.array import NDArray
 from jfit.mx.nd.create import zeros as nd_zeros
-from jfit.mx.spelling import PAIRS, Namespace, find
+from jfit.mx.spelling import PAIRS, Namespace, find, split_attributes
 from jfit.symbol import compose, serial
 from jfit.symbol.graph import Symbol as Graph
 
@@ -232,11 +232,8 @@ def arange(start: float, stop: float | None = None, step: float = 1.0, repeat: i
 
 def split_v2(ary: Symbol, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False, **kwargs: Any) -> Symbol:
     """Parts of an array along an axis: so many equal ones, or cut at these indices."""
-    if isinstance(indices_or_sections, int):
-        given: dict[str, Any] = {"indices": (), "sections": indices_or_sections}
-    else:
-        given = {"indices": (0, *indices_or_sections), "sections": 0}
-    return operator("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, **given, **kwargs)
+    parts = split_attributes(indices_or_sections)
+    return operator("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, **parts, **kwargs)
 
 
 def _pair(both: str, scalar: str, mirrored: str):

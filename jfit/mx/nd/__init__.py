@@ -18,13 +18,16 @@ from jfit.mx.nd.create import (
     array,
     concatenate,
     empty,
+    eye,
     full,
+    linspace,
     load,
     load_frombuffer,
     moveaxis,
     onehot_encode,
     ones,
     save,
+    split_v2,
     waitall,
     zeros,
 )
@@ -46,9 +49,11 @@ __all__ = [
     "concatenate",
     "contrib",
     "empty",
+    "eye",
     "full",
     "invoke",
     "linalg",
+    "linspace",
     "load",
     "load_frombuffer",
     "moveaxis",
@@ -58,6 +63,7 @@ __all__ = [
     "random",
     "save",
     "sparse",
+    "split_v2",
     "waitall",
     "zeros",
 ]
@@ -73,6 +79,10 @@ def _pair(both: str, scalar: str, mirrored: str):
 
     return call
 
+
+random_uniform = uniform = random.uniform
+random_normal = normal = random.normal
+random_randint = random.randint
 
 _FUNCTIONS = SimpleNamespace(**{name: _pair(*ops) for name, ops in PAIRS.items()})
 

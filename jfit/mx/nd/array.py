@@ -15,6 +15,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.facade.box import Box, unbox
+from jfit.mx.base import MXNetError
 from jfit.mx.context import Context, context_of, place, traced
 
 
@@ -385,4 +386,7 @@ def _reshaped(shape: tuple[int, ...], sizes: tuple[int, ...], reverse: bool) -> 
     op = lookup("Reshape")
     if all(s > 0 for s in sizes):
         return sizes
-    return trace_shapes(op.name, op.parse({"shape": sizes, "reverse": reverse}), (shape,), ("float32",))[0]
+    try:
+        return trace_shapes(op.name, op.parse({"shape": sizes, "reverse": reverse}), (shape,), ("float32",))[0]
+    except (ValueError, TypeError) as error:
+        raise MXNetError(f"reshape: {str(error).splitlines()[0]}") from error

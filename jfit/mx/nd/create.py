@@ -17,6 +17,7 @@ from jfit.mx.context import place
 from jfit.mx.nd.array import NDArray, held
 from jfit.mx.nd.invoke import function
 from jfit.mx.nd.sparse import from_record, to_record
+from jfit.mx.spelling import split_attributes
 
 
 def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
@@ -87,6 +88,26 @@ def arange(
     """
     first, last = (0, start) if stop is None else (start, stop)
     return NDArray(held(np.repeat(np.arange(first, last, step), repeat), dtype, ctx))
+
+
+def linspace(start: float, stop: float, num: int, endpoint: bool = True, ctx: Any = None, dtype: Any = "float32") -> NDArray:
+    """`num` values from start to stop, equally far apart."""
+    return NDArray(held(np.linspace(start, stop, num, endpoint), dtype, ctx))
+
+
+def eye(N: int, M: int = 0, k: int = 0, ctx: Any = None, dtype: Any = "float32") -> NDArray:
+    """1 on the diagonal `k`, else 0; M = 0 makes it square."""
+    return NDArray(held(np.eye(N, M or None, k), dtype, ctx))
+
+
+def split_v2(ary: NDArray, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False) -> Any:
+    """Parts of an array along an axis: so many equal ones, or cut at these indices.
+
+    Example:
+        >>> [p.shape for p in split_v2(ones((4, 3)), (1,))]
+        [(1, 3), (3, 3)]
+    """
+    return function("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, **split_attributes(indices_or_sections))
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0, always_copy: bool = True) -> NDArray:
