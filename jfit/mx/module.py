@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.facade import base_module, bucketing, module
+from jfit.facade import base_module, bucketing, module, python_module, sequential
 from jfit.mx.nd.array import NDArray
 from jfit.mx.symbol import Symbol
 
-__all__ = ["BaseModule", "BucketingModule", "Module"]
+__all__ = ["BaseModule", "BucketingModule", "Module", "PythonLossModule", "PythonModule", "SequentialModule"]
 
 
-class _Boxed:
+class Boxed:
     """Arrays come out as NDArrays, graphs from files as `mx.sym.Symbol`."""
 
     def _box(self, array: Any) -> NDArray:
@@ -33,11 +33,11 @@ class _Boxed:
         return symbol if isinstance(symbol, Symbol) else Symbol(symbol.heads)
 
 
-class BaseModule(_Boxed, base_module.BaseModule):
+class BaseModule(Boxed, base_module.BaseModule):
     """Base of modules; see `jfit.facade.base_module.BaseModule`."""
 
 
-class Module(_Boxed, module.Module):
+class Module(Boxed, module.Module):
     """A symbol bound to shapes and devices; see `jfit.Module`."""
 
     @property
@@ -47,10 +47,22 @@ class Module(_Boxed, module.Module):
         return _Gradients(self._passes, self._param_names, len(self._devices))
 
 
-class BucketingModule(_Boxed, bucketing.BucketingModule):
+class BucketingModule(Boxed, bucketing.BucketingModule):
     """A module with a symbol for each bucket; see `jfit.facade.bucketing.BucketingModule`."""
 
     _module_class = Module
+
+
+class SequentialModule(Boxed, sequential.SequentialModule):
+    """Modules one after the other; see `jfit.facade.sequential.SequentialModule`."""
+
+
+class PythonModule(Boxed, python_module.PythonModule):
+    """A module written in Python; see `jfit.facade.python_module.PythonModule`."""
+
+
+class PythonLossModule(Boxed, python_module.PythonLossModule):
+    """A loss written in Python; see `jfit.facade.python_module.PythonLossModule`."""
 
 
 class _Gradients:
