@@ -272,6 +272,7 @@ class BucketingModule(CurrentModule):
         for module in self._buckets.values():
             if module is not self._default:
                 module.borrow_optimizer(self._default)
+        self._default._session.count_apart()  # now: a bucket with fewer parameters must not change the programs of the others
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -285,6 +286,7 @@ class BucketingModule(CurrentModule):
         assert self.optimizer_initialized
         self._settle()
         self._default.load_optimizer_states(fname)
+        self._default._session.count_apart()
 
     # -------------------------------------------------------------------------------- computing
     def _switch_to(self, data_batch: Any) -> None:
