@@ -52,8 +52,9 @@ def _hand(name: str, title: str, workloads: tuple[str, ...] = ("w1", "w2"), **op
 ENTRIES: tuple[Entry, ...] = (
     Entry("jfit_step1", "jfit.fit, steps_per_call=1", "jfit", "jfit_fit", {"steps_per_call": 1}),
     Entry("jfit_auto", "jfit.fit, steps_per_call=auto", "jfit", "jfit_fit", {"steps_per_call": "auto"}),
-    Entry("module_fit", "Module.fit, NDArrayIter", "module", "module_fit", {"look": False}),
-    Entry("module_callback", "Module.fit, Speedometer", "module", "module_fit", {"look": True}),
+    Entry("module_fit", "Module.fit, NDArrayIter", "module", "module_fit", {"look": "never"}),
+    Entry("module_speed", "Module.fit, Speedometer every 50 batches", "module", "module_fit", {"look": "speedometer"}),
+    Entry("module_each", "Module.fit, a callback for each batch", "module", "module_fit", {"look": "each"}),
     Entry("hand", "(a) hand-written JAX loop", "a", "hand", {}),
     Entry("keras", "(b) Keras 3 on JAX, fit", "b", "keras_fit", {"steps_per_execution": 1}),
     Entry("keras_spe20", "(b) Keras 3 on JAX, steps_per_execution=20", "b", "keras_fit", {"steps_per_execution": 20}, ("w1",)),

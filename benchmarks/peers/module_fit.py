@@ -11,10 +11,11 @@ from jfit import counters
 
 
 class ModuleFit:
-    """Each epoch is one `fit`, which continues the one before; with `look` a callback is called after every batch."""
+    """Each epoch is one `fit`, which continues the one before; `look` says how often a callback wants to see a batch."""
 
-    def __init__(self, workload: Workload, look: bool) -> None:
-        self.workload, self.look = workload, look
+    def __init__(self, workload: Workload, look: str) -> None:
+        self.workload = workload
+        self.look: Any = {"never": None, "speedometer": jfit.callback.Speedometer(workload.batch, 50), "each": _nothing}[look]
         self.counts: dict[str, int] = {}
         self.setup_counts: dict[str, int] = {}
 
@@ -29,9 +30,8 @@ class ModuleFit:
 
     def _fit(self) -> None:
         settings: dict[str, Any] = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
-        look = jfit.callback.Speedometer(self.workload.batch, 50) if self.look else None
         self._module.fit(
-            self._train, num_epoch=1, optimizer_params=settings, batch_end_callback=look, initializer=jfit.init.Xavier()
+            self._train, num_epoch=1, optimizer_params=settings, batch_end_callback=self.look, initializer=jfit.init.Xavier()
         )
 
     def epoch(self) -> int:
@@ -48,6 +48,10 @@ class ModuleFit:
         return self._module.score(self._train, "acc")[0][1]
 
 
-def make(workload: Workload, cores: int, *, look: bool) -> ModuleFit:
-    """The Module leg, with or without somebody looking at every batch."""
+def _nothing(param: Any) -> None:
+    """A callback that sees each batch and does nothing."""
+
+
+def make(workload: Workload, cores: int, *, look: str) -> ModuleFit:
+    """The Module leg, with one kind of callback."""
     return ModuleFit(workload, look)
