@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import jfit.mx as mx
+from jfit import counters
 
 
 def module(context=None, grad_req="write"):
@@ -40,6 +41,14 @@ def test_what_get_params_gave_stays_as_it_was():
     np.testing.assert_array_equal(arg["fc_weight"].asnumpy(), before)
     arg["fc_weight"][:] = 7
     assert mod.get_params()[0]["fc_weight"].asnumpy().max() < 7
+
+
+def test_an_epoch_over_arrays_in_memory_runs_as_one_program():
+    mod = module()
+    train = mx.io.NDArrayIter(np.random.default_rng(0).normal(size=(32, 3)), np.arange(32) % 2, 4)
+    with counters.counted() as seen:
+        mod.fit(train, num_epoch=2)
+    assert seen["traces:module_epoch"] == 1 and not seen["traces:module_step"]
 
 
 def test_a_loaded_module_has_a_symbol_that_binds(tmp_path):

@@ -28,6 +28,8 @@ class NDArrayIter(data.NDArrayIter):
         [[0.0, 1.0], [2.0, 0.0]]
     """
 
+    plain = True  # as for jfit's own: batches are rows of the arrays, so an epoch may run without asking for each of them
+
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
         return [NDArray(held(a, a.dtype)) for a in super()._pick(named)]
 
