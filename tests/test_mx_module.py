@@ -44,7 +44,7 @@ def test_what_get_params_gave_stays_as_it_was():
 
 
 def test_an_epoch_over_arrays_in_memory_runs_as_one_program():
-    mod = module()
+    mod = mx.mod.Module(module().symbol)
     train = mx.io.NDArrayIter(np.random.default_rng(0).normal(size=(32, 3)), np.arange(32) % 2, 4)
     with counters.counted() as seen:
         mod.fit(train, num_epoch=2)
