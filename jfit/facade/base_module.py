@@ -325,7 +325,7 @@ class BaseModule:
     def _stop_if(self, flag: StopFlag) -> None:
         if flag.set:
             raise KeyboardInterrupt(
-                "fit was stopped by Ctrl-C between two steps; the module holds the parameters of the last one"
+                "fit was stopped by Ctrl-C between two steps; the module keeps what it has learned"
             )
 
     def _sync_devices(self) -> None:

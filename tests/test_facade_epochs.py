@@ -1,0 +1,205 @@
+"""Passes of Module.fit in few dispatches: the numbers, the log and the order of calls are those of a pass batch by batch."""
+
+import logging
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+from fit_support import compiled_once  # noqa: F401
+
+import jfit
+from jfit import counters
+from jfit.facade import lr_scheduler, metric
+from jfit.facade import rng as random_numbers
+from jfit.facade.callback import Speedometer, log_train_metric
+from jfit.facade.epochs import looks_every
+
+ROWS, BATCH = 46, 4
+
+
+def network():
+    net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=8, name="fc1")
+    net = jfit.sym.BatchNorm(jfit.sym.Activation(net, act_type="relu"), fix_gamma=False, name="bn")
+    net = jfit.sym.Dropout(net, p=0.3, name="drop")
+    return jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
+
+
+def data(**options):
+    rng = np.random.default_rng(3)
+    return jfit.NDArrayIter(rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 3, ROWS), BATCH, **options)
+
+
+class EachBatch(Speedometer):
+    """A Speedometer of the user's: nobody knows when it looks, so it is called after every batch."""
+
+    def __call__(self, param):
+        super().__call__(param)
+
+
+def trained(callback=None, devices=1, epochs=3, kvstore="device", scheduler=None, iterator=None, **optimizer):
+    random_numbers.seed(0)
+    module = jfit.Module(network(), context=[jfit.cpu(i) for i in range(devices)])
+    settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, **optimizer}
+    if scheduler is not None:
+        settings["lr_scheduler"] = scheduler()
+    module.fit(
+        iterator or data(shuffle=True, seed=5),
+        eval_metric=["acc", "ce"],
+        batch_end_callback=callback,
+        kvstore=kvstore,
+        optimizer_params=settings,
+        num_epoch=epochs,
+    )
+    return module
+
+
+def assert_same_bits(a, b):
+    for one, other in zip(a.get_params(), b.get_params(), strict=True):
+        for name in one:
+            assert np.array_equal(np.asarray(one[name]), np.asarray(other[name])), name
+
+
+def ran_whole(run):
+    """Whether a pass went through the epoch programs."""
+    with counters.counted() as seen:
+        run()
+    return seen["traces:module_epoch"] > 0
+
+
+@pytest.mark.parametrize("devices,kvstore", [(1, "local"), (2, "device"), (3, "device"), (3, None)])
+def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
+    with counters.counted() as seen:
+        whole = trained(devices=devices, kvstore=kvstore)
+    assert seen["traces:module_epoch"] == 1
+    with counters.counted() as seen:
+        each = trained(lambda param: None, devices=devices, kvstore=kvstore)
+    assert seen["traces:module_epoch"] == 0
+    assert_same_bits(whole, each)
+
+
+def test_a_scheduler_moves_within_a_dispatch_as_it_does_between_batches():
+    make = lambda: lr_scheduler.FactorScheduler(step=5, factor=0.7, base_lr=0.1)  # noqa: E731
+    whole, each = trained(scheduler=make), trained(lambda param: None, scheduler=make)
+    assert whole._optimizer.num_update == each._optimizer.num_update == 3 * 12
+    assert whole._optimizer.learning_rate == each._optimizer.learning_rate < 0.1
+    assert_same_bits(whole, each)
+
+
+@pytest.mark.parametrize("handle", ["pad", "discard", "roll_over"])
+def test_every_way_to_end_an_epoch_gives_the_same_bits(handle):
+    make = lambda: data(last_batch_handle=handle)  # noqa: E731
+    assert_same_bits(trained(iterator=make()), trained(lambda param: None, iterator=make()))
+
+
+def lines(caplog, run):
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        run()
+    found = [re.sub(r"Speed: [\d.inf]+|Time cost=[\d.]+", "<t>", r.getMessage()) for r in caplog.records]
+    return [line for line in found if line.startswith(("Epoch", "Iter"))]
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+@pytest.mark.parametrize("frequent", [1, 11, 50])
+def test_a_speedometer_writes_the_same_lines_either_way(caplog, frequent, auto_reset):
+    fast = lines(caplog, lambda: trained(Speedometer(BATCH, frequent, auto_reset)))
+    slow = lines(caplog, lambda: trained(EachBatch(BATCH, frequent, auto_reset)))
+    assert fast == slow
+    assert len(fast) >= 9
+
+
+def test_two_callbacks_meet_where_either_looks(caplog):
+    both = lambda kind: [kind(BATCH, 4, False), log_train_metric(6)]  # noqa: E731
+    assert lines(caplog, lambda: trained(both(Speedometer))) == lines(caplog, lambda: trained(both(EachBatch)))
+
+
+def test_a_callback_says_itself_how_often_it_looks():
+    seen = []
+
+    def look(param):
+        seen.append((param.epoch, param.nbatch, param.eval_metric.get()[1][0]))
+
+    look.every = 4
+    assert ran_whole(lambda: trained(look, epochs=2))
+    assert [s[:2] for s in seen] == [(e, n) for e in (0, 1) for n in (0, 4, 8, 11)]
+    assert all(0 <= s[2] <= 1 for s in seen)
+
+
+def test_a_subclass_that_inherits_how_often_is_called_each_batch():
+    assert looks_every([Speedometer(4, 6), log_train_metric(4)]) == 2
+    assert looks_every([EachBatch(4, 6)]) is None
+    assert looks_every([]) == 0
+
+
+def test_whoever_overrides_a_method_is_asked_for_every_batch():
+    class Mine(jfit.Module):
+        calls = 0
+
+        def update(self):
+            Mine.calls += 1
+            super().update()
+
+    module = Mine(network())
+    assert not ran_whole(lambda: module.fit(data(), num_epoch=1))
+    assert Mine.calls == 12
+
+
+def test_later_epochs_and_fits_compile_nothing_and_wait_once_an_epoch():
+    iterator = data()
+    module = jfit.Module(network())
+    module.fit(iterator, num_epoch=2)
+    with counters.counted() as seen, pytest.warns(UserWarning, match="already initialized"):
+        module.fit(iterator, num_epoch=4)
+    assert (seen["compiles"], seen["traces"]) == (0, 0)
+    assert seen["host_syncs"] == 4
+
+
+def test_ctrl_c_within_a_pass_keeps_what_was_learned_and_where_it_stopped():
+    iterator, counted = data(), []
+
+    def interrupt(param):
+        counted.append(param.nbatch)
+        if param.nbatch == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    interrupt.every = 4
+    module = jfit.Module(network())
+    with pytest.raises(KeyboardInterrupt, match="keeps what it has learned"):
+        module.fit(iterator, batch_end_callback=interrupt, num_epoch=3)
+    assert counted == [0, 4]
+    assert module._optimizer.num_update == 5 == int(module.state.step)
+    assert all(np.isfinite(np.asarray(v)).all() for v in module.get_params()[0].values())
+    iterator.reset()
+    with pytest.warns(UserWarning, match="already initialized"):
+        module.fit(iterator, num_epoch=1)
+    assert module._optimizer.num_update == 17
+
+
+def test_a_callback_that_raises_leaves_module_and_metric_usable():
+    def fail(param):
+        raise ValueError("mine")
+
+    fail.every = 3
+    module = jfit.Module(network())
+    with pytest.raises(ValueError, match="mine"):
+        module.fit(data(), batch_end_callback=fail, num_epoch=1)
+    assert module.score(data(), "acc")[0][0] == "accuracy"
+    assert int(module.state.step) == 1
+
+
+def test_a_user_metric_and_other_iterators_go_batch_by_batch():
+    module = jfit.Module(network())
+    mine = metric.np(lambda label, pred: float((pred.argmax(1) == label).mean()))
+    assert not ran_whole(lambda: module.fit(data(), eval_metric=mine, num_epoch=1))
+
+    class Twice(jfit.NDArrayIter):
+        """A subclass may do anything with its rows."""
+
+        def getdata(self):
+            return [2 * a for a in super().getdata()]
+
+    rng = np.random.default_rng(0)
+    iterator = Twice(rng.normal(size=(16, 5)).astype("float32"), rng.integers(0, 3, 16), 4)
+    assert not ran_whole(lambda: jfit.Module(network()).fit(iterator, num_epoch=1))
