@@ -71,6 +71,7 @@ def test_index_arrays_give_copies_and_may_be_floats():
 def test_a_single_entry_has_one_axis():
     a = mx.nd.array([[1, 2], [3, 4]])
     assert a[0, 1].shape == (1,) and a[0][1].asscalar() == 2 and float(a[1, 1]) == 4
+    assert a[..., 1, 1].shape == (1,) and a[0, ..., 1:].shape == (1,) and a[None, 0, 1].shape == (1,)
     a[0, 1][:] = 8
     assert values(a) == [[1, 8], [3, 4]]
 

@@ -150,7 +150,8 @@ class NDArray(Box):
         key = _in_range(_key(key), self.shape)
         if not _basic(key):
             return NDArray(self.value[key])
-        single = isinstance(self.value[key].shape, tuple) and self.value[key].ndim == 0 and self.ndim > 0
+        parts = key if isinstance(key, tuple) else (key,)
+        single = 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts) and None not in parts
 
         def get(value: Any) -> Any:
             return value[key].reshape(1) if single else value[key]
