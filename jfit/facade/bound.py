@@ -59,7 +59,8 @@ class BoundModule(BaseModule):
         self._fixed = check(fixed_param_names, "fixed_param", True)
         fed = {*self._data_names, *self._label_names, *self._state_names}
         self._arguments = symbol.list_arguments()
-        self._param_names = [n for n in self._arguments if n not in fed]
+        self._spare_labels = descs.spare_labels(symbol, fed)
+        self._param_names = [n for n in self._arguments if n not in fed and n not in self._spare_labels]
         self._aux_names = symbol.list_auxiliary_states()
         self._group2ctxs = group2ctxs
         self._compression = dict(compression_params) if compression_params else None
@@ -203,9 +204,10 @@ class BoundModule(BaseModule):
         self._slices(rows)
         known = {d.name: d.shape for d in [*data, *labels] if d.name in self._arguments}
         shapes, _, aux_shapes = self._symbol.infer_shape(**known)
-        fed = [n for n in (*self._data_names, *self._label_names, *self._state_names) if n in self._arguments]
+        given = (*self._data_names, *self._label_names, *self._state_names, *self._spare_labels)
+        fed = [n for n in given if n in self._arguments]
         model = lower(self._symbol, inputs=fed)
-        model = model._replace(batch_axes={**model.batch_axes, **_axes([*data, *labels])})
+        model = model._replace(batch_axes={**model.batch_axes, **descs.row_axes([*data, *labels])})
         still = {n for n in self._param_names if self._requests[n] == "null"}
         model = model._replace(frozen=frozenset(model.frozen | still))
         self._fixed_gammas = [n for n in self._param_names if n in model.frozen and n not in still]
@@ -342,17 +344,17 @@ class BoundModule(BaseModule):
 
     def _arrays(self, data_batch: DataBatch) -> dict[str, Any]:
         """Inputs by name; adapts the bound shapes where the batch has others."""
-        data = [_kept(unbox(a)) for a in data_batch.data]
-        labels = [_kept(unbox(a)) for a in data_batch.label or ()]
+        data = [descs.kept(unbox(a)) for a in data_batch.data]
+        labels = [descs.kept(unbox(a)) for a in getattr(data_batch, "label", None) or ()]
         if len(data) != len(self._data_shapes):
             raise ValueError(
                 f"the batch holds {len(data)} data arrays, the module was bound for {[d.name for d in self._data_shapes]}"
             )
         given = getattr(data_batch, "provide_data", None)
-        shown = descs.describe(given, "provide_data") if given else _with_shapes(self._data_shapes, data)
+        shown = descs.describe(given, "provide_data") if given else descs.with_shapes(self._data_shapes, data)
         wanted = self._label_shapes or [DataDesc(n, ()) for n in self._label_names]
         given = getattr(data_batch, "provide_label", None) if labels else None
-        shown_labels = descs.describe(given, "provide_label") if given else _with_shapes(wanted, labels)
+        shown_labels = descs.describe(given, "provide_label") if given else descs.with_shapes(wanted, labels)
         if not descs.same(shown, self._data_shapes):
             self.reshape(shown, shown_labels or self._label_shapes)
         inputs = dict(zip([d.name for d in shown], data, strict=True))
@@ -364,9 +366,9 @@ class BoundModule(BaseModule):
         if len(batches) != len(self._devices):
             raise ValueError(f"{len(batches)} pre-sliced batches for {len(self._devices)} devices; pass one for each")
         axes = self._passes.programs.model.batch_axes
-        data = [joined([unbox(b.data[i]) for b in batches], axes.get(d.name, 0)) for i, d in enumerate(self._data_shapes)]
+        data = [descs.joined([unbox(b.data[i]) for b in batches], axes.get(d.name, 0)) for i, d in enumerate(self._data_shapes)]
         labels = [
-            joined([unbox(b.label[i]) for b in batches], axes.get(d.name, 0))
+            descs.joined([unbox(b.label[i]) for b in batches], axes.get(d.name, 0))
             for i, d in enumerate(self._label_shapes if batches[0].label else ())
         ]
         first = self._data_shapes[0]
@@ -377,24 +379,3 @@ class BoundModule(BaseModule):
         """Run what still waits, so that the session's state is that of all calls so far."""
         if self._passes is not None:
             self._passes.flush()
-
-
-def _axes(found: Sequence[DataDesc]) -> dict[str, int]:
-    """Where the rows are, for inputs whose layout puts them elsewhere than first."""
-    axes = {d.name: DataDesc.get_batch_axis(d.layout) for d in found}
-    return {name: axis for name, axis in axes.items() if axis > 0}
-
-
-def _with_shapes(like: Sequence[DataDesc], arrays: Sequence[Any]) -> list[DataDesc]:
-    """The bound descriptions with the shapes of arrays."""
-    return [descs.desc_of(d.name, a, d) for d, a in zip(like, arrays, strict=False)]
-
-
-def _kept(array: Any) -> Any:
-    """An array that stays as it is until the pass is computed, although an iterator may fill its buffer again."""
-    return array.copy() if isinstance(array, np.ndarray) else array
-
-
-def joined(parts: Sequence[Any], axis: int) -> Any:
-    """Slices of several devices as one array."""
-    return np.concatenate([np.asarray(p) for p in parts], axis)

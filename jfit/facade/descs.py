@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,27 @@ def check_names(symbol: Symbol, names: Sequence[str], what: str, logger: logging
             raise ValueError(message)
         logger.warning(message)
     return [n for n in names if n in arguments]
+
+
+def spare_labels(symbol: Symbol, fed: Collection[str]) -> list[str]:
+    """Labels of loss heads that nobody declared as inputs: prediction does without them, and they are no parameters.
+
+    Example:
+        >>> import jfit
+        >>> spare_labels(jfit.sym.SoftmaxOutput(jfit.sym.Variable("data"), name="softmax"), {"data"})
+        ['softmax_label']
+    """
+    labels: dict[str, None] = {}
+    used = set()
+    for node in symbol.nodes():
+        if node.op is None:
+            continue
+        for slot, entry in zip(node.input_names(), node.inputs, strict=False):
+            if entry.node.op is None and slot == node.op.label:
+                labels[entry.node.name] = None
+            else:
+                used.add(entry.node.name)
+    return [name for name in labels if name not in used and name not in fed]
 
 
 def match_names(expected: Sequence[str], given: Sequence[DataDesc], what: str, logger: logging.Logger, *, must: bool) -> None:
@@ -139,3 +160,24 @@ def desc_of(name: str, value: Any, like: DataDesc | None) -> DataDesc:
     """The description of an array that takes the place of a bound one."""
     layout = "NCHW" if like is None else like.layout
     return DataDesc(name, tuple(value.shape), np.dtype(value.dtype).type, layout)
+
+
+def row_axes(found: Sequence[DataDesc]) -> dict[str, int]:
+    """Where the rows are, for inputs whose layout puts them elsewhere than first."""
+    axes = {d.name: DataDesc.get_batch_axis(d.layout) for d in found}
+    return {name: axis for name, axis in axes.items() if axis > 0}
+
+
+def with_shapes(like: Sequence[DataDesc], arrays: Sequence[Any]) -> list[DataDesc]:
+    """The bound descriptions with the shapes of arrays."""
+    return [desc_of(d.name, a, d) for d, a in zip(like, arrays, strict=False)]
+
+
+def kept(array: Any) -> Any:
+    """An array that stays as it is until the pass is computed, although an iterator may fill its buffer again."""
+    return array.copy() if isinstance(array, np.ndarray) else array
+
+
+def joined(parts: Sequence[Any], axis: int) -> Any:
+    """Slices of several devices as one array."""
+    return np.concatenate([np.asarray(p) for p in parts], axis)

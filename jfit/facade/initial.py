@@ -49,7 +49,8 @@ class Initial(NamedTuple):
         given, given_aux = self.checked(params or {}, aux or {}, extra)
         absent = self._absent("parameter", self.params, given, params, missing)
         absent |= self._absent("auxiliary state", self.aux, given_aux, aux, missing)
-        fresh = self._draw(initializer, absent)
+        nothing = initializer is None and missing and params is not None
+        fresh = {n: np.zeros(s.shape, s.dtype) for n, s in absent.items()} if nothing else self._draw(initializer, absent)
         ones = {n: np.ones(self.params[n].shape, self.params[n].dtype) for n in self.ones}
         found = {n: given[n] if n in given else fresh[n] for n in self.params}
         return {**found, **ones}, {n: given_aux[n] if n in given_aux else fresh[n] for n in self.aux}

@@ -12,7 +12,7 @@ import numpy as np
 from jfit.facade import descs, files
 from jfit.facade import kvstore as stores
 from jfit.facade.base_module import call, listed
-from jfit.facade.bound import BoundModule, joined
+from jfit.facade.bound import BoundModule
 from jfit.facade.box import unbox
 from jfit.facade.callback import BatchEndParam
 from jfit.facade.epochs import EpochRunner, looks_every, runs_whole
@@ -159,7 +159,7 @@ class Module(BoundModule):
         """
         assert self.binded and self.params_initialized
         train = self.for_training if is_train is None else is_train
-        several = isinstance(data_batch, (list, tuple))
+        several = isinstance(data_batch, list)  # a batch may be a named tuple
         batch, counts, pad = self._joined(data_batch) if several else self._fed(data_batch)
         self._pad = pad
         self._passes.forward(batch, counts, train)
@@ -193,11 +193,10 @@ class Module(BoundModule):
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data inputs; needs `bind(inputs_need_grad=True)`."""
         assert self.binded and self.params_initialized and self.inputs_need_grad
-        pieces = {n: self._passes.input_gradient(n) for n in [d.name for d in self._data_shapes]}
-        if not merge_multi_context:
-            return [[self._box(p) for p in parts] for parts in pieces.values()]
-        axes = self._passes.programs.model.batch_axes
-        return [self._box(joined(parts, axes.get(name, 0))) for name, parts in pieces.items()]
+        names = [d.name for d in self._data_shapes]
+        if merge_multi_context:
+            return [self._box(self._passes.whole_input_gradient(name)) for name in names]
+        return [[self._box(part) for part in self._passes.input_gradient(name)] for name in names]
 
     def gradients(self) -> dict[str, Any]:
         """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
@@ -215,7 +214,7 @@ class Module(BoundModule):
             labels: list of label arrays (with pre_sliced, a list of such lists, one for each device).
         """
         if pre_sliced:
-            labels = [joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
+            labels = [descs.joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
         outputs = [self._box(out) for out in self._passes.merged()]  # a metric of the user's calls methods of the box
         names = [d.name for d in self._label_shapes] or self._label_names
         shown = dict(zip(names, [self._box(unbox(a)) for a in labels or ()], strict=False))
