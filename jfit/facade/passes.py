@@ -25,7 +25,7 @@ from jfit.facade.session import Session
 from jfit.loop import Window
 from jfit.model import Model, Plan
 from jfit.ops.rows import LOST, MaybeRows, Rows
-from jfit.parallel import compile_spmd, merge_slices, place_split, slices_of, split_slices
+from jfit.parallel import compile_spmd, merge_slices, place_split, sharding, slices_of, split_slices
 from jfit.state import TrainState
 
 
@@ -89,7 +89,7 @@ class Passes:
                 f"{plan.reason}"
             )
         split = split_slices(batch, counts, axes) if devices > 1 else batch
-        self._pass = Pass(split, tuple(counts), train, session.passes, plan)
+        self._pass = Pass(_at_home(split, session.devices), tuple(counts), train, session.passes, plan)
         session.passes += train
         self._outputs, self._backward = None, None
 
@@ -192,7 +192,8 @@ class Passes:
             raise ValueError(
                 f"out_grads holds {len(out_grads)} arrays, needed one for each output: {[o.name for o in model.outputs]}"
             )
-        self._backward = tuple(self._cut(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
+        cut = tuple(self._cut(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
+        self._backward = _at_home(cut, self.session.devices)
 
     def _cut(self, gradient: Any, where: MaybeRows, counts: tuple[int, ...]) -> Any:
         """A head gradient of the whole batch as one slice for each device; padded rows repeat real ones (their weight is 0)."""
@@ -255,15 +256,24 @@ class Passes:
             return [zero] * devices
         return [found[name]] if devices == 1 else list(found[name])
 
-    def input_gradient(self, name: str) -> list[Any]:
-        """The gradient of an input, the rows that each device repeated cut off."""
+    def input_gradient(self, name: str) -> list[Array]:
+        """The gradient of an input on each device, the rows that it repeated cut off."""
+        found, at = self._input_gradient(name)
+        return [found] if len(at.counts) == 1 else slices_of(found, self._input_rows(name), at.counts)
+
+    def whole_input_gradient(self, name: str) -> Array:
+        """The gradient of an input for the whole batch; it stays on the devices."""
+        found, at = self._input_gradient(name)
+        return found if len(at.counts) == 1 else merge_slices((found,), (self._input_rows(name),), at.counts)[0]
+
+    def _input_gradient(self, name: str) -> tuple[Array, Pass]:
         found, at = self.read_gradients(), self._asked()
         if name not in found:
             raise RuntimeError(f"there is no gradient of input {name!r} yet; call forward(batch, is_train=True) and backward()")
-        if len(at.counts) == 1:
-            return [found[name]]
-        axis = self.programs.model.batch_axes.get(name, 0)
-        return [np.take(np.asarray(g), np.arange(c), axis) for g, c in zip(found[name], at.counts, strict=True)]
+        return found[name], at
+
+    def _input_rows(self, name: str) -> Rows:
+        return Rows(self.programs.model.batch_axes.get(name, 0), 1, max(self._asked().counts), 1)
 
     def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
         """Replace a gradient: one array for each device."""
@@ -294,13 +304,13 @@ class Passes:
         if not optimizer.is_pure:
             self._update_in_python(gradients)
             return
-        session.begin_update()
+        session.begin_update(self.learns)
         new = self.programs.update()(self.view(), gradients)
         session.commit(new, self.learns)
 
     def _step(self) -> None:
         session, at = self.session, self._asked()
-        session.begin_update()
+        session.begin_update(self.learns)
         new, out = self.programs.step()(self.view(), at.batch)
         session.commit(new, self.learns)
         self._outputs, self._backward, self._fused = out.outputs, None, True
@@ -330,6 +340,12 @@ class Passes:
     def view(self) -> TrainState:
         """The part of the session's state that this graph uses."""
         return self.session.view(self.params, self.aux, self.learns)
+
+
+def _at_home(tree: Any, devices: Sequence[Any]) -> Any:
+    """Arrays that lie elsewhere, such as the outputs of another module, where the programs take them."""
+    where = sharding(devices, split=True)
+    return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
 
 
 @jax.jit

@@ -120,11 +120,11 @@ class Session:
         """How the optimizer knows a parameter: by name where the key-value store updates, else by number."""
         return name if self.update_on_kvstore else self.names.index(name) * len(self.devices)
 
-    def begin_update(self) -> None:
-        """Host counters of one update; writes learning rate and multipliers into the state where they changed."""
+    def begin_update(self, learns: Sequence[str]) -> None:
+        """Host counters of one update of `learns`; writes learning rate and multipliers into the state where they changed."""
         optimizer, state = self.optimizer, self.state
         assert optimizer is not None and state is not None
-        optimizer.count(self._indices())
+        optimizer.count(self._indices(learns))
         rate = float(optimizer.rate())
         if rate != self._rate:
             self._rate = rate
@@ -143,9 +143,10 @@ class Session:
         self._rate, self.passes = rates[-1], 0
         return rates
 
-    def _indices(self) -> list[Index]:
+    def _indices(self, learns: Sequence[str] | None = None) -> list[Index]:
         number = {name: i for i, name in enumerate(self.names)}
-        return [n if self.update_on_kvstore else number[n] * len(self.devices) for n in sorted(self.learns)]
+        names = sorted(self.learns if learns is None else learns)
+        return [n if self.update_on_kvstore else number[n] * len(self.devices) for n in names]
 
     def sync_multipliers(self) -> None:
         """Write the multipliers of the optimizer into the state, if they are other ones."""
@@ -175,20 +176,23 @@ class Session:
         assert state is not None
         if len(params) == len(state.params) and len(aux) == len(state.aux):
             return state
-        if isinstance(state.opt_state, OptState) and state.opt_state.count is not None:
-            state = self._counted_apart(state)
+        state = self.count_apart()
         part = state._replace(params={k: state.params[k] for k in params}, aux={k: state.aux[k] for k in aux})
         if isinstance(state.opt_state, OptState):
             part = part._replace(opt_state=self._part(state.opt_state, learns))
         local = state.local and {k: v for k, v in state.local.items() if k in set(learns)}
         return part._replace(local=local)
 
-    def _counted_apart(self, state: TrainState) -> TrainState:
-        """The state with a count for each parameter, from now on."""
-        count, size = state.opt_state.count, len(self.learns)
+    def count_apart(self) -> TrainState:
+        """The state with a count for each parameter, from now on; graphs that use some of the parameters need that."""
+        state = self.state
+        assert state is not None
+        if not isinstance(state.opt_state, OptState) or state.opt_state.count is None:
+            return state
+        count, size = jnp.asarray(state.opt_state.count), len(self.learns)
         if count.ndim == int(self.split):
-            count = place(np.full(size, np.asarray(counters.read(count)).max(), np.int32), self.devices)
-            count = self._stacked(np.asarray(count)) if self.split else count
+            count = np.full(size, np.asarray(counters.read(count)).max(), np.int32)
+            count = self._stacked(count) if self.split else place(count, self.devices)
             self.state = state = state._replace(opt_state=state.opt_state._replace(count=count))
         return state
 
