@@ -68,6 +68,7 @@ class BoundModule(BaseModule):
         self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, until bind
         self._preload: Any = None  # a file of optimizer states that init_optimizer reads
         self._states: dict[str, Any] = {}
+        self._labels_before: dict[str, Any] = {}
         self._monitor: Any = None
         self._captures: dict[Any, Any] = {}
         self._runner: Any = None  # EpochRunner over the data that fit saw last
@@ -228,6 +229,13 @@ class BoundModule(BaseModule):
         descs.match_names(self._data_names, data, "data", self.logger, must=True)
         self._slices(descs.rows_of_batch(data))
         self._data_shapes, self._label_shapes = data, labels
+        if self._state_names:
+            known = {d.name: d.shape for d in [*data, *labels] if d.name in self._arguments}
+            shapes = dict(zip(self._arguments, self._symbol.infer_shape(**known)[0], strict=True))
+            for name, value in self._states.items():
+                if tuple(shapes[name]) != tuple(value.shape):  # states of another batch size begin again
+                    self._specs[name] = jax.ShapeDtypeStruct(tuple(shapes[name]), np.float32)
+                    self._states[name] = np.zeros(shapes[name], np.float32)
 
     # -------------------------------------------------------------------------------- parameters
     @property
@@ -360,7 +368,17 @@ class BoundModule(BaseModule):
         inputs = dict(zip([d.name for d in shown], data, strict=True))
         inputs.update(zip([d.name for d in shown_labels], labels, strict=False))
         inputs.update(self._states)
+        rows = descs.rows_of_batch(shown)
+        for desc in () if labels else self._label_shapes:
+            inputs[desc.name] = self._label_before(desc, rows)
+        self._labels_before = {d.name: inputs[d.name] for d in self._label_shapes if d.name in inputs}
         return {k: v for k, v in inputs.items() if k in self._arguments}
+
+    def _label_before(self, desc: DataDesc, rows: int) -> Any:
+        """A batch without labels leaves those of the batch before in place, as MXNet does; zeros at first."""
+        axis, before = max(DataDesc.get_batch_axis(desc.layout), 0), self._labels_before.get(desc.name)
+        shape = (*desc.shape[:axis], rows, *desc.shape[axis + 1 :])
+        return before if before is not None and tuple(before.shape) == shape else np.zeros(shape, desc.dtype)
 
     def _joined(self, batches: Sequence[DataBatch]) -> tuple[Batch, list[int], int]:
         if len(batches) != len(self._devices):
