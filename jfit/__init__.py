@@ -26,11 +26,14 @@ from jfit import symbol as sym
 from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
 from jfit.facade import callback
+from jfit.facade.bucketing import BucketingModule
 from jfit.facade.kvstore import KVStore
 from jfit.facade.module import Module
 from jfit.facade.monitor import Monitor
 from jfit.facade.parameter import Parameter
 from jfit.facade.parameter_dict import ParameterDict
+from jfit.facade.python_module import PythonLossModule, PythonModule
+from jfit.facade.sequential import SequentialModule
 from jfit.facade.trainer import Trainer
 from jfit.fitting import fit
 from jfit.lowering import lower
@@ -46,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "BucketingModule",
     "Context",
     "KVStore",
     "Model",
@@ -55,7 +59,10 @@ __all__ = [
     "Parameter",
     "ParameterDict",
     "Policy",
+    "PythonLossModule",
+    "PythonModule",
     "Run",
+    "SequentialModule",
     "StepOut",
     "Symbol",
     "TrainState",
