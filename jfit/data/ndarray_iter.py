@@ -97,6 +97,12 @@ class DataBatch:
         self.label: Any = label
         self.pad, self.index = pad, index
         self.bucket_key, self.provide_data, self.provide_label = (bucket_key, provide_data, provide_label)
+        self.rolled = False
+
+    @property
+    def wrapped(self) -> int:
+        """Rows at the end that were seen before: `pad`, but none where `pad` counts rows rolled over from the last epoch."""
+        return 0 if self.rolled else int(self.pad or 0)
 
     def __str__(self) -> str:
         label = None if self.label is None else [np.shape(a) for a in self.label]
@@ -281,6 +287,12 @@ class NDArrayIter(DataIter):
         if low + self.batch_size <= len(self._stream):
             return self._stream[low : low + self.batch_size]
         return self._stream[np.arange(low, low + self.batch_size) % len(self._stream)]
+
+    def next(self) -> DataBatch:
+        """The next batch.  Raises StopIteration at the end of the epoch."""
+        batch = super().next()
+        batch.rolled = self.last_batch_handle == "roll_over"
+        return batch
 
     def getpad(self) -> int:
         """`pad`: rows wrapped from the start; `roll_over`: rows of the first batch that come from the epoch before."""

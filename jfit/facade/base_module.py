@@ -203,7 +203,7 @@ class BaseModule:
                 break
             self.prepare(batch, sparse_row_id_fn)
             self.forward(batch, is_train=False)
-            yield self._without_padding(batch.pad or 0), nbatch, batch
+            yield self._without_padding(getattr(batch, "wrapped", batch.pad) or 0), nbatch, batch
 
     def _without_padding(self, pad: int) -> list[Any]:
         return [out[: out.shape[0] - pad] if pad else out for out in self.get_outputs()]
@@ -324,9 +324,7 @@ class BaseModule:
 
     def _stop_if(self, flag: StopFlag) -> None:
         if flag.set:
-            raise KeyboardInterrupt(
-                "fit was stopped by Ctrl-C between two steps; the module keeps what it has learned"
-            )
+            raise KeyboardInterrupt("fit was stopped by Ctrl-C between two steps; the module keeps what it has learned")
 
     def _sync_devices(self) -> None:
         """Give every device the same parameters, where they have their own."""

@@ -343,7 +343,7 @@ class BoundModule(BaseModule):
         """(batch by input name, rows of each device, padded rows at its end)."""
         inputs = self._arrays(data_batch)
         rows = descs.rows_of_batch(self._data_shapes)
-        pad = int(getattr(data_batch, "pad", None) or 0)
+        pad = int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)
         counts = self._slices(rows)
         counted = None
         if pad:
