@@ -1,0 +1,344 @@
+"""Module: names, shapes, requests, parameters, passes one by one, sharing; what it refuses, and in which words."""
+
+import logging
+
+import jax
+import numpy as np
+import pytest
+from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, host, linear, normed, ready, steps, values_for
+
+import jfit
+from jfit.data import DataBatch
+from jfit.data.ndarray_iter import DataDesc
+from jfit.facade import optimizer as O
+from jfit.facade.module import Module
+
+
+# ------------------------------------------------------------------------------------------------ names
+@pytest.mark.parametrize("kind", ["data_names", "state_names", "fixed_param_names"])
+def test_a_name_that_the_symbol_lacks_is_refused_with_those_it_has(kind):
+    with pytest.raises(ValueError, match=r"'nope' is not found.*softmax_label"):
+        Module(linear(), **{kind: ["nope"]})
+
+
+def test_a_label_name_that_the_symbol_lacks_is_a_warning_only(caplog):
+    module = Module(SYM.FullyConnected(V("data"), num_hidden=2, name="fc"))
+    assert "softmax_label" in caplog.text
+    module.bind([("data", (2, 4))])
+    module.init_params()
+    module.forward(batch_of(2), is_train=False)
+    assert module.get_outputs()[0].shape == (2, 2)
+
+
+def test_it_says_what_it_is_bound_to():
+    module = bound(rows=6)
+    assert (module.data_names, module.label_names, module.output_names) == (["data"], ["softmax_label"], ["softmax_output"])
+    assert [(d.name, d.shape) for d in module.data_shapes] == [("data", (6, 4))]
+    assert [(d.name, d.shape) for d in module.label_shapes] == [("softmax_label", (6,))]
+    assert module.output_shapes == [("softmax_output", (6, 3))]
+    assert module.symbol.list_outputs() == module.output_names
+    assert (module.binded, module.for_training, module.inputs_need_grad) == (True, True, False)
+    assert (module.params_initialized, module.optimizer_initialized) == (True, False)
+
+
+def test_labels_may_be_none():
+    module = Module(SYM.FullyConnected(V("data"), num_hidden=2, name="fc"), label_names=None)
+    module.bind([("data", (2, 4))])
+    assert module.label_names == [] and module.label_shapes == []
+
+
+def test_a_logger_of_the_users_gets_the_warnings(caplog):
+    module = bound(logger=logging.getLogger("mine"))
+    module.bind([("data", (6, 4))])
+    assert caplog.records[-1].name == "mine" and "Already bound" in caplog.text
+
+
+def test_a_context_is_a_context_or_a_device_or_a_list_and_groups_are_accepted():
+    for context in (jfit.cpu(1), jax.devices()[1], [jfit.cpu(1)]):
+        module = Module(linear(), context=context, group2ctxs={"dev1": [jfit.cpu(2)]})
+        module.bind([("data", (2, 4))], [("softmax_label", (2,))])
+        module.init_params()
+        module.forward(batch_of(2))
+        assert module.get_outputs()[0].devices() == {jax.devices()[1]}
+
+
+def test_work_loads_are_one_for_each_device():
+    with pytest.raises(ValueError, match="work_load_list has 3 entries, needed one for each of 2 devices"):
+        Module(linear(), context=cpus(2), work_load_list=[1, 2, 3])
+
+
+# ------------------------------------------------------------------------------------------------ order
+def test_methods_called_too_early_are_assertion_errors_as_in_mxnet():
+    module = Module(linear())
+    for early in (
+        lambda: module.init_params(),
+        lambda: module.get_params(),
+        lambda: module.forward(batch_of(6)),
+        lambda: module.init_optimizer(),
+        lambda: module.data_shapes,
+        lambda: module.update(),
+    ):
+        with pytest.raises(AssertionError):
+            early()
+    module = bound()
+    for early in (module.update, module.get_input_grads, lambda: module.save_optimizer_states("x")):
+        with pytest.raises(AssertionError):
+            early()
+
+
+def test_outputs_and_gradients_before_their_pass_are_refused():
+    module = ready()
+    with pytest.raises(RuntimeError, match=r"call forward\(batch\) first"):
+        module.get_outputs()
+    with pytest.raises(RuntimeError, match=r"no gradient for \['fc_"):
+        module.update()
+    module.forward(batch_of(6), is_train=False)
+    with pytest.raises(RuntimeError, match="training mode"):
+        module.backward()
+
+
+# ------------------------------------------------------------------------------------------------ bind
+def test_shapes_are_pairs_or_descriptions_for_exactly_the_data_names(caplog):
+    for shapes in ([("data", (6, 4))], [DataDesc("data", (6, 4))], [("data", (6, 4), "float32")]):
+        assert bound(shapes=shapes).data_shapes[0].shape == (6, 4)
+    with pytest.raises(ValueError, match=r"data_names are \['data'\], shapes are for \['x'\]"):
+        Module(linear()).bind([("x", (6, 4))])
+    with pytest.raises(ValueError, match=r"needed \(name, shape\) pairs"):
+        Module(linear()).bind([(6, 4)])
+    Module(linear()).bind([("data", (6, 4))], [("other", (6,))])
+    assert "label_shapes do not match" in caplog.text
+
+
+def test_a_second_bind_is_ignored_and_force_rebind_keeps_the_parameters(caplog):
+    module = steps(ready(), 2)
+    before = host(module.get_params()[0])
+    module.bind([("data", (3, 4))], [("softmax_label", (3,))])
+    assert module.data_shapes[0].shape == (6, 4) and "Already bound, ignoring" in caplog.text
+    module.bind([("data", (3, 4))], [("softmax_label", (3,))], force_rebind=True)
+    assert module.data_shapes[0].shape == (3, 4)
+    assert all(np.array_equal(before[k], v) for k, v in module.get_params()[0].items())
+    steps(module, 1, rows=3)
+
+
+def test_bound_for_scoring_it_has_no_gradients():
+    module = bound(bind={"for_training": False})
+    module.forward(batch_of(6))
+    with pytest.raises(RuntimeError, match="training mode"):
+        module.backward()
+    with pytest.raises(ValueError, match="needs for_training=True"):
+        Module(linear()).bind([("data", (6, 4))], for_training=False, inputs_need_grad=True)
+
+
+@pytest.mark.parametrize(
+    "grad_req",
+    ["add", ["null", "add", "add", "null"], {"fc_weight": "add", "fc_bias": "add"}],
+    ids=["word", "list", "dict"],
+)
+def test_gradients_accumulate_where_add_is_asked_for(grad_req):
+    module = ready(bind={"grad_req": grad_req})
+    error, x = error_of(module)
+    for times in (1, 2, 3):
+        module.forward_backward(batch_of(6))
+        assert np.allclose(module.gradients()["fc_weight"], times * error.T @ x, atol=1e-5)
+        assert np.allclose(module.gradients()["fc_bias"], times * error.sum(0), atol=1e-5)
+
+
+def test_a_parameter_with_null_stays_as_it_is():
+    module = ready(bind={"grad_req": {"fc_bias": "null"}})
+    before = host(module.get_params()[0])
+    after = host(steps(module, 2).get_params()[0])
+    assert np.array_equal(before["fc_bias"], after["fc_bias"])
+    assert not np.array_equal(before["fc_weight"], after["fc_weight"])
+
+
+def test_requests_that_make_no_sense_are_refused():
+    for given, words in (
+        ("most", "needed one of write, add, null"),
+        (["write"], "lists 1 words, needed one for each of the 4 arguments"),
+        ({"fc_weigth": "add"}, "did you mean .*fc_weight"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Module(linear()).bind([("data", (6, 4))], [("softmax_label", (6,))], grad_req=given)
+
+
+def test_fixed_parameters_do_not_move_but_their_moving_statistics_do(tmp_path):
+    module = ready(normed(), fixed_param_names=["fc1_weight", "bn_gamma"], params={"learning_rate": 0.5, "momentum": 0.9})
+    before, aux = (host(x) for x in module.get_params())
+    after, aux2 = (host(x) for x in steps(module, 3).get_params())
+    still = {name for name in before if np.array_equal(before[name], after[name])}
+    assert still == {"fc1_weight", "bn_gamma"}
+    assert not np.array_equal(aux["bn_moving_mean"], aux2["bn_moving_mean"])
+    states, _ = module._session.export_states()
+    assert {module._optimizer.idx2name[index] for index in states} == set(before) - still
+
+
+def test_more_devices_than_rows_are_refused():
+    with pytest.raises(ValueError, match=r"Too many slices\. Some splits are empty"):
+        bound(rows=2, devices=3)
+
+
+def test_uneven_slices_of_a_network_that_loses_its_rows_are_refused():
+    mixed = SYM.MakeLoss(SYM.sum(SYM.dot(V("data"), V("data"), transpose_a=True)), name="loss")
+    module = Module(mixed, label_names=None, context=cpus(3))
+    module.bind([("data", (10, 4))])
+    module.init_params()
+    with pytest.raises(ValueError, match=r"10 rows splits into slices of \[3, 3, 4\] rows"):
+        module.forward(DataBatch([data_of(10)[0]]))
+
+
+# ------------------------------------------------------------------------------------------------ reshape
+def test_other_batch_sizes_are_a_reshape_and_compile_once_each():
+    module = steps(ready(rows=6), 2)
+    scale = module._optimizer.rescale_grad
+    for rows in (4, 9):
+        module.forward(batch_of(rows), is_train=False)
+        assert module.get_outputs()[0].shape == (rows, 3) and module.data_shapes[0].shape == (rows, 4)
+        steps(module, 1, rows)
+    assert module._optimizer.rescale_grad == scale == 1 / 6
+    with jfit.counters.counted() as seen:
+        for rows in (6, 4, 9):
+            steps(module, 2, rows)
+    assert seen["compiles"] == 0 and seen["traces"] == 0
+
+
+def test_reshape_by_hand_keeps_the_parameters():
+    module = bound()
+    before = host(module.get_params()[0])
+    module.reshape([("data", (2, 4))], [("softmax_label", (2,))])
+    assert module.output_shapes == [("softmax_output", (2, 3))]
+    module.forward(batch_of(2))
+    assert module.get_outputs()[0].shape == (2, 3)
+    assert all(np.array_equal(before[k], v) for k, v in module.get_params()[0].items())
+    with pytest.raises(ValueError, match="shapes are for"):
+        module.reshape([("x", (2, 4))])
+
+
+# ------------------------------------------------------------------------------------------------ parameters
+def test_init_params_draws_what_is_missing_only_where_that_is_allowed():
+    module = Module(linear())
+    module.bind([("data", (6, 4))], [("softmax_label", (6,))])
+    given = {"fc_weight": np.ones((3, 4), "float32")}
+    with pytest.raises(RuntimeError, match="fc_bias is not presented"):
+        module.init_params(arg_params=given)
+    with pytest.raises(RuntimeError, match="fc_bias has no value and initializer=None"):
+        module.init_params(None, given, allow_missing=True)
+    module.init_params(jfit.init.Constant(2.0), given, allow_missing=True)
+    params = host(module.get_params()[0])
+    assert (params["fc_weight"] == 1).all() and (params["fc_bias"] == 0).all()
+
+
+def test_parameters_that_are_there_are_only_replaced_by_force():
+    module = bound()
+    before = host(module.get_params()[0])
+    with pytest.warns(UserWarning, match="init_params call ignored"):
+        module.init_params(jfit.init.One())
+    assert np.array_equal(before["fc_weight"], module.get_params()[0]["fc_weight"])
+    module.init_params(jfit.init.One(), force_init=True)
+    assert (np.asarray(module.get_params()[0]["fc_weight"]) == 1).all()
+
+
+def test_an_initializer_named_by_the_variable_wins():
+    weight = V("fc_weight", init=jfit.init.Constant(7.0))
+    module = Module(SYM.FullyConnected(V("data"), weight, num_hidden=2, name="fc"), label_names=None)
+    module.bind([("data", (2, 4))])
+    module.init_params(jfit.init.Zero())
+    assert (np.asarray(module.get_params()[0]["fc_weight"]) == 7).all()
+
+
+def test_values_of_another_shape_are_refused_by_name():
+    module = bound()
+    with pytest.raises(ValueError, match=r"fc_bias: the given value has shape \(5,\), the network needs \(3,\)"):
+        module.set_params({"fc_bias": np.zeros(5), "fc_weight": np.zeros((3, 4))}, {})
+
+
+def test_set_params_replaces_all_or_with_allow_missing_the_given_ones():
+    module = bound()
+    before = host(module.get_params()[0])
+    module.set_params({"fc_bias": np.full(3, 9.0)}, {}, allow_missing=True)
+    after = host(module.get_params()[0])
+    assert (after["fc_bias"] == 9).all() and np.array_equal(after["fc_weight"], before["fc_weight"])
+    with pytest.raises(RuntimeError, match="fc_weight is not presented"):
+        module.set_params({"fc_bias": np.full(3, 9.0)}, {})
+    with pytest.warns(UserWarning, match="set_params call ignored"):
+        module.set_params(before, {}, force_init=False)
+    assert (np.asarray(module.get_params()[0]["fc_bias"]) == 9).all()
+
+
+@pytest.mark.parametrize("allow_missing", [False, True])
+def test_unknown_names_in_set_params_are_refused_with_the_nearest_name(allow_missing):
+    """MXNet ignores them where allow_missing=False (decided.unknown_names)."""
+    module = bound()
+    params, _ = module.get_params()
+    extra = {**params, "fc_wieght": np.zeros(1)}
+    with pytest.raises(ValueError, match=r"'fc_wieght'.*not in the arguments.*fc_weight"):
+        module.set_params(extra, {}, allow_missing=allow_missing)
+    with pytest.raises(ValueError, match="'mean' in aux_params"):
+        module.set_params(params, {"mean": np.zeros(1)}, allow_missing=allow_missing)
+    module.set_params(extra, {}, allow_missing=allow_missing, allow_extra=True)
+
+
+def test_what_get_params_gave_outlives_the_next_steps():
+    module = ready(devices=2)
+    params, _ = module.get_params()
+    kept = host(params)
+    steps(module, 3)
+    assert all(np.array_equal(kept[name], params[name]) for name in kept)
+
+
+def test_what_the_caller_does_to_its_arrays_later_does_not_matter():
+    module = bound()
+    mine = host(module.get_params()[0])
+    module.set_params(mine, {})
+    before = {name: value.copy() for name, value in mine.items()}
+    for value in mine.values():
+        value[:] = 99
+    assert all(np.array_equal(before[k], v) for k, v in module.get_params()[0].items())
+    x, y = data_of(6)
+    module.forward(DataBatch([x], [y]), is_train=False)
+    want = error_of(module)[0] + np.eye(3)[y.astype(int)]
+    x[:] = 99
+    assert np.allclose(module.get_outputs()[0], want, atol=1e-6)
+
+
+def test_parameter_files_are_written_and_read(tmp_path):
+    module = steps(ready(normed()), 2)
+    module.save_params(str(tmp_path / "p.params"))
+    other = Module(normed())
+    other.bind([("data", (6, 4))], [("softmax_label", (6,))])
+    other.load_params(str(tmp_path / "p.params"))
+    for mine, theirs in zip(module.get_params(), other.get_params(), strict=True):
+        assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_moving_statistics_are_the_mean_over_the_devices_after_every_step():
+    """MXNet's devices keep their own until get_params (decided.device_statistics)."""
+    module = ready(normed(momentum=0.0), rows=10, devices=3)
+    params, x = host(module.get_params()[0]), data_of(10)[0]
+    hidden = x @ params["fc1_weight"].T + params["fc1_bias"]
+    steps(module, 1, rows=10)
+    want = np.mean([part.mean(0) for part in np.split(hidden, [3, 6])], axis=0)
+    assert np.allclose(module.get_params()[1]["bn_moving_mean"], want, atol=1e-5)
+    assert np.allclose(module.state.aux["bn_moving_mean"], want, atol=1e-5)
+
+
+def test_research_code_gets_the_train_state():
+    module = steps(ready(), 3)
+    assert isinstance(module.state, jfit.TrainState) and int(module.state.step) == 3
+    assert set(module.state.params) == set(values_for(module)[0])
+
+
+def test_an_optimizer_of_the_users_is_called_for_each_parameter():
+    class Sign(O.Optimizer):
+        def create_state(self, index, weight):
+            return None
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight[:] = np.asarray(weight) - self._get_lr(index) * np.sign(np.asarray(grad))
+
+    for devices in (1, 3):
+        module = bound(rows=10, devices=devices)
+        before, (error, x) = host(module.get_params()[0]), error_of(module, rows=10)
+        module.init_optimizer(optimizer=Sign(learning_rate=0.25, rescale_grad=0.1))
+        steps(module, 1, rows=10)
+        assert np.allclose(module.get_params()[0]["fc_weight"], before["fc_weight"] - 0.25 * np.sign(error.T @ x))

@@ -1,0 +1,467 @@
+"""fit, score and predict of Module: every argument, the order of callbacks, wrapped rows, interrupts, and what it costs."""
+
+import logging
+import signal
+
+import numpy as np
+import pytest
+from golden_mx import captured_log
+from module_support import SYM, V, batch_of, bound, cpus, data_of, host, linear, normed, ready, softmax, steps, values_for
+
+import jfit
+from jfit.data import DataBatch
+from jfit.facade import metric as M
+from jfit.facade.module import Module
+from jfit.facade.monitor import Monitor
+
+FAST = {"optimizer_params": {"learning_rate": 0.5, "momentum": 0.9}}
+
+
+def iterator(rows=22, size=4, seed=0, **kwargs):
+    return jfit.NDArrayIter(*data_of(rows, seed), batch_size=size, **kwargs)
+
+
+def fitted(num_epoch=2, *, rows=22, devices=1, module=None, **kwargs):
+    """A module after fit, from fixed parameters."""
+    module = Module(normed(), context=cpus(devices)) if module is None else module
+    if not module.binded:
+        kwargs.setdefault("initializer", jfit.init.Constant(0.3))
+    module.fit(iterator(rows), num_epoch=num_epoch, **{**FAST, **kwargs})
+    return module
+
+
+def assert_same_bits(one, two):
+    for a, b in zip(one.get_params(), two.get_params(), strict=True):
+        assert all(np.array_equal(a[name], b[name]) for name in a) and set(a) == set(b)
+
+
+# ------------------------------------------------------------------------------------------------ the numbers of fit
+@pytest.mark.parametrize("devices", [1, 3])
+def test_fit_is_the_loop_that_one_would_write(devices):
+    by_hand = Module(normed(), context=cpus(devices))
+    data = iterator()
+    by_hand.bind(data.provide_data, data.provide_label)
+    by_hand.init_params(jfit.init.Constant(0.3))
+    by_hand.init_optimizer(optimizer_params=FAST["optimizer_params"])
+    for _ in range(2):
+        for batch in data:
+            by_hand.forward_backward(batch)
+            by_hand.update()
+        data.reset()
+    assert_same_bits(by_hand, fitted(devices=devices))
+
+
+@pytest.mark.parametrize("last_batch_handle", ["pad", "discard", "roll_over"])
+def test_a_callback_that_looks_at_every_batch_changes_no_bit(last_batch_handle):
+    modules, logs = [], []
+    for callback in (None, lambda told: None):
+        np.random.seed(0)
+        module = Module(normed())
+        with captured_log() as log:
+            module.fit(
+                iterator(shuffle=True, last_batch_handle=last_batch_handle),
+                eval_metric=["acc", "ce"],
+                batch_end_callback=callback,
+                initializer=jfit.init.Constant(0.3),
+                num_epoch=3,
+                **FAST,
+            )
+        modules.append(module)
+        logs.append([line for line in log if "Time cost" not in line])
+    assert_same_bits(*modules)
+    assert logs[0] == logs[1] and len(logs[0]) == 6
+
+
+def test_rows_that_the_iterator_wrapped_around_train_but_never_count():
+    """MXNet counts them (decided.padded_rows): 6 rows in batches of 4 are 8 rows for it."""
+    x, y = data_of(6)
+    module = Module(linear())
+    seen = []
+    module.fit(
+        jfit.NDArrayIter(x, y, batch_size=4),
+        eval_metric="ce",
+        batch_end_callback=lambda told: seen.append(told.eval_metric.get()[1]),
+        num_epoch=1,
+        arg_params={"fc_weight": np.zeros((3, 4)), "fc_bias": np.zeros(3)},
+        optimizer_params={"learning_rate": 1.0},
+    )
+    weight, bias, losses = np.zeros((3, 4)), np.zeros(3), []
+    for rows in ([0, 1, 2, 3], [4, 5, 0, 1]):
+        p = softmax(x[rows] @ weight.T + bias)
+        losses.append(-np.log(p[np.arange(4), y[rows].astype(int)] + 1e-12))
+        error = p - np.eye(3)[y[rows].astype(int)]
+        weight, bias = weight - error.T @ x[rows] / 4, bias - error.sum(0) / 4
+    assert seen == pytest.approx([losses[0].mean(), np.concatenate([losses[0], losses[1][:2]]).mean()], rel=1e-5)
+    assert np.allclose(module.get_params()[0]["fc_weight"], weight, atol=1e-6)
+    found = dict(module.score(jfit.NDArrayIter(x, y, batch_size=4), ["acc", "ce"]))
+    p = softmax(x @ weight.T + bias)
+    assert found["cross-entropy"] == pytest.approx(-np.log(p[np.arange(6), y.astype(int)] + 1e-12).mean(), rel=1e-4)
+    assert found["accuracy"] == pytest.approx((p.argmax(1) == y).mean())
+
+
+@pytest.mark.parametrize("name", ["mse", "mae"])
+def test_a_metric_sees_the_whole_batch_whatever_devices_it_lay_on(name):
+    """MXNet averages over the slices, here of 3, 3 and 4 rows (decided.device_metric)."""
+    net = SYM.LinearRegressionOutput(SYM.FullyConnected(V("data"), num_hidden=1, name="fc"), name="lin")
+    found = []
+    for devices in (1, 3):
+        module = Module(net, label_names=["lin_label"], context=cpus(devices))
+        module.bind([("data", (10, 4))], [("lin_label", (10, 1))])
+        module.init_params(None, *values_for(module))
+        x, y = data_of(20)
+        found.append(module.score(jfit.NDArrayIter(x, y.reshape(-1, 1), 10, label_name="lin_label"), name)[0][1])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ arguments of fit
+def test_fit_needs_the_number_of_epochs():
+    with pytest.raises(AssertionError, match="please specify number of epochs"):
+        Module(linear()).fit(iterator())
+
+
+def test_callbacks_come_one_by_one_or_in_lists_in_their_order():
+    calls = []
+
+    def note(kind):
+        return lambda *told: calls.append((kind, *(told[:1] if len(told) > 1 else (told[0].epoch, told[0].nbatch))))
+
+    Module(linear()).fit(
+        iterator(8),
+        eval_data=iterator(4),
+        batch_end_callback=[note("batch"), note("batch again")],
+        epoch_end_callback=note("epoch"),
+        eval_batch_end_callback=note("evaluated"),
+        eval_end_callback=[note("scored")],
+        begin_epoch=3,
+        num_epoch=5,
+    )
+    once = [("batch", 0), ("batch again", 0), ("batch", 1), ("batch again", 1), ("epoch",), ("evaluated", 0), ("scored", 1)]
+    assert calls == [(kind, epoch, *rest) for epoch in (3, 4) for kind, *rest in once]
+
+
+def test_an_epoch_callback_gets_symbol_and_parameters_of_its_own():
+    kept = []
+    module = fitted(2, epoch_end_callback=lambda epoch, symbol, args, aux: kept.append((symbol, host(args), host(aux))))
+    assert kept[0][0] is module.symbol and set(kept[0][2]) == {"bn_moving_mean", "bn_moving_var"}
+    assert np.array_equal(kept[1][1]["fc1_weight"], module.get_params()[0]["fc1_weight"])
+    assert not np.array_equal(kept[0][1]["fc1_weight"], kept[1][1]["fc1_weight"])
+
+
+def test_a_batch_callback_sees_the_loop_and_may_reset_the_metric_without_touching_the_epochs_line():
+    seen = []
+
+    def callback(told):
+        seen.append(told.locals["self"])
+        told.eval_metric.reset_local()
+
+    with captured_log() as log:
+        module = fitted(1, batch_end_callback=callback)
+    with captured_log() as plain:
+        fitted(1)
+    assert seen == [module] * 6
+    assert [x for x in log if "Train-" in x] == [x for x in plain if "Train-" in x] != []
+
+
+def test_the_validation_has_a_metric_of_its_own():
+    with captured_log() as log:
+        fitted(1, eval_data=iterator(8, seed=1), eval_metric="acc", validation_metric=["ce", "acc"])
+    assert [line.split("=")[0] for line in log] == [
+        "INFO:Epoch[0] Train-accuracy", "INFO:Epoch[0] Time cost", "INFO:Epoch[0] Validation-cross-entropy",
+        "INFO:Epoch[0] Validation-accuracy",
+    ]  # fmt: skip
+
+
+def test_log_lines_go_to_the_modules_logger(caplog):
+    caplog.set_level(logging.INFO, logger="mine")
+    fitted(1, module=Module(normed(), logger=logging.getLogger("mine")))
+    assert {r.name for r in caplog.records} == {"mine"} and "Epoch[0] Train-accuracy=" in caplog.text
+
+
+def test_given_parameters_start_the_training_and_missing_ones_are_drawn_where_allowed():
+    given = {"fc_weight": np.ones((3, 4), "float32")}
+    still = {"optimizer_params": {"learning_rate": 0.0}, "num_epoch": 1}
+    with pytest.raises(RuntimeError, match="fc_bias is not presented"):
+        Module(linear()).fit(iterator(), arg_params=given, **still)
+    module = Module(linear())
+    module.fit(iterator(), arg_params=given, allow_missing=True, **still)
+    assert (np.asarray(module.get_params()[0]["fc_weight"]) == 1).all()
+    with pytest.warns(UserWarning, match="init_params call ignored"):
+        module.fit(iterator(), initializer=jfit.init.Constant(5.0), **still)
+    assert (np.asarray(module.get_params()[0]["fc_weight"]) == 1).all()
+    module.fit(iterator(), initializer=jfit.init.Constant(5.0), force_init=True, **still)
+    assert (np.asarray(module.get_params()[0]["fc_weight"]) == 5).all()
+
+
+@pytest.mark.filterwarnings("ignore:Parameters already initialized")
+def test_a_second_fit_goes_on_where_the_first_ended():
+    twice = fitted(2)
+    fitted(3, module=twice, begin_epoch=2)
+    assert_same_bits(twice, fitted(3))
+    assert twice._optimizer.num_update == 18
+
+
+@pytest.mark.filterwarnings("ignore:Parameters already initialized")
+def test_force_rebind_takes_the_shapes_of_the_new_iterator():
+    module = fitted(1)
+    module.fit(iterator(12, 6), num_epoch=1, force_rebind=True, **FAST)
+    assert module.data_shapes[0].shape == (6, 4) and module._optimizer.num_update == 6 + 2
+
+
+@pytest.mark.parametrize(
+    "spec", ["acc", ["acc", "ce"], M.Accuracy(), lambda label, pred: float((pred.argmax(1) == label).mean())]
+)
+def test_a_metric_is_a_name_a_list_an_object_or_a_function(spec):
+    with captured_log() as log:
+        module = fitted(1, eval_metric=spec)
+    assert sum("Train-" in line for line in log) == (2 if isinstance(spec, list) else 1)
+    assert 0 <= module.score(iterator(), spec)[0][1] <= 1
+
+
+def test_a_metric_of_one_output_by_name():
+    fc = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
+    two = SYM.Group([SYM.SoftmaxOutput(fc, name="softmax"), SYM.BlockGrad(fc, name="seen")])
+    metric = M.create("acc", output_names=["softmax_output"], label_names=["softmax_label"])
+    module = Module(two)
+    module.fit(iterator(), eval_metric=metric, num_epoch=1)
+    assert module.score(iterator(), metric)[0][0] == "accuracy"
+
+
+def test_an_iterator_that_is_none_of_jfits_will_do():
+    class Plain:
+        provide_data, provide_label, resets = [("data", (4, 4))], [("softmax_label", (4,))], 0
+
+        def __iter__(self):
+            return iter([batch_of(4, seed) for seed in range(3)])
+
+        def reset(self):
+            self.resets += 1
+
+    data, counted = Plain(), []
+    module = Module(linear())
+    module.fit(data, batch_end_callback=lambda told: counted.append(told.nbatch), num_epoch=2)
+    assert counted == [0, 1, 2] * 2 and data.resets == 2 and module._optimizer.num_update == 6
+
+
+def test_methods_that_a_subclass_overrides_are_called_for_every_batch():
+    class Counting(Module):
+        calls = ()
+
+        def update(self):
+            self.calls = (*self.calls, "update")
+            super().update()
+
+        def prepare(self, data_batch, sparse_row_id_fn=None):
+            self.calls = (*self.calls, sparse_row_id_fn)
+
+    module = Counting(linear())
+    module.fit(iterator(12), num_epoch=1, sparse_row_id_fn=len)
+    assert module.calls == ("update", len, "update", len, "update")
+
+
+def test_accumulated_gradients_are_updated_with_every_batch_as_mxnet_does():
+    module = bound(rows=4, bind={"grad_req": "add"})
+    before = host(module.get_params()[0])
+    with pytest.warns(UserWarning, match="init_params call ignored"):
+        module.fit(iterator(8), num_epoch=1, optimizer_params={"learning_rate": 0.1})
+    assert module._optimizer.num_update == 2 and not np.array_equal(before["fc_bias"], module.get_params()[0]["fc_bias"])
+
+
+def test_devices_that_learn_alone_get_the_mean_at_the_end_of_every_epoch():
+    module = Module(linear(), context=cpus(2))
+    module.fit(iterator(16), kvstore=None, num_epoch=2, initializer=jfit.init.Constant(0.1), **FAST)
+    both = np.asarray(module.state.params["fc_weight"])
+    assert both.shape == (2, 3, 4) and np.array_equal(both[0], both[1])
+
+
+# ------------------------------------------------------------------------------------------------ interrupts
+@pytest.mark.filterwarnings("ignore:Parameters already initialized")
+@pytest.mark.parametrize("failure", ["ctrl-c", "callback", "epoch callback", "iterator"])
+def test_whatever_stops_fit_the_module_can_be_used_and_goes_on(failure):
+    class Breaking(jfit.NDArrayIter):
+        def getdata(self):
+            if self.batches_read == 4:
+                raise OSError("the disk is gone")
+            return super().getdata()
+
+    def at_batch_two(told):
+        if told.nbatch == 2:
+            signal.raise_signal(signal.SIGINT) if failure == "ctrl-c" else fail("a callback failed")
+
+    def fail(words):
+        raise RuntimeError(words)
+
+    data = Breaking(*data_of(22), batch_size=4) if failure == "iterator" else iterator()
+    callbacks = {
+        "ctrl-c": {"batch_end_callback": at_batch_two},
+        "callback": {"batch_end_callback": at_batch_two},
+        "epoch callback": {"epoch_end_callback": lambda *told: fail("a callback failed")},
+        "iterator": {"batch_end_callback": lambda told: None},
+    }[failure]
+    before = signal.getsignal(signal.SIGINT)
+    module = Module(normed())
+    with pytest.raises((KeyboardInterrupt, RuntimeError, OSError)) as raised:
+        module.fit(data, num_epoch=4, **FAST, **callbacks)
+    expected = {"ctrl-c": "stopped by Ctrl-C", "iterator": "the disk is gone"}.get(failure, "a callback failed")
+    assert expected in str(raised.value) and signal.getsignal(signal.SIGINT) is before
+    done = module._optimizer.num_update
+    assert done == (6 if failure == "epoch callback" else 3)
+    assert all(np.isfinite(value).all() for arrays in module.get_params() for value in arrays.values())
+    assert 0 <= module.score(iterator(), "acc")[0][1] <= 1
+    module.fit(iterator(), num_epoch=1, **FAST)
+    assert module._optimizer.num_update == done + 6
+
+
+def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
+    module = fitted(1)
+    count, begin = [], type(module._session).begin_updates
+
+    def begin_updates(self, steps):
+        count.append(steps)
+        signal.raise_signal(signal.SIGINT)
+        return begin(self, steps)
+
+    monkeypatch.setattr(type(module._session), "begin_updates", begin_updates)
+    with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C"), pytest.warns(UserWarning, match="ignored"):
+        module.fit(iterator(), num_epoch=50, **FAST)
+    assert len(count) == 1
+    steps(module, 1, rows=4)
+    assert all(np.isfinite(value).all() for value in module.get_params()[0].values())
+
+
+# ------------------------------------------------------------------------------------------------ cost
+@pytest.mark.filterwarnings("ignore:Parameters already initialized")
+@pytest.mark.parametrize("callback", [None, lambda told: None], ids=["no callback", "a callback"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_epochs_after_the_first_compile_nothing(devices, callback):
+    data, evaluation = iterator(20), iterator(8, seed=1)
+    module = Module(normed(), context=cpus(devices))
+    fit = {"eval_data": evaluation, "eval_metric": ["acc", "ce"], "batch_end_callback": callback, **FAST}
+    module.fit(data, num_epoch=2, **fit)
+    with jfit.counters.counted() as seen:
+        module.fit(data, num_epoch=3, **fit)
+    assert seen["traces"] == 0 and seen["compiles"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:Parameters already initialized")
+def test_many_batches_wait_for_the_device_a_few_times_only():
+    data = iterator(400)
+    module = Module(linear())
+    module.fit(data, num_epoch=1, **FAST)
+    with jfit.counters.counted() as seen:
+        module.fit(data, num_epoch=2, **FAST)
+    assert seen["host_syncs"] <= 2 * (1 + 100 // 8)
+
+
+@pytest.mark.filterwarnings("ignore:Parameters already initialized")
+def test_an_idle_monitor_costs_no_program_and_changes_no_bit():
+    plain, watched = fitted(1, batch_end_callback=lambda told: None), Module(normed())
+    monitor = Monitor(1000, pattern="fc.*")
+    fitted(1, module=watched, monitor=monitor)
+    assert_same_bits(plain, watched)
+    steps(watched, 2, rows=4)
+    monitor.tic()
+    monitor.toc()
+    with jfit.counters.counted() as seen:
+        for seed in range(3):
+            monitor.tic()
+            steps(watched, 1, rows=4, seed=seed)
+            assert monitor.toc() == []
+    assert seen["traces"] == 0 and seen["compiles"] == 0 and seen["host_syncs"] == 0
+
+
+def test_fit_with_a_monitor_prints_what_it_sees():
+    with captured_log() as log:
+        fitted(1, monitor=Monitor(2, pattern="fc2_weight"))
+    shown = [line for line in log if "Batch:" in line]
+    assert [int(line.split()[1]) for line in shown] == [1, 3, 5] and all("fc2_weight" in line for line in shown)
+
+
+# ------------------------------------------------------------------------------------------------ score, predict
+def test_score_takes_some_batches_and_calls_its_callbacks():
+    module, calls = fitted(1), []
+    data = iterator(22)
+    found = module.score(
+        data,
+        "acc",
+        num_batch=3,
+        batch_end_callback=lambda told: calls.append((told.epoch, told.nbatch)),
+        score_end_callback=lambda told: calls.append(("end", told.epoch, told.nbatch)),
+        epoch=7,
+    )
+    assert calls == [(7, 0), (7, 1), (7, 2), ("end", 7, 3)]
+    x, y = data_of(22)
+    got = np.asarray(module.predict(jfit.NDArrayIter(x[:12], y[:12], 4))).argmax(1)
+    assert found == [("accuracy", pytest.approx((got == y[:12]).mean()))]
+
+
+def test_score_without_reset_goes_on_where_the_iterator_is():
+    module, data = fitted(1), iterator(12)
+    next(data)
+    numbers = []
+    module.score(data, "acc", reset=False, batch_end_callback=lambda told: numbers.append(told.nbatch))
+    assert numbers == [0, 1]
+    module.score(data, "acc", batch_end_callback=lambda told: numbers.append(told.nbatch))
+    assert numbers == [0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_predict_gives_the_rows_in_order_without_wrapped_ones(devices):
+    module = fitted(1, devices=devices)
+    x, _ = data_of(22)
+    whole = np.asarray(module.predict(jfit.NDArrayIter(x, batch_size=4)))
+    assert whole.shape == (22, 3)
+    module.forward(DataBatch([x[4:8]]), is_train=False)
+    assert np.allclose(whole[4:8], module.get_outputs()[0], atol=1e-6)
+    apart = module.predict(iterator(), merge_batches=False)
+    assert [out[0].shape for out in apart] == [(4, 3)] * 5 + [(2, 3)]
+    (listed,) = module.predict(iterator(), num_batch=2, always_output_list=True)
+    assert np.array_equal(listed, whole[:8])
+    assert [(out[0].shape, k, b.pad) for out, k, b in module.iter_predict(iterator(), num_batch=6)][-1] == ((2, 3), 5, 2)
+
+
+def test_predict_takes_an_array_as_one_batch():
+    module = bound(rows=6, bind={"for_training": False})
+    assert module.predict(data_of(6)[0]).shape == (6, 3)
+    assert module.predict(data_of(9)[0]).shape == (9, 3)
+
+
+def test_predict_of_nothing_is_nothing_and_several_outputs_are_a_list():
+    fc = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
+    module = bound(SYM.Group([SYM.SoftmaxOutput(fc, name="softmax"), fc]), rows=4)
+    assert module.predict(iterator(), num_batch=0) == []
+    assert [out.shape for out in module.predict(iterator())] == [(22, 3), (22, 3)]
+
+
+def test_batches_with_different_numbers_of_outputs_do_not_merge(monkeypatch):
+    module, counts = bound(rows=4), iter([1, 2])
+    outputs = module.get_outputs
+    monkeypatch.setattr(module, "_without_padding", lambda pad: outputs() * next(counts))
+    with pytest.raises(ValueError, match=r"the number of outputs is not the same.*merge_batches=False"):
+        module.predict(iterator(8))
+
+
+def test_predict_and_score_need_parameters():
+    for method in (lambda m: m.score(iterator(), "acc"), lambda m: m.predict(iterator())):
+        with pytest.raises(AssertionError):
+            method(Module(linear()))
+
+
+def test_score_leaves_the_training_as_it_was():
+    one, two = ready(normed(), rows=4), ready(normed(), rows=4)
+    steps(one, 2, rows=4)
+    steps(two, 1, rows=4)
+    two.score(iterator(), "acc")
+    steps(two, 1, rows=4, seed=1)
+    assert_same_bits(one, two)
+
+
+def test_rows_that_rolled_over_are_new_and_count():
+    """MXNet reports them as `pad`, which predict then cuts off; they are rows of the last epoch that nobody has seen."""
+    x, y = data_of(6)
+    module, seen = bound(rows=4), []
+    data = jfit.NDArrayIter(x, y, batch_size=4, last_batch_handle="roll_over")
+    assert len(list(data)) == 1
+    data.reset()
+    for outputs, _, batch in module.iter_predict(data, reset=False):
+        seen.append((outputs[0].shape[0], batch.pad))
+    assert seen == [(4, 2), (4, 0)]

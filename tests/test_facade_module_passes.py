@@ -1,0 +1,318 @@
+"""Module's passes one by one: outputs and gradients by device, head gradients, states, sharing, the optimizer's beginnings."""
+
+import numpy as np
+import pytest
+from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, host, linear, normed, ready, steps, values_for
+
+import jfit
+from jfit.data import DataBatch
+from jfit.facade import kvstore as K
+from jfit.facade import optimizer as O
+from jfit.facade.module import Module
+
+EACH = pytest.mark.parametrize("devices", [1, 2, 3])
+
+
+# ------------------------------------------------------------------------------------------------ outputs, gradients
+def test_outputs_come_whole_or_in_the_uneven_slices_of_the_devices():
+    module = bound(rows=10, devices=3)
+    module.forward(batch_of(10), is_train=False)
+    (whole,), (parts,) = module.get_outputs(), module.get_outputs(merge_multi_context=False)
+    assert [part.shape for part in parts] == [(3, 3), (3, 3), (4, 3)]
+    assert np.array_equal(np.concatenate([np.asarray(p) for p in parts]), whole)
+
+
+@pytest.mark.parametrize(("loads", "rows"), [([1, 2], [2, 5]), ([3, 1], [5, 2])])
+def test_work_loads_decide_the_slices(loads, rows):
+    module = bound(rows=7, devices=2, work_load_list=loads)
+    module.forward(batch_of(7))
+    assert [part.shape[0] for part in module.get_outputs(merge_multi_context=False)[0]] == rows
+
+
+@EACH
+def test_input_gradients_are_those_of_the_rows(devices):
+    module = bound(rows=10, devices=devices, bind={"inputs_need_grad": True})
+    error, _ = error_of(module, rows=10)
+    module.forward_backward(batch_of(10))
+    (whole,), (parts,) = module.get_input_grads(), module.get_input_grads(merge_multi_context=False)
+    assert np.allclose(whole, error @ np.asarray(module.get_params()[0]["fc_weight"]), atol=1e-5)
+    assert [p.shape[0] for p in parts] == {1: [10], 2: [5, 5], 3: [3, 3, 4]}[devices]
+    assert np.allclose(np.concatenate([np.asarray(p) for p in parts]), whole)
+
+
+def test_input_gradients_can_be_used_beside_an_update():
+    module = ready(bind={"inputs_need_grad": True})
+    for _ in range(2):
+        error, _ = error_of(module)
+        weight = host(module.get_params()[0])["fc_weight"]
+        module.forward_backward(batch_of(6))
+        module.update()
+        assert np.allclose(module.get_input_grads()[0], error @ weight, atol=1e-5)
+
+
+def test_gradients_that_a_fused_step_did_not_keep_are_refused_and_kept_from_then_on():
+    module = steps(ready(), 1)
+    with pytest.raises(RuntimeError, match="kept from now on"):
+        module.gradients()
+    error, x = error_of(module)
+    steps(module, 1)
+    assert np.allclose(module.gradients()["fc_weight"], error.T @ x, atol=1e-5)
+
+
+@EACH
+def test_a_plain_output_takes_its_gradient_from_the_caller(devices):
+    net = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
+    module = Module(net, label_names=None, context=cpus(devices))
+    module.bind([("data", (10, 4))])
+    module.init_params(None, *values_for(module))
+    x, head = data_of(10)[0], np.random.default_rng(3).normal(size=(10, 3)).astype("float32")
+    module.forward(DataBatch([x]), is_train=True)
+    with pytest.raises(ValueError, match=r"'fc_output' is no loss.*pass out_grads"):
+        module.backward()
+    with pytest.raises(ValueError, match="out_grads holds 2 arrays"):
+        module.backward([head, head])
+    for given in (head, [head]):
+        module.forward(DataBatch([x]), is_train=True)
+        module.backward(given)
+        assert np.allclose(module.gradients()["fc_weight"], head.T @ x, atol=1e-5)
+        assert np.allclose(module.gradients()["fc_bias"], head.sum(0), atol=1e-5)
+
+
+def test_a_loss_beside_a_blocked_output_needs_no_head_gradients():
+    fc = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
+    net = SYM.Group([SYM.SoftmaxOutput(fc, name="softmax"), SYM.BlockGrad(fc, name="seen")])
+    module = ready(net)
+    before = host(module.get_params()[0])
+    module.forward_backward(batch_of(6))
+    module.update()
+    assert [o.shape for o in module.get_outputs()] == [(6, 3), (6, 3)]
+    assert not np.array_equal(before["fc_weight"], module.get_params()[0]["fc_weight"])
+
+
+@pytest.mark.parametrize("counts", [(5, 5), (3, 7)])
+def test_batches_that_were_sliced_before_are_taken_as_they_are(counts):
+    whole, apart = ready(rows=10, devices=2), ready(rows=10, devices=2)
+    x, y = data_of(10)
+    cut = counts[0]
+    parts = [DataBatch([x[:cut]], [y[:cut]]), DataBatch([x[cut:]], [y[cut:]])]
+    metrics = [jfit.facade.metric.create("acc") for _ in range(2)]
+    for module, batch in ((whole, batch_of(10)), (apart, parts)):
+        module.forward_backward(batch)
+        module.update()
+    assert [p.shape[0] for p in apart.get_outputs(merge_multi_context=False)[0]] == list(counts)
+    assert np.allclose(whole.get_outputs()[0], apart.get_outputs()[0], atol=1e-6)
+    assert np.allclose(whole.get_params()[0]["fc_weight"], apart.get_params()[0]["fc_weight"], atol=1e-6)
+    whole.update_metric(metrics[0], [y])
+    apart.update_metric(metrics[1], [[y[:cut]], [y[cut:]]], pre_sliced=True)
+    assert metrics[0].get() == metrics[1].get()
+    with pytest.raises(ValueError, match="3 pre-sliced batches for 2 devices"):
+        apart.forward([*parts, parts[0]])
+
+
+def test_a_batch_without_labels_is_enough_for_outputs():
+    module = bound()
+    module.forward(DataBatch([data_of(6)[0]]), is_train=False)
+    assert module.get_outputs()[0].shape == (6, 3)
+
+
+def test_forward_takes_its_mode_from_bind_unless_told():
+    net = SYM.SoftmaxOutput(SYM.Dropout(SYM.FullyConnected(V("data"), num_hidden=3, name="fc"), p=0.9), name="softmax")
+    module = bound(net)
+    outputs = []
+    for mode in (None, True, False, False):
+        module.forward(batch_of(6), is_train=mode)
+        outputs.append(np.asarray(module.get_outputs()[0]))
+    assert not np.allclose(outputs[0], outputs[2]) and np.array_equal(outputs[2], outputs[3])
+    scoring = bound(net, bind={"for_training": False})
+    scoring.forward(batch_of(6))
+    assert np.array_equal(scoring.get_outputs()[0], outputs[2])
+
+
+def test_outputs_that_are_read_first_have_the_random_numbers_of_the_step():
+    net = SYM.MakeLoss(SYM.Dropout(SYM.broadcast_mul(V("data"), V("scale", shape=(1, 4))), p=0.5), name="loss")
+    module = Module(net, label_names=None)
+    module.bind([("data", (6, 4))])
+    module.init_params(jfit.init.One(), {"scale": np.ones((1, 4))})
+    module.forward(DataBatch([np.ones((6, 4), "float32")]), is_train=True)
+    kept = np.asarray(module.get_outputs()[0]).sum(0, keepdims=True)
+    module.backward()
+    assert np.allclose(module.gradients()["scale"], kept)
+
+
+# ------------------------------------------------------------------------------------------------ states
+def stateful(devices=1):
+    net = SYM.FullyConnected(V("data") + V("h"), num_hidden=2, no_bias=True, name="fc")
+    module = Module(SYM.SoftmaxOutput(net, name="softmax"), state_names=["h"], context=cpus(devices))
+    module.bind([("data", (6, 4))], [("softmax_label", (6,))])
+    module.init_params()
+    return module
+
+
+def test_states_begin_with_zeros_and_are_set_from_arrays_or_to_a_number():
+    module, h = stateful(), np.arange(24, dtype="float32").reshape(6, 4)
+    assert "h" not in module.get_params()[0]
+    assert not np.asarray(module.get_states()[0]).any()
+    module.forward(batch_of(6), is_train=False)
+    without = np.asarray(module.get_outputs()[0])
+    module.set_states(states=[h])
+    assert np.array_equal(module.get_states()[0], h)
+    module.forward(batch_of(6), is_train=False)
+    assert not np.allclose(without, module.get_outputs()[0])
+    module.set_states(value=0)
+    module.forward(batch_of(6), is_train=False)
+    assert np.array_equal(without, module.get_outputs()[0])
+
+
+def test_states_of_several_devices_come_and_go_in_slices():
+    module, h = stateful(2), np.arange(24, dtype="float32").reshape(6, 4)
+    module.set_states(states=[h])
+    (parts,) = module.get_states(merge_multi_context=False)
+    assert [np.asarray(p).tolist() for p in parts] == [h[:3].tolist(), h[3:].tolist()]
+    module.set_states(states=[[parts[1], parts[0]]])
+    assert np.array_equal(module.get_states()[0], np.concatenate([h[3:], h[:3]]))
+
+
+def test_states_are_either_arrays_or_a_number_and_fit():
+    module = stateful()
+    for given in ({}, {"states": [np.zeros((6, 4))], "value": 0}):
+        with pytest.raises(ValueError, match=r"either states= .* or value="):
+            module.set_states(**given)
+    with pytest.raises(ValueError, match=r"'h' has shape \(2, 2\), the graph needs \(6, 4\)"):
+        module.set_states(states=[np.zeros((2, 2))])
+
+
+# ------------------------------------------------------------------------------------------------ sharing
+def test_modules_that_share_see_each_others_updates():
+    first = ready(rows=6, params={"learning_rate": 0.5, "momentum": 0.9})
+    second = Module(linear())
+    second.bind([("data", (3, 4))], [("softmax_label", (3,))], shared_module=first)
+    assert second.params_initialized and second.optimizer_initialized
+    alone = ready(rows=6, params={"learning_rate": 0.5, "momentum": 0.9})
+    for seed, rows in enumerate((6, 3, 6, 3)):
+        for module in ({6: first, 3: second}[rows], alone):
+            steps(module, 1, rows, seed)
+    assert first._optimizer.num_update == 4
+    for name, value in alone.get_params()[0].items():
+        assert np.allclose(value, first.get_params()[0][name], atol=1e-6)
+        assert np.array_equal(first.get_params()[0][name], second.get_params()[0][name])
+
+
+def test_a_network_with_a_part_of_the_parameters_can_share():
+    first = ready(normed(), params={"learning_rate": 0.5, "momentum": 0.9})
+    part = SYM.SoftmaxOutput(SYM.FullyConnected(V("data"), num_hidden=5, name="fc1"), name="softmax")
+    second = Module(part)
+    second.bind([("data", (6, 4))], [("softmax_label", (6,))], shared_module=first)
+    before = host(first.get_params()[0])
+    steps(second, 2)
+    after = host(first.get_params()[0])
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {"fc1_weight", "fc1_bias"}
+    steps(first, 1)
+
+
+def test_sharing_needs_a_module_that_is_bound_and_has_parameters():
+    with pytest.raises(ValueError, match="shared_module is not bound or has no parameters"):
+        Module(linear()).bind([("data", (3, 4))], [("softmax_label", (3,))], shared_module=Module(linear()))
+
+
+def test_an_optimizer_is_borrowed_with_its_state():
+    first = steps(ready(params={"learning_rate": 0.5, "momentum": 0.9}), 2)
+    second = Module(linear())
+    second.bind([("data", (6, 4))], [("softmax_label", (6,))], shared_module=first)
+    second.borrow_optimizer(first)
+    assert second._optimizer is first._optimizer and second.optimizer_initialized
+    steps(second, 1)
+    assert first._optimizer.num_update == 3
+    with pytest.raises(AssertionError):
+        second.borrow_optimizer(Module(linear()))
+
+
+# ------------------------------------------------------------------------------------------------ optimizer
+@pytest.mark.parametrize("params", [(("learning_rate", 0.25), ("momentum", 0.9)), {"learning_rate": 0.25, "momentum": 0.9}])
+def test_optimizer_parameters_are_pairs_or_a_dict(params):
+    optimizer = ready(params=params)._optimizer
+    assert (optimizer.learning_rate, optimizer.momentum, optimizer.rescale_grad) == (0.25, 0.9, 1 / 6)
+    assert ready(params={"rescale_grad": 0.5})._optimizer.rescale_grad == 0.5
+
+
+def test_a_second_optimizer_is_ignored_unless_forced(caplog):
+    module = steps(ready(params={"learning_rate": 0.5, "momentum": 0.9}), 2)
+    module.init_optimizer(optimizer="adam")
+    assert "optimizer already initialized, ignoring" in caplog.text and type(module._optimizer).__name__ == "SGD"
+    module.init_optimizer(optimizer="adam", force_init=True)
+    assert type(module._optimizer).__name__ == "Adam" and module._optimizer.num_update == 0
+    steps(module, 1)
+
+
+def test_an_instance_keeps_its_scale_and_decays_everything_as_in_mxnet():
+    module = bound()
+    with pytest.warns(UserWarning, match="rescale_grad is not normalized"):
+        module.init_optimizer(optimizer=O.SGD(learning_rate=0.1, wd=0.5))
+    before, (error, x) = host(module.get_params()[0]), error_of(module)
+    steps(module, 1)
+    after = host(module.get_params()[0])
+    assert np.allclose(after["fc_bias"], before["fc_bias"] - 0.1 * (error.sum(0) + 0.5 * before["fc_bias"]), atol=1e-6)
+    assert np.allclose(after["fc_weight"], before["fc_weight"] - 0.1 * (error.T @ x + 0.5 * before["fc_weight"]), atol=1e-6)
+
+
+def test_something_else_is_no_optimizer():
+    with pytest.raises(TypeError, match="an optimizer is a name or an Optimizer"):
+        bound().init_optimizer(optimizer=3)
+    with pytest.raises(ValueError, match="Cannot find optimizer sdg"):
+        bound().init_optimizer(optimizer="sdg")
+
+
+def test_rate_and_multipliers_may_change_between_steps():
+    module = ready(params={"learning_rate": 0.5})
+    module._optimizer.set_learning_rate(0.0)
+    before = host(module.get_params()[0])
+    steps(module, 1)
+    assert all(np.array_equal(before[k], v) for k, v in module.get_params()[0].items())
+    module._optimizer.set_learning_rate(1.0)
+    module._optimizer.set_lr_mult({"fc_bias": 0.0})
+    steps(module, 1)
+    after = host(module.get_params()[0])
+    assert np.array_equal(before["fc_bias"], after["fc_bias"]) and not np.array_equal(before["fc_weight"], after["fc_weight"])
+
+
+@pytest.mark.parametrize(
+    ("store", "devices", "kind", "updates"),
+    [
+        ("local", 1, None, False),
+        ("device", 2, "device", True),
+        ("local", 2, "local", True),
+        ("dist_sync", 1, "dist_sync", True),
+        (None, 2, None, False),
+    ],
+)
+def test_the_store_is_chosen_as_mxnet_does(store, devices, kind, updates):
+    module = ready(devices=devices, kvstore=store)
+    assert (module._kvstore and module._kvstore.type, module._update_on_kvstore) == (kind, updates)
+
+
+def test_a_store_of_the_users_is_used_as_it_is(monkeypatch):
+    store = K.create("local")
+    assert ready(kvstore=store)._kvstore is store
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    assert not ready(kvstore=store)._update_on_kvstore
+
+
+def test_compression_needs_the_device_store_and_two_bits():
+    two = {"type": "2bit", "threshold": 0.5}
+    with pytest.raises(ValueError, match="not supported for this type of kvstore: local; use 'device'"):
+        ready(devices=2, compression_params=two)
+    with pytest.raises(ValueError, match="'1bit'; '2bit' is what there is"):
+        ready(devices=2, kvstore="device", compression_params={"type": "1bit"})
+    steps(ready(devices=2, kvstore="device", compression_params=two), 2)
+
+
+def test_without_a_store_each_device_learns_from_its_own_rows():
+    together, apart = (ready(rows=6, devices=2, kvstore=kv, params={"learning_rate": 0.5}) for kv in ("device", None))
+    before = host(apart.get_params()[0])
+    steps(apart, 1)
+    steps(together, 1)
+    for name, value in host(together.get_params()[0]).items():  # the mean of two steps of half the length
+        mean = np.asarray(apart.get_params()[0][name])
+        assert np.allclose(mean - before[name], (value - before[name]) / 2, atol=1e-6)
+    steps(apart, 2)
+    assert apart.state.params["fc_weight"].shape == (2, 3, 4)
