@@ -220,7 +220,7 @@ class PythonLossModule(PythonModule):
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Keep the scores and, in training, the labels."""
         self._scores = self._box(data_batch.data[0])
-        self._pad = int(getattr(data_batch, "pad", None) or 0)
+        self._pad = int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)
         if self.for_training if is_train is None else is_train:
             self._labels = self._box(data_batch.label[0])
 

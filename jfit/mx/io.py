@@ -175,6 +175,7 @@ class PrefetchingIter(DataIter):
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
+        self.current_batch.rolled = getattr(found[0], "rolled", False)
         return True
 
     def getdata(self) -> list[Any]:
