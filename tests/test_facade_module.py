@@ -217,14 +217,16 @@ def test_reshape_by_hand_keeps_the_parameters():
 def test_init_params_draws_what_is_missing_only_where_that_is_allowed():
     module = Module(linear())
     module.bind([("data", (6, 4))], [("softmax_label", (6,))])
-    given = {"fc_weight": np.ones((3, 4), "float32")}
-    with pytest.raises(RuntimeError, match="fc_bias is not presented"):
+    given = {"fc_bias": np.ones(3, "float32")}
+    with pytest.raises(RuntimeError, match="fc_weight is not presented"):
         module.init_params(arg_params=given)
     with pytest.raises(RuntimeError, match="fc_bias has no value and initializer=None"):
-        module.init_params(None, given, allow_missing=True)
+        module.init_params(None)
     module.init_params(jfit.init.Constant(2.0), given, allow_missing=True)
     params = host(module.get_params()[0])
-    assert (params["fc_weight"] == 1).all() and (params["fc_bias"] == 0).all()
+    assert (params["fc_weight"] == 2).all() and (params["fc_bias"] == 1).all()
+    module.init_params(None, given, allow_missing=True, force_init=True)  # what is missing is 0 then, as in MXNet
+    assert not np.asarray(module.get_params()[0]["fc_weight"]).any()
 
 
 def test_parameters_that_are_there_are_only_replaced_by_force():

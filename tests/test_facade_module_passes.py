@@ -1,5 +1,6 @@
 """Module's passes one by one: outputs and gradients by device, head gradients, states, sharing, the optimizer's beginnings."""
 
+import jax
 import numpy as np
 import pytest
 from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, host, linear, normed, ready, steps, values_for
@@ -19,6 +20,7 @@ def test_outputs_come_whole_or_in_the_uneven_slices_of_the_devices():
     module.forward(batch_of(10), is_train=False)
     (whole,), (parts,) = module.get_outputs(), module.get_outputs(merge_multi_context=False)
     assert [part.shape for part in parts] == [(3, 3), (3, 3), (4, 3)]
+    assert [part.devices() for part in parts] == [{device} for device in jax.devices()[:3]]
     assert np.array_equal(np.concatenate([np.asarray(p) for p in parts]), whole)
 
 
@@ -37,6 +39,7 @@ def test_input_gradients_are_those_of_the_rows(devices):
     (whole,), (parts,) = module.get_input_grads(), module.get_input_grads(merge_multi_context=False)
     assert np.allclose(whole, error @ np.asarray(module.get_params()[0]["fc_weight"]), atol=1e-5)
     assert [p.shape[0] for p in parts] == {1: [10], 2: [5, 5], 3: [3, 3, 4]}[devices]
+    assert [p.devices() for p in parts] == [{device} for device in jax.devices()[:devices]]
     assert np.allclose(np.concatenate([np.asarray(p) for p in parts]), whole)
 
 

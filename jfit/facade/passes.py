@@ -161,7 +161,12 @@ class Passes:
         found, at = self.outputs(), self._asked()
         if len(at.counts) == 1:
             return [[out] for out in found]
-        return [slices_of(out, where, at.counts) for out, where in zip(found, self._rows(), strict=True)]
+        return [self._apart(out, where, at.counts) for out, where in zip(found, self._rows(), strict=True)]
+
+    def _apart(self, out: Array, where: MaybeRows, counts: Sequence[int]) -> list[Array]:
+        """What each device computed, on that device."""
+        pieces = slices_of(out, where, counts)
+        return [jax.device_put(piece, device) for piece, device in zip(pieces, self.session.devices, strict=True)]
 
     def _rows(self) -> tuple[MaybeRows, ...]:
         # rows that lie at LOST places stand side by side, as MXNet concatenates whatever a device gives
@@ -259,7 +264,7 @@ class Passes:
     def input_gradient(self, name: str) -> list[Array]:
         """The gradient of an input on each device, the rows that it repeated cut off."""
         found, at = self._input_gradient(name)
-        return [found] if len(at.counts) == 1 else slices_of(found, self._input_rows(name), at.counts)
+        return [found] if len(at.counts) == 1 else self._apart(found, self._input_rows(name), at.counts)
 
     def whole_input_gradient(self, name: str) -> Array:
         """The gradient of an input for the whole batch; it stays on the devices."""
