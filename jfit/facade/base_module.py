@@ -298,7 +298,9 @@ class BaseModule:
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
-        self.init_params(initializer, arg_params, aux_params, allow_missing=allow_missing, force_init=force_init)
+        given = initializer is not DEFAULT or arg_params is not None or aux_params is not None
+        if force_init or given or not self.params_initialized:  # a warning about what nobody asked for would be noise
+            self.init_params(initializer, arg_params, aux_params, allow_missing=allow_missing, force_init=force_init)
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         validation_metric = eval_metric if validation_metric is None else validation_metric
         eval_metric = self._metric(eval_metric)
