@@ -207,8 +207,7 @@ class BoundModule(BaseModule):
         shapes, _, aux_shapes = self._symbol.infer_shape(**known)
         given = (*self._data_names, *self._label_names, *self._state_names, *self._spare_labels)
         fed = [n for n in given if n in self._arguments]
-        model = lower(self._symbol, inputs=fed)
-        model = model._replace(batch_axes={**model.batch_axes, **descs.row_axes([*data, *labels])})
+        model = lower(self._symbol, inputs=fed, batch_axes=descs.row_axes([*data, *labels]))
         still = {n for n in self._param_names if self._requests[n] == "null"}
         model = model._replace(frozen=frozenset(model.frozen | still))
         self._fixed_gammas = [n for n in self._param_names if n in model.frozen and n not in still]

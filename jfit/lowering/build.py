@@ -20,7 +20,13 @@ from jfit.symbol.graph import Entry, GraphError, Node, Symbol, aux_nodes, topolo
 from jfit.symbol.infer import infer
 
 
-def lower(symbol: Symbol, *, inputs: Sequence[str] | None = None, capture: str | None = None) -> Model:
+def lower(
+    symbol: Symbol,
+    *,
+    inputs: Sequence[str] | None = None,
+    capture: str | None = None,
+    batch_axes: Mapping[str, int] | None = None,
+) -> Model:
     """Lower a graph to pure functions: symbol -> Model(init, apply, outputs).
 
     Args:
@@ -29,6 +35,7 @@ def lower(symbol: Symbol, *, inputs: Sequence[str] | None = None, capture: str |
             name ends in `data` or `label` (where none ends in `data`: those an operator takes as its data), label slots of
             loss heads, begin states of recurrent operators.
         capture: a regular expression; internal outputs whose name matches become further, plain outputs.
+        batch_axes: input name -> axis of its rows, where the graph's own layouts do not say it.
 
     Returns:
         The `Model`.  `model.apply(params, aux, inputs, train=..., key=...)` returns (outputs, new aux).
@@ -50,7 +57,8 @@ def lower(symbol: Symbol, *, inputs: Sequence[str] | None = None, capture: str |
     data, labels = _input_names(order, heads, inputs)
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
     states, aux_ids = _state_names(order), aux_nodes(order)
-    names = Names((*data, *labels), labels, _batch_axes(variables, (*data, *labels), states))
+    axes = {**_batch_axes(variables, (*data, *labels), states), **(batch_axes or {})}
+    names = Names((*data, *labels), labels, axes)
     params = _unique([n for n in variables if id(n) not in aux_ids and n.name not in names.fed])
     aux = _unique([n for n in variables if id(n) in aux_ids])
     apply = make_apply(order, heads, names)
