@@ -52,6 +52,16 @@ DECIDED = {
         "there is one set, the mean over the devices, after every step; get_params gives the same numbers",
         "test_facade_module.py::test_moving_statistics_are_the_mean_over_the_devices_after_every_step",
     ),
+    "output_axis": Decided(
+        "joins the devices' outputs along axis 0 unless the output carries a `__layout__` attribute",
+        "joins them along the axis where their rows are, which follows from the layout of the data",
+        "test_facade_module_passes.py::test_a_layout_says_which_axis_holds_the_rows",
+    ),
+    "rolled_rows": Decided(
+        "an iterator that rolls over reports old rows as `pad`, so predict cuts off as many new ones",
+        "the report is the same, but rows that rolled over are new: they count, and nothing is cut off",
+        "test_facade_module_fit.py::test_rows_that_rolled_over_are_new_and_count",
+    ),
     "idle_gradients": Decided(
         "a Monitor also reports `<node>_backward_output<i>` for gradients that nobody asked for, whatever their memory holds",
         "it reports the gradient itself",

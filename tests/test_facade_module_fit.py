@@ -226,6 +226,34 @@ def test_a_metric_of_one_output_by_name():
     assert module.score(iterator(), metric)[0][0] == "accuracy"
 
 
+def test_the_next_batch_is_fetched_and_prepared_before_the_callbacks_of_this_one():
+    order = []
+
+    class Noting(jfit.NDArrayIter):
+        def next(self):
+            order.append("fetch")
+            return super().next()
+
+    class Preparing(Module):
+        def prepare(self, data_batch, sparse_row_id_fn=None):
+            order.append("prepare")
+
+        def update(self):
+            order.append("update")
+            super().update()
+
+    data = Noting(*data_of(8), batch_size=4)
+    Preparing(linear()).fit(data, batch_end_callback=lambda told: order.append("callback"), num_epoch=1)
+    assert order == ["fetch", "update", "fetch", "prepare", "callback", "update", "fetch", "callback"]
+
+
+def test_auxiliary_states_may_be_given_too():
+    module = Module(normed(momentum=1.0))
+    mean = {"bn_moving_mean": np.full(5, 3.0), "bn_moving_var": np.ones(5)}
+    module.fit(iterator(), aux_params=mean, arg_params={}, allow_missing=True, num_epoch=1)
+    assert (np.asarray(module.get_params()[1]["bn_moving_mean"]) == 3).all()
+
+
 def test_an_iterator_that_is_none_of_jfits_will_do():
     class Plain:
         provide_data, provide_label, resets = [("data", (4, 4))], [("softmax_label", (4,))], 0

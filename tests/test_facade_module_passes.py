@@ -6,7 +6,7 @@ import pytest
 from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, host, linear, normed, ready, steps, values_for
 
 import jfit
-from jfit.data import DataBatch
+from jfit.data import DataBatch, DataDesc
 from jfit.facade import kvstore as K
 from jfit.facade import optimizer as O
 from jfit.facade.module import Module
@@ -110,6 +110,26 @@ def test_batches_that_were_sliced_before_are_taken_as_they_are(counts):
     assert metrics[0].get() == metrics[1].get()
     with pytest.raises(ValueError, match="3 pre-sliced batches for 2 devices"):
         apart.forward([*parts, parts[0]])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_layout_says_which_axis_holds_the_rows(devices):
+    module = Module(SYM.MakeLoss(SYM.square(V("data")), name="loss"), label_names=None, context=cpus(devices))
+    module.bind([DataDesc("data", (5, 6), layout="TN")], inputs_need_grad=True)
+    module.init_params()
+    x = np.arange(30, dtype="float32").reshape(5, 6)
+    module.forward_backward(DataBatch([x], provide_data=[DataDesc("data", (5, 6), layout="TN")]))
+    assert np.array_equal(module.get_outputs()[0], x**2) and np.allclose(module.get_input_grads()[0], 2 * x)
+    assert [p.shape for p in module.get_outputs(merge_multi_context=False)[0]] == [(5, 6 // devices)] * devices
+
+
+def test_a_batch_may_describe_its_own_shapes():
+    module, x = bound(rows=6), data_of(4)
+    told = {"provide_data": [DataDesc("data", (4, 4))], "provide_label": [DataDesc("softmax_label", (4,))]}
+    module.forward(DataBatch([x[0]], [x[1]], **told), is_train=True)
+    assert module.get_outputs()[0].shape == (4, 3) and module.label_shapes[0].shape == (4,)
+    with pytest.raises(ValueError, match=r"holds 2 data arrays, the module was bound for \['data'\]"):
+        module.forward(DataBatch([x[0], x[0]]))
 
 
 def test_a_batch_without_labels_is_enough_for_outputs():
