@@ -1,0 +1,42 @@
+"""The modules under FeedForward: one for each tradition."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from jfit.facade.box import unbox
+from jfit.facade.bucketing import BucketingModule
+from jfit.facade.module import Module
+from jfit.facade.optimizer import Optimizer
+from jfit.facade.slicing import first_slices
+
+
+class PythonFed(Module):
+    """A Module whose metrics take labels and outputs by position, and which takes an optimizer object as it is."""
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Add the last batch to a metric; rows that an iterator wrapped around do not count."""
+        if pre_sliced:
+            super().update_metric(eval_metric, labels, pre_sliced)
+            return
+        outputs = [self._box(out) for out in self._passes.merged()]
+        eval_metric.fold([self._box(unbox(a)) for a in labels or ()], outputs, self._weights())
+
+    def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Module warns of an object's rescale_grad, FeedForward does not
+            return super()._make_optimizer(optimizer, params, rows, on_store)
+
+
+class PythonBuckets(BucketingModule):
+    """The same for a network that depends on the batch's `bucket_key`."""
+
+    _module_class = PythonFed
+
+
+class JuliaFed(PythonFed):
+    """A Module that divides batches as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
+
+    def _slices(self, rows: int) -> list[int]:
+        return first_slices(rows, len(self._devices))
