@@ -348,7 +348,7 @@ def make_loss_output(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
 
 
-@operator("make_loss", kind="head", loss=_made_loss, aliases=("_sparse_make_loss",))
+@operator("make_loss", kind="head", outputs=("loss",), loss=_made_loss, aliases=("_sparse_make_loss",))
 def make_loss(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x; its gradient is 1."""
     return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))

@@ -156,7 +156,7 @@ def _names(attrs: Any) -> tuple[str, ...]:
 def _outputs(attrs: Any) -> tuple[str, ...]:
     if not attrs.state_outputs:
         return ("output",)
-    return ("output", "state", "state_cell") if attrs.mode == "lstm" else ("output", "state")
+    return ("output", "state_output", "statecell_output") if attrs.mode == "lstm" else ("output", "state_output")
 
 
 def _shapes(attrs: Any, ins: list[Any], outs: list[Any]) -> list[Any]:
