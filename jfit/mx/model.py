@@ -5,15 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jfit.facade import files
+from jfit.facade import feedforward, feedforward_modules, files
 from jfit.mx.base import translated
 from jfit.mx.callback import BatchEndParam
+from jfit.mx.module import Boxed
 from jfit.mx.nd.array import NDArray, held
 from jfit.mx.symbol import Symbol, load
 
-__all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
+__all__ = ["BatchEndParam", "FeedForward", "load_checkpoint", "load_params", "save_checkpoint"]
 
 Arrays = dict[str, NDArray]
+
+
+class _PythonFed(Boxed, feedforward_modules.PythonFed):
+    """The module under a FeedForward of the Python tradition."""
+
+
+class _JuliaFed(Boxed, feedforward_modules.JuliaFed):
+    """The module under a FeedForward of the Julia tradition."""
+
+
+class FeedForward(Boxed, feedforward.FeedForward):
+    """A network with its parameters, as NDArrays; see `jfit.facade.feedforward.FeedForward`.
+
+    Example:
+        >>> import jfit.mx as mx, numpy as np
+        >>> net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(20, axis=0)
+        >>> model = FeedForward(net, ctx=mx.cpu(), num_epoch=20, numpy_batch_size=8, learning_rate=1.0)
+        >>> model.fit(x, x.argmax(1))
+        >>> model.predict(x).argmax(1).tolist() == x.argmax(1).tolist()
+        True
+    """
+
+    _python_module = _PythonFed
+    _julia_module = _JuliaFed
 
 
 def save_checkpoint(
