@@ -192,7 +192,6 @@ def test_given_parameters_start_the_training_and_missing_ones_are_drawn_where_al
     assert (np.asarray(module.get_params()[0]["fc_weight"]) == 5).all()
 
 
-@pytest.mark.filterwarnings("ignore:Parameters already initialized")
 def test_a_second_fit_goes_on_where_the_first_ended():
     twice = fitted(2)
     fitted(3, module=twice, begin_epoch=2)
@@ -200,7 +199,6 @@ def test_a_second_fit_goes_on_where_the_first_ended():
     assert twice._optimizer.num_update == 18
 
 
-@pytest.mark.filterwarnings("ignore:Parameters already initialized")
 def test_force_rebind_takes_the_shapes_of_the_new_iterator():
     module = fitted(1)
     module.fit(iterator(12, 6), num_epoch=1, force_rebind=True, **FAST)
@@ -289,8 +287,7 @@ def test_methods_that_a_subclass_overrides_are_called_for_every_batch():
 def test_accumulated_gradients_are_updated_with_every_batch_as_mxnet_does():
     module = bound(rows=4, bind={"grad_req": "add"})
     before = host(module.get_params()[0])
-    with pytest.warns(UserWarning, match="init_params call ignored"):
-        module.fit(iterator(8), num_epoch=1, optimizer_params={"learning_rate": 0.1})
+    module.fit(iterator(8), num_epoch=1, optimizer_params={"learning_rate": 0.1})
     assert module._optimizer.num_update == 2 and not np.array_equal(before["fc_bias"], module.get_params()[0]["fc_bias"])
 
 
@@ -302,7 +299,6 @@ def test_devices_that_learn_alone_get_the_mean_at_the_end_of_every_epoch():
 
 
 # ------------------------------------------------------------------------------------------------ interrupts
-@pytest.mark.filterwarnings("ignore:Parameters already initialized")
 @pytest.mark.parametrize("failure", ["ctrl-c", "callback", "epoch callback", "iterator"])
 def test_whatever_stops_fit_the_module_can_be_used_and_goes_on(failure):
     class Breaking(jfit.NDArrayIter):
@@ -349,7 +345,7 @@ def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
         return begin(self, steps)
 
     monkeypatch.setattr(type(module._session), "begin_updates", begin_updates)
-    with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C"), pytest.warns(UserWarning, match="ignored"):
+    with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C"):
         module.fit(iterator(), num_epoch=50, **FAST)
     assert len(count) == 1
     steps(module, 1, rows=4)
@@ -357,7 +353,6 @@ def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ cost
-@pytest.mark.filterwarnings("ignore:Parameters already initialized")
 @pytest.mark.parametrize("callback", [None, lambda told: None], ids=["no callback", "a callback"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_epochs_after_the_first_compile_nothing(devices, callback):
@@ -370,7 +365,6 @@ def test_epochs_after_the_first_compile_nothing(devices, callback):
     assert seen["traces"] == 0 and seen["compiles"] == 0
 
 
-@pytest.mark.filterwarnings("ignore:Parameters already initialized")
 def test_many_batches_wait_for_the_device_a_few_times_only():
     data = iterator(400)
     module = Module(linear())
@@ -380,7 +374,6 @@ def test_many_batches_wait_for_the_device_a_few_times_only():
     assert seen["host_syncs"] <= 2 * (1 + 100 // 8)
 
 
-@pytest.mark.filterwarnings("ignore:Parameters already initialized")
 def test_an_idle_monitor_costs_no_program_and_changes_no_bit():
     plain, watched = fitted(1, batch_end_callback=lambda told: None), Module(normed())
     monitor = Monitor(1000, pattern="fc.*")

@@ -192,7 +192,7 @@ def test_a_monitor_sees_mxnets_statistics():
 def forward():
     """(FeedForward after a recorded fit, its log)."""
     spec = SPEC["feedforward"]
-    with captured_log() as log, pytest.warns(DeprecationWarning):
+    with captured_log() as log:
         estimator = mx.model.FeedForward(
             mx.sym.load_json(SPEC["symbol_json"]),
             ctx=mx.cpu(),
