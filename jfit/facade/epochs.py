@@ -88,7 +88,7 @@ class EpochRunner:
     def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
         session = self.passes.session
         rates = np.zeros(self.steps, np.float32)
-        rates[:steps] = session.begin_updates(steps)
+        rates[:steps] = session.begin_updates(steps, self.passes.learns)
         new, told = self._program()(self.passes.view(), pack, np.int32(at), rates, np.int32(steps))
         session.commit(new, self.passes.learns)
         fence = window.push(told)

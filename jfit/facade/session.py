@@ -132,9 +132,9 @@ class Session:
         self.sync_multipliers()
         self.passes = 0
 
-    def begin_updates(self, count: int) -> list[float]:
-        """Host counters of `count` updates in a row; the rate of each."""
-        optimizer, indices, rates = self.optimizer, self._indices(), []
+    def begin_updates(self, count: int, learns: Sequence[str]) -> list[float]:
+        """Host counters of `count` updates of `learns` in a row; the rate of each."""
+        optimizer, indices, rates = self.optimizer, self._indices(learns), []
         assert optimizer is not None
         for _ in range(count):
             optimizer.count(indices)
