@@ -14,8 +14,8 @@ class Holder:
 
     symbol: Any
     ctx: list[Any]
-    arg_params: Params | None
-    aux_params: Params | None
+    arg_params: Any  # dict by name, or None
+    aux_params: Any
 
     def _box(self, array: Any) -> Any:
         """An array that is given to the caller."""
@@ -25,8 +25,10 @@ class Holder:
         """(parameters, auxiliary states).
 
         Raises:
-            ValueError: there are none yet.
+            ValueError: there are none yet, or no network.
         """
+        if self.symbol is None:
+            raise ValueError("the network is a function of the bucket key, and no data has told a key yet; call fit first.")
         if self.arg_params is None:
             raise ValueError("the model has no parameters yet; call fit, train or init_model, or load a checkpoint.")
         return self.arg_params, self.aux_params or {}

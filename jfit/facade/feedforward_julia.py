@@ -46,6 +46,11 @@ class JuliaTradition(Holder):
 
         Source: MXNet.jl, `init_model`.
         """
+        if self.symbol is None:
+            raise ValueError(
+                "the symbol of this model is a function of the bucket key, which the Julia tradition does not know; call "
+                "fit(data) with an iterator of buckets."
+            )
         module = self._julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
         initial = module._initial
@@ -102,11 +107,11 @@ class JuliaTradition(Holder):
         opts.say(2, "Initializing parameters...")
         shapes = {d.name: d.shape for d in [*given, *labels]}
         _, names, _ = self.init_model(opts.initializer, opts.force_init, **shapes)
-        store, on_store = opts.kvstore, False
-        if isinstance(store, str):
+        by_name = isinstance(opts.kvstore, str)
+        if by_name:
             opts.say(2, "Creating KVStore...")
         store, on_store = select_julia(opts.kvstore, len(self.ctx), self.arg_params or {})
-        if store is not None and isinstance(opts.kvstore, str) and opts.kvstore.lstrip(":") == "local":
+        if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
             opts.say(2, "Auto-select kvstore type = %s", store.type)
         module = self._julia_module(
             self.symbol,

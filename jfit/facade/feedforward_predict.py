@@ -57,6 +57,7 @@ class Predicts(Holder):
             AssertionError: with overwrite=False, other shapes.
             ValueError: no parameters yet, or no batch.
         """
+        self._known()
         data = data_iter(X, None, self.symbol, self.numpy_batch_size, training=False)
         if reset:
             data.reset()
@@ -98,6 +99,7 @@ class Predicts(Holder):
         X, y = X if type(X) in (list, tuple) and len(X) == 2 else (X, None)
         if y is None and not hasattr(X, "provide_data"):
             raise ValueError("score needs labels: pass an iterator that gives them, or a pair (X, y) of arrays.")
+        self._known()
         metric = metrics.create(eval_metric)
         data = data_iter(X, y, self.symbol, self.numpy_batch_size, training=False)
         if reset:
@@ -116,8 +118,8 @@ class Predicts(Holder):
         arguments, names = self.symbol.list_arguments(), [d.name for d in given]
         free = [n for n in arguments if n not in params and n not in names and is_data_name(n)]
         labels = [d for d in labels if d.name in free]
-        made_for = (self.symbol, names, free)
-        module = self._predictor[1] if self._predictor and self._predictor[0] == made_for else None
+        last, made_for = self._predictor, (names, free)
+        module = last[1] if last and last[1].symbol is self.symbol and last[0] == made_for else None
         fits = module is not None and descs.same(module.data_shapes, given)
         if self._predictor and not fits and not overwrite:
             bound = [tuple(d) for d in self._predictor[1].data_shapes]

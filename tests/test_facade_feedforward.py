@@ -1,0 +1,423 @@
+"""FeedForward in the Python tradition: the recorded training, fresh predictions, data of all kinds, files, interrupts."""
+
+import logging
+import pickle
+import re
+
+import jax
+import numpy as np
+import pytest
+from golden_mx import GOLDEN, arrays_of, manifest, under
+
+import jfit
+from jfit.data import DataBatch, DataDesc, DataIter
+from jfit.facade.callback import Speedometer
+from jfit.facade.feedforward import FeedForward
+from jfit.facade.metric import CustomMetric, create
+from jfit.facade.module import Module
+from jfit.facade.monitor import Monitor
+from jfit.facade.optimizer import SGD
+
+MAN = manifest("fit", "manifest.json")
+FIT = arrays_of("fit", "fit.npz")
+BATCH = MAN["batch_size"]
+DEVICES = [jfit.cpu(i) for i in range(3)]
+
+
+def recorded_net():
+    return jfit.sym.load_json(MAN["symbol_json"])
+
+
+def recorded_data(rows=None):
+    return jfit.NDArrayIter(FIT["X"][:rows], FIT["Y"][:rows], BATCH)
+
+
+def recorded(**kwargs):
+    """The recorded model, before its training."""
+    spec = MAN["feedforward"]
+    hyper = {"learning_rate": spec["learning_rate"], "momentum": spec["momentum"], "num_epoch": spec["num_epoch"]}
+    given = {"arg_params": under(FIT, "init/"), "numpy_batch_size": BATCH, **hyper, **kwargs}
+    return FeedForward(recorded_net(), **given)
+
+
+def net(hidden=2, dropout=0.0):
+    x = jfit.sym.Variable("data")
+    x = jfit.sym.Dropout(x, p=dropout) if dropout else x
+    return jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(x, num_hidden=hidden, name="fc"), name="softmax")
+
+
+X = np.random.default_rng(0).normal(size=(22, 3)).astype("float32")
+Y = (X[:, 0] > 0).astype("float32")
+START = {"fc_weight": np.full((2, 3), 0.1, "float32"), "fc_bias": np.zeros(2, "float32")}
+
+
+def model(**kwargs):
+    return FeedForward(net(), **{"num_epoch": 2, "learning_rate": 0.5, "arg_params": START, "numpy_batch_size": 8, **kwargs})
+
+
+def softmax(params, x):
+    e = np.exp(x @ np.asarray(params["fc_weight"]).T + np.asarray(params["fc_bias"]))
+    return e / e.sum(1, keepdims=True)
+
+
+# ------------------------------------------------------------------------------------------------ what was recorded
+def test_the_recorded_training_is_repeated():
+    want = arrays_of("fit", "feedforward.npz")
+    ff = recorded()
+    ff.fit(recorded_data(), eval_data=recorded_data(), batch_end_callback=Speedometer(BATCH, 4))
+    for name, value in under(want, "final/").items():
+        np.testing.assert_allclose(np.asarray(ff.arg_params[name]), value, rtol=2e-4, atol=2e-5)
+    predicted = ff.predict(recorded_data())
+    assert type(predicted).__name__ == MAN["feedforward"]["predict_type"]
+    np.testing.assert_allclose(predicted, want["predict"], rtol=2e-4, atol=2e-5)
+    right = (want["predict"].argmax(1) == FIT["Y"]).mean()  # the recorded score counts wrapped rows
+    assert ff.score(recorded_data()) == pytest.approx(right)
+
+
+def test_the_log_has_the_recorded_lines(caplog):
+    with caplog.at_level(logging.INFO):
+        recorded().fit(recorded_data(), eval_data=recorded_data(), batch_end_callback=Speedometer(BATCH, 4))
+
+    def shape(text):
+        return re.sub(r"Speed: [\d.inf]+|Speed: <SPEED>|=[\d.]+|=<T>", "#", text)
+
+    wanted = (GOLDEN / "fit" / "feedforward_log_normalized.txt").read_text().splitlines()
+    assert [shape(r.getMessage()) for r in caplog.records] == [shape(line.removeprefix("INFO:")) for line in wanted]
+
+
+def test_batches_are_counted_from_one_and_the_callback_sees_the_metric():
+    seen = []
+    ff = model(num_epoch=1)
+    ff.fit(jfit.NDArrayIter(X, Y, 8), batch_end_callback=lambda p: seen.append((p.epoch, p.nbatch, p.locals["nbatch"])))
+    assert seen == [(0, 1, 1), (0, 2, 2), (0, 3, 3)]
+
+
+def test_one_device_learns_what_a_module_learns():
+    ff = model(momentum=0.9, wd=0.1)
+    ff.fit(jfit.NDArrayIter(X, Y, 8))
+    mod = Module(net())
+    hyper = {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1}
+    mod.fit(jfit.NDArrayIter(X, Y, 8), num_epoch=2, arg_params=START, optimizer_params=hyper)
+    for name, value in mod.get_params()[0].items():
+        np.testing.assert_array_equal(np.asarray(ff.arg_params[name]), np.asarray(value))
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_three_devices_learn_what_one_learns(kvstore):
+    results = []
+    for ctx in (DEVICES[0], DEVICES):
+        ff = model(ctx=ctx)
+        ff.fit(jfit.NDArrayIter(X, Y, 8), kvstore=kvstore, work_load_list=[1] * len(ff.ctx))
+        results.append(ff.arg_params)
+    for name in START:
+        np.testing.assert_allclose(np.asarray(results[0][name]), np.asarray(results[1][name]), atol=1e-6)
+
+
+def test_devices_without_a_store_are_averaged_at_the_end():
+    ff = model(ctx=DEVICES[:2], num_epoch=1, optimizer="sgd")
+    ff.fit(jfit.NDArrayIter(X[:8], Y[:8], 8), kvstore=None)
+
+    def learned(rows):
+        p = softmax(START, X[rows])
+        p[np.arange(4), Y[rows].astype(int)] -= 1
+        return START["fc_weight"] - 0.5 / 8 * p.T @ X[rows]
+
+    mean = (learned(slice(0, 4)) + learned(slice(4, 8))) / 2
+    np.testing.assert_allclose(np.asarray(ff.arg_params["fc_weight"]), mean, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ predictions
+def test_predictions_are_of_the_parameters_of_now():
+    ff = model()
+    before = ff.predict(X)
+    np.testing.assert_allclose(before, softmax(START, X), rtol=1e-5)
+    ff.fit(X, Y)
+    after = ff.predict(X)
+    assert np.abs(after - before).max() > 0.01
+    np.testing.assert_allclose(after, softmax(ff.arg_params, X), rtol=1e-5)
+    ff.arg_params = START
+    np.testing.assert_array_equal(ff.predict(X), before)
+
+
+def test_another_network_is_predicted_with_anew():
+    ff = model()
+    ff.predict(X)
+    ff.symbol = net().get_internals()["fc_output"]
+    np.testing.assert_allclose(ff.predict(X), X @ START["fc_weight"].T, rtol=1e-4, atol=1e-6)
+
+
+def test_predicting_again_compiles_nothing():
+    ff = model()
+    ff.predict(X), ff.predict(X[:5]), ff.score((X, Y))
+    with jfit.counters.counted() as seen:
+        ff.predict(X), ff.predict(X[:5]), ff.score((X, Y))
+    assert seen["compiles"] == 0
+
+
+def test_predict_gives_the_data_back_and_stops_where_told():
+    outputs, data, label = model().predict(jfit.NDArrayIter(X, Y, 8), return_data=True)
+    np.testing.assert_array_equal(data, X)
+    np.testing.assert_array_equal(label, Y)
+    assert outputs.shape == (22, 2)
+    data = jfit.NDArrayIter(X, Y, 8)
+    parts = [model().predict(data, num_batch=1, reset=number == 0) for number in range(3)]
+    np.testing.assert_array_equal(np.concatenate(parts), outputs)
+    with pytest.raises(ValueError, match="predict got no batch"):
+        model().predict(data, reset=False)
+
+
+def test_several_outputs_are_a_list():
+    out = net()
+    ff = FeedForward(jfit.sym.Group([out, out.get_internals()["fc_output"]]), arg_params=START, numpy_batch_size=8)
+    first, second = ff.predict(X)
+    assert first.shape == second.shape == (22, 2)
+    np.testing.assert_allclose(second, X @ START["fc_weight"].T, rtol=1e-4, atol=1e-6)
+
+
+def test_the_score_of_a_metric_object_goes_on_and_that_of_a_name_does_not():
+    ff, metric = model(), create("acc")
+    first = ff.score((X, Y), metric)
+    assert metric.num_inst == 22
+    ff.score((X, Y), metric)
+    assert metric.num_inst == 44 and ff.score((X, Y)) == first
+    assert ff.score((X, Y), ["acc", "ce"])[0] == first
+
+
+def test_score_takes_a_number_of_batches_and_calls_back_from_zero():
+    seen = []
+    model().score(jfit.NDArrayIter(X, Y, 8), num_batch=2, batch_end_callback=lambda p: seen.append((p.epoch, p.nbatch)))
+    assert seen == [(0, 0), (0, 1)]
+
+
+def test_a_metric_in_python_gets_labels_and_outputs_by_position():
+    def right(label, output):
+        return float((output.argmax(1) == label).mean())
+
+    value = model().score((X, Y), CustomMetric(right, label_names=["elsewhere"]))
+    assert value == pytest.approx(np.mean([right(Y[i : i + 8], softmax(START, X[i : i + 8])) for i in (0, 8, 16)]))
+
+
+# ------------------------------------------------------------------------------------------------ data
+def test_arrays_are_shuffled_and_their_tail_rolls_over():
+    seen = []
+
+    def note(param):
+        seen.append((param.epoch, param.nbatch, param.eval_metric.num_inst))
+
+    np.random.seed(3)
+    model(num_epoch=3).fit(X, Y[:, None], batch_end_callback=note)
+    assert [n for _, n, _ in seen] == [1, 2, 1, 2, 3, 1, 2, 3]  # 22 rows in batches of 8, then 6 + 22, then 4 + 22
+    assert seen[-1] == (2, 3, 24)  # rows that rolled over are new, so they count
+
+
+def test_a_large_batch_size_means_one_batch():
+    seen = []
+    model(numpy_batch_size=128, num_epoch=1).fit(X, Y, batch_end_callback=lambda p: seen.append(p.nbatch))
+    assert seen == [1]
+
+
+def test_inputs_are_recognised_by_their_endings():
+    out = jfit.sym.FullyConnected(jfit.sym.Variable("my_data"), num_hidden=2, name="fc")
+    out = jfit.sym.SoftmaxOutput(out, jfit.sym.Variable("my_label"), name="softmax")
+    ff = FeedForward(out, num_epoch=1, arg_params=START, learning_rate=0.5)
+    ff.fit(X, Y, eval_data=(X.tolist(), Y.tolist()))
+    assert ff.predict(X).shape == (22, 2)
+    with pytest.raises(ValueError, match="has the input 'my_data', but the data gives"):
+        FeedForward(out, num_epoch=1).fit(jfit.NDArrayIter(X, Y, 8))
+
+
+def test_every_validation_row_counts_once_in_each_epoch():
+    seen = []
+
+    def note(param):
+        seen.append((param.nbatch, param.eval_metric.num_inst))
+
+    model().fit(X, Y, eval_data=(X, Y), eval_end_callback=note)
+    assert seen == [(3, 22), (3, 22)]
+
+
+def test_validation_does_not_drop_out():
+    values = []
+    ff = FeedForward(net(dropout=0.9), num_epoch=1, arg_params=START, learning_rate=0.0)
+
+    def note(param):
+        values.append(param.eval_metric.get()[1])
+
+    ff.fit(X, Y, eval_data=jfit.NDArrayIter(X, Y, 11), eval_metric="ce", eval_end_callback=note)
+    assert values[0] == pytest.approx(-np.log(softmax(START, X)[np.arange(22), Y.astype(int)]).mean(), rel=1e-5)
+
+
+def test_epoch_size_cuts_passes_and_goes_on_where_it_stopped(caplog):
+    with caplog.at_level(logging.INFO):
+        model(num_epoch=3, epoch_size=2).fit(jfit.NDArrayIter(X, Y, 8))
+    lines = [r.getMessage() for r in caplog.records]
+    assert [line for line in lines if "Resetting" in line] == ["Epoch[1] Resetting Data Iterator"]
+    ends = []
+    model(num_epoch=2, epoch_size=5).fit(jfit.NDArrayIter(X, Y, 8), batch_end_callback=lambda p: ends.append(p.nbatch))
+    assert ends == [1, 2, 3, 4, 5] * 2
+
+
+def test_an_iterator_that_never_gives_a_batch_is_told():
+    class Empty(DataIter):
+        provide_data = property(lambda self: [DataDesc("data", (8, 3))])
+        provide_label = property(lambda self: [DataDesc("softmax_label", (8,))])
+
+    with pytest.raises(ValueError, match="epoch_size is 2, but the data iterator gives no batch"):
+        model(epoch_size=2).fit(Empty(8))
+
+
+# ------------------------------------------------------------------------------------------------ parameters
+def test_given_parameters_are_kept_and_missing_ones_drawn():
+    ff = model(arg_params={"fc_weight": START["fc_weight"]}, num_epoch=0)
+    ff.fit(X, Y)
+    np.testing.assert_array_equal(np.asarray(ff.arg_params["fc_weight"]), START["fc_weight"])
+    assert np.asarray(ff.arg_params["fc_bias"]).tolist() == [0.0, 0.0]
+
+
+def test_names_the_network_lacks_raise_unless_they_may_be_there():
+    extra = {**START, "old_weight": np.zeros(3, "float32")}
+    with pytest.raises(ValueError, match="old_weight"):
+        model(arg_params=extra).fit(X, Y)
+    ff = model(arg_params=extra, allow_extra_params=True)
+    assert sorted(ff.arg_params) == ["fc_bias", "fc_weight"]
+    ff.fit(X, Y)
+
+
+def test_parameters_come_back_for_epoch_callbacks_and_at_the_end():
+    seen = []
+    ff = model(num_epoch=3, begin_epoch=1)
+
+    def note(epoch, symbol, args, aux):
+        seen.append((epoch, np.asarray(args["fc_weight"]).copy(), args is ff.arg_params, symbol is ff.symbol))
+
+    ff.fit(X, Y, epoch_end_callback=note)
+    assert [s[0] for s in seen] == [1, 2] and all(s[2] and s[3] for s in seen)
+    assert not np.array_equal(seen[0][1], seen[1][1])
+    np.testing.assert_array_equal(seen[1][1], np.asarray(ff.arg_params["fc_weight"]))
+
+
+def test_an_optimizer_object_keeps_its_scale_and_learns_the_names():
+    sgd = SGD(learning_rate=0.5, rescale_grad=1 / 8)
+    ff, same = model(optimizer=sgd), model()
+    for each in (ff, same):
+        each.fit(jfit.NDArrayIter(X, Y, 8))
+    assert sgd.idx2name == {0: "fc_weight", 1: "fc_bias"}
+    np.testing.assert_array_equal(np.asarray(ff.arg_params["fc_weight"]), np.asarray(same.arg_params["fc_weight"]))
+    with pytest.raises(TypeError, match="rescale_grad=2 was given"):
+        model(rescale_grad=2).fit(X, Y)
+
+
+def test_an_interrupt_keeps_what_was_learned():
+    def stop(param):
+        if param.nbatch == 2:
+            raise KeyboardInterrupt
+
+    ff = model()
+    with pytest.raises(KeyboardInterrupt):
+        ff.fit(jfit.NDArrayIter(X, Y, 8), batch_end_callback=stop)
+    assert not np.array_equal(np.asarray(ff.arg_params["fc_weight"]), START["fc_weight"])
+    ff.fit(X, Y)
+
+
+# ------------------------------------------------------------------------------------------------ files
+def test_saved_models_are_loaded_and_go_on(tmp_path):
+    ff = model()
+    ff.fit(jfit.NDArrayIter(X, Y, 8))
+    prefix = str(tmp_path / "net")
+    ff.save(prefix)
+    other = FeedForward.load(prefix, 2, num_epoch=4, learning_rate=0.5)
+    assert other.begin_epoch == 2
+    np.testing.assert_array_equal(other.predict(X), ff.predict(X))
+    epochs = []
+    other.fit(X, Y, epoch_end_callback=lambda epoch, *_: epochs.append(epoch))
+    assert epochs == [2, 3]
+    copy = pickle.loads(pickle.dumps(ff))
+    np.testing.assert_array_equal(copy.predict(X), ff.predict(X))
+    with pytest.raises(AssertionError, match="epoch is missing"):
+        FeedForward(net(), arg_params=START).save(prefix)
+
+
+def test_create_makes_and_trains():
+    ff = FeedForward.create(net(), X, Y, num_epoch=2, learning_rate=0.5, arg_params=START, numpy_batch_size=8)
+    assert ff.num_epoch == 2 and isinstance(ff.arg_params["fc_weight"], jax.Array)
+
+
+# ------------------------------------------------------------------------------------------------ buckets, monitors
+class Lengths(DataIter):
+    """Batches of two lengths, in turns."""
+
+    default_bucket_key = 4
+
+    def __init__(self):
+        super().__init__(6)
+        self.at = 0
+
+    def describe(self, length):
+        return [DataDesc("data", (6, length))], [DataDesc("softmax_label", (6,))]
+
+    provide_data = property(lambda self: self.describe(4)[0])
+    provide_label = property(lambda self: self.describe(4)[1])
+
+    def reset(self):
+        self.at = 0
+
+    def next(self):
+        if self.at == 4:
+            raise StopIteration
+        self.at += 1
+        length = 4 if self.at % 2 else 3
+        x = np.random.default_rng(self.at).normal(size=(6, length)).astype("float32")
+        data, label = self.describe(length)
+        y = (x.sum(1) > 0).astype("float32")
+        return DataBatch([x], [y], 0, bucket_key=length, provide_data=data, provide_label=label)
+
+
+def summed(length):
+    total = jfit.sym.sum(jfit.sym.Variable("data"), axis=1, keepdims=True)
+    return jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(total, num_hidden=2, name="fc"), name="softmax")
+
+
+def test_a_network_may_depend_on_the_bucket_key():
+    ff = FeedForward(summed, num_epoch=20, learning_rate=1.0)
+    accuracy = []
+    ff.fit(Lengths(), eval_data=Lengths(), eval_end_callback=lambda p: accuracy.append(p.eval_metric.get()[1]))
+    assert ff.symbol is not None and accuracy[-1] == 1.0
+    with pytest.raises(NotImplementedError, match="does not see buckets"):
+        ff.fit(Lengths(), monitor=Monitor(1))
+    with pytest.raises(ValueError, match="default_bucket_key"):
+        FeedForward(summed, num_epoch=1).fit(X, Y)
+
+
+def test_a_monitor_sees_the_training():
+    mon = Monitor(1, pattern="fc_output")
+    seen = []
+    mon.toc_print = lambda: seen.append([name for _, name, _ in mon.toc()])
+    model(num_epoch=1).fit(jfit.NDArrayIter(X, Y, 8), monitor=mon)
+    assert len(seen) == 3 and all("fc_output" in names for names in seen)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: model().fit(X), ValueError, "y is missing"),
+        (lambda: model().fit(X, Y[:5]), ValueError, "22 rows and y 5 labels"),
+        (lambda: model().fit(X, np.zeros((22, 2))), ValueError, r"y has shape \(22, 2\)"),
+        (lambda: model().fit(X.tolist(), Y), TypeError, "X is list"),
+        (lambda: model().fit(X, Y.tolist()), TypeError, "y is list"),
+        (lambda: model().fit(X, Y, eval_data=3), TypeError, "eval_data is int"),
+        (lambda: model().fit(X, Y, eval_data=(None, Y)), ValueError, "eval_data has 2 parts or no X"),
+        (lambda: model().fit(X, Y, n_epoch=3), TypeError, "fit has no argument 'n_epoch'"),
+        (lambda: model(num_epoch=None).fit(X, Y), AssertionError, "num_epoch is missing"),
+        (lambda: model().score(X), ValueError, "score needs labels"),
+        (lambda: FeedForward(net()).predict(X), ValueError, "has no parameters yet"),
+        (lambda: FeedForward(summed, arg_params=START).predict(X), ValueError, "no data has told a key"),
+        (lambda: FeedForward(3), TypeError, "symbol is 3"),
+        (lambda: FeedForward(net(), ctx=jfit.cpu(0), context=jfit.cpu(1)), ValueError, "both ctx and context"),
+        (lambda: model(arg_params={"fc_weight": np.zeros((3, 3))}).fit(X, Y), ValueError, "fc_weight"),
+        (lambda: model().predict(X[:, :2]), ValueError, "fc_weight"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
