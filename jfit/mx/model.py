@@ -25,6 +25,12 @@ class _JuliaFed(Boxed, feedforward_modules.JuliaFed):
     """The module under a FeedForward of the Julia tradition."""
 
 
+class _PythonBuckets(Boxed, feedforward_modules.PythonBuckets):
+    """The modules under a FeedForward whose symbol is a function of the bucket key."""
+
+    _module_class = _PythonFed
+
+
 class FeedForward(Boxed, feedforward.FeedForward):
     """A network with its parameters, as NDArrays; see `jfit.facade.feedforward.FeedForward`.
 
@@ -40,6 +46,7 @@ class FeedForward(Boxed, feedforward.FeedForward):
 
     _python_module = _PythonFed
     _julia_module = _JuliaFed
+    _bucket_module = _PythonBuckets
 
 
 def save_checkpoint(
