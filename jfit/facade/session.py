@@ -21,6 +21,7 @@ from jfit.state import TrainState
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.totals import zero_totals
 
+SLICED = 16  # multipliers of more parameters are arguments of their own: XLA on CPU compiles each slice of a vector anew
 Index = int | str  # how an optimizer knows a parameter
 
 
@@ -159,15 +160,16 @@ class Session:
             self._multipliers = seen
             lr, wd = optimizer.multipliers(self._indices())
             old = self.state.opt_state
-            opt_state = old._replace(lr_mult=self._multiplier(lr, old.lr_mult), wd_mult=self._multiplier(wd, old.wd_mult))
-            self.state = self.state._replace(opt_state=opt_state)
+            lr, wd = self._multiplier(lr, old.lr_mult), self._multiplier(wd, old.wd_mult, apart=len(wd) > SLICED)
+            self.state = self.state._replace(opt_state=old._replace(lr_mult=lr, wd_mult=wd))
 
-    def _multiplier(self, values: np.ndarray, old: Any) -> Any:
+    def _multiplier(self, values: np.ndarray, old: Any, apart: bool = False) -> Any:
         """On the devices, in leaf order (sorted names); None while all are 1, so that they cost nothing."""
         if old is None and (np.asarray(values) == 1).all():
             return None
-        values = np.asarray(values, np.float32)
-        return self._stacked(values) if self.split else place(values, self.devices)
+        given: Any = np.asarray(values, np.float32)
+        given = tuple(given) if apart else given
+        return self._stacked(given) if self.split else place(given, self.devices)
 
     # -------------------------------------------------------------------------------- a part of the parameters
     def view(self, params: Sequence[str], aux: Sequence[str], learns: Sequence[str]) -> TrainState:
@@ -198,7 +200,7 @@ class Session:
 
     def _part(self, whole: OptState, learns: Sequence[str]) -> OptState:
         at = self._positions(learns)
-        pick = lambda v: None if v is None else v[..., at]  # noqa: E731
+        pick = lambda v: tuple(v[i] for i in at) if isinstance(v, tuple) else None if v is None else v[..., at]  # noqa: E731
         slots = {slot: {k: tree[k] for k in sorted(learns)} for slot, tree in whole.slots.items()}
         return OptState(pick(whole.count), slots, pick(whole.lr_mult), pick(whole.wd_mult))
 
