@@ -87,7 +87,7 @@ class Session:
 
     # -------------------------------------------------------------------------------- optimizer
     def set_optimizer(self, optimizer: Optimizer, learns: Sequence[str], reduce: Reduce) -> None:
-        """Fresh optimizer state for the parameters in `learns`, counted from `optimizer.begin_num_update`."""
+        """Fresh optimizer state for the parameters in `learns`, counted from where the optimizer's own counts are."""
         assert self.state is not None
         params, _ = self.arrays()
         self.optimizer, self.learns, self.reduce = optimizer, list(learns), reduce
@@ -109,7 +109,9 @@ class Session:
         """Zero state; all parameters count alike until some of them are left out of an update."""
         assert self.optimizer is not None
         state = self.optimizer.transform().init(dict(params))
-        begin = jnp.int32(self.optimizer.begin_num_update)
+        # an optimizer object that was used before goes on counting, as in MXNet
+        done, begin = self.optimizer.counts(), self.optimizer.begin_num_update
+        begin = jnp.int32(max((done.get(i, begin) for i in self._indices()), default=begin))
         return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None)
 
     def resolved(self) -> Resolved:
@@ -200,7 +202,10 @@ class Session:
 
     def _part(self, whole: OptState, learns: Sequence[str]) -> OptState:
         at = self._positions(learns)
-        pick = lambda v: tuple(v[i] for i in at) if isinstance(v, tuple) else None if v is None else v[..., at]  # noqa: E731
+
+        def pick(v: Any) -> Any:
+            return tuple(v[i] for i in at) if isinstance(v, tuple) else None if v is None else v[..., at]
+
         slots = {slot: {k: tree[k] for k in sorted(learns)} for slot, tree in whole.slots.items()}
         return OptState(pick(whole.count), slots, pick(whole.lr_mult), pick(whole.wd_mult))
 
