@@ -16,7 +16,7 @@ from jfit.facade.feedforward import FeedForward
 from jfit.facade.metric import CustomMetric, create
 from jfit.facade.module import Module
 from jfit.facade.monitor import Monitor
-from jfit.facade.optimizer import SGD
+from jfit.facade.optimizer import SGD, Adam
 
 MAN = manifest("fit", "manifest.json")
 FIT = arrays_of("fit", "fit.npz")
@@ -309,6 +309,18 @@ def test_an_optimizer_object_keeps_its_scale_and_learns_the_names():
     np.testing.assert_array_equal(np.asarray(ff.arg_params["fc_weight"]), np.asarray(same.arg_params["fc_weight"]))
     with pytest.raises(TypeError, match="rescale_grad=2 was given"):
         model(rescale_grad=2).fit(X, Y)
+
+
+def test_an_optimizer_object_goes_on_counting_in_the_next_fit():
+    adam = Adam(learning_rate=0.1, rescale_grad=1 / 8)
+    ff = model(optimizer=adam, num_epoch=1)
+    ff.fit(jfit.NDArrayIter(X, Y, 11))
+    weights = np.asarray(ff.arg_params["fc_weight"])
+    ff.fit(jfit.NDArrayIter(X[:11], Y[:11], 11))
+    assert adam.num_update == 3
+    # fresh moments at count 3: lr * sqrt(1 - beta2^3) / (1 - beta1^3) * (1 - beta1) / sqrt(1 - beta2), whatever the gradient
+    step = 0.1 * np.sqrt(1 - 0.999**3) / (1 - 0.9**3) * 0.1 / np.sqrt(0.001)
+    np.testing.assert_allclose(np.abs(np.asarray(ff.arg_params["fc_weight"]) - weights), step, rtol=1e-3)
 
 
 def test_an_interrupt_keeps_what_was_learned():
