@@ -20,6 +20,7 @@ from jfit.facade.initial import DEFAULT, Initial
 from jfit.facade.optimizer import Optimizer
 from jfit.facade.passes import Passes
 from jfit.facade.programs import Programs
+from jfit.facade.resting import with_resting_aux
 from jfit.facade.session import Session
 from jfit.facade.slicing import python_slices
 from jfit.lowering import lower
@@ -208,6 +209,7 @@ class BoundModule(BaseModule):
         given = (*self._data_names, *self._label_names, *self._state_names, *self._spare_labels)
         fed = [n for n in given if n in self._arguments]
         model = lower(self._symbol, inputs=fed, batch_axes=descs.row_axes([*data, *labels]))
+        model = with_resting_aux(model, self._requests)
         still = {n for n in self._param_names if self._requests[n] == "null"}
         model = model._replace(frozen=frozenset(model.frozen | still))
         self._fixed_gammas = [n for n in self._param_names if n in model.frozen and n not in still]
@@ -272,7 +274,7 @@ class BoundModule(BaseModule):
             warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
             return
         assert self.binded, "call bind before initializing the parameters"
-        self._settle()
+        self._passes.hold_outputs()
         found = self._initial.drawn(initializer, arg_params, aux_params, allow_missing, allow_extra)
         self._session.set_arrays(*self._merged_with_shared(*found))
         self.params_initialized = True
@@ -299,7 +301,7 @@ class BoundModule(BaseModule):
         if not allow_missing or not self.params_initialized:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
             return
-        self._settle()
+        self._passes.hold_outputs()
         now, aux = self._session.arrays()
         given = self._initial.checked(arg_params, aux_params, allow_extra)
         self._session.set_arrays({**now, **given[0]}, {**aux, **given[1]})

@@ -107,6 +107,12 @@ class Passes:
         assert self._outputs is not None
         return self._outputs
 
+    def hold_outputs(self) -> None:
+        """Compute what waits: parameters are about to change, outputs are those of the parameters at `forward`."""
+        self.flush()
+        if self._pass is not None and self._outputs is None:
+            self.outputs()
+
     def _dispatched(self, told: Array) -> None:
         """Keep the host from running too far ahead of the devices."""
         fence = self._window.push(told)
@@ -183,6 +189,7 @@ class Passes:
         at = self._asked()
         if not at.train:
             raise RuntimeError("backward() follows a forward pass in training mode; call forward(batch, is_train=True)")
+        self.flush()  # each backward pass counts: gradients add up, statistics move
         model = self.programs.model
         if out_grads is None:
             plain = [o.name for i, o in enumerate(model.outputs) if o.kind == "plain" and not _blocked(model, i)]
@@ -230,7 +237,8 @@ class Passes:
         given = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
         outputs, found, aux = run(*given, heads) if heads else run(*given)
         self._dispatched(outputs[0])
-        self._outputs = outputs
+        if self._outputs is None:  # those of the forward pass stay, whatever the parameters are now
+            self._outputs = outputs
         whole = self.session.state
         assert whole is not None
         self.session.state = whole._replace(aux={**whole.aux, **aux})
@@ -293,17 +301,21 @@ class Passes:
         session = self.session
         optimizer = session.optimizer
         assert optimizer is not None
+        if not self.learns:
+            self.flush()
+            return
         waits = self._backward == () and self._outputs is None
         fusible = waits and optimizer.is_pure and not self.keep_gradients and set(self.requests) == set(self.learns)
         if fusible and "add" not in self.requests.values() and self._asked().number == 0:
             self._step()
             return
-        self.flush()
+        self.hold_outputs()
+        if self._fused:
+            self.read_gradients()
         missing = [n for n in self.learns if n not in self.gradients]
-        if missing or self._fused:
+        if missing:
             raise RuntimeError(
-                f"update() has no gradient for {missing[:1] or self.learns[:1]}: call forward(batch, is_train=True) and "
-                "backward() before it"
+                f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() before it"
             )
         gradients = {n: self.gradients[n] for n in self.learns}
         if not optimizer.is_pure:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.facade.box import Box, unbox
+from jfit.facade.resting import moving_aux
 from jfit.mx.base import MXNetError, translated
 from jfit.mx.context import Context
 from jfit.mx.keys import next_key
@@ -135,8 +136,10 @@ class Executor:
         for name, gradient in gradients.items():
             _put(self.grad_dict[name], gradient)
         if done.train:
+            moving = moving_aux(self._symbol, reqs)
             for name, value in moved.items():
-                _put(self.aux_dict[name], value)
+                if name in moving:
+                    _put(self.aux_dict[name], value)
 
     def _head_gradients(self, given: Any, wanted: set[str]) -> list[Any]:
         names = self._symbol.list_outputs()
