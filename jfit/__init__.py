@@ -27,6 +27,7 @@ from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
 from jfit.facade import callback
 from jfit.facade.bucketing import BucketingModule
+from jfit.facade.feedforward import FeedForward
 from jfit.facade.kvstore import KVStore
 from jfit.facade.module import Module
 from jfit.facade.monitor import Monitor
@@ -35,6 +36,7 @@ from jfit.facade.parameter_dict import ParameterDict
 from jfit.facade.python_module import PythonLossModule, PythonModule
 from jfit.facade.sequential import SequentialModule
 from jfit.facade.trainer import Trainer
+from jfit.facade.training_options import TrainingOptions
 from jfit.fitting import fit
 from jfit.lowering import lower
 from jfit.model import Model, Policy
@@ -51,6 +53,7 @@ __all__ = [
     "Batch",
     "BucketingModule",
     "Context",
+    "FeedForward",
     "KVStore",
     "Model",
     "Module",
@@ -67,6 +70,7 @@ __all__ = [
     "Symbol",
     "TrainState",
     "Trainer",
+    "TrainingOptions",
     "callback",
     "callbacks",
     "checkpoint",

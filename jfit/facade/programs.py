@@ -106,7 +106,7 @@ class Programs:
         """What an update is compiled for: another one is another program."""
         optimizer = self.session.optimizer
         assert optimizer is not None
-        return optimizer.hyper_key(), float(optimizer.rescale_grad), id(self.session.reduce)
+        return optimizer.hyper_key(), float(optimizer.rescale_grad), self.session.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:
         """Where the rows of the outputs are, for inputs of one device of these shapes."""

@@ -9,6 +9,7 @@ Sums of loss and metrics are always added over devices.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Reduce(NamedTuple):
     shared: bool = True
 
 
+@functools.cache  # one object for one rule: programs are kept by it
 def all_reduce() -> Reduce:
     """g = Σ_devices g_d, in one all-reduce together with the sums.
 
@@ -50,6 +52,7 @@ def all_reduce() -> Reduce:
     return Reduce(lambda gradients: None, apply)
 
 
+@functools.cache
 def own() -> Reduce:
     """g = g_d: no exchange; MXNet's training on several devices with `kvstore=None`.
 
@@ -64,6 +67,7 @@ def own() -> Reduce:
     return Reduce(lambda gradients: None, apply, shared=False)
 
 
+@functools.cache
 def two_bit(threshold: float = 0.5) -> Reduce:
     """r ← r + g_d;  q = ±t where |r| reaches t, else 0;  r ← r − q;  g = Σ_devices q.
 
