@@ -133,8 +133,9 @@ def requests_of(
         if base[name] not in REQUESTS:
             raise ValueError(f"grad_req of {name!r} is {base[name]!r}, needed one of {', '.join(REQUESTS)}")
         given = isinstance(grad_req, Mapping) and name in grad_req
+        listed = not isinstance(grad_req, (str, Mapping))  # a list says it of each parameter, fixed or not, as in MXNet
         if name in params:
-            found[name] = "null" if name in fixed and not given else base[name]
+            found[name] = "null" if name in fixed and not (given or listed) else base[name]
         elif name in data:
             found[name] = base[name] if wanted or given else "null"
         else:
