@@ -82,6 +82,34 @@ class StopFlag:
             signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Ctrl-C inside the block takes effect at its end; a second one at once.
+
+    For a call that donates: between its dispatch and the moment its result is kept there is no state.  Off the main thread,
+    where no interrupt arrives, nothing is done.
+    """
+    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if before is None:
+        yield
+        return
+    caught: list[Any] = []
+
+    def handler(number: int, frame: Any) -> None:
+        if caught:
+            signal.signal(signal.SIGINT, before)
+            raise KeyboardInterrupt
+        caught.append((number, frame))
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught and callable(before):
+            before(*caught[0])
+
+
 class Loop:
     """Epochs over a feed.  `run.py` wires it; its parts are usable one by one."""
 

@@ -30,7 +30,7 @@ SPMD = "pmap"  # or "shard_map"
 HOST_ALIGNMENT = 64  # host arrays at such addresses are not copied by a CPU device
 
 STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ignore[arg-type]
-OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0))  # type: ignore[arg-type]
+OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
 
 def compile_spmd(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +43,7 @@ class BaseModule:
         self.params_initialized = False
         self.optimizer_initialized = False
         self._symbol: Any = None
+        self._flag: StopFlag | None = None  # while fit runs
 
     # -------------------------------------------------------------------------------- where arrays go in and out
     def _box(self, array: Any) -> Any:
@@ -178,6 +180,7 @@ class BaseModule:
             self._measure(eval_metric, eval_batch)
             call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             actual_num_batch += 1
+            self._stop_if(self._flag)
         if score_end_callback is not None:
             call(score_end_callback, BatchEndParam(epoch, actual_num_batch, eval_metric, locals()))
         return eval_metric.get_name_value()
@@ -291,7 +294,7 @@ class BaseModule:
             monitor: a Monitor.
 
         Raises:
-            ValueError: num_epoch is missing.
+            AssertionError: num_epoch is missing.
         """
         if num_epoch is None:
             raise AssertionError("please specify number of epochs: num_epoch=")
@@ -304,7 +307,7 @@ class BaseModule:
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         validation_metric = eval_metric if validation_metric is None else validation_metric
         eval_metric = self._metric(eval_metric)
-        with StopFlag().watching() as flag:
+        with StopFlag().watching() as flag, self._stopping_at(flag):
             for epoch in range(begin_epoch, num_epoch):
                 start = time.time()
                 eval_metric.reset()
@@ -324,23 +327,39 @@ class BaseModule:
                 train_data.reset()
                 self._stop_if(flag)
 
-    def _stop_if(self, flag: StopFlag) -> None:
-        if flag.set:
+    @contextlib.contextmanager
+    def _stopping_at(self, flag: StopFlag) -> Iterator[None]:
+        """Passes over data inside the block stop between two batches when the flag is set."""
+        self._flag = flag
+        try:
+            yield
+        finally:
+            self._flag = None
+
+    def _stop_if(self, flag: StopFlag | None) -> None:
+        if flag is not None and flag.set:
             raise KeyboardInterrupt("fit was stopped by Ctrl-C between two steps; the module keeps what it has learned")
 
     def _sync_devices(self) -> None:
         """Give every device the same parameters, where they have their own."""
 
     def _fit_epoch(
-        self, train_data: Any, eval_metric: Any, callbacks: Callbacks, monitor: Any, epoch: int, row_ids: Any, flag: StopFlag
+        self,
+        train_data: Any,
+        eval_metric: Any,
+        callbacks: Callbacks,
+        monitor: Any,
+        epoch: int,
+        row_ids: Any,
+        flag: StopFlag,
+        first: int = 0,
     ) -> list[tuple[str, float]]:
         """One pass, batch by batch; returns the metrics of the whole pass.
 
         They are read before the last batch's callbacks, so that a callback that resets the metric cannot change them.
         """
         found: list[tuple[str, float]] = []
-        # batches that a faster way has done before count too
-        stream, nbatch = iter(train_data), getattr(train_data, "batches_read", 0)
+        stream, nbatch = iter(train_data), first  # a faster way may have done the first ones
         data_batch = next(stream, None)
         while data_batch is not None:
             if monitor is not None:

@@ -123,7 +123,10 @@ class BoundModule(BaseModule):
 
     @property
     def state(self) -> Any:
-        """The `jfit.TrainState` of this module, for research code: step, params, aux, opt_state ..."""
+        """The `jfit.TrainState` of this module, for research code: step, params, aux, opt_state ...
+
+        The next update gives its buffers up: copy what should stay.
+        """
         self._settle()
         return self._session.state
 
@@ -177,16 +180,20 @@ class BoundModule(BaseModule):
         descs.match_names(self._data_names, data, "data", self.logger, must=True)
         descs.match_names(self._label_names if labels else [], labels, "label", self.logger, must=False)
         if not for_training and inputs_need_grad:
-            raise ValueError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
+            raise AssertionError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
         request = grad_req if for_training else "null"
         self._requests = descs.requests_of(
             request, self._arguments, self._param_names, self._fixed, self._data_names, inputs_need_grad and for_training
         )
-        if shared_module is not None:
-            if not (shared_module.binded and shared_module.params_initialized):
-                raise ValueError("shared_module is not bound or has no parameters yet; bind it and call init_params first")
-            self._session, self.params_initialized = shared_module._session, True
-        self._make_programs(data, labels)
+        before = self._session
+        try:
+            if shared_module is not None:
+                self._session = self._shared_session(shared_module)
+            self._make_programs(data, labels)
+        except BaseException:
+            self._session = before
+            raise
+        self.params_initialized = self.params_initialized or shared_module is not None
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
             params, aux = self._loaded
@@ -194,6 +201,11 @@ class BoundModule(BaseModule):
             self._loaded = None
         if shared_module is not None and shared_module.optimizer_initialized:
             self.optimizer_initialized = True
+
+    def _shared_session(self, shared_module: Any) -> Session:
+        if not (shared_module.binded and shared_module.params_initialized):
+            raise ValueError("shared_module is not bound or has no parameters yet; bind it and call init_params first")
+        return shared_module._session
 
     def _unbind(self) -> None:
         if self.binded:

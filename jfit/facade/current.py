@@ -90,6 +90,9 @@ class CurrentModule(BaseModule):
         assert self.binded and self.params_initialized
         return self._curr_module.get_outputs(merge_multi_context)
 
+    def _without_padding(self, pad: int) -> list[Any]:
+        return self._curr_module._without_padding(pad)
+
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data inputs."""
         assert self.binded and self.params_initialized and self.inputs_need_grad

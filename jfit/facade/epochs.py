@@ -7,6 +7,7 @@ and the numbers are those of a pass batch by batch.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +41,8 @@ class EpochRunner:
     def __init__(
         self, passes: Passes, data: NDArrayIter, counts: Sequence[int], metrics: Sequence[Metric], every: int = 0
     ) -> None:
-        self.passes, self.data, self.counts, self.every = passes, data, tuple(counts), every
+        self.passes, self.counts, self.every = passes, tuple(counts), every
+        self._data = weakref.ref(data, self._drop)
         self.metrics = tuple(metrics)
         # local and global sums part when a callback resets the local ones
         self._counted = self.metrics * 2 if every else self.metrics
@@ -52,6 +54,14 @@ class EpochRunner:
         self._table = table
         uneven = len(set(self.counts)) > 1
         self._weight = place_split(real, session.devices) if uneven else None
+
+    @property
+    def data(self) -> Any:
+        """The iterator, or None when it is gone: its copy on the devices went with it."""
+        return self._data()
+
+    def _drop(self, _: Any) -> None:
+        self.arrays = {}
 
     def run(self, leaves: Sequence[Any], look: Callable[[int], None], flag: StopFlag) -> int:
         """All full batches of the epoch; the metrics `leaves` get their sums.
@@ -65,6 +75,7 @@ class EpochRunner:
             Batches that were done.
         """
         session, window = self.passes.session, Window()
+        self.passes.forget()
         full = len(self.data.epoch_rows()) // self.data.batch_size
         pack, at = self._pack(full), 0
         self._take(leaves)
@@ -89,8 +100,7 @@ class EpochRunner:
         session = self.passes.session
         rates = np.zeros(self.steps, np.float32)
         rates[:steps] = session.begin_updates(steps, self.passes.learns)
-        new, told = self._program()(self.passes.view(), pack, np.int32(at), rates, np.int32(steps))
-        session.commit(new, self.passes.learns)
+        told = session.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
         fence = window.push(told)
         if fence is not None:
             counters.wait(fence)  # sync: host waits for the call 8 back
@@ -129,16 +139,19 @@ class EpochRunner:
 
         def make():
             axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
-            fn = self._many(programs.raw_step(outputs=False, metrics=self._counted))
-            return fn, (axes, pack, None, None, None), (axes, None)
+            return self._many(), (axes, pack, None, None, None, None), (axes, None)
 
         key = ("epoch", programs.setting(), self._counted, self.counts, self.steps)
         return programs.compiled(key, make, "module_epoch", donate=(0,))
 
-    def _many(self, step: Any) -> Callable[..., tuple[TrainState, Array]]:
+    def _many(self) -> Callable[..., tuple[TrainState, Array]]:
         batch_axes = self.passes.programs.model.batch_axes
 
-        def many(state: TrainState, pack: Any, begin: Any, rates: Any, count: Any, *, axis_name: str | None = None):
+        def many(
+            state: TrainState, pack: Any, begin: Any, rates: Any, count: Any, rescale: Any, *, axis_name: str | None = None
+        ):
+            step = self.passes.programs.raw_step(rescale, metrics=self._counted)
+
             def one(state: TrainState, j: Any) -> tuple[TrainState, Array]:
                 slots = pack["order"][begin + j]
                 take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
@@ -182,7 +195,6 @@ def runs_whole(passes: Passes, data: Any, label_names: Sequence[str]) -> bool:
     return (
         optimizer is not None
         and optimizer.is_pure
-        and not passes.keep_gradients
         and set(passes.requests) == set(passes.learns)
         and "add" not in passes.requests.values()
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.label]

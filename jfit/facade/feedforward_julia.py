@@ -110,7 +110,7 @@ class JuliaTradition(Holder):
         by_name = isinstance(opts.kvstore, str)
         if by_name:
             opts.say(2, "Creating KVStore...")
-        store, on_store = select_julia(opts.kvstore, len(self.ctx), self.arg_params or {})
+        store, _ = select_julia(opts.kvstore, len(self.ctx), self.arg_params or {})
         if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
             opts.say(2, "Auto-select kvstore type = %s", store.type)
         module = self._julia_module(
@@ -125,7 +125,6 @@ class JuliaTradition(Holder):
         if store is not None:
             opts.say(2, "Initializing KVStore...")
         module.init_optimizer(store, optimizer)
-        module._session.update_on_kvstore = on_store
         return module
 
     def _epoch(

@@ -7,6 +7,7 @@ from typing import Any
 
 from jfit.facade.box import unbox
 from jfit.facade.bucketing import BucketingModule
+from jfit.facade.kvstore import select_julia
 from jfit.facade.module import Module
 from jfit.facade.optimizer import Optimizer
 from jfit.facade.slicing import first_slices
@@ -21,7 +22,7 @@ class PythonFed(Module):
             super().update_metric(eval_metric, labels, pre_sliced)
             return
         outputs = [self._box(out) for out in self._passes.merged()]
-        eval_metric.fold([self._box(unbox(a)) for a in labels or ()], outputs, self._weights())
+        eval_metric.fold([self._box(unbox(a)) for a in labels or ()], outputs, self._weights(outputs))
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         with warnings.catch_warnings():
@@ -40,3 +41,6 @@ class JuliaFed(PythonFed):
 
     def _slices(self, rows: int) -> list[int]:
         return first_slices(rows, len(self._devices))
+
+    def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
+        return select_julia(kvstore, len(self._devices), params)

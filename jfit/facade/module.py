@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -87,7 +88,7 @@ class Module(BoundModule):
         self._settle()
         session, passes = self._session, self._passes
         params, _ = session.arrays()
-        store, on_store = stores.select(kvstore, len(self._devices), params, make=self._make_store)
+        store, on_store = self._select(kvstore, params)
         rows = descs.rows_of_batch(self._data_shapes)
         made = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
         session.kvstore, session.update_on_kvstore, session.names = store, on_store, list(self._param_names)
@@ -97,6 +98,10 @@ class Module(BoundModule):
         if self._preload is not None:
             self.load_optimizer_states(self._preload)
             self._preload = None
+
+    def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
+        """(key-value store or None, whether it updates)."""
+        return stores.select(kvstore, len(self._devices), params, make=self._make_store)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         scale, count = 1.0 / rows, len(self._devices)
@@ -120,10 +125,9 @@ class Module(BoundModule):
         return optimizer
 
     def _reduce_of(self, store: Any) -> Any:
-        if self._compression:
-            if store is None or "device" not in store.type:
-                kind = "None" if store is None else store.type
-                raise ValueError(f"Gradient compression is not supported for this type of kvstore: {kind}; use 'device'")
+        if self._compression and store is not None:
+            if "device" not in store.type:
+                raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
             kind = self._compression.get("type", "2bit")
             if kind != "2bit":
                 raise ValueError(f"compression_params has type {kind!r}; '2bit' is what there is")
@@ -131,9 +135,17 @@ class Module(BoundModule):
         return own() if store is None and len(self._devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
-        """Use the optimizer (state, counters, key-value store) of another module with the same parameters."""
-        assert shared_module.optimizer_initialized
-        self._session = self._passes.programs.session = shared_module._session
+        """Use the optimizer (state, counters, key-value store) of another module, which shares its parameters with this one.
+
+        Raises:
+            ValueError: they share none; optimizer state belongs to parameters.
+        """
+        assert self.binded and shared_module.optimizer_initialized
+        if self._session is not shared_module._session:
+            raise ValueError(
+                "borrow_optimizer takes the optimizer of a module with the same parameters, and these two have parameters of "
+                "their own; bind this one with shared_module= that one first"
+            )
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -172,6 +184,7 @@ class Module(BoundModule):
             out_grads: gradient of each output (an array for a single one); not needed where all outputs are losses.
         """
         assert self.binded and self.params_initialized
+        assert self.for_training, "the module was bound for prediction; re-bind with for_training=True to run backward()"
         if out_grads is not None and not isinstance(out_grads, (list, tuple)):
             out_grads = [out_grads]
         heads = None if out_grads is None else [unbox(g) for g in out_grads]
@@ -201,7 +214,6 @@ class Module(BoundModule):
     def gradients(self) -> dict[str, Any]:
         """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
         assert self.binded
-        self._passes.keep_gradients = True
         slices = {n: self._passes.gradient_slices(n) for n in self._passes.learns}
         home = self._devices[0]
         return {n: self._box(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
@@ -218,13 +230,15 @@ class Module(BoundModule):
         outputs = [self._box(out) for out in self._passes.merged()]  # a metric of the user's calls methods of the box
         names = [d.name for d in self._label_shapes] or self._label_names
         shown = dict(zip(names, [self._box(unbox(a)) for a in labels or ()], strict=False))
-        eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights())
+        eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
 
-    def _weights(self) -> Any:
+    def _weights(self, outputs: Sequence[Any]) -> Any:
+        """Row weights for each output; None for one that has no rows, such as the mean of a loss, which counts as it is."""
         if not self._pad:
             return None
         rows = descs.rows_of_batch(self._data_shapes)
-        return (np.arange(rows) < rows - self._pad).astype(np.float32)
+        weight = (np.arange(rows) < rows - self._pad).astype(np.float32)
+        return [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
         """What is needed before a batch; dense parameters need nothing."""
@@ -232,13 +246,25 @@ class Module(BoundModule):
 
     # -------------------------------------------------------------------------------- fit, predict
     def _fit_epoch(
-        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any, flag: StopFlag
+        self,
+        train_data: Any,
+        eval_metric: Any,
+        callbacks: Any,
+        monitor: Any,
+        epoch: int,
+        row_ids: Any,
+        flag: StopFlag,
+        first: int = 0,
     ) -> list[tuple[str, float]]:
-        """One pass; full batches of arrays in memory in few dispatches where nobody looks between them."""
+        """One pass; full batches of arrays in memory in few dispatches where nobody looks between them.
+
+        Of such a pass no outputs and gradients are kept: `get_outputs` asks for a forward pass first.
+        """
         leaves, every = eval_metric.leaves(), looks_every(listed(callbacks))
         whole = every is not None and monitor is None and self._monitor is None and self._own_methods()
         whole = whole and all(m.pure and not m.output_names and not m.label_names for m in leaves)
         found: list[tuple[str, float]] = []
+        first = 0
         if whole and runs_whole(self._passes, train_data, [d.name for d in self._label_shapes]):
 
             def look(nbatch: int) -> None:
@@ -248,7 +274,8 @@ class Module(BoundModule):
 
             train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, look, flag))
             self._stop_if(flag)
-        found += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag)
+            first = train_data.batches_read
+        found += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag, first)
         return found or eval_metric.get_global_name_value()
 
     def _runner_of(self, data: Any, leaves: list[Any], every: int) -> EpochRunner:
@@ -261,7 +288,8 @@ class Module(BoundModule):
     def _own_methods(self) -> bool:
         """False where a subclass of the user's has a say between batches."""
         names = ("forward", "backward", "update", "forward_backward", "update_metric", "prepare")
-        return all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
+        own = all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
+        return own and not any(n in vars(self) for n in names)
 
     def _sync_devices(self) -> None:
         if self._session.split:

@@ -64,12 +64,10 @@ class Passes:
         self.programs, self.params, self.aux = programs, list(params), list(aux)
         self.requests, self.learns = dict(requests), list(learns)
         self.gradients: dict[str, Array] = {}  # with several devices, a leading device axis
-        self.keep_gradients = False  # set by a reader: the fused step does not hand gradients out
         self._pass: Pass | None = None
         self._outputs: tuple[Array, ...] | None = None
         self._backward: Any = None  # None: not asked for; (): without head gradients; else the head gradients
         self._window = Window()
-        self._fused = False  # gradients of the last step were not kept
 
     @property
     def session(self) -> Session:
@@ -91,6 +89,7 @@ class Passes:
         split = split_slices(batch, counts, axes) if devices > 1 else batch
         self._pass = Pass(_at_home(split, session.devices), tuple(counts), train, session.passes, plan)
         session.passes += train
+        session.waiting.add(self)
         self._outputs, self._backward = None, None
 
     def outputs(self) -> tuple[Array, ...]:
@@ -133,8 +132,8 @@ class Passes:
         if len(counts) == 1:
             return dict(given)
         cut = {
-            k: [np.take(np.asarray(p), np.arange(c), axes.get(k, 0)) for p, c in zip(v, counts, strict=True)]
-            for k, v in given.items()
+            k: [np.take(p, np.arange(c), axes.get(k, 0)) for p, c in zip(v, counts, strict=True)]
+            for k, v in counters.read(given).items()  # sync: a monitor looks at the whole batch
         }
         return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
 
@@ -245,18 +244,16 @@ class Passes:
         for name, gradient in found.items():
             old = self.gradients.get(name) if self.requests[name] == "add" else None
             self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
-        self._fused = False
 
     def read_gradients(self) -> dict[str, Array]:
-        """The gradients by name; from now on they are kept in every step."""
+        """The gradients by name."""
         self.flush()
-        if self._fused:
-            self.keep_gradients = True
-            raise RuntimeError(
-                "the gradients of the last step were not kept, because update() ran the whole step as one program; they are "
-                "kept from now on. Read them between backward() and update(), or set keep_gradients = True before"
-            )
         return self.gradients
+
+    def forget(self) -> None:
+        """Steps were made elsewhere: the outputs and gradients at hand are no longer the last ones."""
+        self._pass, self._outputs, self._backward = None, None, None
+        self.gradients.clear()
 
     def gradient_slices(self, name: str) -> list[Array]:
         """The gradient that each device has for a parameter (zeros before the first backward pass)."""
@@ -293,7 +290,7 @@ class Passes:
         self.flush()
         values = [jnp.asarray(s) for s in slices]
         devices = self.session.devices
-        self.gradients[name] = values[0] if len(devices) == 1 else place_split(np.stack(values), devices)
+        self.gradients[name] = values[0] if len(devices) == 1 else place_split(np.stack(counters.read(values)), devices)
 
     # -------------------------------------------------------------------------------- update
     def update(self) -> None:
@@ -301,17 +298,16 @@ class Passes:
         session = self.session
         optimizer = session.optimizer
         assert optimizer is not None
+        session.hold(but=self)
         if not self.learns:
             self.flush()
             return
         waits = self._backward == () and self._outputs is None
-        fusible = waits and optimizer.is_pure and not self.keep_gradients and set(self.requests) == set(self.learns)
+        fusible = waits and optimizer.is_pure and set(self.requests) == set(self.learns)
         if fusible and "add" not in self.requests.values() and self._asked().number == 0:
             self._step()
             return
         self.hold_outputs()
-        if self._fused:
-            self.read_gradients()
         missing = [n for n in self.learns if n not in self.gradients]
         if missing:
             raise RuntimeError(
@@ -322,15 +318,15 @@ class Passes:
             self._update_in_python(gradients)
             return
         session.begin_update(self.learns)
-        new = self.programs.update()(self.view(), gradients)
-        session.commit(new, self.learns)
+        session.run(self, self.programs.update(), gradients)
 
     def _step(self) -> None:
         session, at = self.session, self._asked()
+        self._backward = None  # a step that fails must not be tried again with the next batch
         session.begin_update(self.learns)
-        new, out = self.programs.step()(self.view(), at.batch)
-        session.commit(new, self.learns)
-        self._outputs, self._backward, self._fused = out.outputs, None, True
+        out = session.run(self, self.programs.step(), at.batch)
+        self._outputs = out.outputs
+        self.gradients.update(out.gradients)
         self._dispatched(out.fence)
 
     def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
@@ -346,7 +342,8 @@ class Passes:
             raise NotImplementedError("gradient compression needs an optimizer by name, not a class of your own")
         params, _ = session.arrays()
         fresh, several = {}, len(session.devices) > 1
-        for name in sorted(self.learns, key=session.names.index):
+        number = {name: i for i, name in enumerate(session.names)}
+        for name in sorted(self.learns, key=number.__getitem__):
             gradient = jnp.sum(jax.device_put(gradients[name], session.devices[0]), axis=0) if several else gradients[name]
             weight = session.cell(params[name])
             session.updater(session.index(name), session.cell(gradient), weight)

@@ -58,47 +58,35 @@ class Programs:
 
         return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
 
-    def step(self, outputs: bool = True) -> Program:
-        """(state, batch) -> (state, out): the whole update, one dispatch; the state is donated."""
-        optimizer = self.session.optimizer
-        assert optimizer is not None
+    def step(self) -> Program:
+        """(state, batch, rescale) -> (state, out with outputs and gradients): the whole update, one dispatch; donates."""
 
         def make():
-            # behind the barrier the step is compiled, and rounded, as in the programs that run many steps
-            raw = self.raw_step(outputs=outputs)
-
-            def fn(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+            def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+                # behind the barrier the step is compiled, and rounded, as in the programs that run many steps
                 state, batch = lax.optimization_barrier((state, batch))
-                return raw(state, batch, axis_name=axis_name)
+                step = self.raw_step(rescale, outputs=True, gradients=True)
+                return step(state, batch, axis_name=axis_name)
 
             axes = self.axes()[1]
-            return fn, (axes, 0), (axes, StepOut(None, None, None, None, 0))  # type: ignore[arg-type]
+            return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
-        return self.compiled(("step", outputs, self.setting()), make, "module_step", donate=(0,))
+        return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
-    def raw_step(self, *, outputs: bool, metrics: Sequence[Any] = (), schedule: Any = None) -> Any:
-        """The pure train step with this session's optimizer, scale and reduction."""
-        optimizer = self.session.optimizer
-        assert optimizer is not None
-        return train_step(
-            self.model,
-            self.session.resolved(),
-            metrics=metrics,
-            schedule=schedule,
-            rescale=optimizer.rescale_grad,
-            outputs=outputs,
-            reduce=self.session.reduce,
-        )
+    def raw_step(self, rescale: Any, **how: Any) -> Any:
+        """The pure train step with this session's optimizer and reduction."""
+        return train_step(self.model, self.session.resolved(), rescale=rescale, reduce=self.session.reduce, **how)
 
     def update(self) -> Program:
-        """(state, gradients of each device) -> state; the state is donated."""
-        optimizer = self.session.optimizer
-        assert optimizer is not None
+        """(state, gradients of each device, rescale) -> state; the state is donated."""
 
         def make():
-            fn = update_step(self.session.resolved(), rescale=optimizer.rescale_grad, reduce=self.session.reduce)
+            def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
+                step = update_step(self.session.resolved(), rescale=rescale, reduce=self.session.reduce)
+                return step(state, gradients, axis_name=axis_name)
+
             axes = self.axes()[1]
-            return fn, (axes, 0), axes
+            return fn, (axes, 0, None), axes
 
         return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
 
@@ -106,7 +94,7 @@ class Programs:
         """What an update is compiled for: another one is another program."""
         optimizer = self.session.optimizer
         assert optimizer is not None
-        return optimizer.hyper_key(), float(optimizer.rescale_grad), self.session.reduce
+        return optimizer.hyper_key(), self.session.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:
         """Where the rows of the outputs are, for inputs of one device of these shapes."""

@@ -269,6 +269,9 @@ class SequentialModule(BaseModule):
         assert self.binded and self.params_initialized
         return self._modules[-1].get_outputs(merge_multi_context)
 
+    def _without_padding(self, pad: int) -> list[Any]:
+        return self._modules[-1]._without_padding(pad)
+
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the first module's data."""
         assert self.binded and self.params_initialized and self.inputs_need_grad

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jfit import counters
 from jfit.facade.box import Box
 from jfit.facade.optimizer import Optimizer, slot_names, state_from_mxnet, state_to_mxnet
 from jfit.facade.rng import next_key
+from jfit.loop import shielded
 from jfit.optim.registry import Resolved
 from jfit.optim.rules import OptState
 from jfit.parallel import place, place_split
@@ -49,9 +51,11 @@ class Session:
         self.learns: list[str] = []
         self.reduce: Reduce = all_reduce()
         self.passes = 0
+        self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # passes whose outputs may not be computed yet
         self.cell: Callable[[Any], Any] = Box  # what a Python optimizer gets to write into
         self._rate: float | None = None
         self._multipliers: Any = None
+        self._known_indices: Any = None
 
     # -------------------------------------------------------------------------------- parameters
     @property
@@ -61,6 +65,7 @@ class Session:
 
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
         """Replace parameters and auxiliary states (all of them); optimizer state and counters stay."""
+        self.hold()
         placed, moved = place(dict(params), self.devices), place(dict(aux), self.devices)
         if self.split:
             placed = self._stacked(params)
@@ -73,7 +78,8 @@ class Session:
 
     def _stacked(self, tree: Any) -> Any:
         """A copy for each device, along a leading device axis."""
-        return place_split(jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self.devices)), tree), self.devices)
+        host = counters.read(tree)  # sync: once an epoch at most, and only where devices hold arrays of their own
+        return place_split(jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self.devices)), host), self.devices)
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Copies of (parameters, auxiliary states) on the first device; the mean where devices have their own."""
@@ -98,8 +104,9 @@ class Session:
         if local is not None and count > 1:
             local = self._stacked(local)
         opt_state = self._stacked(opt_state) if self.split else place(opt_state, self.devices)
-        if self.split:
-            self.state = self.state._replace(params=self._stacked(params))
+        # devices may have had parameters of their own before, and may have them from now on
+        placed = self._stacked(params) if self.split else place(params, self.devices)
+        self.state = self.state._replace(params=placed)
         begin = place(jnp.int32(optimizer.begin_num_update), self.devices)
         self.state = self.state._replace(opt_state=opt_state, local=local, step=begin)
         self._rate = self._multipliers = None
@@ -147,9 +154,13 @@ class Session:
         return rates
 
     def _indices(self, learns: Sequence[str] | None = None) -> list[Index]:
-        number = {name: i for i, name in enumerate(self.names)}
-        names = sorted(self.learns if learns is None else learns)
-        return [n if self.update_on_kvstore else number[n] * len(self.devices) for n in names]
+        names = self.learns if learns is None else learns
+        known = self._known_indices
+        if known is None or known[0] is not names or known[1:3] != (self.update_on_kvstore, self.names):
+            number = {name: i for i, name in enumerate(self.names)}
+            found = [n if self.update_on_kvstore else number[n] * len(self.devices) for n in sorted(names)]
+            self._known_indices = known = (names, self.update_on_kvstore, list(self.names), found)
+        return known[3]
 
     def sync_multipliers(self) -> None:
         """Write the multipliers of the optimizer into the state, if they are other ones."""
@@ -157,9 +168,8 @@ class Session:
         assert optimizer is not None and self.state is not None
         if not optimizer.is_pure:
             return
-        seen = (tuple(optimizer.lr_mult.items()), tuple(optimizer.wd_mult.items()), tuple(self.learns))
-        if optimizer.param_dict or seen != self._multipliers:
-            self._multipliers = seen
+        if optimizer.param_dict or (optimizer.lr_mult, optimizer.wd_mult) != self._multipliers:
+            self._multipliers = dict(optimizer.lr_mult), dict(optimizer.wd_mult)
             lr, wd = optimizer.multipliers(self._indices())
             old = self.state.opt_state
             lr, wd = self._multiplier(lr, old.lr_mult), self._multiplier(wd, old.wd_mult, apart=len(wd) > SLICED)
@@ -178,7 +188,7 @@ class Session:
         """The state of one graph among several that share parameters; the whole state where it uses all of them."""
         state = self.state
         assert state is not None
-        if len(params) == len(state.params) and len(aux) == len(state.aux):
+        if self._whole(state, params, aux, learns):
             return state
         state = self.count_apart()
         part = state._replace(params={k: state.params[k] for k in params}, aux={k: state.aux[k] for k in aux})
@@ -186,6 +196,40 @@ class Session:
             part = part._replace(opt_state=self._part(state.opt_state, learns))
         local = state.local and {k: v for k, v in state.local.items() if k in set(learns)}
         return part._replace(local=local)
+
+    def _whole(self, state: TrainState, params: Collection[str], aux: Collection[str], learns: Collection[str]) -> bool:
+        """Whether a graph uses all parameters, and learns all that the optimizer knows."""
+        same = len(params) == len(state.params) and len(aux) == len(state.aux)
+        return same and (state.opt_state == () or len(learns) == len(self.learns))
+
+    def run(self, passes: Any, program: Callable[..., Any], *given: Any, count: int = 1) -> Any:
+        """Dispatch `program(state, *given, rescale)`, which takes the state's buffers, and keep the state it returns.
+
+        An interrupt waits until the new state is kept: between the two the module would have none.  Where the dispatch
+        fails, the host's counters are set back.
+
+        Returns:
+            What the program returned beside the state.
+        """
+        optimizer = self.optimizer
+        assert optimizer is not None
+        with shielded():
+            try:
+                found = program(passes.view(), *given, np.float32(optimizer.rescale_grad))
+            except BaseException:
+                done = optimizer.counts()
+                before = {i: done[i] - count for i in self._indices(passes.learns) if i in done}
+                optimizer.set_counts({**done, **before}, optimizer.num_update - count)
+                raise
+            new, told = (found, None) if isinstance(found, TrainState) else found
+            self.commit(new, passes.learns)
+        return told
+
+    def hold(self, but: Any = None) -> None:
+        """Compute what waits anywhere: the arrays are about to change, outputs are those of the arrays at `forward`."""
+        for passes in list(self.waiting):
+            if passes is not but:
+                passes.hold_outputs()
 
     def count_apart(self) -> TrainState:
         """The state with a count for each parameter, from now on; graphs that use some of the parameters need that."""
@@ -217,7 +261,7 @@ class Session:
         """Take the result of a step on a `view`."""
         whole = self.state
         assert whole is not None
-        if len(new.params) == len(whole.params) and len(new.aux) == len(whole.aux):
+        if self._whole(whole, new.params, new.aux, learns):
             self.state = new
             return
         opt_state = whole.opt_state

@@ -34,6 +34,7 @@ class StepOut(NamedTuple):
         lr: the learning rate that was used, () float32, or None.
         first_bad_step: number of the first step since the metrics were reset whose loss was not finite; -1: none.
         outputs: the model's outputs, per row; None unless asked for.
+        gradients: name -> gradient summed over this device's rows, before anything is reduced; None unless asked for.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,6 +48,7 @@ class StepOut(NamedTuple):
     lr: Array | None
     first_bad_step: Array
     outputs: tuple[Array, ...] | None = None
+    gradients: Params | None = None
 
 
 class Step(Protocol):
@@ -66,9 +68,10 @@ def train_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     policy: Policy | str | None = None,
-    rescale: float | str = "mean",
+    rescale: Any = "mean",
     sync_batch_stats: bool = False,
     outputs: bool = False,
+    gradients: bool = False,
     reduce: Reduce | None = None,
 ) -> Step:
     """θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ): one update as a pure function.
@@ -84,9 +87,10 @@ def train_step(
         clip_norm: the rescaled gradient is shortened to this global 2-norm.
         clip_value: each value of the rescaled gradient is clipped to ± this.
         policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
-        rescale: r: "mean" = 1 / Σᵢ wᵢ over all devices, or a number.
+        rescale: r: "mean" = 1 / Σᵢ wᵢ over all devices, or a number (traced, where the step is made inside a trace).
         sync_batch_stats: batch statistics over all devices instead of each device's slice.
         outputs: return the model's outputs in `out.outputs`.
+        gradients: return this device's gradients in `out.gradients`.
         reduce: how the devices' gradients become one (see `jfit.step.reduce`); default: their sum.
 
     Returns:
@@ -116,20 +120,21 @@ def train_step(
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         slots = Slots(*parts_of(batch), row_ids=None)
         learns, still = split_params(model, state.params, frozen)
-        gradients, aux, sums = gradients_of(how, learns, still, state, slots, axis_name)
+        own, aux, sums = gradients_of(how, learns, still, state, slots, axis_name)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, slots.weight, axis_name)
         added = (sums.rows, sums.shared)
-        gradients, (total, shared), local = reduce.apply(gradients, added, state.local, axis_name)
+        summed, (total, shared), local = reduce.apply(own, added, state.local, axis_name)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
-        learns, opt_state, reported = update(state, learns, gradients, total, loss)
+        learns, opt_state, reported = update(state, learns, summed, total, loss)
         params = {k: learns[k] if k in learns else still[k] for k in state.params}
         if slots.weight is not None:  # a step without rows changes nothing
             params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), (state.params, state.opt_state, state.aux))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.lr, state.key, local)
-        return new, StepOut(loss + 0, loss, reported, totals.first_bad_step, sums.outputs)
+        told = own if gradients else None
+        return new, StepOut(loss + 0, loss, reported, totals.first_bad_step, sums.outputs, told)
 
     step.__dict__.update(model=model, micro_batches=micro_batches)  # what data_parallel asks: how rows divide and merge
     return step
@@ -141,7 +146,7 @@ def update_step(
     schedule: Any = None,
     clip_norm: float | None = None,
     clip_value: float | None = None,
-    rescale: float = 1.0,
+    rescale: Any = 1.0,
     reduce: Reduce | None = None,
 ) -> Callable[..., TrainState]:
     """θ ← θ − η · u( r · Σ g ): the second half of `train_step`, for gradients that were computed before.
@@ -180,7 +185,7 @@ class _Update(NamedTuple):
     resolved: Resolved
     transform: Any
     rate_of: Callable[..., Array] | None
-    rescale: float | str
+    rescale: Any
     clip_norm: float | None
     clip_value: float | None
 
@@ -193,7 +198,7 @@ class _Update(NamedTuple):
         self, state: TrainState, learns: Params, gradients: Params, total: Array, loss: Array
     ) -> tuple[Params, Any, Array | None]:
         """(new parameters, new optimizer state, the rate that was used)."""
-        factor = 1 / jnp.maximum(total, 1e-30) if self.rescale == "mean" else self.rescale
+        factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         gradients = jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), gradients)
         gradients = _clip(gradients, self.clip_norm, self.clip_value)
         rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
