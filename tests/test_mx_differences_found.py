@@ -117,3 +117,16 @@ def test_an_update_after_the_next_forward_leaves_its_outputs():
     made.forward(batch(1.0))
     made.update()
     close(made.get_outputs()[0].asnumpy(), [0.02455, 0.97545, 0.77918, 0.22082, 0.64817, 0.35183, 0.0247, 0.9753])
+
+
+def test_the_mean_of_a_loss_counts_as_it_is_in_a_batch_that_the_iterator_filled_up():
+    difference = mx.sym.Reshape(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), shape=(-1,))
+    net = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(difference - mx.sym.Variable("label"))))
+    data = mx.io.NDArrayIter(wave((6, 3)), wave((6,)), batch_size=4, label_name="label")
+    made, metric = mx.mod.Module(net, label_names=["label"]), mx.metric.Loss()
+    made.bind(data.provide_data, data.provide_label)
+    made.init_params(mx.init.Constant(0.5))
+    for one in data:
+        made.forward(one)
+        made.update_metric(metric, one.label)
+    close(metric.get()[1], [0.89792])
