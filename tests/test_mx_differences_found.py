@@ -130,3 +130,28 @@ def test_the_mean_of_a_loss_counts_as_it_is_in_a_batch_that_the_iterator_filled_
         made.forward(one)
         made.update_metric(metric, one.label)
     close(metric.get()[1], [0.89792])
+
+
+def test_parameters_that_were_set_stay_set_where_the_store_updates():
+    """In MXNet the next update brings the old ones back (decided.set_params_on_store)."""
+    net = network(norm=False)
+    made = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
+    made.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    made.init_params(mx.init.Zero())
+    made.init_optimizer(optimizer_params={"learning_rate": 1e-6})
+    args, aux = made.get_params()
+    made.set_params({n: v + 1 for n, v in args.items()}, aux)
+    close(step(made)["fc1_weight"], [1] * 9)
+
+
+def test_a_backward_after_the_update_takes_the_gradient_at_the_new_parameters():
+    """MXNet mixes old activations with new weights (decided.late_backward)."""
+    late, fresh = module(False), module(False)
+    step(late)
+    step(fresh)
+    before = late.get_outputs()[0].asnumpy()
+    late.backward()
+    np.testing.assert_array_equal(late.get_outputs()[0].asnumpy(), before)
+    late.update()
+    found = step(fresh)
+    close(late.get_params()[0]["fc1_weight"].asnumpy(), found["fc1_weight"].ravel())
