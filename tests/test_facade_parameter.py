@@ -7,6 +7,7 @@ import pytest
 
 import jfit
 from jfit.facade import rng
+from jfit.facade.box import Box
 from jfit.facade.errors import MXNetError
 from jfit.facade.parameter import DeferredInitializationError, Parameter
 from jfit.facade.parameter_dict import Constant, ParameterDict
@@ -313,3 +314,25 @@ def test_gradients_are_clipped_by_their_common_norm():
 def test_the_mxnet_trainer_takes_parameters_only():
     with pytest.raises(ValueError, match="found ArrayImpl in it"):
         gluon.Trainer({"w": jnp.ones(1)}, "sgd")
+
+
+def test_a_write_stays_on_the_device_of_the_cell():
+    cell = Box(jax.device_put(jnp.zeros(3), jax.devices()[1]))
+    for new in (np.ones(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices()[2]), 2):
+        cell[:] = new
+        assert cell.value.devices() == {jax.devices()[1]} and cell.value.committed
+    cell[0] = np.ones(1)
+    assert cell.value.devices() == {jax.devices()[1]} and cell.asnumpy().tolist() == [1, 2, 2]
+
+
+@pytest.mark.parametrize("make", [np.zeros, jnp.zeros])
+def test_leading_axes_of_size_one_may_be_too_many_in_a_write(make):
+    cell = Box(make((2, 2)))
+    cell[0, 1] = np.array([5.0])
+    cell[1] = np.array([[7.0, 8.0]])
+    assert cell.asnumpy().tolist() == [[0, 5], [7, 8]]
+    cell[:] = np.ones((1, 2, 2))
+    cell[0] = np.array([[[3.0]]])
+    assert cell.asnumpy().tolist() == [[3, 3], [1, 1]]
+    with pytest.raises(ValueError):
+        cell[0] = np.ones((2, 2))

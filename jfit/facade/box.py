@@ -71,17 +71,17 @@ class Box:
         return type(self)(self.value[_key(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write in place: shape and dtype stay, the new values are cast and broadcast."""
-        value = unbox(value)
-        if isinstance(self.value, np.ndarray):
-            fresh = np.array(self.value)
-            fresh[_key(key)] = np.asarray(value)
+        """Write in place: shape, dtype and device stay; values are cast and broadcast, leading axes of size 1 may be too many."""
+        value, key, old = unbox(value), _key(key), self.value
+        value = _fitted(value if isinstance(old, np.ndarray) else jnp.asarray(value), old, key)
+        if isinstance(old, np.ndarray):
+            fresh = np.array(old)
+            fresh[key] = np.asarray(value)
             self.value = fresh
             return
-        if _whole(key) and getattr(value, "shape", None) == self.shape:
-            self.value = jnp.asarray(value).astype(self.value.dtype)
-            return
-        self.value = self.value.at[_key(key)].set(jnp.asarray(value).astype(self.value.dtype))
+        value = value.astype(old.dtype)
+        new = value if _whole(key) and value.shape == self.shape else old.at[key].set(value)
+        self.value = _back(new, old)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.asnumpy()!r})"
@@ -128,6 +128,21 @@ def _key(key: Any) -> Any:
     if isinstance(key, tuple):
         return tuple(unbox(k) if isinstance(k, Box) else k for k in key)
     return unbox(key) if isinstance(key, Box) else key
+
+
+def _fitted(value: Any, old: Any, key: Any) -> Any:
+    if value.ndim == 0 or value.shape[0] != 1:  # nothing to drop: the target's rank need not be found
+        return value
+    rank = old.ndim if _whole(key) else jax.eval_shape(lambda array: array[key], old).ndim
+    while value.ndim > rank and value.shape[0] == 1:
+        value = value.reshape(value.shape[1:])
+    return value
+
+
+def _back(new: jax.Array, old: jax.Array) -> jax.Array:
+    if isinstance(new, jax.core.Tracer) or isinstance(old, jax.core.Tracer):
+        return new
+    return jax.device_put(new, old.sharding) if old.committed or old.devices() != new.devices() else new
 
 
 def _whole(key: Any) -> bool:
