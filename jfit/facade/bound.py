@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,9 @@ from jfit.data import Batch, DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.devices import Context, cpu
 from jfit.facade import descs
-from jfit.facade.base_module import BaseModule
 from jfit.facade.box import unbox
-from jfit.facade.initial import DEFAULT, Initial
 from jfit.facade.optimizer import Optimizer
+from jfit.facade.parameters import ParameterModule
 from jfit.facade.passes import Passes
 from jfit.facade.programs import Programs
 from jfit.facade.resting import with_resting_aux
@@ -27,7 +25,7 @@ from jfit.lowering import lower
 from jfit.symbol import Symbol
 
 
-class BoundModule(BaseModule):
+class BoundModule(ParameterModule):
     """What a Module is, before it has an optimizer: names, shapes, parameters, and how a batch becomes inputs by name."""
 
     def __init__(
@@ -190,6 +188,8 @@ class BoundModule(BaseModule):
             if shared_module is not None:
                 self._session = self._shared_session(shared_module)
             self._make_programs(data, labels)
+            if shared_module is not None:
+                self._check_shared()
         except BaseException:
             self._session = before
             raise
@@ -206,6 +206,20 @@ class BoundModule(BaseModule):
         if not (shared_module.binded and shared_module.params_initialized):
             raise ValueError("shared_module is not bound or has no parameters yet; bind it and call init_params first")
         return shared_module._session
+
+    def _check_shared(self) -> None:
+        """What is shared fits this graph."""
+        state = self._session.state
+        assert state is not None
+        for name in (*self._param_names, *self._aux_names):
+            held = state.params.get(name, state.aux.get(name))
+            shape = None if held is None else held.shape[1:] if self._session.split and name in state.params else held.shape
+            if shape != self._specs[name].shape:
+                found = "no such parameter" if shape is None else f"it with shape {shape}"
+                raise ValueError(
+                    f"parameter {name!r} has shape {self._specs[name].shape} in this network, the shared module has {found}; "
+                    "networks that share parameters need the same shapes for them"
+                )
 
     def _unbind(self) -> None:
         if self.binded:
@@ -227,10 +241,9 @@ class BoundModule(BaseModule):
         self._fixed_gammas = [n for n in self._param_names if n in model.frozen and n not in still]
         requests = {n: r for n, r in self._requests.items() if r != "null" and n not in self._fixed_gammas}
         learns = [n for n in self._param_names if n in requests]
-        self._specs = {
-            n: jax.ShapeDtypeStruct(tuple(s), np.float32)
-            for n, s in [*zip(self._arguments, shapes, strict=True), *zip(self._aux_names, aux_shapes, strict=True)]
-        }
+        found = [*zip(self._arguments, shapes, strict=True), *zip(self._aux_names, aux_shapes, strict=True)]
+        dtypes = descs.dtypes_of(self._symbol, data)
+        self._specs = {n: jax.ShapeDtypeStruct(tuple(s), dtypes[n]) for n, s in found}
         self._passes = Passes(Programs(model, self._session), self._param_names, self._aux_names, requests, learns)
         self._data_shapes, self._label_shapes = data, labels
         self._states = {n: np.zeros(self._specs[n].shape, self._specs[n].dtype) for n in self._state_names}
@@ -249,107 +262,6 @@ class BoundModule(BaseModule):
                 if tuple(shapes[name]) != tuple(value.shape):  # states of another batch size begin again
                     self._specs[name] = jax.ShapeDtypeStruct(tuple(shapes[name]), np.float32)
                     self._states[name] = np.zeros(shapes[name], np.float32)
-
-    # -------------------------------------------------------------------------------- parameters
-    @property
-    def _initial(self) -> Initial:
-        """Setting and drawing parameters, over this module's specs."""
-        attrs = {n.name: dict(n.attrs) for n in self._symbol.nodes() if n.op is None}
-        params = {n: self._specs[n] for n in self._param_names}
-        aux = {n: self._specs[n] for n in self._aux_names}
-        return Initial(params, aux, attrs, self._fixed_gammas, self._box_cell)
-
-    def init_params(
-        self,
-        initializer: Any = DEFAULT,
-        arg_params: Mapping[str, Any] | None = None,
-        aux_params: Mapping[str, Any] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
-        """Set parameters from `arg_params` / `aux_params`, and draw what they lack.
-
-        Args:
-            initializer: of the missing ones (and of all, where no values are given); "default" is Uniform(0.01).
-            arg_params: values by name.
-            aux_params: auxiliary states by name.
-            allow_missing: names that the given values lack are drawn; otherwise they raise.
-            force_init: do it though there are parameters already.
-            allow_extra: unknown names are ignored; otherwise they raise (MXNet ignores them silently).
-
-        Raises:
-            RuntimeError: a value is missing.
-            ValueError: an unknown name, or a shape that does not fit.
-        """
-        if self.params_initialized and not force_init:
-            warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
-            return
-        assert self.binded, "call bind before initializing the parameters"
-        self._passes.hold_outputs()
-        found = self._initial.drawn(initializer, arg_params, aux_params, allow_missing, allow_extra)
-        self._session.set_arrays(*self._merged_with_shared(*found))
-        self.params_initialized = True
-
-    def _merged_with_shared(self, params: dict[str, Any], aux: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Modules that share a session may have parameters that this one lacks."""
-        if self._session.state is None or set(self._session.state.params) <= set(params):
-            return params, aux
-        old, old_aux = self._session.arrays()
-        return {**old, **params}, {**old_aux, **aux}
-
-    def set_params(
-        self,
-        arg_params: Mapping[str, Any],
-        aux_params: Mapping[str, Any],
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        """Set parameters; with allow_missing those that are not given keep their values."""
-        if self.params_initialized and not force_init:
-            warnings.warn("Parameters already initialized and force_init=False. set_params call ignored.", stacklevel=2)
-            return
-        if not allow_missing or not self.params_initialized:
-            self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
-            return
-        self._passes.hold_outputs()
-        now, aux = self._session.arrays()
-        given = self._initial.checked(arg_params, aux_params, allow_extra)
-        self._session.set_arrays({**now, **given[0]}, {**aux, **given[1]})
-
-    def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(parameters, auxiliary states): copies; the mean over devices where each has its own."""
-        assert self.binded and self.params_initialized
-        self._settle()
-        params, aux = self._session.arrays()
-        return {n: self._box(params[n]) for n in self._param_names}, {n: self._box(aux[n]) for n in self._aux_names}
-
-    def get_states(self, merge_multi_context: bool = True) -> list[Any]:
-        """The arrays of `state_names`; with merge_multi_context=False one list of slices for each."""
-        assert self.binded and self.params_initialized
-        if merge_multi_context:
-            return [self._box(self._states[n]) for n in self._state_names]
-        counts = self._slices(descs.rows_of_batch(self._data_shapes))
-        cut = [np.cumsum(counts)[:-1]] * len(self._state_names)
-        axes = [self._passes.programs.model.batch_axes.get(n, 0) for n in self._state_names]
-        parts = [np.split(np.asarray(self._states[n]), at, a) for n, at, a in zip(self._state_names, cut, axes, strict=True)]
-        return [[self._box(p) for p in part] for part in parts]
-
-    def set_states(self, states: Any = None, value: float | None = None) -> None:
-        """Set the state inputs: from arrays (whole, or lists of slices as `get_states` gives them), or all to one number."""
-        assert self.binded and self.params_initialized
-        if (states is None) == (value is None):
-            raise ValueError("set_states takes either states= (arrays, one for each state name) or value= (a number)")
-        for name, given in zip(self._state_names, states or [value] * len(self._state_names), strict=True):
-            spec = self._specs[name]
-            if isinstance(given, (list, tuple)):
-                axis = self._passes.programs.model.batch_axes.get(name, 0)
-                given = np.concatenate([np.asarray(unbox(g)) for g in given], axis)
-            whole = unbox(given) if value is None else np.full(spec.shape, value, spec.dtype)
-            if tuple(whole.shape) != tuple(spec.shape):
-                raise ValueError(f"state {name!r} has shape {tuple(whole.shape)}, the graph needs {tuple(spec.shape)}")
-            self._states[name] = whole
 
     # -------------------------------------------------------------------------------- batches
     def _fed(self, data_batch: Any) -> tuple[Batch, list[int], int]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfit.data.ndarray_iter import DataDesc
@@ -161,6 +162,15 @@ def desc_of(name: str, value: Any, like: DataDesc | None) -> DataDesc:
     """The description of an array that takes the place of a bound one."""
     layout = "NCHW" if like is None else like.layout
     return DataDesc(name, tuple(value.shape), np.dtype(value.dtype).type, layout)
+
+
+def dtypes_of(symbol: Symbol, data: Sequence[DataDesc]) -> dict[str, np.dtype]:
+    """Dtype of every argument and auxiliary state: as declared, or as follows from floating data; float32 where unknown."""
+    given = {d.name: d.dtype for d in data if np.dtype(d.dtype).kind == "f" and d.name in symbol.list_arguments()}
+    arguments, _, aux = symbol.infer_type(**given)
+    names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    found = zip(names, [*(arguments or [None] * len(names)), *(aux or [])], strict=False)
+    return {n: np.dtype(jax.dtypes.canonicalize_dtype(t or np.float32)) for n, t in found}
 
 
 def row_axes(found: Sequence[DataDesc]) -> dict[str, int]:
