@@ -1,6 +1,7 @@
 """mx.nd: the mutable array behaves as MXNet's does, on immutable ones."""
 
 import pickle
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import jfit.mx as mx
 from jfit import counters
+from jfit.formats.atomic import FormatError
 
 
 def values(array):
@@ -214,3 +216,52 @@ def test_the_same_seed_gives_the_same_numbers():
     mx.random.seed(5)
     again = [mx.nd.random.uniform(shape=3), mx.nd.random.normal(shape=3), mx.nd.random.randint(0, 9, shape=3)]
     assert [values(a) for a in first] == [values(a) for a in again]
+
+
+def test_a_reshape_to_another_size_raises_at_the_call():
+    for sizes in ((4, 2), (2, 2), (-1, 4), (7,)):
+        for error in (mx.MXNetError, ValueError):
+            with pytest.raises(error, match="reshape"):
+                mx.nd.zeros((2, 3)).reshape(sizes)
+
+
+@pytest.mark.parametrize(("data", "error"), [({1: 0}, TypeError), ({"a": 1}, TypeError), ([1], TypeError), (3, ValueError)])
+def test_only_named_arrays_are_saved(data, error, tmp_path):
+    data = {1: mx.nd.ones(1)} if data == {1: 0} else data
+    with pytest.raises(error, match="save"):
+        mx.nd.save(str(tmp_path / "a.params"), data)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_written_after_one_wait(tmp_path):
+    with counters.counted() as seen:
+        mx.nd.save(str(tmp_path / "a.params"), {n: mx.nd.ones(3) for n in "abcd"})
+    assert seen["host_syncs"] == 1
+
+
+def test_errors_of_files_are_mxnets_and_pythons(tmp_path):
+    missing, damaged = str(tmp_path / "no.params"), str(tmp_path / "bad-0001.params")
+    Path(damaged).write_bytes(b"nonsense of some length, no header")
+    Path(tmp_path / "bad-symbol.json").write_text("{}")
+    calls = [
+        mx.nd.load,
+        mx.sym.load,
+        lambda path: mx.model.load_checkpoint(path, 1),
+        lambda path: mx.model.load_params(path, 1),
+    ]
+    for call in (*calls, lambda path: mx.model.load_params(path, 1)):
+        for error in (mx.MXNetError, FileNotFoundError):
+            with pytest.raises(error, match=r"no\.params"):
+                call(missing)
+    for error in (mx.MXNetError, FormatError):
+        for call in (lambda: mx.nd.load(damaged), lambda: mx.model.load_params(str(tmp_path / "bad"), 1)):
+            with pytest.raises(error, match=r"bad-0001\.params"):
+                call()
+    with pytest.raises(mx.MXNetError):
+        mx.sym.load(str(tmp_path / "bad-symbol.json"))
+
+
+def test_zeros_like_an_array_lie_beside_it():
+    a = mx.nd.ones(2, mx.cpu(1))
+    assert [mx.nd.zeros_like(a).context, mx.nd.ones_like(a).context, (a * 0).context] == [mx.cpu(1)] * 3
+    assert mx.cpu(1).device_typeid == 1

@@ -6,12 +6,25 @@ import contextlib
 from collections.abc import Iterator
 
 from jfit.facade.errors import MXNetError
+from jfit.formats.atomic import FormatError
 from jfit.ops import UnknownOperator
 from jfit.symbol.graph import GraphError
 
-__all__ = ["MXNetError", "string_types", "translated"]
+__all__ = ["DamagedFile", "MXNetError", "MissingFile", "ReshapeError", "string_types", "translated"]
 
 string_types = (str,)
+
+
+class DamagedFile(FormatError, MXNetError):
+    """A file is not what it should be; scripts catch it as MXNetError, the rest of jfit as `FormatError`."""
+
+
+class MissingFile(FileNotFoundError, MXNetError):
+    """There is no such file; MXNet's engine calls that an MXNetError, Python a FileNotFoundError."""
+
+
+class ReshapeError(MXNetError, ValueError):
+    """Another number of values; MXNet raises MXNetError where more are asked for, ValueError where fewer are."""
 
 
 @contextlib.contextmanager
@@ -29,3 +42,8 @@ def translated() -> Iterator[None]:
         yield
     except (GraphError, UnknownOperator) as error:
         raise MXNetError(str(error)) from error
+    except FormatError as error:
+        raise DamagedFile(error.path, error.where, error.problem, error.remedy) from error
+    except FileNotFoundError as error:
+        said = error.args if error.errno is None else (error.errno, error.strerror, error.filename)
+        raise MissingFile(*said) from error

@@ -10,6 +10,7 @@ import jax
 from jfit import devices
 
 _local = threading.local()
+_TYPE_IDS = {"cpu": 1, "gpu": 2, "tpu": 6}  # MXNet's numbers; it has no TPU, and uses 1, 2, 3 and 5
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # memory kinds of MXNet's CPU, one memory here
 
 
@@ -36,6 +37,16 @@ class Context(devices.Context):
     def device_type(self) -> str:
         """ "cpu", "gpu" or "tpu"."""
         return self.kind
+
+    @property
+    def device_typeid(self) -> int:
+        """MXNet's number of the kind: 1 cpu, 2 gpu; 6 tpu, which MXNet does not have.
+
+        Example:
+            >>> cpu().device_typeid, gpu(1).device_typeid
+            (1, 2)
+        """
+        return _TYPE_IDS[self.kind]
 
     @property
     def device_id(self) -> int:
@@ -91,7 +102,7 @@ def current_context() -> Context:
 
 
 def context_of(array: Any) -> Context:
-    """Where an array lives; host arrays are on cpu(0).
+    """Where an array lives; host arrays, and arrays inside a program, are in the current context.
 
     Example:
         >>> import jax.numpy as jnp

@@ -69,7 +69,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, Arrays, Arrays]:
-    """(symbol, parameters, auxiliary states) of a checkpoint that MXNet or jfit wrote."""
+    """(symbol, parameters, auxiliary states) of a checkpoint that MXNet or jfit wrote.
+
+    Raises:
+        MXNetError: a file is missing (a FileNotFoundError too), or damaged.
+    """
     return load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
 
 

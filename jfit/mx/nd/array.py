@@ -5,6 +5,7 @@ Basic indexing and `reshape` give views, as in MXNet: writing into `a[0]` or `a.
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.facade.box import Box, unbox
-from jfit.mx.base import MXNetError
+from jfit.mx.base import ReshapeError
 from jfit.mx.context import Context, context_of, place, traced
 
 
@@ -172,7 +173,11 @@ class NDArray(Box):
         super().__setitem__(_in_range(_key(key), self.shape), value)
 
     def reshape(self, *shape: Any, reverse: bool = False, **kwargs: Any) -> NDArray:
-        """A view in another shape, with MXNet's codes 0, -1, -2, -3, -4."""
+        """A view in another shape, with MXNet's codes 0, -1, -2, -3, -4.
+
+        Raises:
+            ReshapeError: the shape holds another number of values; both an MXNetError and a ValueError.
+        """
         sizes = kwargs.get("shape", shape[0] if len(shape) == 1 and isinstance(shape[0], (list, tuple)) else shape)
         if isinstance(sizes, int):
             sizes = (sizes,)
@@ -384,10 +389,12 @@ def _reshaped(shape: tuple[int, ...], sizes: tuple[int, ...], reverse: bool) -> 
     from jfit.ops import lookup
     from jfit.symbol.infer import trace_shapes
 
-    op = lookup("Reshape")
-    if all(s > 0 for s in sizes):
-        return sizes
-    try:
-        return trace_shapes(op.name, op.parse({"shape": sizes, "reverse": reverse}), (shape,), ("float32",))[0]
-    except (ValueError, TypeError) as error:
-        raise MXNetError(f"reshape: {str(error).splitlines()[0]}") from error
+    op, target = lookup("Reshape"), sizes
+    if any(s <= 0 for s in sizes):
+        try:
+            target = trace_shapes(op.name, op.parse({"shape": sizes, "reverse": reverse}), (shape,), ("float32",))[0]
+        except (ValueError, TypeError) as error:
+            raise ReshapeError(f"reshape: {str(error).splitlines()[0]}") from error
+    if math.prod(target) != math.prod(shape):
+        raise ReshapeError(f"Cannot reshape array of size {math.prod(shape)} into shape {sizes}: the array is {shape}")
+    return target

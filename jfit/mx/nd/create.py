@@ -13,9 +13,10 @@ import numpy as np
 from jfit import counters
 from jfit.facade.box import Box, unbox
 from jfit.formats import mxnet_arrays
+from jfit.mx.base import translated
 from jfit.mx.context import place
 from jfit.mx.nd.array import NDArray, held
-from jfit.mx.nd.invoke import function
+from jfit.mx.nd.invoke import function, is_array
 from jfit.mx.nd.sparse import from_record, to_record
 from jfit.mx.spelling import split_attributes
 
@@ -134,7 +135,11 @@ def waitall() -> None:
 
 
 def save(fname: str | os.PathLike[str], data: Any) -> None:
-    """Write a list of arrays, or a dict by name, as MXNet's NDArray file.
+    """Write a list of arrays, or a dict by name, as MXNet's NDArray file; waits once for all of them.
+
+    Raises:
+        TypeError: a name is no str, or a value no array.
+        ValueError: neither an array nor a list or dict.
 
     Example:
         >>> save("two.params", {"a": ones(2), "b": zeros((1, 3))})
@@ -143,20 +148,33 @@ def save(fname: str | os.PathLike[str], data: Any) -> None:
     """
     if isinstance(data, Box):
         data = [data]
+    if not isinstance(data, (Mapping, list, tuple)):
+        raise ValueError(f"save needs an NDArray, a list of them or a dict of them by name, found {type(data).__name__}")
+    for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+        if isinstance(data, Mapping) and not isinstance(key, str):
+            raise TypeError(f"save only accepts names that are str, found the key {key!r}; pass {str(key)!r}")
+        if value is not None and not is_array(value):
+            raise TypeError(f"save only accepts NDArrays, found {value!r} at {key!r}; make it one with mx.nd.array")
     if isinstance(data, Mapping):
-        mxnet_arrays.save_arrays(fname, {str(k): to_record(v) for k, v in data.items()})
+        mxnet_arrays.save_arrays(fname, {k: to_record(v) for k, v in data.items()})
     else:
         mxnet_arrays.save_arrays(fname, [to_record(v) for v in data])
 
 
 def load(fname: str | os.PathLike[str]) -> Any:
-    """Read an NDArray file of any version: a list, or a dict by name; sparse arrays keep their storage type."""
-    return _boxed(mxnet_arrays.load_arrays(fname))
+    """Read an NDArray file of any version: a list, or a dict by name; sparse arrays keep their storage type.
+
+    Raises:
+        MXNetError: there is no such file (a FileNotFoundError too), or it is damaged (a FormatError too).
+    """
+    with translated():
+        return _boxed(mxnet_arrays.load_arrays(fname))
 
 
 def load_frombuffer(buf: bytes) -> Any:
     """The same from bytes."""
-    return _boxed(mxnet_arrays.loads(buf, "buffer"))
+    with translated():
+        return _boxed(mxnet_arrays.loads(buf, "buffer"))
 
 
 def _boxed(found: Any) -> Any:

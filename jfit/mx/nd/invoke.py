@@ -81,7 +81,7 @@ def _program(name: str, params: Attrs) -> Callable[..., tuple[Any, ...]]:
         outputs = result[0] if op.aux else result
         return (outputs if isinstance(outputs, tuple) else (outputs,))[: op.num_visible(params)]
 
-    return jax.jit(run)
+    return jax.jit(run, keep_unused=True)  # zeros_like uses no value of its input, and still belongs on its device
 
 
 def _floats_met(op: Op, arrays: Sequence[Any]) -> list[Any]:

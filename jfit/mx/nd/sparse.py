@@ -121,10 +121,10 @@ def from_record(record: SparseArray) -> BaseSparseNDArray:
 
 
 def to_record(box: Any) -> Any:
-    """What a file keeps of a box: the parts of a sparse one, the values of any other; None stays None."""
+    """What a file keeps of a box: the parts of a sparse one, the values of any other, still on the device; None stays None."""
     if box is None:
         return None
-    return box.record if isinstance(box, BaseSparseNDArray) else np.asarray(counters.read(unbox(box)))
+    return box.record if isinstance(box, BaseSparseNDArray) else unbox(box)
 
 
 def from_dense(box: Any, stype: str) -> BaseSparseNDArray:
