@@ -1,0 +1,207 @@
+"""Module where things change or go wrong: other rules for the gradients, shared networks, failing steps, interrupts."""
+
+import gc
+import os
+import signal
+import weakref
+
+import numpy as np
+import pytest
+from fit_support import compiled_once  # noqa: F401
+
+import jfit
+from jfit import counters
+from jfit.data import DataBatch
+from jfit.data.ndarray_iter import DataDesc
+from jfit.facade.module import Module
+from jfit.facade.session import Session
+
+SYM = jfit.sym
+X = np.random.default_rng(0).normal(size=(40, 5)).astype("float32")
+Y = (np.arange(40) % 3).astype("float32")
+
+
+def network():
+    net = SYM.FullyConnected(SYM.FullyConnected(SYM.Variable("data"), num_hidden=4, name="fc1"), num_hidden=3, name="fc2")
+    return SYM.SoftmaxOutput(net, name="softmax")
+
+
+def batch(rows=8):
+    return DataBatch([X[:rows]], [Y[:rows]])
+
+
+def ready(devices=1, kvstore="local", optimizer="sgd", **settings):
+    module = Module(network(), context=[jfit.cpu(i) for i in range(devices)])
+    module.bind([("data", (8, 5))], [("softmax_label", (8,))])
+    module.init_params()
+    module.init_optimizer(kvstore, optimizer, {"learning_rate": 0.1, **settings})
+    return module
+
+
+def one_step(module, rows=8):
+    module.forward_backward(batch(rows))
+    module.update()
+    return module
+
+
+def params(module):
+    return {k: np.asarray(v) for k, v in module.get_params()[0].items()}
+
+
+def test_devices_that_had_parameters_of_their_own_may_share_them_again():
+    module = one_step(ready(2, None))
+    mean = params(module)
+    module.init_optimizer("device", force_init=True)
+    assert all(np.array_equal(mean[k], v) for k, v in params(module).items())
+    one_step(module)
+
+
+def test_networks_that_share_parameters_may_learn_different_ones():
+    first = one_step(ready(momentum=0.9))
+    frozen = Module(network(), fixed_param_names=["fc1_weight", "fc1_bias"])
+    frozen.bind([("data", (8, 5))], [("softmax_label", (8,))], shared_module=first)
+    before = params(first)
+    one_step(frozen)
+    after = params(first)
+    assert np.array_equal(before["fc1_weight"], after["fc1_weight"]) and (before["fc2_weight"] != after["fc2_weight"]).any()
+    one_step(first)
+    first.bind([("data", (8, 5))], [("softmax_label", (8,))], force_rebind=True, grad_req={"fc1_bias": "null"})
+    before = params(first)["fc1_bias"]
+    assert np.array_equal(params(one_step(first))["fc1_bias"], before)
+
+
+def test_outputs_of_a_waiting_pass_are_those_of_the_parameters_at_forward_though_another_module_updates():
+    first = one_step(ready())
+    second = Module(network())
+    second.bind([("data", (8, 5))], [("softmax_label", (8,))], shared_module=first)
+    second.forward(batch(), is_train=False)
+    expected = np.asarray(second.get_outputs()[0])
+    second.forward(batch(), is_train=False)
+    one_step(first)
+    assert np.array_equal(np.asarray(second.get_outputs()[0]), expected)
+    assert not np.array_equal(np.asarray(second.predict(X[:8])), expected)
+
+
+def test_a_network_that_does_not_fit_is_not_bound_to_shared_parameters():
+    other = Module(network())
+    with pytest.raises(ValueError, match=r"'fc1_weight' has shape \(4, 9\) in this network, the shared module has it with"):
+        other.bind([("data", (8, 9))], [("softmax_label", (8,))], shared_module=ready())
+    assert not other.params_initialized and not other.binded
+    other.bind([("data", (8, 9))], [("softmax_label", (8,))])
+    other.init_params()
+
+
+def test_an_optimizer_is_borrowed_only_with_the_parameters_it_knows():
+    second = Module(network())
+    second.bind([("data", (8, 5))], [("softmax_label", (8,))])
+    second.init_params()
+    with pytest.raises(ValueError, match="bind this one with shared_module="):
+        second.borrow_optimizer(ready())
+
+
+def test_a_step_that_fails_changes_nothing_and_is_not_tried_again(monkeypatch):
+    module = one_step(ready(optimizer="adam"))
+    before = params(module)
+
+    def fails():
+        def run(*_):
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._passes.programs, "step", fails)
+        with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+            one_step(module)
+    assert all(np.array_equal(before[k], v) for k, v in params(module).items())
+    one_step(module, rows=4)
+    assert module._optimizer.num_update == 2 == int(module.state.opt_state.count) == int(module.state.step)
+
+
+def test_an_interrupt_between_dispatch_and_result_waits_for_the_result(monkeypatch):
+    module = one_step(ready())
+    commit = Session.commit
+
+    def interrupted(self, *given):
+        os.kill(os.getpid(), signal.SIGINT)
+        commit(self, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Session, "commit", interrupted)
+        one_step(module)
+    assert int(module.state.step) == 2 and np.isfinite(params(module)["fc1_weight"]).all()
+    one_step(module)
+
+
+def test_changing_the_scale_of_gradients_compiles_nothing():
+    module = one_step(one_step(ready()))
+    with counters.counted() as seen:
+        for scale in (0.1, 0.2, 0.3):
+            module._optimizer.rescale_grad = scale
+            one_step(module)
+    assert not seen["traces"] and not seen["compiles"]
+
+
+def test_updating_twice_uses_the_gradients_twice():
+    twice, by_hand = one_step(ready()), one_step(ready())
+    twice.set_params(*by_hand.get_params())
+    start = params(twice)
+    twice.forward_backward(batch())
+    gradients = {k: np.asarray(v) for k, v in twice.gradients().items()}
+    twice.update()
+    twice.update()
+    for name, value in params(twice).items():
+        assert np.allclose(value, start[name] - 2 * 0.1 * gradients[name] / 8, atol=1e-6)
+
+
+def test_compression_without_a_store_is_left_out():
+    module = Module(network(), compression_params={"type": "2bit", "threshold": 0.5})
+    module.bind([("data", (8, 5))], [("softmax_label", (8,))])
+    module.init_params()
+    module.init_optimizer()
+    one_step(module)
+
+
+def test_parameters_take_the_precision_of_the_data():
+    module = Module(network())
+    module.bind([DataDesc("data", (8, 5), np.float16)], [("softmax_label", (8,))])
+    module.init_params()
+    assert {v.dtype.name for v in params(module).values()} == {"float16"}
+
+
+def test_data_that_nobody_needs_any_more_leaves_the_devices():
+    module, data = Module(network()), jfit.NDArrayIter(X, Y, 8)
+    module.fit(data, num_epoch=1)
+    held, gone = module._runner, weakref.ref(data)
+    assert held.arrays
+    del data
+    gc.collect()
+    assert gone() is None and not held.arrays
+
+
+def test_ctrl_c_stops_between_two_batches_of_a_validation():
+    seen = []
+
+    def interrupt(param):
+        seen.append(param.nbatch)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    module = Module(network())
+    with pytest.raises(KeyboardInterrupt):
+        module.fit(jfit.NDArrayIter(X, Y, 8), jfit.NDArrayIter(X, Y, 8), eval_batch_end_callback=interrupt, num_epoch=3)
+    assert seen == [0]
+
+
+def test_a_method_put_on_the_instance_is_called_for_every_batch():
+    module, calls = Module(network()), []
+    update = module.update
+    module.update = lambda: (calls.append(1), update())
+    module.fit(jfit.NDArrayIter(X, Y, 8), num_epoch=1)
+    assert len(calls) == 5
+
+
+def test_batches_are_numbered_from_zero_though_one_was_taken_before():
+    data, seen = jfit.NDArrayIter(X, Y, 8), []
+    data.next()
+    Module(network()).fit(data, num_epoch=1, batch_end_callback=lambda param: seen.append(param.nbatch))
+    assert seen == [0, 1, 2, 3]
