@@ -69,3 +69,25 @@ def test_iterators_of_unequal_length_raise():
     it = mx.io.PrefetchingIter([base(), mx.io.ResizeIter(base(), 2)])
     with pytest.raises(ValueError, match="end at different batches"):
         list(it)
+
+
+def test_an_error_of_an_iterator_comes_once_and_reset_starts_again():
+    class Broken(mx.io.NDArrayIter):
+        reads = 0
+
+        def next(self):
+            self.reads += 1
+            if self.reads == 2:
+                raise OSError("the disk is gone")
+            return super().next()
+
+    it = mx.io.PrefetchingIter(
+        [base(), Broken(X, Y, 4)], rename_data=[{}, {"data": "d2"}], rename_label=[{}, {"softmax_label": "l2"}]
+    )
+    it.next()
+    with pytest.raises(OSError, match="the disk is gone"):
+        it.next()
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        it.next()
+    it.reset()
+    assert labels(it) == labels(base())

@@ -87,6 +87,23 @@ def test_an_initializer_of_the_users_starts_a_module():
     assert mod.get_params()[0]["fc_weight"].asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize("buckets", [False, True])
+def test_a_function_that_starts_a_module_gets_a_name_and_an_array(buckets):
+    seen = {}
+
+    def start(desc, arr):
+        assert isinstance(desc, mx.init.InitDesc) and isinstance(arr, mx.nd.NDArray)
+        seen[str(desc)] = desc.endswith("_bias") and isinstance(desc.attrs, dict)
+        arr[:] = 3
+
+    net = module().symbol
+    mod = mx.mod.BucketingModule(lambda key: (net, ("data",), ("softmax_label",)), 1) if buckets else mx.mod.Module(net)
+    mod.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    mod.init_params(start)
+    assert seen == {"fc_bias": True, "fc_weight": False}
+    assert set(mod.get_params()[0]["fc_weight"].asnumpy().reshape(-1)) == {3}
+
+
 def test_an_optimizer_of_the_users_updates_ndarrays_in_place():
     class Halving(mx.optimizer.Optimizer):
         def create_state(self, index, weight):

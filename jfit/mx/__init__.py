@@ -10,6 +10,8 @@ functions of jfit.  Nothing in jfit imports this package.
 (4, 2)
 """
 
+from typing import NoReturn
+
 from jfit.mx import (
     attribute,
     base,
@@ -36,6 +38,7 @@ from jfit.mx.attribute import AttrScope
 from jfit.mx.base import MXNetError
 from jfit.mx.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
 from jfit.mx.executor import Executor
+from jfit.mx.spelling import absent
 
 init = initializer
 kv = kvstore
@@ -85,3 +88,7 @@ __all__ = [
     "tpu",
     "util",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    absent("mx", name, __all__)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +25,7 @@ from jfit.mx.init_base import InitDesc, Initializer, TwoForms, alias, create, re
 from jfit.mx.keys import next_key
 from jfit.mx.nd.array import NDArray
 from jfit.mx.nd.create import load as load_arrays
+from jfit.mx.spelling import absent
 
 __all__ = [
     "Bilinear",
@@ -255,3 +256,7 @@ class Mixed(TwoForms):
                 chosen(desc, arr)
                 return
         raise ValueError(f"parameter {desc} matches no pattern; add '.*' as the last one")
+
+
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.init", name, __all__)

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NoReturn
 
 from jfit import data
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.mx.nd.array import NDArray, held
+from jfit.mx.spelling import absent
 
 __all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
 
@@ -123,6 +124,7 @@ class PrefetchingIter(DataIter):
         self._pool = ThreadPoolExecutor(len(self.iters), thread_name_prefix="jfit-prefetch")
         self.current_batch: Any = None
         self._ahead: list[Future[Any]] = []
+        self._failed = False
         self._read_ahead()
 
     @property
@@ -139,11 +141,11 @@ class PrefetchingIter(DataIter):
         self._ahead = [self._pool.submit(_next_or_none, it) for it in self.iters]
 
     def reset(self) -> None:
-        """Start the next epoch; a batch that was read ahead is dropped."""
-        for future in self._ahead:
-            future.result()
+        """Start the next epoch; what was read ahead is dropped, an error of an iterator too."""
+        wait(self._ahead)
         for it in self.iters:
             it.reset()
+        self._failed = False
         self._read_ahead()
 
     def next(self) -> DataBatch:
@@ -157,7 +159,12 @@ class PrefetchingIter(DataIter):
 
         Raises:
             ValueError: the iterators end at different batches, or pad differently.
+            Exception: what one of the iterators raised, once; RuntimeError from then on, until `reset`.
         """
+        if self._failed:
+            raise RuntimeError("an iterator of this PrefetchingIter has raised, and the others went on; call reset()")
+        wait(self._ahead)
+        self._failed = any(future.exception() for future in self._ahead)
         found = [future.result() for future in self._ahead]
         ended = [b is None for b in found]
         if any(ended):
@@ -206,3 +213,7 @@ def _renamed(groups: Sequence[Sequence[Any]], names: Sequence[Mapping[str, str]]
     maps = names or [{}] * len(groups)
     found = [(d, m.get(d[0], d[0])) for group, m in zip(groups, maps, strict=True) for d in group]
     return [DataDesc(name, d[1], getattr(d, "dtype", "float32"), getattr(d, "layout", "NCHW")) for d, name in found]
+
+
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.io", name, __all__)

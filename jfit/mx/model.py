@@ -8,7 +8,7 @@ from typing import Any
 from jfit.facade import feedforward, feedforward_modules, files
 from jfit.mx.base import translated
 from jfit.mx.callback import BatchEndParam
-from jfit.mx.module import Boxed
+from jfit.mx.module import Boxed, BoxedModule
 from jfit.mx.nd.array import NDArray, held
 from jfit.mx.symbol import Symbol, load
 
@@ -17,15 +17,15 @@ __all__ = ["BatchEndParam", "FeedForward", "load_checkpoint", "load_params", "sa
 Arrays = dict[str, NDArray]
 
 
-class _PythonFed(Boxed, feedforward_modules.PythonFed):
+class _PythonFed(BoxedModule, feedforward_modules.PythonFed):
     """The module under a FeedForward of the Python tradition."""
 
 
-class _JuliaFed(Boxed, feedforward_modules.JuliaFed):
+class _JuliaFed(BoxedModule, feedforward_modules.JuliaFed):
     """The module under a FeedForward of the Julia tradition."""
 
 
-class _PythonBuckets(Boxed, feedforward_modules.PythonBuckets):
+class _PythonBuckets(BoxedModule, feedforward_modules.PythonBuckets):
     """The modules under a FeedForward whose symbol is a function of the bucket key."""
 
     _module_class = _PythonFed

@@ -11,10 +11,13 @@ True
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from jfit.facade import base_module, bucketing, module, python_module, sequential
+from jfit.facade.initial import DEFAULT, writes_in_place
+from jfit.mx.init_base import InitDesc
 from jfit.mx.nd.array import NDArray
+from jfit.mx.spelling import absent
 from jfit.mx.symbol import Symbol
 
 __all__ = ["BaseModule", "BucketingModule", "Module", "PythonLossModule", "PythonModule", "SequentialModule"]
@@ -33,11 +36,33 @@ class Boxed:
         return symbol if isinstance(symbol, Symbol) else Symbol(symbol.heads)
 
 
-class BaseModule(Boxed, base_module.BaseModule):
+class BoxedModule(Boxed):
+    """A module whose initializer may be any function `(desc, array)`: `desc` is MXNet's, a str."""
+
+    def init_params(self, initializer: Any = DEFAULT, *args: Any, **kwargs: Any) -> None:
+        """Draw the parameters that are not given; see `jfit.facade.base_module.BaseModule.init_params`."""
+        if writes_in_place(initializer) and not hasattr(initializer, "describe"):
+            initializer = _Described(initializer)
+        super().init_params(initializer, *args, **kwargs)  # type: ignore[misc]
+
+
+class _Described:
+    """A function that writes initial values, and how a parameter is described to it."""
+
+    describe = InitDesc
+
+    def __init__(self, write: Any) -> None:
+        self._write = write
+
+    def __call__(self, desc: InitDesc, array: NDArray) -> None:
+        self._write(desc, array)
+
+
+class BaseModule(BoxedModule, base_module.BaseModule):
     """Base of modules; see `jfit.facade.base_module.BaseModule`."""
 
 
-class Module(Boxed, module.Module):
+class Module(BoxedModule, module.Module):
     """A symbol bound to shapes and devices; see `jfit.Module`."""
 
     @property
@@ -47,21 +72,21 @@ class Module(Boxed, module.Module):
         return _Gradients(self._passes, self._param_names, len(self._devices))
 
 
-class BucketingModule(Boxed, bucketing.BucketingModule):
+class BucketingModule(BoxedModule, bucketing.BucketingModule):
     """A module with a symbol for each bucket; see `jfit.facade.bucketing.BucketingModule`."""
 
     _module_class = Module
 
 
-class SequentialModule(Boxed, sequential.SequentialModule):
+class SequentialModule(BoxedModule, sequential.SequentialModule):
     """Modules one after the other; see `jfit.facade.sequential.SequentialModule`."""
 
 
-class PythonModule(Boxed, python_module.PythonModule):
+class PythonModule(BoxedModule, python_module.PythonModule):
     """A module written in Python; see `jfit.facade.python_module.PythonModule`."""
 
 
-class PythonLossModule(Boxed, python_module.PythonLossModule):
+class PythonLossModule(BoxedModule, python_module.PythonLossModule):
     """A loss written in Python; see `jfit.facade.python_module.PythonLossModule`."""
 
 
@@ -96,3 +121,7 @@ class Gradient(NDArray):
         slices = self._passes.gradient_slices(self._name)
         slices[self._at] = new
         self._passes.set_gradient(self._name, slices)
+
+
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.mod", name, __all__)

@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from jfit.facade import updater as _facade
 from jfit.facade.optimizer import NAG, SGD, Adam, AdamW, Optimizer, RMSProp, ccSGD, create, register
 from jfit.mx.nd import NDArray
+from jfit.mx.spelling import absent
 
 __all__ = [
     "NAG",
@@ -56,3 +57,7 @@ class Updater(_facade.Updater):
 def get_updater(optimizer: Optimizer) -> Updater:
     """`Updater(optimizer)`: the function `(index, grad, weight)` that a key-value store calls."""
     return Updater(optimizer)
+
+
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.optimizer", name, __all__)

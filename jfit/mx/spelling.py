@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from jfit.ops import ALIASES, nearest
 
@@ -63,3 +63,20 @@ def find(where: str, prefixes: Sequence[str], name: str, make: Callable[[str], A
             return make(prefix + name)
     near = nearest(name, [a[len(p) :] for p in prefixes for a in ALIASES if a.startswith(p)])
     raise AttributeError(f"{where} has no operator {name!r}" + (f"; the nearest names are {near}" if near else ""))
+
+
+def absent(where: str, name: str, known: Sequence[str]) -> NoReturn:
+    """Say that a module does not have what MXNet's may have; for a module's `__getattr__`.
+
+    Raises:
+        AttributeError: always, so that `hasattr` is False; the nearest names are listed.
+
+    Example:
+        >>> absent("mx", "vis", ["sym", "nd"])
+        Traceback (most recent call last):
+        ...
+        AttributeError: mx.vis: jfit has no 'vis' here, or not yet; there are 'nd', 'sym'
+    """
+    near = nearest(name, known)
+    there = f"the nearest names are {near}" if near else f"there are {', '.join(map(repr, sorted(known)))}"
+    raise AttributeError(f"{where}.{name}: jfit has no {name!r} here, or not yet; {there}")

@@ -12,9 +12,12 @@
 [0.5, 0.5]
 """
 
+from typing import NoReturn
+
 from jfit.mx.gluon import parameter, trainer, utils
 from jfit.mx.gluon.parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
 from jfit.mx.gluon.trainer import Trainer
+from jfit.mx.spelling import absent
 
 __all__ = [
     "Constant",
@@ -26,3 +29,7 @@ __all__ = [
     "trainer",
     "utils",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.gluon", name, __all__)
