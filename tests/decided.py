@@ -78,4 +78,29 @@ DECIDED = {
         "it takes the gradient at the new parameters; the outputs stay those of the forward pass",
         "test_mx_differences_found.py::test_a_backward_after_the_update_takes_the_gradient_at_the_new_parameters",
     ),
+    "fresh_predict": Decided(
+        "FeedForward.predict (and MXNet.jl's with overwrite=false) may use the weights of an earlier predict",
+        "it always uses the weights of now",
+        "test_facade_feedforward_julia.py::test_predict_without_overwrite_wants_the_same_shapes_and_is_never_stale",
+    ),
+    "julia_validation": Decided(
+        "MXNet.jl validates in training mode",
+        "validation is an evaluation, as everywhere else; trained weights are the same",
+        "test_facade_feedforward_julia.py::test_validation_is_an_evaluation",
+    ),
+    "validation_tail": Decided(
+        "FeedForward rolls the tail of eval_data=(X, y) over to the next validation",
+        "every row counts once in each validation",
+        "test_facade_feedforward.py::test_every_validation_row_counts_once_in_each_epoch",
+    ),
+    "stale_gradient": Decided(
+        "Trainer raises about a stale gradient after others were pushed already",
+        "it raises before anything is written",
+        "test_facade_trainer.py::test_a_stale_gradient_is_raised_and_nothing_was_written",
+    ),
+    "whole_passes": Decided(
+        "outputs and gradients of the last batch are there after fit",
+        "a pass of fit whose steps shared dispatches keeps none; one with a callback that sees every batch does",
+        "test_facade_epochs.py::test_a_pass_of_few_dispatches_keeps_no_outputs",
+    ),
 }

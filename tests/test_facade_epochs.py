@@ -202,3 +202,12 @@ def test_a_user_metric_and_other_iterators_go_batch_by_batch():
     rng = np.random.default_rng(0)
     iterator = Twice(rng.normal(size=(16, 5)).astype("float32"), rng.integers(0, 3, 16), 4)
     assert not ran_whole(lambda: jfit.Module(network()).fit(iterator, num_epoch=1))
+
+
+def test_a_pass_of_few_dispatches_keeps_no_outputs():
+    module = trained(epochs=1, iterator=data(last_batch_handle="discard"))
+    with pytest.raises(RuntimeError, match="no outputs yet; call forward"):
+        module.get_outputs()
+    last = []
+    module = trained(lambda param: last.append(param.nbatch), epochs=1)
+    assert module.get_outputs()[0].shape == (BATCH, 3) and module.gradients()["fc2_weight"].shape == (3, 8)
