@@ -393,3 +393,26 @@ def test_an_ndarray_that_is_pushed_may_be_written_afterwards():
     store.push("w", value)
     value[:] = 7
     assert first(store.pull("w")) == 2.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_what_a_pull_gives_is_not_the_memory_of_the_store(dtype):
+    store = KVStore()
+    store.init("w", np.zeros(2, dtype))
+    store.push("w", np.ones(2, dtype))
+    pulled = store.pull("w")
+    if isinstance(pulled, np.ndarray):
+        pulled[:] = 99
+    assert isinstance(pulled, np.ndarray) == (dtype == "int64")
+    assert store.pull("w").tolist() == [1, 1]
+
+
+def test_arrays_given_to_a_store_may_be_donated_afterwards():
+    store, first, second = KVStore(), jnp.zeros(2), jnp.ones(2)
+    run = jax.jit(lambda x: x + 1, donate_argnums=0)
+    store.init("w", first)
+    run(first)
+    assert store.pull("w").tolist() == [0, 0]
+    store.push("w", second)
+    run(second)
+    assert store.pull("w").tolist() == [1, 1]

@@ -326,3 +326,10 @@ def test_a_registered_class_is_found_by_its_names():
         assert metric.get() == ("answer", 7.0)
         assert metric.get_global() == ("answer", 7.0)
         assert metric.get_config()["value"] == 7.0
+
+
+def test_a_list_keeps_what_its_instances_have_counted():
+    one = M.create("acc")
+    one.update([np.array([1, 0])], [np.array([[0.0, 1.0], [0.0, 1.0]])])
+    assert M.create([one]).get() == (["accuracy"], [0.5]) and one.get()[1] == 0.5
+    assert M.CompositeEvalMetric([one]).get()[1] == [0.5]

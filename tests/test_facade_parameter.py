@@ -336,3 +336,38 @@ def test_leading_axes_of_size_one_may_be_too_many_in_a_write(make):
     assert cell.asnumpy().tolist() == [[3, 3], [1, 1]]
     with pytest.raises(ValueError):
         cell[0] = np.ones((2, 2))
+
+
+def donate(array):
+    return jax.jit(lambda x: x + 1, donate_argnums=0)(array)
+
+
+def test_values_given_may_be_donated_afterwards():
+    param, first, second = made((2,)), jnp.ones(2), jnp.full(2, 3.0)
+    late = Parameter("late", shape=(0,), allow_deferred_init=True)
+    late.initialize()
+    late.set_data(first)
+    param.set_data(second)
+    donate(first), donate(second)
+    assert late.data().tolist() == [1, 1] and param.data().tolist() == [3, 3]
+
+
+def test_an_initializer_that_fails_leaves_the_values():
+    param = made((2,))
+    with pytest.raises(ValueError, match="nosuch"):
+        param.initialize(init="nosuch", ctx=jfit.cpu(1), force_reinit=True)
+    assert param.data().tolist() == [1, 1] and param.grad().tolist() == [0, 0] and len(param.list_ctx()) == 1
+
+
+def test_a_parameter_by_rows_without_a_trainer_is_not_saved(tmp_path):
+    params = ParameterDict()
+    params.get("w", shape=(2, 2), stype="row_sparse", init="one")
+    params.initialize()
+    with pytest.raises(RuntimeError, match="create one first"):
+        params.save(tmp_path / "a.params")
+
+
+def test_a_constant_says_the_type_that_it_has():
+    scale = Constant("c", np.ones(2))
+    scale.initialize()
+    assert scale.dtype is np.float32 and scale.data().dtype == np.float32

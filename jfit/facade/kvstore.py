@@ -18,7 +18,7 @@ from jfit.facade.box import Box, unbox
 from jfit.facade.errors import MXNetError
 from jfit.facade.kvstore_base import KVStoreBase, check_capability
 from jfit.facade.optimizer import Updater, get_updater
-from jfit.facade.transfer import home, moved, only_rows, own, total, write
+from jfit.facade.transfer import apart, home, moved, only_rows, own, total, write
 from jfit.formats.atomic import atomic_write
 
 # elements above which MXNet's Python API stops updating in a 'local' store, and MXNet.jl picks another type
@@ -57,7 +57,8 @@ class KVStore(KVStoreBase):
                 f"kvstore {name!r} over {jax.process_count()} processes is not there yet: this store sees one process. "
                 "Train with jfit.fit, or start one process with several devices and kvstore 'device'."
             )
-        self._stored: dict[Any, Any] = {}  # cells, in the order of init
+        self._stored: dict[Any, Any] = {}  # cells
+        self._order: dict[Any, int] = {}  # numbers of the keys, in the order of init
         self._updater: Any = None
         self._compression: compression.TwoBit | None = None
 
@@ -92,6 +93,7 @@ class KVStore(KVStoreBase):
                 what = "is in the store already" if k in self._stored else f"has {len(values)} values"
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value: push to change it.")
             self._stored[k] = self._cell(own(unbox(values[0])))
+            self._order[k] = len(self._order)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Add up the values of each key over devices, and store the sum or update with it.
@@ -109,12 +111,12 @@ class KVStore(KVStoreBase):
         for k, values in self._pairs(key, value, known=True):
             gathered.setdefault(k, []).extend(self._checked(k, v) for v in values)
         # MXNet's order of updates: numbers ascending, names as they were initialized
-        order = {k: i for i, k in enumerate(self._stored if self._strings else sorted(gathered))}
-        keys = sorted(gathered, key=order.__getitem__)
+        keys = sorted(gathered, key=self._order.__getitem__ if self._strings else None)
         sums = self._reduce(keys, [gathered[k] for k in keys])
         if self._updater is None:
             for k, value in zip(keys, sums, strict=True):
-                self._stored[k].value = value
+                # a sum of one is the caller's own array
+                self._stored[k].value = own(value) if len(gathered[k]) == 1 or isinstance(value, np.ndarray) else value
             return
         cells = [self._stored[k] for k in keys]
         merged = [self._cell(v) for v in moved(sums, [home(c.value) for c in cells])]
@@ -142,7 +144,7 @@ class KVStore(KVStoreBase):
         """
         del priority, ignore_sparse
         if out is None:
-            values = [self._box(self._stored[k].value) for k, _ in self._pairs(key, key, known=True)]
+            values = [self._box(apart(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
             return values if isinstance(key, (list, tuple)) else values[0]
         pairs = self._pairs(key, out, known=True)
         write([(cell, self._stored[k].value) for k, cells in pairs for cell in cells])
@@ -302,7 +304,7 @@ class KVStore(KVStoreBase):
             return [self._give_back(k, v) for k, v in zip(key, value, strict=True)]
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         stored = self._stored[key].value
-        copies = [self._box(v) for v in moved([stored] * len(values), [home(unbox(v)) for v in values])]
+        copies = [self._box(apart(v)) for v in moved([stored] * len(values), [home(unbox(v)) for v in values])]
         return copies if isinstance(value, (list, tuple)) else copies[0]
 
 

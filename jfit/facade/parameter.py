@@ -1,7 +1,7 @@
 """A parameter with a copy of its data and gradient on every device, as gluon has it.
 
-Data and gradients sit in cells that never change identity, so what is bound to one sees every update.  A flag on each data
-cell says whether its gradient is newer than the last step.
+Data and gradients sit in cells that every update writes into; `cast`, `reset_ctx` and `initialize` make new ones.  A flag on
+each data cell says whether its gradient is newer than the last step; a new cell's says no.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jfit import init as initializers
 from jfit.facade import rng
 from jfit.facade.box import Box, unbox
 from jfit.facade.errors import MXNetError
-from jfit.facade.transfer import home, moved, total, write
+from jfit.facade.transfer import apart, home, moved, total, write
 
 STYPES = ("default", "row_sparse", "csr")
 GRAD_REQS = ("write", "add", "null")
@@ -166,15 +166,15 @@ class Parameter:
                 stacklevel=2,
             )
             return
-        self._data = self._grad = None
-        self._contexts = self._listed(ctx)
         chosen = next((i for i in (init, self.init, default_init) if i is not None), None)
         if not self._known() and not self._allow_deferred_init:
             raise ValueError(
                 f"parameter {self.name!r} cannot be initialized, because its shape {self.shape} is not fully known; set "
                 "shape first, or allow_deferred_init=True and set it later."
             )
-        self._deferred = (chosen, None)
+        values = self._draw(chosen) if self._known() else None  # an initializer that fails leaves everything as it was
+        self._data, self._grad, self._contexts = None, None, self._listed(ctx)
+        self._deferred = (chosen, values)
         self._finish_deferred_init()
 
     def set_data(self, data: Any) -> None:
@@ -198,6 +198,7 @@ class Parameter:
             return
         if self._trainer is not None:
             self._trainer._data_was_set(self)
+        data = apart(data)  # the caller may donate his
         write([(cell, data) for cell in self._data])
 
     def data(self, ctx: Any = None) -> Any:
@@ -224,11 +225,7 @@ class Parameter:
         """
         if self._stype != "row_sparse":
             raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; ask for data() instead.")
-        if self._trainer is None:
-            raise RuntimeError(
-                f"parameter {self.name!r} is stored by rows in the key-value store of a Trainer; create one first."
-            )
-        return self._box(self._cell(self._trainer._row_sparse_pull(self, row_id)))
+        return self._box(self._cell(self._rows(row_id)))
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
         """`row_sparse_data` once per context."""
@@ -332,8 +329,9 @@ class Parameter:
 
     def _make(self, data: Any) -> None:
         places = [device_of(ctx) for ctx in self._contexts]
+        data = apart(data.astype(np.dtype(self.dtype)))  # the caller may donate his
         # one copy per context: two contexts may be one device
-        self._data = [self._cell(v) for v in moved([data.astype(np.dtype(self.dtype))] * len(places), places)]
+        self._data = [self._cell(v) for v in moved([data] * len(places), places)]
         self._make_grad()
 
     def _make_grad(self) -> None:
@@ -347,9 +345,14 @@ class Parameter:
     def _reduce(self) -> Any:
         """Mean over the contexts, on the first."""
         if self._stype != "default":
-            return self._trainer._row_sparse_pull(self, np.arange((self._shape or (0,))[0]))
+            return self._rows(np.arange((self._shape or (0,))[0]))
         cells = self._cells(self._data)
         return total([[cell.value for cell in cells]])[0] / len(cells) if len(cells) > 1 else cells[0].value
+
+    def _rows(self, row_id: Any) -> Any:
+        if self._trainer is None:
+            raise RuntimeError(f"parameter {self.name!r} is stored by rows in the store of a Trainer; create one first.")
+        return self._trainer._row_sparse_pull(self, row_id)
 
     def _dense(self) -> list[Any] | None:
         if self._stype != "default":

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfit import counters
-from jfit.facade.box import unbox
+from jfit.facade.box import Box, unbox
 from jfit.facade.parameter import Parameter, device_of
 from jfit.formats.mxnet_arrays import SparseArray, load_arrays, save_arrays
 
@@ -19,7 +20,7 @@ class Constant(Parameter):
 
     Args:
         name: unique name.
-        value: array or nested list; lists become float32.
+        value: array or nested list; lists and numpy arrays become float32, as in MXNet.
 
     Example:
         >>> scale = Constant("scale", [1.0, 2.0])
@@ -29,7 +30,7 @@ class Constant(Parameter):
     """
 
     def __init__(self, name: str, value: Any) -> None:
-        value = np.asarray(value, np.float32) if isinstance(value, (list, tuple, int, float)) else unbox(value)
+        value = unbox(value) if isinstance(value, (Box, jax.Array)) else np.asarray(unbox(value), np.float32)
         self.value = self._cell(value)
         super().__init__(name, "null", value.shape, np.dtype(value.dtype).type, differentiable=False)
 
@@ -211,7 +212,7 @@ class ParameterDict:
 
         Args:
             filename: the file.
-            ctx: contexts for parameters that are not initialized; None is cpu(0).
+            ctx: contexts for parameters that are not initialized; None is the current one.
             allow_missing: parameters that the file does not have keep their values.
             ignore_extra: what the file has and this dict has not is passed over.
             restore_prefix: put in front of the names of the file.

@@ -27,16 +27,20 @@ def home(value: Any) -> Any:
     return value.sharding if isinstance(value, jax.Array) else None
 
 
+def apart(value: Any) -> Any:
+    """A copy where the array lives, committed: the owner of the array can neither write to it nor donate it."""
+    return np.array(value) if isinstance(value, np.ndarray) else jax.device_put(value, value.sharding, may_alias=False)
+
+
 def own(value: Any) -> Any:
-    """The array, committed to its device, in memory that nobody else can write to; 64-bit data stays on the host.
+    """The array, committed to a device, in memory that nobody else can write to or donate; 64-bit data stays on the host.
 
     An update of arrays that are committed and others that are not would compile twice.
     """
-    if isinstance(value, np.ndarray):
-        value = np.array(value)
-        if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
-            return value
-        value = jnp.asarray(value)
+    value = apart(value)
+    if isinstance(value, jax.Array) or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return value
+    value = jnp.asarray(value)
     return jax.device_put(value, value.sharding)
 
 
