@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.model import Aux, Model, Params, Policy, objective
-from jfit.step.slices import check_weights, chosen, part_key, parts_of, rows_of, stand_ins
+from jfit.step.slices import check_weights, of_real_rows, part_key, parts_of, rows_of, stand_ins
 from jfit.step.train import mean_aux
 
 Outputs = tuple[Array, ...]
@@ -89,14 +89,9 @@ def gradient_step(
             return _objective(model, values, fed, given["weight"], head_gradients), (values, moved)
 
         found, (values, moved) = jax.grad(loss_of, has_aux=True)(floats)
-        gradients = {**found[0], **found[1]}
-        weight = given["weight"]
-        if weight is not None:  # a slice without rows has only padding, which must not show
-            any_row = jnp.any(weight > 0)
-            gradients = jax.tree.map(lambda g: jnp.where(any_row, g, jnp.zeros_like(g)), gradients)
-            moved = chosen(any_row, moved, aux)
+        gradients, moved = of_real_rows(given["weight"], {**found[0], **found[1]}, moved, aux)
         if axis_name is not None:
-            moved = mean_aux(moved, aux, weight, axis_name)
+            moved = mean_aux(moved, aux, given["weight"], axis_name)
         known: Mapping[str, Any] = {**params, **inputs}
         return values, {n: gradients[n] if n in gradients else jnp.zeros_like(known[n]) for n in wrt}, moved
 

@@ -125,15 +125,21 @@ def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, key: 
         return objective(model, values, inputs, weight), (values, moved)
 
     gradients, (values, moved) = jax.grad(loss_of, has_aux=True)(learns)
-    if weight is not None:  # a slice without rows has only padding, which must not show
-        any_row = jnp.any(weight > 0)
-        gradients = jax.tree.map(lambda g: jnp.where(any_row, g, jnp.zeros_like(g)), gradients)
-        moved = moved if how.sync_batch_stats else chosen(any_row, moved, aux)
+    gradients, rested = of_real_rows(weight, gradients, moved, aux)
+    moved = moved if how.sync_batch_stats else rested
     losses = loss_sums(model, values, inputs, weight, plan.rows)
     stats = metric_stats(how.metrics, *head_arguments(model, values, inputs, metric_weight, plan.rows))
     count = jnp.sum(weight) if weight is not None else jnp.float32(len(row_ids))
     shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
     return gradients, moved, Sums(count, shared, losses is not None, values if how.keep_outputs else None)
+
+
+def of_real_rows(weight: Array | None, gradients: Any, moved: Aux, aux: Aux) -> tuple[Any, Aux]:
+    """(gradients, new aux) of a slice; one without rows has only padding, which must not show."""
+    if weight is None:
+        return gradients, moved
+    any_row = jnp.any(weight > 0)
+    return jax.tree.map(lambda g: jnp.where(any_row, g, jnp.zeros_like(g)), gradients), chosen(any_row, moved, aux)
 
 
 def _accumulate(part: Callable[..., Any], how: How, aux: Aux, slots: Slots):
