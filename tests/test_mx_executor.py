@@ -1,6 +1,8 @@
 """Executor: lazily forward, one program for backward, arrays written in place, recorded operators and models."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import golden_ops
@@ -217,17 +219,63 @@ def test_copy_params_from_refuses_unknown_names():
 
 def test_a_monitor_sees_every_operator_of_a_pass():
     ex, seen = softmax(), {}
-    ex.set_monitor_callback(lambda name, array: seen.update({name: array.shape}))
-    ex.forward(is_train=True)
-    assert seen == {"fc_output": (4, 3), "softmax_output": (4, 3)}
+    ex.set_monitor_callback(lambda name, array: seen.update({name: array.asnumpy()}))
+    out = ex.forward(is_train=True)[0].asnumpy()
+    assert list(seen) == ["fc_output", "softmax_output"]
+    np.testing.assert_array_equal(seen["softmax_output"], out)
     seen.clear()
-    ex.set_monitor_callback(lambda name, array: seen.update({name: array.shape}), monitor_all=True)
+    ex.backward()
+    assert list(seen) == ["softmax_backward_output0", *(f"fc_backward_output{i}" for i in range(3))]
+    np.testing.assert_allclose(seen["fc_backward_output1"], ex.grad_dict["fc_weight"].asnumpy(), rtol=1e-6)
+    seen.clear()
+    ex.set_monitor_callback(lambda name, array: seen.update({name: array.asnumpy()}), monitor_all=True)
     ex.forward()
-    assert seen["fc_weight"] == (3, 5) and "fc_output" in seen
+    assert list(seen) == ["fc_data", "fc_weight", "fc_bias", "fc_output", "softmax_data", "softmax_label", "softmax_output"]
     ex.set_monitor_callback(None)
     seen.clear()
-    ex.forward()
+    ex.forward(is_train=True)
+    ex.backward()
     assert not seen
+
+
+def test_a_monitor_sees_the_random_numbers_and_head_gradients_of_the_pass():
+    ex = mx.sym.Dropout(V("x"), p=0.5, name="d").bind(mx.cpu(), [mx.nd.ones((8, 8))], [mx.nd.zeros((8, 8))])
+    mon = mx.mon.Monitor(1, stat_func=lambda x: x.sum())
+    mon.install(ex)
+    mon.tic()
+    total = ex.forward(is_train=True)[0].asnumpy().sum()
+    ex.backward(mx.nd.full((8, 8), 3))
+    found = {name: float(text) for _, name, text in mon.toc()}
+    assert found == {"d_output": total, "d_backward_output": 3 * total, "x": 64}
+
+
+def test_a_dropout_that_is_always_on_draws_anew_in_every_forward():
+    ex = mx.sym.Dropout(V("x"), p=0.5, mode="always").bind(mx.cpu(), [mx.nd.ones((8, 8))])
+    draws = []
+    for seed in (1, None, 1):
+        if seed is not None:
+            mx.random.seed(seed)
+        draws.append(ex.forward()[0].asnumpy())
+    assert not np.array_equal(draws[0], draws[1])
+    np.testing.assert_array_equal(draws[0], draws[2])
+
+
+def test_old_arrays_are_let_go():
+    ex = softmax()
+    ex.forward(is_train=True)
+    ex.backward()
+    old = [weakref.ref(box.value) for box in (ex.arg_dict["fc_weight"], ex.arg_dict["data"])]
+    for name in ("fc_weight", "data"):
+        ex.arg_dict[name][:] = np.full(ex.arg_dict[name].shape, 0.5, "float32")
+    gc.collect()
+    assert [ref() for ref in old] == [None, None]
+    first = ex.grad_dict["fc_bias"].asnumpy()
+    ex.backward()  # once more, over the arrays of now
+    assert not np.array_equal(ex.grad_dict["fc_bias"].asnumpy(), first)
+    ex.forward(is_train=True)[0].asnumpy()
+    late = ex.outputs[0].asnumpy()
+    ex.backward()
+    np.testing.assert_array_equal(ex.outputs[0].asnumpy(), late)
 
 
 @pytest.mark.parametrize("name", ["lstm_fused", "multitask_group", "resnet20_cifar"])

@@ -7,6 +7,7 @@ outputs, gradients and new auxiliary states in one program, with the random key 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ class Executor:
         with translated():
             self._programs: Programs = programs_of(symbol.heads)
         self._ones = {n: jnp.ones_like(jnp.asarray(self.arg_dict[n].value)) for n in sorted(self._programs.model.frozen)}
-        self._placed: dict[int, tuple[Any, Any]] = {}
+        self._placed: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._pass: _Pass | None = None
         self._monitor: tuple[Callable[[str, NDArray], None], bool] | None = None
 
@@ -90,12 +91,9 @@ class Executor:
         for name, one in self._ones.items():  # MXNet's batch norm writes 1 into a fixed gamma
             if self.arg_dict[name].value is not one:
                 self.arg_dict[name].value = one
-        args = {n: self._on_device(b) for n, b in self.arg_dict.items()}
-        aux = {n: self._on_device(b) for n, b in self.aux_dict.items()}
-        key = jax.random.key_data(next_key()) if self._programs.random and is_train else _fixed_key()
-        self._pass = _Pass(self._programs, bool(is_train), args, aux, key)
-        if self._monitor is not None:
-            self._watch(*self._monitor)
+        key = jax.random.key_data(next_key()) if self._programs.random else _fixed_key()
+        self._pass = done = _Pass(self._programs, bool(is_train), *self._arrays(), key)
+        self._tell(lambda every: self._programs.seen_forward(done.train, every)(done.args, done.aux, {}, key, 0, 0))
         return self.outputs
 
     @property
@@ -114,7 +112,8 @@ class Executor:
         """Gradients into `grad_arrays`, and new auxiliary states; the outputs of the same program.
 
         Args:
-            out_grads: array, list or dict: gradient of each output; heads make their own.
+            out_grads: array, list or dict: gradient of each output; heads make their own.  A second backward pass over the same
+                forward pass takes the arguments as they are by then.
             is_train: accepted; the mode is that of `forward`.
 
         Raises:
@@ -126,13 +125,17 @@ class Executor:
         reqs = {n: r for n, r in self._req.items() if r != "null" and self.grad_dict[n] is not None}
         heads = self._head_gradients(out_grads, set(reqs))
         skipped = self._programs.label_only
-        wanted = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(done.args[n].dtype, jnp.floating))
+        args, aux = (done.args, done.aux) if done.args else self._arrays()
+        wanted = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(args[n].dtype, jnp.floating))
         added = tuple(n for n in wanted if reqs[n] == "add")
         old = {n: self._on_device(self.grad_dict[n]) for n in added}
         with translated():
             program = self._programs.backward(done.train, wanted, added)
-            outputs, gradients, moved = program(done.args, done.aux, done.key, heads, old)
+            outputs, gradients, moved = program(args, aux, done.key, heads, old)
         done.finish(outputs)
+        done.release()
+        if done.train:
+            self._tell(lambda _: self._programs.seen_backward(args, aux, {}, done.key, 0, 0, _whole(heads, outputs)))
         for name, gradient in gradients.items():
             _put(self.grad_dict[name], gradient)
         if done.train:
@@ -167,13 +170,22 @@ class Executor:
             raise ValueError(f"argument {name!r}: the array has shape {tuple(found.shape)}, bound is {box.shape}; use reshape")
         box[:] = found
 
+    def _arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments, auxiliary states) as they are now, on this executor's device."""
+        return tuple({n: self._on_device(b) for n, b in boxes.items()} for boxes in (self.arg_dict, self.aux_dict))  # type: ignore[return-value]
+
     def _on_device(self, box: Any) -> Any:
-        """The box's array, committed to this executor's device (once for each array: a second kind would recompile)."""
-        value = box.value
-        seen = self._placed.get(id(box))
-        if seen is None or seen[0] is not value:
-            seen = self._placed[id(box)] = (value, self._put_there(on_device(value)))
-        return seen[1]
+        """The box's array, committed to this executor's device: a second kind would recompile.
+
+        A copy made for that is kept as long as the array itself lives, and no longer.
+        """
+        value, kept = box.value, self._placed
+        if getattr(value, "committed", False) and value.devices() == {self._ctx.device}:
+            return value
+        key = id(value)
+        if key not in kept:
+            kept[key] = (weakref.ref(value, lambda _: kept.pop(key, None)), self._put_there(on_device(value)))
+        return kept[key][1]
 
     def _put_there(self, value: Any) -> Any:
         return jax.device_put(value, self._ctx.device)
@@ -229,22 +241,23 @@ class Executor:
 
     # -------------------------------------------------------------------------------- monitor
     def set_monitor_callback(self, callback: Callable[[str, NDArray], None] | None, monitor_all: bool = False) -> None:
-        """Call `callback(name, array)` for each operator's outputs of every forward; with `monitor_all` for arguments too.
+        """Call `callback(name, array)` for each operator's outputs in `forward` and its gradients in `backward`.
 
         A callback whose owner has `activated = False` (an idle `Monitor`) is not called, and costs nothing.
+
+        Args:
+            callback: None listens no more.
+            monitor_all: the inputs of every operator too.
         """
         self._monitor = None if callback is None else (callback, monitor_all)
 
-    def _watch(self, callback: Callable[[str, NDArray], None], monitor_all: bool) -> None:
-        if not getattr(getattr(callback, "__self__", None), "activated", True):
+    def _tell(self, look: Callable[[bool], Mapping[str, Any]]) -> None:
+        if self._monitor is None:
             return
-        assert self._pass is not None
-        names, program = self._programs.internals(self._pass.train)
-        if monitor_all:
-            for name, box in (*self.arg_dict.items(), *self.aux_dict.items()):
-                callback(name, box)
-        for name, value in zip(names, program(self._pass.args, self._pass.aux, self._pass.key), strict=True):
-            callback(name, NDArray(value))
+        callback, monitor_all = self._monitor
+        if getattr(getattr(callback, "__self__", None), "activated", True):
+            for name, value in look(monitor_all).items():
+                callback(name, NDArray(value))
 
     def debug_str(self) -> str:
         """A table of the graph's nodes."""
@@ -262,6 +275,12 @@ class _Pass:
         """Compute the outputs alone."""
         with translated():
             self.finish(self.programs.forward(self.train)(self.args, self.aux, self.key))
+        if not self.train:
+            self.release()
+
+    def release(self) -> None:
+        """Nothing is left to compute: let go of the arrays, of which the boxes may hold newer ones by now."""
+        self.args, self.aux = {}, {}
 
     @functools.cached_property
     def specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -317,6 +336,11 @@ def _put(box: Any, value: Any) -> None:
         box.value = value
     else:
         box[:] = value
+
+
+def _whole(heads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """The gradient of each output, ones where it makes its own."""
+    return [jnp.ones_like(o) if h is None else jnp.broadcast_to(h, o.shape) for h, o in zip(heads, outputs, strict=True)]
 
 
 @functools.cache

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.counters import count_trace
+from jfit.facade.capture import Capture, capture_gradients, capture_outputs
 from jfit.lowering import lower
 from jfit.model import Model
+from jfit.step.slices import part_key
 from jfit.symbol.graph import Entry, Node, Symbol
 
 # operators that pass no gradient on: an output of theirs needs no head gradient
@@ -33,7 +35,7 @@ class Programs:
         self.random = any(n.op is not None and n.op.needs_rng for n in self.symbol.nodes())
         self.forward = functools.cache(self._forward)
         self.backward = functools.cache(self._backward)
-        self.internals = functools.cache(self._internals)
+        self.seen_forward = functools.cache(self._seen_forward)
 
     def _forward(self, train: bool) -> Callable[[Arrays, Arrays, Array], tuple[Array, ...]]:
         """(arguments, auxiliary states, key) -> outputs."""
@@ -59,11 +61,14 @@ class Programs:
 
         return jax.jit(run)
 
-    def _internals(self, train: bool) -> tuple[list[str], Callable[..., tuple[Array, ...]]]:
-        """Names of all operator outputs, and (arguments, auxiliary states, key) -> their values."""
-        inside = self.symbol.get_internals()
-        model = lower(Symbol([h for h in inside.heads if h.node.op is not None]), inputs=[])
-        return [o.name for o in model.outputs], jax.jit(lambda args, aux, key: _apply(model, args, aux, key, train)[0])
+    def _seen_forward(self, train: bool, monitor_all: bool) -> Capture:
+        """What a monitor sees of a forward pass: (arguments, auxiliary states, {}, key, 0, 0) -> arrays by name."""
+        return capture_outputs(self.symbol, [], monitor_all=monitor_all, train=train)
+
+    @functools.cached_property
+    def seen_backward(self) -> Capture:
+        """What it sees of a backward pass: the same and the gradient of each output -> gradients by name."""
+        return capture_gradients(self.symbol, [])
 
     @functools.cached_property
     def needs_head(self) -> list[frozenset[str]]:
@@ -97,7 +102,7 @@ def programs_of(heads: tuple[Entry, ...]) -> Programs:
 
 
 def _apply(model: Model, args: Mapping[str, Array], aux: Arrays, key: Array, train: bool):
-    return model.apply(dict(args), aux, {}, key=jax.random.wrap_key_data(key), train=train)
+    return model.apply(dict(args), aux, {}, key=part_key(key, 0), train=train)  # as `Capture` does: monitors see this pass
 
 
 def _cotangent(output: Array, given: Array | None) -> Any:
