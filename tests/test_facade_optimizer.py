@@ -120,14 +120,56 @@ def test_it_is_the_pure_transformation_bit_for_bit():
         np.testing.assert_array_equal(states[i][0], after.slots["momentum"][i])
 
 
-def test_buffers_are_given_away_only_when_the_caller_says_so():
-    indices, weights, grads = problem(2)
-    kept, states = apply_update(SGD(momentum=0.9), indices, weights, grads, [None, None])
-    assert not weights[0].is_deleted()
-    apply_update(SGD(momentum=0.9), indices, kept, grads, states, donate=True)
-    assert kept[0].is_deleted()
-    assert states[0][0].is_deleted()
-    assert not grads[0].is_deleted()
+def test_a_decay_is_data_so_another_one_compiles_nothing():
+    optimizer, (indices, weights, grads) = SGD(momentum=0.9, wd=0.1), problem(2)
+    weights, states = apply_update(optimizer, indices, weights, grads, [None, None])
+    optimizer.wd = 0.2
+    with counters.counted() as seen:
+        apply_update(optimizer, indices, weights, grads, states)
+    assert not seen["compiles"]
+
+
+class Hooked:
+    """What a subclass may say of an index, in MXNet's names."""
+
+    def _get_lrs(self, indices):
+        return [2 * lr for lr in super()._get_lrs(indices)]
+
+    def _get_wds(self, indices):
+        return [0.5 for _ in indices]
+
+
+@pytest.mark.parametrize("rule", ["SGD", "NAG"])
+def test_rates_and_decays_that_a_subclass_gives_count(rule):
+    kind = type("Mine", (Hooked, getattr(room, rule)), {})
+    mine = kind(learning_rate=0.25, wd=0.1, param_dict={1: SimpleNamespace(lr_mult=0.5, wd_mult=0.0)})
+    assert not mine.is_pure and mine.takes_lists
+    weights = [Box(jnp.ones(1)), Box(jnp.ones(1))]
+    get_updater(mine)([0, 1], [jnp.ones(1)] * 2, weights)
+    assert [w.asnumpy().item() for w in weights] == [0.25, 0.625]
+
+
+def test_a_count_and_a_rate_that_a_subclass_gives_count():
+    class Even(SGD):
+        def _update_count(self, index):
+            super()._update_count(index)
+            super()._update_count(index)
+
+        @property
+        def learning_rate(self):
+            return 0.5 * self.num_update
+
+    mine, weight = Even(), Box(jnp.ones(1))
+    mine.update(0, weight, jnp.ones(1), None)
+    assert mine.num_update == 2 and weight.asnumpy().item() == 0.0 and not mine.is_pure
+
+
+def test_states_of_another_network_are_refused_before_anything_is_counted():
+    updater, weight = get_updater(SGD(momentum=0.9)), Box(jnp.ones(2))
+    updater.set_states({0: np.ones(3, "float32")})
+    with pytest.raises(ValueError, match=r"state 'momentum' of 0 has shape \(3,\), the parameter needs \(2,\)"):
+        updater(0, jnp.ones(2), weight)
+    assert updater.optimizer.num_update == 0 and weight.asnumpy().tolist() == [1, 1]
 
 
 def test_states_are_made_where_the_weight_lies():

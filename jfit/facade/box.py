@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jfit import counters
 
@@ -71,7 +72,7 @@ class Box:
         return type(self)(self.value[_key(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write in place: shape, dtype and device stay; values are cast and broadcast, leading axes of size 1 may be too many."""
+        """Write in place: shape, dtype and device stay; values are cast and broadcast, surplus leading axes of size 1 go."""
         value, key, old = unbox(value), _key(key), self.value
         value = _fitted(value if isinstance(old, np.ndarray) else jnp.asarray(value), old, key)
         if isinstance(old, np.ndarray):
@@ -140,7 +141,7 @@ def _fitted(value: Any, old: Any, key: Any) -> Any:
 
 
 def _back(new: jax.Array, old: jax.Array) -> jax.Array:
-    if isinstance(new, jax.core.Tracer) or isinstance(old, jax.core.Tracer):
+    if isinstance(new, Tracer) or isinstance(old, Tracer):
         return new
     return jax.device_put(new, old.sharding) if old.committed or old.devices() != new.devices() else new
 

@@ -201,7 +201,8 @@ class Optimizer:
             counts[index] = now = 1 + (before.get(index, begin) if done is None else done)
             self.num_update = max(self.num_update, now)
 
-    _update_count = count
+    def _update_count(self, index: Any) -> None:
+        self.count(index)
 
     def advance(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Counts the indices: (updates of each before this one, int32 (P,); the rate of each, float32 (P,)).
@@ -213,12 +214,32 @@ class Optimizer:
         size, rate, at = max(self.aggregate_num, 1), 0.0, None
         for start in range(0, len(indices), size):
             group = indices[start : start + size]
-            self.count(group)
+            # MXNet's rules of one parameter at a time hand over the index itself
+            self._update_count(list(group) if self.aggregate_num else group[0])
             if at != self.num_update:
                 rate, at = self.rate(), self.num_update
-            rates[start : start + size] = rate
+            rates[start : start + size] = self._own("lr", group, rate)
             done[start : start + size] = [self._index_update_count[i] - 1 for i in group]
         return done, rates
+
+    def rows(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Counts the indices: (rate, decay, updates before this one) of each, multipliers included, (P,) each."""
+        done, rates = self.advance(indices)
+        lr_mult, wd_mult = self.multipliers(indices)
+        rates = rates if self._hook("lr") else rates * lr_mult
+        return rates, np.asarray(self._own("wd", indices, np.float32(self.wd) * wd_mult), np.float32), done
+
+    def _hook(self, kind: str) -> bool:
+        names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
+        return any(getattr(type(self), name) is not getattr(Optimizer, name) for name in names)
+
+    def _own(self, kind: str, indices: Sequence[Any], usual: Any) -> Any:
+        """What a subclass's own `_get_lr(s)` or `_get_wd(s)` says, asked as MXNet asks; else the usual."""
+        if not self._hook(kind):
+            return usual
+        if self.aggregate_num:
+            return getattr(self, f"_get_{kind}s")(list(indices))
+        return [getattr(self, f"_get_{kind}")(i) for i in indices]
 
     def _set_current_context(self, device_id: int) -> None:
         self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})
@@ -287,9 +308,18 @@ class Optimizer:
 
     @property
     def is_pure(self) -> bool:
-        """The object's whole arithmetic is its rule's: no subclass wrote an `update` or `create_state` of its own."""
+        """A compiled step may do all the work: no subclass wrote an update, a state, a count, a rate or a decay of its own."""
+        own = ("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
+        return self.takes_lists and self._untouched(own)
+
+    @property
+    def takes_lists(self) -> bool:
+        """`update` and the states are the rule's, so one call updates any number of parameters."""
         own = ("update", "update_multi_precision", "create_state", "create_state_multi_precision")
-        return self.rule is not None and all(getattr(type(self), name) is getattr(Optimizer, name) for name in own)
+        return self.rule is not None and self._untouched(own)
+
+    def _untouched(self, names: Sequence[str]) -> bool:
+        return all(getattr(type(self), name) is getattr(Optimizer, name) for name in names)
 
     # ---- state and update, in place on Boxes
 

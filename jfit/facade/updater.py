@@ -36,11 +36,11 @@ def apply_update(
     weights: Sequence[Any],
     grads: Sequence[Any],
     states: Sequence[Slots | None],
-    donate: bool = False,
 ) -> tuple[list[Array], list[Slots]]:
     """w_i <- w_i + u(rescale_grad * g_i) for all parameters in one dispatch; counts the update of each index.
 
-    Counts, rates, multipliers and rescale_grad are data: changing them compiles nothing.
+    Counts, rates, decays and rescale_grad are data: changing them compiles nothing.  Clipping and the rule's own parameters
+    (momentum, betas, epsilon ...) are constants of the program: each new value of theirs compiles once.
 
     Args:
         optimizer: an `Optimizer` with a rule.
@@ -48,7 +48,6 @@ def apply_update(
         weights: arrays.
         grads: arrays, summed over rows and devices.
         states: of each parameter a tuple of arrays, `()` for rules without state, or None where it is still to be made.
-        donate: the buffers of weights and states may be used for the results; the caller's arrays are gone then.
 
     Returns:
         (new weights, new states), in the order of the indices.
@@ -72,14 +71,14 @@ def apply_update(
     if optimizer.multi_precision:
         check_precision(optimizer, weights)
     made = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
-    done, rates = optimizer.advance(indices)
-    lr_mult, wd_mult = optimizer.multipliers(indices)
-    data = (rates * lr_mult, wd_mult, done)
+    data = optimizer.rows(indices)
+    if "wd" in dict(key[1]):  # the decay is data as well: the rule decays by 1 times the row, or not at all
+        key = key[0], tuple((name, float(data[1].any()) if name == "wd" else value) for name, value in key[1])
     if jax.default_backend() == "cpu":
         # equal leaves share a kernel only if their scalars are arguments of their own, which compiles ten times faster; an
         # accelerator would copy each of them to itself at every call
         data = tuple(tuple(row) for row in data)
-    new, after = _program(key, donate)(tuple(weights), made, tuple(grads), data, np.float32(optimizer.rescale_grad))
+    new, after = _program(key)(tuple(weights), made, tuple(grads), data, np.float32(optimizer.rescale_grad))
     return list(new), list(after)
 
 
@@ -94,7 +93,7 @@ def rule_of(hyper_key: Any) -> Rule:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(hyper_key: Any, donate: bool) -> Callable[..., tuple[tuple[Array, ...], tuple[Slots, ...]]]:
+def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slots, ...]]]:
     rule = rule_of(hyper_key)
 
     def update(
@@ -105,16 +104,16 @@ def _program(hyper_key: Any, donate: bool) -> Callable[..., tuple[tuple[Array, .
         scale: Array,
     ) -> tuple[tuple[Array, ...], tuple[Slots, ...]]:
         counters.count_trace("apply_update")
-        rates, wd_mult, done = data
+        rates, decays, done = data
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.slots)}
-        state = optim.OptState(done if rule.counted else None, slots, None, wd_mult)
+        state = optim.OptState(done if rule.counted else None, slots, None, decays)
         grads = tuple(g * scale.astype(g.dtype) for g in grads)
         updates, after = rule.transform.update(grads, state, weights, learning_rate=rates)
         columns = [after.slots[name] for name in rule.slots]
         new = tuple(tuple(column[i] for column in columns) for i in range(len(weights)))
         return cast(Any, optax.apply_updates(weights, updates)), new
 
-    return jax.jit(update, donate_argnums=(0, 1) if donate else ())
+    return jax.jit(update)
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
@@ -286,7 +285,7 @@ class Updater:
         for i, w in zip(index, weight, strict=True):
             self._prepare(i, w)
         states = [self.states[i] for i in index]
-        if optimizer.is_pure:
+        if optimizer.takes_lists:
             optimizer.update(list(index), list(weight), list(grad), states)
             return
         for i, w, g, s in zip(index, weight, grad, states, strict=True):
@@ -343,10 +342,16 @@ class Updater:
     def _beside(self, index: Any, weight: Any) -> Any:
         """A state that came from outside, on the device of its weight and in its kind of Box."""
         optimizer, state = self.optimizer, self.states[index]
-        if optimizer.is_pure:
+        if optimizer.takes_lists:
             slots = state_from_mxnet(optimizer, state)
             if slots is None:
                 return optimizer.create_state_multi_precision(index, weight)
+            for name, slot in zip(slot_names(optimizer), slots, strict=True):
+                if tuple(slot.shape) != tuple(weight.shape):
+                    raise ValueError(
+                        f"optimizer state {name!r} of {index!r} has shape {tuple(slot.shape)}, the parameter needs "
+                        f"{tuple(weight.shape)}: load the states of the same network."
+                    )
             state = state_to_mxnet(optimizer, slots)
         make = box_of(weight) if isinstance(weight, Box) else self._box
         return _mapped(lambda part: make(_placed(part, unbox(weight))) if _is_array(part) else part, state)
