@@ -205,3 +205,10 @@ def test_batches_are_numbered_from_zero_though_one_was_taken_before():
     data.next()
     Module(network()).fit(data, num_epoch=1, batch_end_callback=lambda param: seen.append(param.nbatch))
     assert seen == [0, 1, 2, 3]
+
+
+def test_what_is_random_in_evaluation_too_is_drawn_anew_each_time():
+    module = Module(SYM.Dropout(SYM.Variable("data"), p=0.5, mode="always"), label_names=None)
+    module.bind([("data", (8, 5))], for_training=False)
+    module.init_params()
+    assert not np.array_equal(np.asarray(module.predict(X[:8])), np.asarray(module.predict(X[:8])))

@@ -36,7 +36,7 @@ class Pass(NamedTuple):
         batch: split over the devices.
         counts: rows of each device.
         train: training mode.
-        number: how many training passes were begun since the last update.
+        number: which pass of this step it is, for its random numbers.
         plan: where the rows of the outputs are.
     """
 
@@ -87,8 +87,7 @@ class Passes:
                 f"{plan.reason}"
             )
         split = split_slices(batch, counts, axes) if devices > 1 else batch
-        self._pass = Pass(_at_home(split, session.devices), tuple(counts), train, session.passes, plan)
-        session.passes += train
+        self._pass = Pass(_at_home(split, session.devices), tuple(counts), train, session.numbered(train), plan)
         session.waiting.add(self)
         self._outputs, self._backward = None, None
 

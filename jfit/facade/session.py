@@ -24,6 +24,7 @@ from jfit.step.reduce import Reduce, all_reduce
 from jfit.totals import zero_totals
 
 SLICED = 16  # multipliers of more parameters are arguments of their own: XLA on CPU compiles each slice of a vector anew
+EVALUATIONS = 1 << 30  # numbers from here on belong to evaluations, which some operators draw random numbers in too
 Index = int | str  # how an optimizer knows a parameter
 
 
@@ -50,12 +51,20 @@ class Session:
         self.names: list[str] = []
         self.learns: list[str] = []
         self.reduce: Reduce = all_reduce()
-        self.passes = 0
+        self.passes = self.evaluations = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # passes whose outputs may not be computed yet
         self.cell: Callable[[Any], Any] = Box  # what a Python optimizer gets to write into
         self._rate: float | None = None
         self._multipliers: Any = None
         self._known_indices: Any = None
+
+    def numbered(self, train: bool) -> int:
+        """The number of a pass that begins: of training passes since the last update, or of evaluations at all."""
+        if train:
+            self.passes += 1
+            return self.passes - 1
+        self.evaluations += 1
+        return EVALUATIONS + self.evaluations % EVALUATIONS
 
     # -------------------------------------------------------------------------------- parameters
     @property
