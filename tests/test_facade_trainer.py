@@ -398,7 +398,7 @@ def test_a_pytree_is_trained_like_parameters():
     assert jax.tree.structure(new) == jax.tree.structure(tree)
     assert np.array_equal(new["a"][0], params[0].data()) and np.array_equal(new["b"], params[1].data())
     assert new["a"][1].tolist() == [0, 1, 2] and tree["b"].tolist() == [1.0, 1.0]
-    assert trainer.params["b"] is new["b"]
+    assert np.array_equal(trainer.params["b"], new["b"])
 
 
 def test_gradients_of_a_pytree_on_several_devices_are_added_up():
@@ -435,3 +435,35 @@ def test_a_given_store_is_used():
     param, store = one(ctx=TWO), KVStore("device")
     Trainer([param], "sgd", {"learning_rate": 1.0}, kvstore=store).step(1)
     assert isinstance(store._stored[0], Box) and store.pull(0).tolist() == [-1.0, -1.0]
+
+
+def test_an_update_that_fails_leaves_the_gradients_fresh():
+    param = one()
+    trainer = Trainer([param], "sgd", {"learning_rate": 0.5, "momentum": 0.9}, kvstore=None)
+    param.set_grad(np.ones(param.shape, "float32"))
+    trainer._updaters[0].set_states({0: np.ones((7, 7), "float32")})
+    with pytest.raises(ValueError, match="load the states of the same network"):
+        trainer.step(1)
+    trainer._updaters[0].set_states({})
+    trainer.step(1)
+    assert trainer.optimizer.num_update == 1 and param.data().ravel()[0] == 0.5
+
+
+def test_the_leaves_of_a_pytree_are_copies_on_the_way_in_and_out():
+    given = {"w": jnp.ones(2), "n": np.arange(2), "d": np.ones(2)}
+    trainer = Trainer(given, "adam", {"learning_rate": 0.1})
+    donate = jax.jit(lambda x: x + 1, donate_argnums=0)
+    donate(given["w"])
+    given["n"][:] = 9
+    grads = {"w": jnp.ones(2), "n": None, "d": jnp.ones(2)}
+    donate(trainer.step(1, grads=grads)["w"])
+    new = trainer.step(1, grads=grads)
+    assert new["w"].shape == (2,) and new["n"].tolist() == [0, 1] and new["d"].dtype == np.float32
+
+
+@pytest.mark.parametrize("kvstore", ["dist_sync", KVStore()])
+def test_a_pytree_with_a_store_is_refused(kvstore):
+    with pytest.raises(ValueError, match="a pytree is updated without a store"):
+        Trainer({"w": jnp.ones(2)}, "sgd", kvstore=kvstore)
+    with pytest.raises(ValueError, match="an array of object"):
+        Trainer({"w": np.array([None])}, "sgd")

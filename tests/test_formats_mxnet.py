@@ -377,3 +377,22 @@ def test_numpy_arrays_in_states_are_read_and_checked():
 def test_the_record_of_a_class_is_inert():
     assert isinstance(load_states(GOLDEN / "trainer_adam.states").optimizer, Inert)
     assert States({}) == ({}, None, None, None)
+
+
+def test_a_small_file_does_not_become_a_huge_dense_array(tmp_path):
+    from jfit.facade import files
+    from jfit.facade.parameter_dict import ParameterDict
+    from jfit.formats.sparse import bounded_dense
+
+    huge = SparseArray("row_sparse", np.zeros((0, 1024), "float32"), (np.zeros(0, np.int64),), (2**27, 1024))
+    path = save_arrays(tmp_path / "a.params", {"arg:w": huge})
+    with pytest.raises(FormatError, match=r"a\.params: array 'arg:w': a row_sparse array of shape \(134217728, 1024\)"):
+        files.read_params(path)
+    params = ParameterDict()
+    params.get("w", shape=(0, 1024), allow_deferred_init=True)
+    with pytest.raises(FormatError, match="array 'w'"):
+        params.load(path)
+    fine = SparseArray("row_sparse", np.zeros((0, 2), "float32"), (np.zeros(0, np.int64),), (2**24, 2))
+    assert bounded_dense(fine, "a", "w", (2**24, 2)).shape == (2**24, 2)
+    with pytest.raises(FormatError):
+        bounded_dense(fine, "a", "w")

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jfit import counters
 
@@ -141,7 +140,7 @@ def _fitted(value: Any, old: Any, key: Any) -> Any:
 
 
 def _back(new: jax.Array, old: jax.Array) -> jax.Array:
-    if isinstance(new, Tracer) or isinstance(old, Tracer):
+    if any(isinstance(x, jax.core.Tracer) for x in (new, old)):  # type: ignore[attr-defined]
         return new
     return jax.device_put(new, old.sharding) if old.committed or old.devices() != new.devices() else new
 

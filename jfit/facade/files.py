@@ -13,7 +13,7 @@ from jfit import counters
 from jfit.facade.box import unbox
 from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
-from jfit.formats.sparse import SparseArray
+from jfit.formats.sparse import SparseArray, bounded_dense
 from jfit.symbol.serial import load
 
 Arrays = dict[str, np.ndarray]
@@ -121,7 +121,7 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
             problem = "Invalid param file: needed names such as 'arg:fc1_weight' or 'aux:bn_moving_mean'"
             raise FormatError(path, f"name {key!r}", problem, "use load_arrays for files of other names.")
         if value is not None:
-            groups[kind][name] = value.todense() if isinstance(value, SparseArray) else value
+            groups[kind][name] = bounded_dense(value, path, f"array {key!r}")
     return groups["arg"], groups["aux"]
 
 

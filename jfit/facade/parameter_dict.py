@@ -12,7 +12,8 @@ import numpy as np
 from jfit import counters
 from jfit.facade.box import Box, unbox
 from jfit.facade.parameter import Parameter, device_of
-from jfit.formats.mxnet_arrays import SparseArray, load_arrays, save_arrays
+from jfit.formats.mxnet_arrays import load_arrays, save_arrays
+from jfit.formats.sparse import bounded_dense
 
 
 class Constant(Parameter):
@@ -256,7 +257,7 @@ class ParameterDict:
             )
         for name, value in given.items():
             if name in self._params:
-                _load(self._params[name], value, ctx, cast_dtype, dtype_source)
+                _load(self._params[name], value, where, ctx, cast_dtype, dtype_source)
 
     def _find(self, name: str) -> Any:
         if name not in self._params and self._shared is not None and name in self._shared._params:
@@ -264,8 +265,8 @@ class ParameterDict:
         return self._params.get(name)
 
 
-def _load(param: Parameter, value: Any, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
-    value = value.todense() if isinstance(value, SparseArray) else unbox(value)
+def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
+    value = unbox(bounded_dense(value, where, f"array {param.name!r}", param.shape))
     merged = tuple(value.shape) if param.shape is None else _merged(param.shape, value.shape)
     if merged != tuple(value.shape):
         raise AssertionError(f"parameter {param.name!r} has shape {param.shape}, the saved array has {tuple(value.shape)}.")

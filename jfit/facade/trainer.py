@@ -29,7 +29,8 @@ class Trainer:
             pytree of arrays: then `step(batch_size, grads=...)` returns the new pytree, and nothing is written in place.
         optimizer: name, or an `Optimizer`.  Its own rescale_grad is `scale`.
         optimizer_params: arguments of an optimizer given by name.
-        kvstore: type name, store or None.  With one context there is no store, unless the type is a `dist` one.
+        kvstore: type name, store or None.  With one context there is no store, unless the type is a `dist` one; for a pytree
+            there is none.
         compression_params: see `KVStore.set_gradient_compression`; without effect where there is no store.
         update_on_kvstore: update in the store; None leaves the choice to `jfit.facade.kvstore.select`.
 
@@ -66,8 +67,8 @@ class Trainer:
         found = _parameters(params, self._trees)
         self._params: list[Parameter] = found or []
         self._tree = TreeCells(params, compression_params) if found is None else None
-        if self._tree is not None and update_on_kvstore:
-            raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated outside of a store.")
+        if self._tree is not None:
+            _no_store(kvstore, update_on_kvstore)
         self._index = {p.name: i for i, p in enumerate(self._params)}
         for param in self._params:
             self._adopt(param)
@@ -359,8 +360,9 @@ class Trainer:
                 cell = param._cells(param._data)[device]
                 if not ignore_stale_grad or getattr(cell, "_fresh_grad", False):
                     batch.append((i, param._cells(param._with_grad())[device], cell))
-                    cell._fresh_grad = False
             _run(updater, batch)
+            for _, _, cell in batch:  # only now: an update that fails leaves the gradients as new as they were
+                cell._fresh_grad = False
 
 
 def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:
@@ -382,6 +384,14 @@ def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
         kinds = sorted({type(p).__name__ for p in values if not isinstance(p, Parameter)} or {type(params).__name__})
         raise ValueError(f"the first argument of a Trainer is a dict or list of Parameters; found {', '.join(kinds)} in it.")
     return values
+
+
+def _no_store(kvstore: Any, update_on_kvstore: bool | None) -> None:
+    """A pytree is updated without a store, so what asks for one is refused; 'device' and 'local' sums need none."""
+    if update_on_kvstore:
+        raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated outside of a store.")
+    if kvstore not in (None, "device", "local"):
+        raise ValueError(f"kvstore={kvstore!r} needs Parameters; a pytree is updated without a store: leave it out.")
 
 
 def _no_grads(grads: Any) -> None:

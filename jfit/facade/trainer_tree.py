@@ -11,18 +11,19 @@ import numpy as np
 
 from jfit.facade import compression
 from jfit.facade.box import Box, unbox
-from jfit.facade.transfer import total
+from jfit.facade.transfer import apart, total
 
 
 class TreeCells:
     """A pytree of arrays as cells, in leaf order.
 
     Args:
-        params: pytree of arrays; leaves that are not floating do not learn.
+        params: pytree of arrays, copied; leaves that are not floating do not learn.  float64 of numpy becomes float32 unless
+            JAX is told to keep 64 bits; integers stay as they are.
         compression_params: 2-bit compression of the gradients that `summed` adds up.
 
     Raises:
-        ValueError: a leaf is no array, or there is none.
+        ValueError: a leaf is no array of numbers, or there is none.
 
     Example:
         >>> tree = TreeCells({"w": jnp.ones(2)})
@@ -32,17 +33,21 @@ class TreeCells:
 
     def __init__(self, params: Any, compression_params: Mapping[str, Any] | None = None) -> None:
         leaves, self.structure = jax.tree.flatten(params)
-        wrong = sorted({type(leaf).__name__ for leaf in leaves if not hasattr(leaf, "dtype")})
+        wrong = sorted({problem for leaf in leaves if (problem := _problem(leaf))})
         if wrong or not leaves:
             found = ", ".join(wrong) or "nothing"
             raise ValueError(f"the first argument of a Trainer is Parameters or a pytree of arrays; found {found} in it.")
-        self.cells = [Box(leaf) for leaf in leaves]
+        self.cells = [Box(_leaf(unbox(leaf))) for leaf in leaves]
         self._compress = compression.parse(compression_params) if compression_params else None
 
     @property
     def params(self) -> Any:
-        """The pytree of what the cells hold."""
-        return jax.tree.unflatten(self.structure, [cell.value for cell in self.cells])
+        """The pytree of what the cells hold: copies, which the caller may write to or donate."""
+        values = [cell.value for cell in self.cells]
+        arrays = [v for v in values if isinstance(v, jax.Array)]
+        copies = iter(jax.device_put(arrays, [v.sharding for v in arrays], may_alias=False) if arrays else ())
+        fresh = [next(copies) if isinstance(v, jax.Array) else np.array(v) for v in values]
+        return jax.tree.unflatten(self.structure, fresh)
 
     def batch(self, grads: Any, ignore_missing: bool) -> list[tuple[int, Any, Box]]:
         """(number of the leaf, gradient, cell) of every leaf that learns.
@@ -85,5 +90,18 @@ class TreeCells:
         return jax.tree.unflatten(self.structure, total(groups))
 
     def _path(self, leaf: int) -> str:
-        paths = jax.tree_util.tree_flatten_with_path(self.params)[0]
+        paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.cells))))[0]
         return f"parameter {jax.tree_util.keystr(paths[leaf][0], simple=True, separator='/')!r}"
+
+
+def _problem(leaf: Any) -> str | None:
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, Box)):
+        return type(leaf).__name__
+    dtype = unbox(leaf).dtype
+    wrong = not isinstance(unbox(leaf), jax.Array) and dtype.kind in "OSUMm"
+    return f"an array of {dtype}" if wrong else None
+
+
+def _leaf(value: Any) -> Any:
+    inexact = isinstance(value, np.ndarray) and jnp.issubdtype(value.dtype, jnp.inexact)
+    return apart(jnp.asarray(value) if inexact else value)

@@ -15,6 +15,7 @@ from jax import Array
 
 from jfit import counters, optim
 from jfit.facade.box import Box, unbox, write_into
+from jfit.formats.sparse import bounded_dense
 
 if TYPE_CHECKING:
     from jfit.facade.optimizer_base import Optimizer
@@ -188,7 +189,7 @@ def _slots(optimizer: Optimizer, names: tuple[str, ...], nested: Any) -> Slots |
         return ()
     if nested is None:
         return None
-    slots = tuple(unbox(part.todense() if hasattr(part, "todense") else part) for part in parts(nested))
+    slots = tuple(unbox(bounded_dense(part, "states", names[0])) for part in parts(nested))
     if len(slots) != len(names):
         raise ValueError(
             f"a state holds {len(slots)} arrays, {type(optimizer).__name__} needs {len(names)} ({', '.join(names)}); it was "
@@ -324,12 +325,11 @@ class Updater:
                 self.optimizer.restore(_as_dict(found.optimizer))
             if found.counts is not None:
                 self.optimizer.set_counts(found.counts, found.num_update)
-        self.states = {i: _mapped(self._keep, state) for i, state in states.items()}
+        self.states = {i: _mapped(functools.partial(self._keep, i), state) for i, state in states.items()}
         self.states_synced = dict.fromkeys(self.states, False)
 
-    def _keep(self, value: Any) -> Any:
-        if hasattr(value, "todense"):
-            value = value.todense()
+    def _keep(self, index: Any, value: Any) -> Any:
+        value = bounded_dense(value, "states", f"state of {index!r}")
         return self._box(value) if isinstance(value, (np.ndarray, jax.Array)) else value
 
     def _prepare(self, index: Any, weight: Any) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from jfit.formats.atomic import FormatError
 
 STYPES = ("default", "row_sparse", "csr")
 
@@ -41,6 +45,33 @@ class SparseArray(NamedTuple):
         else:
             dense[np.repeat(np.arange(self.shape[0]), np.diff(self.aux[0])), self.aux[1]] = self.data
         return dense
+
+
+def bounded_dense(sparse: Any, path: str | os.PathLike[str], where: str, shape: tuple[int, ...] | None = None) -> Any:
+    """The dense array of a file's sparse one; of more than 64 MB + 64 times what the file holds only where it was expected.
+
+    Args:
+      sparse: what the file gave; anything but a SparseArray comes back as it is.
+      path: the file, for the message.
+      where: the field, for the message.
+      shape: the shape that is known to be needed, which makes any size right.
+
+    Raises:
+      FormatError: it would take far more memory than the file's size lets one expect.
+
+    Example:
+      >>> bounded_dense(SparseArray("row_sparse", np.ones((1, 2)), (np.array([1]),), (2, 2)), "w.params", "w").tolist()
+      [[0.0, 0.0], [1.0, 1.0]]
+    """
+    if not isinstance(sparse, SparseArray):
+        return sparse
+    needed = math.prod(sparse.shape) * sparse.dtype.itemsize
+    present = sparse.data.nbytes + sum(part.nbytes for part in sparse.aux)
+    if sparse.shape != shape and needed > (64 << 20) + 64 * present:
+        problem = f"a {sparse.stype} array of shape {sparse.shape} would take {needed} bytes, its parts in the file {present}"
+        remedy = "read it with jfit.formats.load_arrays, which keeps the parts, and make it dense if that is what it should be."
+        raise FormatError(path, where, problem, remedy)
+    return sparse.todense()
 
 
 def sparse_problem(sparse: SparseArray) -> str | None:
