@@ -98,6 +98,11 @@ DECIDED = {
         "it raises before anything is written",
         "test_facade_trainer.py::test_a_stale_gradient_is_raised_and_nothing_was_written",
     ),
+    "lazy_update": Decided(
+        "gluon's SGD and Adam update only the rows that a row_sparse gradient holds, unless lazy_update=False",
+        "every row is updated, as with lazy_update=False: decay and momentum move rows that the gradient does not hold",
+        "test_facade_trainer.py::test_parameters_and_gradients_by_rows_are_updated_in_all_rows",
+    ),
     "whole_passes": Decided(
         "outputs and gradients of the last batch are there after fit",
         "a pass of fit whose steps shared dispatches keeps none; one with a callback that sees every batch does",

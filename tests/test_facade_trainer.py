@@ -355,7 +355,6 @@ def test_an_optimizer_in_python_is_called_with_cells():
         (lambda: Trainer([one(), one(ctx=jfit.cpu(1), name="b")], "sgd"), AssertionError, "on the same contexts"),
         (lambda: Trainer([Parameter("w", shape=(1,))], "sgd"), RuntimeError, "is not initialized"),
         (lambda: Trainer([one()], "sgd").step(1, grads={}), ValueError, "Parameters have gradients of their own"),
-        (lambda: Trainer([one(grad_stype="row_sparse")], "sgd").step(1), NotImplementedError, "sparse updates are not there"),
     ],
 )
 def test_what_cannot_be_trained_is_said_in_a_sentence(call, error, message):
@@ -374,6 +373,20 @@ def test_parameters_stored_by_rows_need_a_store_that_updates():
         Trainer([by_rows()], "sgd", kvstore=None).step(1)
     with pytest.raises(ValueError, match="updated in the store only"):
         Trainer([by_rows()], "sgd", update_on_kvstore=False).step(1)
+
+
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+@pytest.mark.parametrize("contexts", [TWO[:1], TWO])
+def test_parameters_and_gradients_by_rows_are_updated_in_all_rows(stype, contexts):
+    param = Parameter("w", shape=(3, 2), init="one", stype=stype, grad_stype="row_sparse")
+    param.initialize(ctx=contexts)
+    trainer = Trainer([param], "sgd", {"learning_rate": 0.5, "wd": 0.5})
+    for ctx in contexts:
+        param.set_grad(np.array([[1, 1], [0, 0], [2, 2]], "float32"), ctx)
+    trainer.step(len(contexts))
+    found = param.list_data() if stype == "default" else param.list_row_sparse_data(np.arange(3))
+    assert [each[:, 0].tolist() for each in found] == [[0.25, 0.75, -0.25]] * len(contexts)
+    assert (param.stype, param.grad_stype) == (stype, "row_sparse")
 
 
 def test_a_parameter_stored_by_rows_has_one_trainer_and_gives_rows():

@@ -34,6 +34,7 @@ class Trainer:
         compression_params: see `KVStore.set_gradient_compression`; without effect where there is no store.
         update_on_kvstore: update in the store; None leaves the choice to `jfit.facade.kvstore.select`.
 
+    Parameters and gradients of storage type `row_sparse` are updated in all rows, which is MXNet's `lazy_update=False`.
     Parameters' own `lr_mult` and `wd_mult` count; names do not, so biases decay too, unlike in Module.
 
     Raises:
@@ -314,14 +315,7 @@ class Trainer:
         self._optimizer.rescale_grad = scale
 
     def _learning(self) -> list[tuple[int, Parameter]]:
-        learning = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
-        for _, param in learning:
-            if param.grad_stype != "default" or param.stype != "default":
-                raise NotImplementedError(
-                    f"parameter {param.name!r} has storage type {param.stype!r} and a {param.grad_stype!r} gradient; sparse "
-                    "updates are not there yet: make it with stype='default' and grad_stype='default'."
-                )
-        return learning
+        return [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
 
     def _check_fresh(self, ignore_stale_grad: bool) -> None:
         for _, param in [] if ignore_stale_grad else self._learning():
