@@ -9,10 +9,10 @@ from golden_mx import arrays_of, assert_close, manifest, under
 import jfit
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.facade.bucketing import BucketingModule
-from jfit.facade.lr_scheduler import FactorScheduler
-from jfit.facade.module import Module
-from jfit.facade.monitor import Monitor
+from jfit.facade.module.bucketing import BucketingModule
+from jfit.facade.module.module import Module
+from jfit.facade.monitor.monitor import Monitor
+from jfit.facade.optimizer.lr_scheduler import FactorScheduler
 
 sym = jfit.sym
 WORDS, BATCH = 7, 4

@@ -11,10 +11,11 @@ from fit_support import compiled_once  # noqa: F401
 
 import jfit
 from jfit import counters
-from jfit.facade import lr_scheduler, metric
 from jfit.facade import rng as random_numbers
 from jfit.facade.callback import Speedometer, log_train_metric
-from jfit.facade.epochs import looks_every
+from jfit.facade.metric import shells as metric
+from jfit.facade.module.epochs import looks_every
+from jfit.facade.optimizer import lr_scheduler
 
 ROWS, BATCH = 46, 4
 

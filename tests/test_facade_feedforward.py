@@ -12,11 +12,11 @@ from golden_mx import GOLDEN, arrays_of, manifest, under
 import jfit
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.facade.callback import Speedometer
-from jfit.facade.feedforward import FeedForward
-from jfit.facade.metric import CustomMetric, create
-from jfit.facade.module import Module
-from jfit.facade.monitor import Monitor
-from jfit.facade.optimizer import SGD, Adam
+from jfit.facade.feedforward.feedforward import FeedForward
+from jfit.facade.metric.shells import CustomMetric, create
+from jfit.facade.module.module import Module
+from jfit.facade.monitor.monitor import Monitor
+from jfit.facade.optimizer.named import SGD, Adam
 
 MAN = manifest("fit", "manifest.json")
 FIT = arrays_of("fit", "fit.npz")

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.facade.feedforward import FeedForward
-from jfit.facade.feedforward_callbacks import (
+from jfit.facade.feedforward.callbacks import (
     AbstractBatchCallback,
     AbstractEpochCallback,
     OptimizationState,
@@ -16,8 +15,9 @@ from jfit.facade.feedforward_callbacks import (
     every_n_epoch,
     speedometer,
 )
-from jfit.facade.lr_scheduler import FactorScheduler
-from jfit.facade.optimizer import SGD
+from jfit.facade.feedforward.feedforward import FeedForward
+from jfit.facade.optimizer.lr_scheduler import FactorScheduler
+from jfit.facade.optimizer.named import SGD
 
 DEVICES = [jfit.cpu(i) for i in range(3)]
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

@@ -15,9 +15,9 @@ import jfit.mx as mx
 from jfit import counters
 from jfit import metrics as pure
 from jfit.data import NDArrayIter
-from jfit.facade import metric as M
 from jfit.facade.box import Box
-from jfit.facade.module import Module
+from jfit.facade.metric import shells as M
+from jfit.facade.module.module import Module
 
 FOLDER = Path(__file__).parent / "golden"
 MANIFEST = json.loads((FOLDER / "metrics.json").read_text())

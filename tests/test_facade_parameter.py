@@ -9,8 +9,8 @@ import jfit
 from jfit.facade import rng
 from jfit.facade.box import Box
 from jfit.facade.errors import MXNetError
-from jfit.facade.parameter import DeferredInitializationError, Parameter
-from jfit.facade.parameter_dict import Constant, ParameterDict
+from jfit.facade.trainer.parameter import DeferredInitializationError, Parameter
+from jfit.facade.trainer.parameter_dict import Constant, ParameterDict
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.mx import context, gluon, initializer
 from jfit.mx.nd.array import NDArray

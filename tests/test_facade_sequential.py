@@ -9,12 +9,12 @@ import pytest
 import jfit
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.facade import metric as metrics
-from jfit.facade.bucketing import BucketingModule
-from jfit.facade.module import Module
-from jfit.facade.monitor import Monitor
-from jfit.facade.python_module import PythonLossModule
-from jfit.facade.sequential import SequentialModule
+from jfit.facade.metric import shells as metrics
+from jfit.facade.module.bucketing import BucketingModule
+from jfit.facade.module.module import Module
+from jfit.facade.module.python import PythonLossModule
+from jfit.facade.module.sequential import SequentialModule
+from jfit.facade.monitor.monitor import Monitor
 
 sym = jfit.sym
 SHAPES = [("data", (8, 6))], [("softmax_label", (8,))]

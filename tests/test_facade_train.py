@@ -5,8 +5,8 @@ import pytest
 from golden_mx import CASES, FACADE, Trajectory, flat
 
 import jfit
-from jfit.facade.lr_scheduler import FactorScheduler
-from jfit.facade.module import Module
+from jfit.facade.module.module import Module
+from jfit.facade.optimizer.lr_scheduler import FactorScheduler
 
 ONE = ("sgd_1", "nag_0", "adam_1", "rmsprop_1", "grad_add", "mult_attr", "fixed_params")
 SHORT = [c for c in CASES if c["n_ctx"] > 1 or c["name"] in ONE]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.facade import lr_scheduler
 from jfit.facade.box import Box
 from jfit.facade.errors import MXNetError
-from jfit.facade.kvstore import KVStore, KVStoreBase
-from jfit.facade.optimizer import SGD, Optimizer
-from jfit.facade.parameter import Parameter
-from jfit.facade.parameter_dict import ParameterDict
-from jfit.facade.trainer import Trainer
+from jfit.facade.kvstore.store import KVStore, KVStoreBase
+from jfit.facade.optimizer import lr_scheduler
+from jfit.facade.optimizer.named import SGD, Optimizer
+from jfit.facade.trainer.parameter import Parameter
+from jfit.facade.trainer.parameter_dict import ParameterDict
+from jfit.facade.trainer.trainer import Trainer
 
 GOLDEN = Path(__file__).parent / "golden" / "train" / "gluon"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())

@@ -381,7 +381,7 @@ def test_the_record_of_a_class_is_inert():
 
 def test_a_small_file_does_not_become_a_huge_dense_array(tmp_path):
     from jfit.facade import files
-    from jfit.facade.parameter_dict import ParameterDict
+    from jfit.facade.trainer.parameter_dict import ParameterDict
     from jfit.formats.sparse import bounded_dense
 
     huge = SparseArray("row_sparse", np.zeros((0, 1024), "float32"), (np.zeros(0, np.int64),), (2**27, 1024))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.facade.box import Box, unbox
-from jfit.facade.resting import moving_aux
+from jfit.facade.module.resting import moving_aux
 from jfit.mx.base import MXNetError, translated
 from jfit.mx.context import Context
 from jfit.mx.keys import next_key

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.facade import kvstore
-from jfit.facade.kvstore import KVStoreBase
+from jfit.facade.kvstore import store as kvstore
+from jfit.facade.kvstore.store import KVStoreBase
 from jfit.mx.nd.array import NDArray
 from jfit.mx.optimizer import get_updater
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jfit.facade import feedforward, feedforward_modules, files
+from jfit.facade import files
+from jfit.facade.feedforward import feedforward
+from jfit.facade.feedforward import modules as feedforward_modules
 from jfit.mx.base import translated
 from jfit.mx.callback import BatchEndParam
 from jfit.mx.module import Boxed, BoxedModule
@@ -32,7 +34,7 @@ class _PythonBuckets(BoxedModule, feedforward_modules.PythonBuckets):
 
 
 class FeedForward(Boxed, feedforward.FeedForward):
-    """A network with its parameters, as NDArrays; see `jfit.facade.feedforward.FeedForward`.
+    """A network with its parameters, as NDArrays; see `jfit.facade.feedforward.feedforward.FeedForward`.
 
     Example:
         >>> import jfit.mx as mx, numpy as np

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from jfit.facade import base_module, bucketing, module, python_module, sequential
-from jfit.facade.initial import DEFAULT, writes_in_place
+from jfit.facade.module import base as base_module
+from jfit.facade.module import bucketing, module, sequential
+from jfit.facade.module import python as python_module
+from jfit.facade.module.initial import DEFAULT, writes_in_place
 from jfit.mx.init_base import InitDesc
 from jfit.mx.nd.array import NDArray
 from jfit.mx.spelling import absent
@@ -40,7 +42,7 @@ class BoxedModule(Boxed):
     """A module whose initializer may be any function `(desc, array)`: `desc` is MXNet's, a str."""
 
     def init_params(self, initializer: Any = DEFAULT, *args: Any, **kwargs: Any) -> None:
-        """Draw the parameters that are not given; see `jfit.facade.base_module.BaseModule.init_params`."""
+        """Draw the parameters that are not given; see `jfit.facade.module.base.BaseModule.init_params`."""
         if writes_in_place(initializer) and not hasattr(initializer, "describe"):
             initializer = _Described(initializer)
         super().init_params(initializer, *args, **kwargs)  # type: ignore[misc]
@@ -59,7 +61,7 @@ class _Described:
 
 
 class BaseModule(BoxedModule, base_module.BaseModule):
-    """Base of modules; see `jfit.facade.base_module.BaseModule`."""
+    """Base of modules; see `jfit.facade.module.base.BaseModule`."""
 
 
 class Module(BoxedModule, module.Module):
@@ -73,21 +75,21 @@ class Module(BoxedModule, module.Module):
 
 
 class BucketingModule(BoxedModule, bucketing.BucketingModule):
-    """A module with a symbol for each bucket; see `jfit.facade.bucketing.BucketingModule`."""
+    """A module with a symbol for each bucket; see `jfit.facade.module.bucketing.BucketingModule`."""
 
     _module_class = Module
 
 
 class SequentialModule(BoxedModule, sequential.SequentialModule):
-    """Modules one after the other; see `jfit.facade.sequential.SequentialModule`."""
+    """Modules one after the other; see `jfit.facade.module.sequential.SequentialModule`."""
 
 
 class PythonModule(BoxedModule, python_module.PythonModule):
-    """A module written in Python; see `jfit.facade.python_module.PythonModule`."""
+    """A module written in Python; see `jfit.facade.module.python.PythonModule`."""
 
 
 class PythonLossModule(BoxedModule, python_module.PythonLossModule):
-    """A loss written in Python; see `jfit.facade.python_module.PythonLossModule`."""
+    """A loss written in Python; see `jfit.facade.module.python.PythonLossModule`."""
 
 
 class _Gradients:

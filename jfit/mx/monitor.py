@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.facade import monitor
+from jfit.facade.monitor import monitor
 from jfit.mx.nd.array import NDArray
 
 __all__ = ["Monitor"]
 
 
 class Monitor(monitor.Monitor):
-    """`jfit.facade.monitor.Monitor` whose `stat_func` gets an NDArray.
+    """`jfit.facade.monitor.monitor.Monitor` whose `stat_func` gets an NDArray.
 
     Example:
         >>> import jfit.mx as mx

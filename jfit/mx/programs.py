@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.counters import count_trace
-from jfit.facade.capture import Capture, capture_gradients, capture_outputs
+from jfit.facade.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.lowering import lower
 from jfit.model import Model
 from jfit.step.slices import part_key

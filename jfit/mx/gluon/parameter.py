@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import init as pure
-from jfit.facade import parameter, parameter_dict
-from jfit.facade.parameter import DeferredInitializationError
+from jfit.facade.trainer import parameter, parameter_dict
+from jfit.facade.trainer.parameter import DeferredInitializationError
 from jfit.mx import initializer
 from jfit.mx.context import Context, current_context
 from jfit.mx.nd.array import NDArray
@@ -18,7 +18,7 @@ __all__ = ["Constant", "DeferredInitializationError", "Parameter", "ParameterDic
 
 
 class Parameter(parameter.Parameter):
-    """`jfit.facade.parameter.Parameter` in NDArrays: what `data` and `grad` return is the parameter's own, not a copy.
+    """`jfit.facade.trainer.parameter.Parameter` in NDArrays: what `data` and `grad` return is the parameter's own, not a copy.
 
     Example:
         >>> weight = Parameter("w", shape=(2,))
@@ -70,7 +70,7 @@ class Constant(parameter_dict.Constant, Parameter):
 
 
 class ParameterDict(parameter_dict.ParameterDict):
-    """`jfit.facade.parameter_dict.ParameterDict` of these parameters.
+    """`jfit.facade.trainer.parameter_dict.ParameterDict` of these parameters.
 
     Example:
         >>> params = ParameterDict("net_")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jfit.facade import trainer
+from jfit.facade.trainer import trainer
 from jfit.mx import kvstore
 from jfit.mx.optimizer import get_updater
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.facade.box import unbox
-from jfit.facade.transfer import moved
+from jfit.facade.kvstore.transfer import moved
 from jfit.mx.context import Context
 from jfit.mx.nd.array import NDArray
 from jfit.mx.nd.create import array
