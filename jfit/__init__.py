@@ -26,17 +26,11 @@ from jfit import symbol as sym
 from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
 from jfit.facade import callback
-from jfit.facade.feedforward.feedforward import FeedForward
-from jfit.facade.feedforward.options import TrainingOptions
-from jfit.facade.kvstore.store import KVStore
-from jfit.facade.module.bucketing import BucketingModule
-from jfit.facade.module.module import Module
-from jfit.facade.module.python import PythonLossModule, PythonModule
-from jfit.facade.module.sequential import SequentialModule
-from jfit.facade.monitor.monitor import Monitor
-from jfit.facade.trainer.parameter import Parameter
-from jfit.facade.trainer.parameter_dict import ParameterDict
-from jfit.facade.trainer.trainer import Trainer
+from jfit.facade.feedforward import FeedForward, TrainingOptions
+from jfit.facade.kvstore import KVStore
+from jfit.facade.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
+from jfit.facade.monitor import Monitor
+from jfit.facade.trainer import Parameter, ParameterDict, Trainer
 from jfit.fitting import fit
 from jfit.lowering import lower
 from jfit.model import Model, Policy
