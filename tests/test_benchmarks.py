@@ -68,7 +68,7 @@ def test_ratios_are_taken_within_a_round():
 
 
 def test_an_unknown_leg_lists_the_legs_there_are():
-    with pytest.raises(KeyError, match="No leg is called 'hnad'; the legs are jfit_step1, jfit_auto, hand"):
+    with pytest.raises(KeyError, match="No leg is called 'hnad'; the legs are jfit_step1, jfit_auto, module_fit, "):
         peers.entry("hnad")
 
 

@@ -188,16 +188,11 @@ class BucketingModule(CurrentModule):
         request = self._grad_req
         if isinstance(request, Mapping):
             request = {name: word for name, word in request.items() if name in module._arguments}
-        module.bind(
-            data_shapes, label_shapes, self.for_training, self.inputs_need_grad, shared_module=default, grad_req=request
-        )
-        for name in names:
-            found, needed = module._specs[name].shape, default._specs[name].shape
-            if found != needed:
-                raise ValueError(
-                    f"parameter {name!r} has shape {found} in bucket {key!r} and {needed} in the default bucket "
-                    f"{self._default_key!r}; a parameter's shape must not depend on the key"
-                )
+        need = self.inputs_need_grad
+        try:
+            module.bind(data_shapes, label_shapes, self.for_training, need, shared_module=default, grad_req=request)
+        except ValueError as error:
+            raise ValueError(f"bucket {key!r} (default bucket {self._default_key!r}): {error}") from error
         # As in MXNet, "add" adds over the batches of all buckets, and a state that one bucket sets is read by the others.
         module._passes.gradients = default._passes.gradients
         if [(k, v.shape) for k, v in module._states.items()] == [(k, v.shape) for k, v in default._states.items()]:
