@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+from fit_support import compiled_once  # noqa: F401
 from golden_mx import arrays_of, assert_close, manifest, under
 
 import jfit

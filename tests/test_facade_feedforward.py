@@ -7,6 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from fit_support import compiled_once  # noqa: F401
 from golden_mx import GOLDEN, arrays_of, manifest, under
 
 import jfit

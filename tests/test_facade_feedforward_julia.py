@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+from fit_support import compiled_once  # noqa: F401
 
 import jfit
 from jfit.facade.feedforward.callbacks import (

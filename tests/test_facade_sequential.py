@@ -5,6 +5,7 @@ import logging
 import jax
 import numpy as np
 import pytest
+from fit_support import compiled_once  # noqa: F401
 
 import jfit
 from jfit.data import DataBatch
