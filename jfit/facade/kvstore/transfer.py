@@ -143,7 +143,7 @@ def write(pairs: Sequence[tuple[Any, Any]]) -> None:
         >>> cell.asnumpy().tolist()
         [1.0, 1.0]
     """
-    held = [cell.value if isinstance(cell, Box) else None for cell, _ in pairs]
+    held: list[Any] = [cell.value if isinstance(cell, Box) else None for cell, _ in pairs]
     values = moved([unbox(value) for _, value in pairs], [home(old) for old in held])
     for (cell, _), old, value in zip(pairs, held, values, strict=True):
         if isinstance(old, jax.Array) and isinstance(value, jax.Array) and (old.shape, old.dtype) == (value.shape, value.dtype):

@@ -43,8 +43,8 @@ class TreeCells:
     @property
     def params(self) -> Any:
         """The pytree of what the cells hold: copies, which the caller may write to or donate."""
-        values = [cell.value for cell in self.cells]
-        arrays = [v for v in values if isinstance(v, jax.Array)]
+        values: list[Any] = [cell.value for cell in self.cells]
+        arrays: list[Any] = [v for v in values if isinstance(v, jax.Array)]
         copies = iter(jax.device_put(arrays, [v.sharding for v in arrays], may_alias=False) if arrays else ())
         fresh = [next(copies) if isinstance(v, jax.Array) else np.array(v) for v in values]
         return jax.tree.unflatten(self.structure, fresh)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -163,8 +163,7 @@ class NDArray(Box):
         return View(self, get, put)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        value = unbox(value)
-        mine = self.value
+        value, mine = unbox(value), cast(Any, self.value)
         if isinstance(mine, jax.Array) and isinstance(value, jax.Array) and not traced(mine) and not traced(value):
             if value.committed and value.devices() != mine.devices():
                 value = jax.device_put(value, min(mine.devices(), key=lambda d: d.id))
