@@ -17,7 +17,7 @@ from jfit.facade.feedforward.feedforward import FeedForward
 from jfit.facade.metric.shells import CustomMetric, create
 from jfit.facade.module.module import Module
 from jfit.facade.monitor.monitor import Monitor
-from jfit.facade.optimizer.named import SGD, Adam
+from jfit.facade.optimizer import SGD, Adam
 
 MAN = manifest("fit", "manifest.json")
 FIT = arrays_of("fit", "fit.npz")

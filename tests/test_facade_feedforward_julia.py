@@ -17,8 +17,8 @@ from jfit.facade.feedforward.callbacks import (
     speedometer,
 )
 from jfit.facade.feedforward.feedforward import FeedForward
+from jfit.facade.optimizer import SGD
 from jfit.facade.optimizer.lr_scheduler import FactorScheduler
-from jfit.facade.optimizer.named import SGD
 
 DEVICES = [jfit.cpu(i) for i in range(3)]
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

@@ -10,8 +10,8 @@ from jfit.facade.box import Box
 from jfit.facade.errors import MXNetError
 from jfit.facade.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
 from jfit.facade.kvstore.transfer import moved, only_rows, total, write
-from jfit.facade.optimizer.named import SGD
-from jfit.facade.optimizer.named import create as create_optimizer
+from jfit.facade.optimizer import SGD
+from jfit.facade.optimizer import create as create_optimizer
 from jfit.mx import kvstore as mxkv
 from jfit.mx.nd.array import NDArray
 

@@ -10,8 +10,8 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, hos
 import jfit
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
+from jfit.facade import optimizer as O
 from jfit.facade.module.module import Module
-from jfit.facade.optimizer import named as O
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -7,9 +7,9 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, hos
 
 import jfit
 from jfit.data import DataBatch, DataDesc
+from jfit.facade import optimizer as O
 from jfit.facade.kvstore import store as K
 from jfit.facade.module.module import Module
-from jfit.facade.optimizer import named as O
 
 EACH = pytest.mark.parametrize("devices", [1, 2, 3])
 

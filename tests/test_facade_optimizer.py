@@ -14,10 +14,10 @@ import pytest
 import jfit
 import jfit.mx as mx
 from jfit import counters
+from jfit.facade import optimizer as room
 from jfit.facade.box import Box
-from jfit.facade.optimizer import named as room
+from jfit.facade.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
 from jfit.facade.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
-from jfit.facade.optimizer.named import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
 from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.optim import OptState

@@ -13,8 +13,7 @@ import jfit
 from jfit.facade.box import Box
 from jfit.facade.errors import MXNetError
 from jfit.facade.kvstore.store import KVStore, KVStoreBase
-from jfit.facade.optimizer import lr_scheduler
-from jfit.facade.optimizer.named import SGD, Optimizer
+from jfit.facade.optimizer import SGD, Optimizer, lr_scheduler
 from jfit.facade.trainer.parameter import Parameter
 from jfit.facade.trainer.parameter_dict import ParameterDict
 from jfit.facade.trainer.trainer import Trainer

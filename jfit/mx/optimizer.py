@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from jfit.facade.optimizer import NAG, SGD, Adam, AdamW, Optimizer, RMSProp, ccSGD, create, register
 from jfit.facade.optimizer import updater as _facade
-from jfit.facade.optimizer.named import NAG, SGD, Adam, AdamW, Optimizer, RMSProp, ccSGD, create, register
 from jfit.mx.nd import NDArray
 from jfit.mx.spelling import absent
 

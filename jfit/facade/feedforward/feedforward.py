@@ -17,7 +17,7 @@ from jfit.facade.feedforward.predicting import Predicts
 from jfit.facade.metric import shells as metrics
 from jfit.facade.module.base import listed
 from jfit.facade.module.initial import DEFAULT
-from jfit.facade.optimizer.named import Optimizer
+from jfit.facade.optimizer import Optimizer
 from jfit.loop import StopFlag
 
 

@@ -16,8 +16,8 @@ from jfit.facade.feedforward.options import TrainingOptions, decaying
 from jfit.facade.kvstore.store import select_julia
 from jfit.facade.metric import shells as metrics
 from jfit.facade.module.initial import DEFAULT
-from jfit.facade.optimizer.named import Optimizer
-from jfit.facade.optimizer.named import create as create_optimizer
+from jfit.facade.optimizer import Optimizer
+from jfit.facade.optimizer import create as create_optimizer
 from jfit.loop import StopFlag
 
 

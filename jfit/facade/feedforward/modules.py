@@ -10,7 +10,7 @@ from jfit.facade.kvstore.store import select_julia
 from jfit.facade.module.bucketing import BucketingModule
 from jfit.facade.module.module import Module
 from jfit.facade.module.slicing import first_slices
-from jfit.facade.optimizer.named import Optimizer
+from jfit.facade.optimizer import Optimizer
 
 
 class PythonFed(Module):

@@ -18,7 +18,7 @@ from jfit.facade.errors import MXNetError
 from jfit.facade.kvstore import compression
 from jfit.facade.kvstore.base import KVStoreBase, check_capability
 from jfit.facade.kvstore.transfer import apart, home, moved, only_rows, own, total, write
-from jfit.facade.optimizer.named import Updater, get_updater
+from jfit.facade.optimizer import Updater, get_updater
 from jfit.formats.atomic import atomic_write
 
 # elements above which MXNet's Python API stops updating in a 'local' store, and MXNet.jl picks another type

@@ -20,7 +20,7 @@ from jfit.facade.module.programs import Programs
 from jfit.facade.module.resting import with_resting_aux
 from jfit.facade.module.session import Session
 from jfit.facade.module.slicing import python_slices
-from jfit.facade.optimizer.named import Optimizer
+from jfit.facade.optimizer import Optimizer
 from jfit.lowering import lower
 from jfit.symbol import Symbol
 

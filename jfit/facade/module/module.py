@@ -19,8 +19,8 @@ from jfit.facade.module.base import call, listed
 from jfit.facade.module.bound import BoundModule
 from jfit.facade.module.epochs import EpochRunner, looks_every, runs_whole
 from jfit.facade.module.states import load_states_into, save_states_of
-from jfit.facade.optimizer.named import Optimizer, get_updater
-from jfit.facade.optimizer.named import create as create_optimizer
+from jfit.facade.optimizer import Optimizer, get_updater
+from jfit.facade.optimizer import create as create_optimizer
 from jfit.loop import StopFlag
 from jfit.step.reduce import all_reduce, own, two_bit
 

@@ -13,7 +13,7 @@ from jax import Array
 
 from jfit import counters
 from jfit.facade.box import Box
-from jfit.facade.optimizer.named import Optimizer, slot_names, state_from_mxnet, state_to_mxnet
+from jfit.facade.optimizer import Optimizer, slot_names, state_from_mxnet, state_to_mxnet
 from jfit.facade.rng import next_key
 from jfit.loop import shielded
 from jfit.optim.registry import Resolved

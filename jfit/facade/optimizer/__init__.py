@@ -7,7 +7,7 @@ lr_scheduler    MXNet's schedulers, which remember
 
 from jfit.facade.optimizer.base import Optimizer
 from jfit.facade.optimizer.named import NAG, SGD, Adam, AdamW, RMSProp, ccSGD, create, register
-from jfit.facade.optimizer.updater import Updater, apply_update, get_updater, state_from_mxnet, state_to_mxnet
+from jfit.facade.optimizer.updater import Updater, apply_update, get_updater, slot_names, state_from_mxnet, state_to_mxnet
 
 __all__ = [
     "NAG",
@@ -22,6 +22,7 @@ __all__ = [
     "create",
     "get_updater",
     "register",
+    "slot_names",
     "state_from_mxnet",
     "state_to_mxnet",
 ]

@@ -10,25 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from jfit.facade.optimizer.base import Optimizer
-from jfit.facade.optimizer.updater import Updater, apply_update, get_updater, slot_names, state_from_mxnet, state_to_mxnet
-
-__all__ = [
-    "NAG",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Optimizer",
-    "RMSProp",
-    "Updater",
-    "apply_update",
-    "ccSGD",
-    "create",
-    "get_updater",
-    "register",
-    "slot_names",
-    "state_from_mxnet",
-    "state_to_mxnet",
-]
 
 register = Optimizer.register
 create = Optimizer.create_optimizer

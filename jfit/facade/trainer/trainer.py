@@ -13,8 +13,8 @@ from typing import Any
 
 from jfit.facade.box import unbox
 from jfit.facade.kvstore.store import KVStore, KVStoreBase, create, select
-from jfit.facade.optimizer.named import Optimizer, get_updater
-from jfit.facade.optimizer.named import create as create_optimizer
+from jfit.facade.optimizer import Optimizer, get_updater
+from jfit.facade.optimizer import create as create_optimizer
 from jfit.facade.trainer.parameter import Parameter, device_of
 from jfit.facade.trainer.parameter_dict import ParameterDict
 from jfit.facade.trainer.tree import TreeCells
