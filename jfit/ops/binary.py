@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.ops.attributes import integer
-from jfit.ops.common import argument_names, same_shape, unify
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows, elementwise_rows
+from jfit.ops.rules import argument_names, same_shape, unify
 
 
 def maximum(lhs: Array, rhs: Array) -> Array:

@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from jfit.ops.attributes import choice, flag, integer, maybe_number, number, shape, text
-from jfit.ops.common import dtype_of, made_types
 from jfit.ops.registry import operator
 from jfit.ops.rows import no_rows
+from jfit.ops.rules import dtype_of, made_types
 
 MADE = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 RANGED = [name for name in MADE if name != "bool"]

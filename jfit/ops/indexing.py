@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, number
-from jfit.ops.common import agreed, dtype_of, first_types, made_types, positive, removed, unify
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows, first_rows
+from jfit.ops.rules import agreed, dtype_of, first_types, made_types, positive, removed, unify
 
 DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 

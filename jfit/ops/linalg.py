@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jfit.ops.attributes import flag, maybe_choice
-from jfit.ops.common import agreed
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import agreed
 
 ATTRS = {
     "transpose_a": flag(False),

@@ -14,7 +14,7 @@ from jfit.ops.attributes import Attrs, flag, integer, maybe_number, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
-from jfit.ops.rules import accumulating, along, axis_of, need_rank, unmixed_rows
+from jfit.ops.rules import accumulating, along, need_rank, positive, unmixed_rows
 
 
 # ------------------------------------------------------------------------------------------ BatchNorm
@@ -80,7 +80,7 @@ def _batch_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if data is None:
         return ins
     need_rank("BatchNorm", data, 1, "a batch axis and a channel axis")
-    size = data[axis_of("BatchNorm", attrs.axis, len(data))]
+    size = data[positive(attrs.axis, len(data))]
     return [data, *[(size,)] * 4]
 
 
@@ -126,7 +126,7 @@ def _batch_norm_rows(attrs, rows, shapes, outs):
 )
 def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
     """y = γ (x - μ) / √(σ² + ε) + β; training: μ, σ² of the batch (σ² biased), moving ← m * moving + (1 - m) * batch."""
-    axis = data.ndim - 1 if ctx.channels_last else axis_of("BatchNorm", attrs.axis, data.ndim)
+    axis = data.ndim - 1 if ctx.channels_last else positive(attrs.axis, data.ndim)
     wide = accumulating(data.dtype)
     scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
     shift = beta.astype(wide)
@@ -150,7 +150,7 @@ def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data = ins[0]
     if data is None:
         return ins
-    size = data[axis_of("LayerNorm", attrs.axis, len(data))]
+    size = data[positive(attrs.axis, len(data))]
     return [data, (size,), (size,)]
 
 
@@ -166,7 +166,7 @@ def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
 )
 def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, Array, Array]:
     """y = γ (x - μ) / √(σ² + ε) + β, μ and σ² of each entry along `axis`."""
-    axis = axis_of("LayerNorm", attrs.axis, data.ndim)
+    axis = positive(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     mean = jnp.mean(wide, axis=axis, keepdims=True)
     var = jnp.mean(jnp.square(wide - mean), axis=axis, keepdims=True)

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integer, maybe_shape
-from jfit.ops.common import dtype_of, positive, removed
 from jfit.ops.registry import operator
+from jfit.ops.rules import dtype_of, positive, removed
 from jfit.ops.unary import magnitude
 
 REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": flag(False)}

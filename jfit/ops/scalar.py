@@ -12,8 +12,8 @@ from jax import Array
 
 from jfit.ops import binary
 from jfit.ops.attributes import DTYPES, flag, number
-from jfit.ops.common import dtype_of, same_shape
 from jfit.ops.registry import operator
+from jfit.ops.rules import dtype_of, same_shape
 
 # name, alias, function, formula; s is the attribute `scalar`
 TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_shape, number, shape
-from jfit.ops.common import inserted, kept_where_whole, positive
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows, reshape_rows
+from jfit.ops.rules import inserted, kept_where_whole, positive
 
 Shape = tuple[int, ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jfit.ops.attributes import flag, integer, maybe_integer, shape
-from jfit.ops.common import agreed, argument_names, inserted, kept_where_whole, positive, removed, same_shape, unify
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import agreed, argument_names, inserted, kept_where_whole, positive, removed, same_shape, unify
 
 
 def _concat_shapes(attrs, ins, outs):

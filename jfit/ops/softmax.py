@@ -12,7 +12,7 @@ from jfit.ops.attributes import Attrs, choice, integer, maybe_choice, maybe_flag
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import lost_rows
-from jfit.ops.rules import accumulating, along, axis_of, batch_rows, cast_types, known_or, label_types, size_of, unmixed_rows
+from jfit.ops.rules import accumulating, along, batch_rows, cast_types, known_or, label_types, positive, size_of, unmixed_rows
 
 _ATTRS = {
     "axis": integer(-1),
@@ -26,9 +26,9 @@ def _axis_rows(attrs, rows, shapes, outs):
     return unmixed_rows(attrs.axis, rows[:1], shapes, outs)
 
 
-def _along_axis(op: str, f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
+def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
     """f(data / temperature) along the axis; entries at and beyond `length` are left out and give 0."""
-    axis = axis_of(op, attrs.axis, data.ndim)
+    axis = positive(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     if attrs.temperature not in (None, 1.0):
         wide = wide / attrs.temperature
@@ -51,7 +51,7 @@ def _no_length(op: str, attrs: Attrs) -> None:
 def _length_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if len(ins) < 2 or ins[0] is None:
         return ins
-    axis = axis_of("softmax", attrs.axis, len(ins[0]))
+    axis = positive(attrs.axis, len(ins[0]))
     return [ins[0], known_or(ins[1], ins[0][:axis] + ins[0][axis + 1 :])]
 
 
@@ -66,21 +66,21 @@ def _length_fill(attrs: Attrs, ins: list, outs: list) -> list:
 )
 def softmax(ctx: Ctx, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
     """y = e^(x/T) / Σ e^(x/T) along `axis`."""
-    return _along_axis("softmax", jax.nn.softmax, attrs, data, length)
+    return _along_axis(jax.nn.softmax, attrs, data, length)
 
 
 @operator("log_softmax", attrs=_ATTRS, aliases=("_npx_log_softmax",), types=cast_types, rows=_axis_rows)
 def log_softmax(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x/T - log Σ e^(x/T) along `axis`."""
     _no_length("log_softmax", attrs)
-    return _along_axis("log_softmax", jax.nn.log_softmax, attrs, data)
+    return _along_axis(jax.nn.log_softmax, attrs, data)
 
 
 @operator("softmin", attrs=_ATTRS, types=cast_types, rows=_axis_rows)
 def softmin(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = e^(-x/T) / Σ e^(-x/T) along `axis`."""
     _no_length("softmin", attrs)
-    return _along_axis("softmin", jax.nn.softmax, attrs, -data)
+    return _along_axis(jax.nn.softmax, attrs, -data)
 
 
 def _activation_rows(attrs, rows, shapes, outs):

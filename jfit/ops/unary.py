@@ -11,8 +11,8 @@ import jax.scipy.special as special
 from jax import Array, lax
 
 from jfit.ops.attributes import choice, number
-from jfit.ops.common import dtype_of, made_types, same_shape
 from jfit.ops.registry import operator
+from jfit.ops.rules import dtype_of, made_types, same_shape
 
 CAST_TO = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
