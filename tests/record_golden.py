@@ -1,0 +1,101 @@
+"""Records operator cases by running MXNet 1.9.1 itself: `python tests/record_golden.py NAME [NAME ...]`.
+
+Runs in an environment of its own (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0.  Reads the
+table CASES of tests/cases/NAME.py and writes tests/golden/ops/NAME.npz and NAME.json in the layout of `golden_ops`, so that
+
+    @pytest.mark.parametrize(("case", "arrays"), load_cases("NAME"), ids=case_id)
+    def test_recorded_case(case, arrays): run_case(case, arrays)
+
+replays them.  A case is a dict:
+    op       name of the operator
+    attrs    its attributes (Python values)
+    inputs   input name -> numpy array; in the operator's order
+    aux      auxiliary name -> array (default: none)
+    req      input name -> grad_req (default: "write" for floating inputs, "null" for others; all null: forward only)
+    skip     keys that are not compared, such as "grad/rois"
+    note     why something is skipped
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+
+
+def record(mx: Any, number: int, case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """One case as (description, arrays by key)."""
+    op, inputs, aux = case["op"], case["inputs"], case.get("aux", {})
+    req = {n: case.get("req", {}).get(n, "write" if a.dtype.kind == "f" else "null") for n, a in inputs.items()}
+    attrs = {k: str(v) for k, v in case.get("attrs", {}).items()}
+    make = getattr(mx.sym, op, None) or getattr(mx.sym._internal, op)
+    variables = [mx.sym.Variable(n) for n in (*inputs, *aux)]
+    symbol = make(*variables, name="op0", **case.get("attrs", {}))
+    boxes = {n: mx.nd.array(a, dtype=a.dtype) for n, a in inputs.items()}
+    states = {n: mx.nd.array(a, dtype=a.dtype) for n, a in aux.items()}
+    arrays = {f"in/{n}": a for n, a in inputs.items()} | {f"aux/{n}": a for n, a in aux.items()}
+    needs = any(r != "null" for r in req.values())
+    grads = {n: mx.nd.zeros(inputs[n].shape, dtype=inputs[n].dtype) for n, r in req.items() if r != "null"}
+    bound = symbol.bind(mx.cpu(), boxes, args_grad=grads, grad_req=req, aux_states=states)
+    for i, out in enumerate(bound.forward(is_train=False)):
+        arrays[f"eval/{i}"] = out.asnumpy()
+    count = len(bound.outputs)
+    has_grad = False
+    if needs:
+        outputs = bound.forward(is_train=True)
+        draw = np.random.RandomState(number)
+        heads = [draw.uniform(-1, 1, o.shape).astype(o.dtype) for o in outputs]
+        for i, (out, head) in enumerate(zip(outputs, heads)):  # noqa: B905  (runs on MXNet's Python)
+            arrays[f"train/{i}"], arrays[f"og/{i}"] = out.asnumpy(), head
+        bound.backward([mx.nd.array(h, dtype=h.dtype) for h in heads])
+        mx.nd.waitall()
+        has_grad = True
+        arrays.update({f"grad/{n}": g.asnumpy() for n, g in grads.items()})
+        arrays.update({f"aux_train/{n}": a.asnumpy() for n, a in states.items()})
+    about = {
+        "id": f"{op}.{number}",
+        "op": op,
+        "attrs": attrs,
+        "inputs": [{"name": n, "grad_req": None if req[n] == "null" else req[n]} for n in inputs]
+        + [{"name": n, "grad_req": None} for n in aux],
+        "list_auxiliary_states": list(aux),
+        "n_outputs": count,
+        "has_train": needs,
+        "has_grad": has_grad,
+        "grad_init": 0,
+        "skip_compare": list(case.get("skip", ())),
+    }
+    return about | ({"note": case["note"]} if "note" in case else {}), arrays
+
+
+def main(names: list[str]) -> None:
+    """Record the tables of these names."""
+    import mxnet as mx
+
+    sys.path.insert(0, str(HERE))
+    for name in names:
+        cases = importlib.import_module(f"cases.{name}").CASES
+        found: list[dict[str, Any]] = []
+        stored: dict[str, np.ndarray] = {}
+        for number, case in enumerate(cases):
+            try:
+                about, arrays = record(mx, number, case)
+            except Exception as error:
+                raise SystemExit(f"{name}: case {number} ({case['op']}, {case.get('attrs')}): {error}") from error
+            found.append(about)
+            stored.update({f"{about['id']}/{key}": value for key, value in arrays.items()})
+        np.savez_compressed(HERE / "golden" / "ops" / f"{name}.npz", **stored)
+        (HERE / "golden" / "ops" / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        print(name, len(found), "cases")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    main(sys.argv[1:])
