@@ -1,7 +1,7 @@
 """Records operator cases by running MXNet 1.9.1 itself: `python tests/record_golden.py NAME [NAME ...]`.
 
-Runs in an environment of its own (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0.  Reads the
-table CASES of tests/cases/NAME.py and writes tests/golden/ops/NAME.npz and NAME.json in the layout of `golden_ops`, so that
+Runs in an environment of its own (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0.  Reads
+the table CASES of tests/cases/NAME.py and writes tests/golden/ops/NAME.npz and NAME.json in the layout of `golden_ops`, so that
 
     @pytest.mark.parametrize(("case", "arrays"), load_cases("NAME"), ids=case_id)
     def test_recorded_case(case, arrays): run_case(case, arrays)
