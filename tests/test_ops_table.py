@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jfit.ops.__main__ import counts, load_all, markdown, plain, table
-from jfit.ops.registry import REGISTRY
+from jfit.ops.__main__ import counts, load_all, markdown, names, plain, table
+from jfit.ops.registry import ALIASES, REGISTRY, OutOfScope, lookup
+from jfit.ops.scope import REASONS, out_of_scope
 
 ROOT = Path(__file__).parents[1]
 load_all()
@@ -25,6 +26,22 @@ def test_every_operator_has_a_row_and_a_sentence():
 def test_names_differ_from_each_other():
     names = [n for op in REGISTRY.values() for n in (op.name, *op.aliases)]
     assert len(names) == len(set(names))
+
+
+def test_every_name_of_the_registry_is_supported_or_out_of_scope_for_a_reason():
+    registry = (Path(__file__).parent / "golden" / "registry_names.txt").read_text().split()
+    assert [n for n in registry if n not in ALIASES and n not in out_of_scope()] == []
+    assert [n for n in out_of_scope() if n in ALIASES or n not in registry] == []
+    assert set(out_of_scope().values()) <= set(REASONS)
+    assert dict(names()).keys() >= set(registry)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("sgd_update", "jfit.optim"), ("_backward_Activation", "differentiates"), ("_npi_add", "NumPy")]
+)
+def test_an_operator_out_of_scope_says_why(name, reason):
+    with pytest.raises(OutOfScope, match=f"{name}.*out of scope.*{reason}"):
+        lookup(name)
 
 
 def test_plain_table_shows_attributes_with_defaults():

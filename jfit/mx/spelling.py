@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from jfit.ops import ALIASES, nearest
+from jfit.ops.scope import why_not
 
 # name -> (operator of two arrays with broadcasting, of an array and a number, of a number and an array)
 PAIRS: dict[str, tuple[str, str, str]] = {
@@ -61,6 +62,9 @@ def find(where: str, prefixes: Sequence[str], name: str, make: Callable[[str], A
     for prefix in prefixes:
         if prefix + name in ALIASES and not name.startswith("__"):
             return make(prefix + name)
+    reason = next(filter(None, (why_not(prefix + name) for prefix in prefixes)), None)
+    if reason is not None:
+        raise AttributeError(f"{where}: MXNet's operator {name!r} is out of scope: {reason}.")
     near = nearest(name, [a[len(p) :] for p in prefixes for a in ALIASES if a.startswith(p)])
     raise AttributeError(f"{where} has no operator {name!r}" + (f"; the nearest names are {near}" if near else ""))
 

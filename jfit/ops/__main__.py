@@ -1,4 +1,7 @@
-"""The operator table, generated from the records: `python -m jfit.ops`, or `python -m jfit.ops --markdown`."""
+"""The operator table, generated from the records: `python -m jfit.ops`, or `python -m jfit.ops --markdown`.
+
+It lists the records, then every name of MXNet 1.9.1's registry: which record answers to it, or why none does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from collections import Counter
 
 import jfit.ops
 from jfit.ops.attributes import REQUIRED, Attrs
-from jfit.ops.registry import REGISTRY, Op
+from jfit.ops.registry import ALIASES, REGISTRY, Op
+from jfit.ops.scope import REASONS, out_of_scope
 
 COLUMNS = ("operator", "family", "inputs", "attributes", "aliases", "kind", "what it computes")
 
@@ -61,7 +65,24 @@ def counts() -> str:
     families = Counter(op.family for op in REGISTRY.values())
     names = sum(1 + len(op.aliases) for op in REGISTRY.values())
     parts = ", ".join(f"{n} {family}" for family, n in sorted(families.items()))
-    return f"{len(REGISTRY)} operators under {names} names: {parts}."
+    left = Counter(out_of_scope().values())
+    left_out = ", ".join(f"{n} {heading}" for heading, n in sorted(left.items()))
+    return (
+        f"{len(REGISTRY)} operators under {names} names: {parts}.\n{left.total()} names of MXNet are out of scope: {left_out}."
+    )
+
+
+def names() -> list[tuple[str, str]]:
+    """Every name: (name, the record that answers to it or why none does), in alphabetical order.
+
+    Example:
+        >>> load_all()
+        >>> dict(names())["stop_gradient"]
+        'supported: BlockGrad'
+    """
+    found = {name: f"supported: {record}" for name, record in ALIASES.items()}
+    found |= {name: f"out of scope ({heading})" for name, heading in out_of_scope().items()}
+    return sorted(found.items(), key=lambda item: (item[0].lower(), item[0]))
 
 
 def markdown() -> str:
@@ -72,7 +93,10 @@ def markdown() -> str:
 
     rows = [(f"`{name}`", *rest[:1], *(_code(c) for c in rest[1:4]), *rest[4:]) for name, *rest in table()]
     head = f"# Operators\n\nMade by `python -m jfit.ops --markdown > docs/operators.md`; do not edit by hand.\n\n{counts()}\n\n"
-    return head + "\n".join([line(COLUMNS), line(("---",) * len(COLUMNS)), *map(line, rows)]) + "\n"
+    records = "\n".join([line(COLUMNS), line(("---",) * len(COLUMNS)), *map(line, rows)])
+    why = "\n".join(f"- **{heading}**: {reason}." for heading, reason in REASONS.items() if heading in out_of_scope().values())
+    every = "\n".join(["| name | state |", "| --- | --- |", *(f"| `{name}` | {state} |" for name, state in names())])
+    return f"{head}{records}\n\n## Every name\n\nWhy a name is out of scope:\n\n{why}\n\n{every}\n"
 
 
 def _code(cell: str) -> str:
@@ -84,7 +108,8 @@ def plain() -> str:
     parts = []
     for name, family, inputs, attributes, aliases, kind, doc in table():
         parts.append(f"{name}  [{family}, {kind}]  {doc}\n    inputs: {inputs}; attributes: {attributes}; aliases: {aliases}")
-    return "\n".join([*parts, counts()]) + "\n"
+    every = [f"{name}: {state}" for name, state in names()]
+    return "\n".join([*parts, "", *every, "", counts()]) + "\n"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 
 from jfit.ops.attributes import REQUIRED, Attr, Attrs
 from jfit.ops.rows import RowsRule, elementwise_rows
+from jfit.ops.scope import why_not
 
 Shape = tuple[int, ...]
 MaybeShape = Shape | None  # None: unknown rank; 0 within a shape: unknown size
@@ -39,6 +40,10 @@ HEAD_KINDS = ("plain", "head", "loss")
 
 class UnknownOperator(ValueError):
     """No operator of that name is registered; the message lists the nearest names."""
+
+
+class OutOfScope(UnknownOperator):
+    """MXNet has an operator of that name, jfit leaves it out on purpose; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +164,14 @@ def lookup(name: str) -> Op:
 
     Raises:
         UnknownOperator: no such name; the message lists the nearest ones.
+        OutOfScope: the name is one of MXNet's that jfit leaves out; the message says why.
     """
     try:
         return REGISTRY[ALIASES[name]]
     except KeyError:
+        reason = why_not(name)
+        if reason is not None:
+            raise OutOfScope(f"operator {name!r} of MXNet is out of scope: {reason}.") from None
         near = nearest(name, ALIASES)
         hint = f"the nearest names are {near}" if near else "python -m jfit.ops lists them all"
         raise UnknownOperator(f"unknown operator {name!r}: {hint}.") from None

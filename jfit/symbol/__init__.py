@@ -10,6 +10,7 @@
 from typing import Any
 
 from jfit.ops import ALIASES, UnknownOperator
+from jfit.ops.scope import why_not
 from jfit.symbol.compose import function, group, known_functions, variable
 from jfit.symbol.graph import GraphError, Symbol
 from jfit.symbol.scopes import AttrScope, NameManager, Prefix
@@ -23,7 +24,7 @@ __all__ = ["AttrScope", "GraphError", "Group", "NameManager", "Prefix", "Symbol"
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__") or (name.startswith("_") and name not in ALIASES):
+    if name.startswith("__") or (name.startswith("_") and name not in ALIASES and why_not(name) is None):
         raise AttributeError(f"module 'jfit.symbol' has no attribute {name!r}")
     try:
         return function(name)
