@@ -95,27 +95,30 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("{", "not valid JSON"),
         (DEEP, "not valid JSON"),
         ("[" + "9" * 5000 + "]", "not valid JSON"),
-        ("[]", "needs an object with the lists 'nodes' and 'heads'"),
-        ('{"nodes": {}, "heads": []}', "needs an object with the lists"),
-        ('{"nodes": [], "heads": []}', "no heads"),
+        ("[]", "top level: needed an object with the lists 'nodes' and 'heads'"),
+        ('{"nodes": {}, "heads": []}', "needed an object with the lists"),
+        ('{"nodes": [], "heads": []}', "field 'heads': it is empty"),
         ('{"nodes": [], "heads": [[0, 0]]}', "refers to node 0, but only the 0 earlier"),
         ('{"nodes": [3], "heads": [[0, 0]]}', "node 0: needs an object with the strings 'op' and 'name', found 3"),
-        (broken(put(["nodes", 3, "op"], "Convolutoin")), r"node 3 \('c'\): unknown operator 'Convolutoin'.*'Convolution'"),
+        (
+            broken(put(["nodes", 3, "op"], "Convolutoin")),
+            r"node 3 \('c'\), field 'op': unknown operator 'Convolutoin'.*'Convolution'",
+        ),
         (broken(put(["nodes", 3, "inputs"], [[9, 0, 0]])), r"node 3 \('c'\): refers to node 9, but only the 3 earlier"),
         (broken(put(["nodes", 3, "inputs"], [[3, 0, 0]])), "refers to node 3, but only the 3 earlier"),
         (broken(put(["nodes", 3, "inputs"], [[-1, 0, 0]])), "refers to node -1"),
         (broken(put(["nodes", 3, "inputs"], [[0, 5, 0]])), "refers to output 5 of 'data', which has 1"),
         (broken(put(["nodes", 3, "inputs"], [[True, 0]])), r"an input is \[True, 0\]"),
-        (broken(put(["nodes", 3, "inputs"], "0")), "field 'inputs' needs a list"),
+        (broken(put(["nodes", 3, "inputs"], "0")), r"node 3 \('c'\), field 'inputs': needs a list"),
         (
             broken(put(["nodes", 3, "inputs"], [[0, 0, 0]])),
             r"Convolution needs 3 inputs \(data, weight, bias\), the file has 1",
         ),
-        (broken(put(["nodes", 3, "attrs"], {"kernel": 3})), "field 'attrs' needs an object of strings"),
-        (broken(put(["nodes", 3, "attrs"], [1])), "field 'attrs' needs an object of strings"),
+        (broken(put(["nodes", 3, "attrs"], {"kernel": 3})), r"node 3 \('c'\), field 'attrs': needs an object of strings"),
+        (broken(put(["nodes", 3, "attrs"], [1])), r"node 3 \('c'\), field 'attrs': needs an object of strings"),
         (broken(put(["nodes", 3, "attrs", "kernel"], "(3")), r"attribute kernel is '\(3', needed a tuple of ints"),
         (broken(put(["nodes", 3, "attrs", "num_filter"], "(" * 3000)), "attribute num_filter is"),
-        (broken(put(["heads"], [["0", 0]])), "heads: an input is"),
+        (broken(put(["heads"], [["0", 0]])), "field 'heads': an input is"),
     ],
 )
 def test_a_broken_file_is_refused_by_a_sentence(text, message):
@@ -139,10 +142,10 @@ def test_counts_in_a_file_do_not_decide_how_much_memory_is_taken():
 def test_the_message_names_the_file(tmp_path):
     bad = tmp_path / "bad-symbol.json"
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(GraphError, match=r"bad-symbol\.json: not a symbol\.json file: byte 0"):
+    with pytest.raises(GraphError, match=r"bad-symbol\.json: byte 0: this is no UTF-8 text"):
         sym.load(bad)
     bad.write_text("{}")
-    with pytest.raises(GraphError, match=r"bad-symbol\.json: symbol\.json needs an object"):
+    with pytest.raises(GraphError, match=r"bad-symbol\.json: top level: needed an object"):
         sym.load(bad)
     with pytest.raises(FileNotFoundError):
         sym.load(tmp_path / "none.json")

@@ -10,7 +10,12 @@ from jfit.symbol.graph import HIDDEN_KEYS, Entry, Node, topological
 
 VERSION = 10901  # MXNet 1.9.1
 OLDEST = 800  # files without a version
+LISTED = 900  # since then a file lists every input of a node
 AMP = ("amp_cast", "amp_multicast")
+# Names in files of the years before 0.9.3 that MXNet 1.9.1 no longer reads: operators that moved into `contrib`, and one that
+# became an engine of another.
+RENAMED = {name: f"_contrib_{name}" for name in ("MultiBoxPrior", "MultiBoxTarget", "MultiBoxDetection", "Proposal")}
+RENAMED |= {"CuDNNBatchNorm": "BatchNorm"}
 
 
 class Record(NamedTuple):
