@@ -134,6 +134,13 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(_int(v) if v is not None else None for v in value)  # type: ignore[misc]
 
 
+def _numbers(value: Any) -> tuple[float, ...]:
+    value = _literal(value)
+    if value is None:
+        return ()
+    return tuple(map(_float, value)) if isinstance(value, (tuple, list)) else (_float(value),)
+
+
 def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None or (isinstance(value, str) and value.strip() == "None") else convert(value)
 
@@ -188,6 +195,11 @@ def shape(default: Any = REQUIRED) -> Attr:
 def maybe_shape(default: Any = None) -> Attr:
     """A tuple of ints or None."""
     return Attr(_optional(_shape), default, "a tuple of ints or None")
+
+
+def numbers(default: Any = REQUIRED) -> Attr:
+    """A tuple of floats; one number makes a tuple of one."""
+    return Attr(_numbers, default, "a tuple of numbers")
 
 
 def dtype(default: Any = REQUIRED) -> Attr:
