@@ -101,7 +101,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
             (id(n), 0): raw[id(n)] if id(n) in aux_ids or n.name in names.labels else _cast(n, raw[id(n)], feed)
             for n in variables
         }
-        sizes = _sizes(unsized, heads, raw, variables)
+        sizes = _sizes(unsized, heads, raw, variables, size)
         new_aux = dict(aux)
         base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats)
         for node in operators:
@@ -179,16 +179,18 @@ def _own_values(node: Node, ins: list[Value | None], raw: Mapping[int, Value | N
 
 
 def _sizes(
-    unsized: Sequence[Node], heads: Sequence[Entry], raw: Mapping[int, Value | None], variables: Sequence[Node]
+    unsized: Sequence[Node],
+    heads: Sequence[Entry],
+    raw: Mapping[int, Value | None],
+    variables: Sequence[Node],
+    size: int | None,
 ) -> dict[int, Attrs]:
     """Attributes of constants whose shape the graph leaves open (begin states of unknown batch), filled by inference."""
     if not unsized:
         return {}
     given = {n.name: value.shape for n in variables if (value := raw[id(n)]) is not None}
-    known, _ = infer(Symbol(heads), given)
     found = {}
-    for node in unsized:
-        shape = known.get((id(node), 0))
+    for node, shape in zip(unsized, _inferred(Symbol(heads), unsized, given, size), strict=True):
         if shape is None or 0 in shape:
             raise GraphError(
                 f"{node.name}: shape {node.params['shape']} leaves a size open (0), and the rest of the graph does not "
@@ -196,6 +198,24 @@ def _sizes(
             )
         found[id(node)] = Attrs({**node.params, "shape": shape})
     return found
+
+
+def _inferred(symbol: Symbol, nodes: Sequence[Node], given: Mapping[str, Any], size: Any) -> list[Any]:
+    """Shapes of the nodes' outputs by inference, also where the number of rows is a symbol (an exported program)."""
+
+    def at(rows: int) -> list[Any]:
+        sized = {k: tuple(d if isinstance(d, int) else rows for d in shape) for k, shape in given.items()}
+        known, _ = infer(symbol, sized)
+        return [known.get((id(n), 0)) for n in nodes]
+
+    if size is None or isinstance(size, int):
+        return at(0)  # no size is left open
+    few, many = at(2), at(3)
+    # sizes grow linearly with the rows: d(2) + (rows - 2) (d(3) - d(2))
+    return [
+        None if a is None or b is None else tuple(x if x == y else x + (size - 2) * (y - x) for x, y in zip(a, b, strict=True))
+        for a, b in zip(few, many, strict=True)
+    ]
 
 
 def _absent(node: Node, at: int, ins: Sequence[Value | None], train: bool, inputs: Inputs) -> Value | None:
@@ -279,6 +299,9 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
             f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None
         )
         raise GraphError(f"{node.name}: {op.name} cannot take {given}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # such as a size that an exported program leaves open: say at least where
+        error.add_note(f"node {node.name!r} ({op.name})")
+        raise
 
 
 def _wants_channels_last(op: Op, node: Node, ins: Sequence[Value | None]) -> bool:
