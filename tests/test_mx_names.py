@@ -8,8 +8,8 @@ import jfit.mx as mx
 @pytest.mark.parametrize(
     ("module", "name", "near"),
     [
-        (mx, "viz", "there are 'AttrScope'"),
-        (mx, "rnn", "jfit has no 'rnn' here, or not yet"),
+        (mx, "vis", "nearest names are 'viz'"),
+        (mx, "recordio", "jfit has no 'recordio' here, or not yet"),
         (mx, "modul", "nearest names are 'module'"),
         (mx.optimizer, "Ftrl", "or not yet"),
         (mx.optimizer, "Adamw", "'AdamW'"),

@@ -289,12 +289,3 @@ def test_two_thousand_nodes_are_lowered_and_run():
     model = jfit.lower(chain(2_000))
     (out,), _ = jax.jit(lambda x: model.apply({}, {}, {"data": x}))(jnp.arange(-2.0, 2.0))
     np.testing.assert_array_equal(out, [0, 0, 0, 1])
-
-
-def test_summary_and_drawing_name_every_node():
-    net = sym.SoftmaxOutput(sym.FullyConnected(V("data"), num_hidden=3, name="fc"), name="softmax")
-    assert "total parameters: 18" in net.summary(data=(2, 5))
-    text = net.mermaid(data=(2, 5))
-    assert "fc<br/>FullyConnected num_hidden 3" in text and "|2x5|" in text
-    pytest.importorskip("graphviz")
-    assert "FullyConnected" in net.graphviz(data=(2, 5)).source

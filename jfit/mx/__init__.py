@@ -31,8 +31,10 @@ from jfit.mx import (
     nd,
     optimizer,
     random,
+    rnn,
     symbol,
     util,
+    visualization,
 )
 from jfit.mx.attribute import AttrScope
 from jfit.mx.base import MXNetError
@@ -47,6 +49,7 @@ mon = monitor
 ndarray = nd
 sym = symbol
 rnd = random
+viz = visualization
 __version__ = "1.9.1"  # the MXNet whose names these are
 
 __all__ = [
@@ -83,10 +86,13 @@ __all__ = [
     "optimizer",
     "random",
     "rnd",
+    "rnn",
     "sym",
     "symbol",
     "tpu",
     "util",
+    "visualization",
+    "viz",
 ]
 
 

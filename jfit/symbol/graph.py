@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jfit.ops import Op, nearest
 from jfit.ops.attributes import Attrs
 from jfit.symbol.arithmetic import Arithmetic
+from jfit.symbol.views import Views
 
 # User attributes that MXNet stores with underscores and shows without them too.
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
@@ -126,7 +127,7 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
     return tuple(moved(e) for e in heads)
 
 
-class Symbol(Arithmetic):
+class Symbol(Arithmetic, Views):
     """A network, or part of one: a tuple of outputs of an immutable graph.
 
     Example:
@@ -304,7 +305,7 @@ class Symbol(Arithmetic):
         op = function(key, type(self))
         return lambda *args, **kwargs: op(self, *args, **kwargs)
 
-    # -------------------------------------------------------------------------------- inference, files, drawing
+    # -------------------------------------------------------------------------------- inference, files
     def infer_shape(self, *args: Any, **kwargs: Any):
         """(argument shapes, output shapes, auxiliary shapes) from known input shapes; see `jfit.symbol.infer`."""
         from jfit.symbol.infer import infer_shape
@@ -339,24 +340,6 @@ class Symbol(Arithmetic):
         from jfit.symbol.serial import from_json
 
         return from_json, (self.tojson(remove_amp_cast=False), type(self))
-
-    def summary(self, **shapes: Sequence[int]) -> str:
-        """A table of the nodes: name, operator, output shape, number of parameters."""
-        from jfit.symbol.draw import summary
-
-        return summary(self, shapes)
-
-    def mermaid(self, **shapes: Sequence[int]) -> str:
-        """The graph as mermaid flowchart text."""
-        from jfit.symbol.draw import mermaid
-
-        return mermaid(self, shapes)
-
-    def graphviz(self, **shapes: Sequence[int]):
-        """The graph as a `graphviz.Digraph` (needs the graphviz package)."""
-        from jfit.symbol.draw import graphviz
-
-        return graphviz(self, shapes)
 
 
 def _shown(attrs: Mapping[str, str]) -> dict[str, str]:

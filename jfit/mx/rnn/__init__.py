@@ -1,0 +1,1 @@
+"""`mx.rnn`: recurrent cells that compose symbols."""
