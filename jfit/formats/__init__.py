@@ -3,7 +3,7 @@
 from jfit.formats.atomic import FormatError, atomic_dir, atomic_write, sweep, trash
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.mxnet_states import States, dump_states, load_states
-from jfit.formats.sparse import SparseArray
+from jfit.formats.sparse import SparseArray, bounded_dense
 from jfit.formats.tensors import load_tensors, save_tensors, write_tensors
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "States",
     "atomic_dir",
     "atomic_write",
+    "bounded_dense",
     "dump_states",
     "load_arrays",
     "load_states",
