@@ -21,7 +21,7 @@ Each stage is usable without the ones below it.
 1.0
 """
 
-from jfit import callbacks, checkpoint, counters, data, init, metrics, ops, optim, parallel, totals
+from jfit import callbacks, checkpoint, counters, data, export, init, metrics, ops, optim, parallel, totals
 from jfit import symbol as sym
 from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
@@ -73,6 +73,7 @@ __all__ = [
     "data",
     "data_parallel",
     "eval_step",
+    "export",
     "fit",
     "gpu",
     "init",

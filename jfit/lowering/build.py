@@ -71,10 +71,16 @@ def lower(
         plan=_make_plan(Symbol(heads), params, aux, names, apply),
         batch_axes=names.axes,
         frozen=frozenset(_fixed_gammas(operators)),
-        traits=frozenset({"convolution"} if any(n.op.family == "conv" for n in operators if n.op) else ()),
+        traits=_traits(operators),
         optional=frozenset(states),
         symbol=symbol,
     )
+
+
+def _traits(operators: Sequence[Node]) -> frozenset[str]:
+    ops = [n.op for n in operators if n.op]
+    found = {"convolution": any(op.family == "conv" for op in ops), "draws": any(op.needs_rng for op in ops)}
+    return frozenset(name for name, there in found.items() if there)
 
 
 def _captured(symbol: Symbol, pattern: str) -> tuple[Entry, ...]:
@@ -215,7 +221,8 @@ def _make_init(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Nod
 
 def _variable_specs(symbol: Symbol, wanted: Mapping[str, Node], specs: Specs) -> dict[str, jax.ShapeDtypeStruct]:
     variables = {n.name for n in symbol.nodes() if n.op is None}
-    known = {k: s.shape for k, s in specs.items() if k in variables}
+    # parameters have the same shapes for any number of rows, which an exported program may leave open
+    known = {k: tuple(d if isinstance(d, int) else 2 for d in s.shape) for k, s in specs.items() if k in variables}
     floats = {k: s.dtype for k, s in specs.items() if k in variables and jnp.issubdtype(s.dtype, jnp.floating)}
     shapes, dtypes = infer(symbol, known, floats)
     found = {}

@@ -18,7 +18,7 @@ from jfit.ops.attributes import Attrs, choice, flag, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
-from jfit.ops.rules import accumulating, batch_rows, label_types, size_of, unmixed_rows
+from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_types, size_of, unmixed_rows
 
 TINY = 1e-30  # below the smallest probability worth a logarithm
 
@@ -145,7 +145,7 @@ def _denominator(attrs: Attrs, ids: Array, valid: Array, mask: Array | None) -> 
     if attrs.normalization == "batch":
         rows = ids.shape[0] if attrs.multi_output else ids.size
         if mask is None:
-            return float(max(rows, 1))
+            return at_least_one(rows)
         return jnp.maximum(jnp.sum(jnp.broadcast_to(mask, ids.shape)) * (rows / max(ids.size, 1)), 1)
     return jnp.maximum(jnp.sum(valid if mask is None else valid & mask), 1)
 

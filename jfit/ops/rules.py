@@ -187,3 +187,13 @@ def positive(axis: int, ndim: int, what: str = "axis") -> int:
 def argument_names(attrs: Attrs) -> tuple[str, ...]:
     """Input names of operators with any number of inputs: arg0, arg1, ..."""
     return tuple(f"arg{i}" for i in range(attrs.num_args))
+
+
+def at_least_one(size: Any) -> Any:
+    """max(size, 1) as a number to divide by; an array where an exported program leaves the size open.
+
+    Example:
+        >>> at_least_one(0)
+        1.0
+    """
+    return float(max(size, 1)) if isinstance(size, int) else jnp.asarray(jnp.maximum(size, 1), jnp.float32)

@@ -129,7 +129,7 @@ def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, key: 
     moved = moved if how.sync_batch_stats else rested
     losses = loss_sums(model, values, inputs, weight, plan.rows)
     stats = metric_stats(how.metrics, *head_arguments(model, values, inputs, metric_weight, plan.rows))
-    count = jnp.sum(weight) if weight is not None else jnp.float32(len(row_ids))
+    count = jnp.sum(weight) if weight is not None else jnp.asarray(row_ids.shape[0], jnp.float32)
     shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
     return gradients, moved, Sums(count, shared, losses is not None, values if how.keep_outputs else None)
 
