@@ -37,7 +37,7 @@ class Scorer:
     ) -> None:
         self.model, self.metrics, self.devices, self.batch_size = model, tuple(metrics), devices, batch_size
         self.step = eval_step(model, metrics=self.metrics, policy=policy)
-        self._program = compile_spmd(self.step, devices, (None, None, None, 0), None, donate=(2,), name="eval")
+        self._program = compile_spmd(self.step, devices, (None, None, None, 0, None), None, donate=(2,), name="eval")
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, float]:
         """Loss and metrics over all rows; one read at the end."""
@@ -47,8 +47,9 @@ class Scorer:
         """The sums of the pass, still on the devices."""
         totals = place(zero_totals(self.metrics), self.devices)
         window: deque[Any] = deque()
-        for batch, _ in _batches(self.model, data, self.batch_size, len(self.devices), epoch, weights=True):
-            totals = self._program(state.params, state.aux, totals, batch)
+        batches = _batches(self.model, data, self.batch_size, len(self.devices), epoch, weights=True)
+        for number, (batch, _) in enumerate(batches):
+            totals = self._program(state.params, state.aux, totals, batch, np.int32(number))
             window.append(batch)
             if len(window) == 2 * IN_FLIGHT:
                 counters.wait(totals.loss)  # sync: bounds the batches in flight
@@ -96,7 +97,7 @@ class ResidentScorer:
             axes = self.scorer.model.batch_axes
             inputs = {k: jax.numpy.moveaxis(take(v), 0, axes.get(k, 0)) for k, v in pack["arrays"].items()}
             weight = pack["weight"][first + j]
-            return self.scorer.step(params, aux, totals, Batch(inputs, weight, weight), axis_name=axis_name)
+            return self.scorer.step(params, aux, totals, Batch(inputs, weight, weight), first + j, axis_name=axis_name)
 
         return one(0, totals) if self._one else lax.fori_loop(0, count, one, totals)
 
@@ -117,7 +118,7 @@ class Predictor:
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
         self.model, self.devices, self.batch_size = model, devices, batch_size
         step = predict_step(model, policy=policy)
-        self._program = compile_spmd(step, devices, (None, None, 0), 0, name="predict")
+        self._program = compile_spmd(step, devices, (None, None, 0, None), 0, name="predict")
         self._plans: dict[Any, Plan] = {}
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData) -> tuple[np.ndarray, ...]:
@@ -134,8 +135,9 @@ class Predictor:
 
     def _parts(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_Piece]]:
         waiting: deque[tuple[Any, int, Any]] = deque()
-        for batch, count in _batches(self.model, data, self.batch_size, len(self.devices), 0, weights=False):
-            waiting.append((self._program(state.params, state.aux, batch), count, batch))
+        batches = _batches(self.model, data, self.batch_size, len(self.devices), 0, weights=False)
+        for number, (batch, count) in enumerate(batches):
+            waiting.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))
             if len(waiting) == IN_FLIGHT:
                 yield self._pieces(*waiting.popleft())
         while waiting:

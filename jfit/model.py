@@ -107,7 +107,7 @@ class Model(NamedTuple):
         plan: `plan(specs) -> Plan`.
         batch_axes: axis of the batch for inputs where it is not 0.
         frozen: parameters that never learn (gamma of batch norms with fix_gamma).
-        traits: what the loop should know, such as `convolution`.
+        traits: what the loop should know: `convolution`, `draws` (random numbers, in evaluation too where operators say so).
         symbol: the graph it was lowered from, or None.
 
     Example:

@@ -58,15 +58,16 @@ class Ctx:
         weight = self.row_weight(ndim, which)
         return None if weight is None else (weight > 0).astype(jnp.float32)
 
-    def random(self, draw: Callable[[Array, tuple[int, ...]], Array], shape: tuple[int, ...], which: int = 0) -> Array:
+    def random(self, draw: Callable[[Array, tuple[int, ...]], Array], shape: tuple[int, ...], which: int | None = 0) -> Array:
         """`draw(key, shape)` so that each row gets the same numbers on any number of devices.
 
-        Rows draw from fold_in(key, global row); where the rows are unknown the device index is folded in instead.
+        Rows (of input `which`; None: of no input) draw from fold_in(key, global row); where the rows are unknown the device
+        index is folded in instead.
         """
         key = self.key
         if key is None:
-            raise ValueError(f"{self.node}: this operator draws random numbers in training; pass key= to apply")
-        rows: Any = self.rows[which]
+            raise ValueError(f"{self.node}: this operator draws random numbers; pass key= to apply")
+        rows: Any = self.rows[which] if which is not None and which < len(self.rows) else None
         if not isinstance(rows, Rows) or self.row_ids is None:
             return draw(key if self.axis_name is None else jax.random.fold_in(key, lax.axis_index(self.axis_name)), shape)
         rest = (rows.before, rows.after, *shape[: rows.axis], *shape[rows.axis + 1 :])

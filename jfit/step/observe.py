@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -15,7 +16,9 @@ from jfit.totals import Totals, fold, head_arguments, metric_stats
 
 
 def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | str | None = None) -> Callable[..., Totals]:
-    """(params, aux, totals, batch) -> totals with this batch folded in; nothing else changes.
+    """(params, aux, totals, batch, number=0) -> totals with this batch folded in; nothing else changes.
+
+    `number` counts the batches: operators that draw in evaluation too draw other numbers in each, the same in every pass.
 
     Example:
         >>> import jfit, numpy as np
@@ -29,10 +32,10 @@ def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | 
     metrics = tuple(metrics)
     policy = Policy(policy) if isinstance(policy, str) else policy
 
-    def step(params: Params, aux: Aux, totals: Totals, batch: Any, *, axis_name: str | None = None) -> Totals:
+    def step(params: Params, aux: Aux, totals: Totals, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> Totals:
         inputs, _, weight = parts_of(batch)
-        plan = plan_of(model, inputs)
-        values, _ = model.apply(params, aux, inputs, train=False, weight=weight, axis_name=axis_name, policy=policy)
+        plan, key = plan_of(model, inputs), _key(model, number)
+        values, _ = model.apply(params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy)
         losses = loss_sums(model, values, inputs, weight, plan.rows)
         stats = metric_stats(metrics, *head_arguments(model, values, inputs, weight, plan.rows))
         shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
@@ -44,7 +47,9 @@ def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | 
 
 
 def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callable[..., tuple[Array, ...]]:
-    """(params, aux, batch) -> outputs, per row; labels are not needed.
+    """(params, aux, batch, number=0) -> outputs, per row; labels are not needed.
+
+    `number` counts the batches, as in `eval_step`.
 
     Example:
         >>> import jfit, numpy as np
@@ -56,9 +61,14 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
     """
     policy = Policy(policy) if isinstance(policy, str) else policy
 
-    def step(params: Params, aux: Aux, batch: Any, *, axis_name: str | None = None) -> tuple[Array, ...]:
+    def step(params: Params, aux: Aux, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> tuple[Array, ...]:
         inputs, _, _ = parts_of(batch)
         data = {k: v for k, v in inputs.items() if k in model.inputs}
-        return model.apply(params, aux, data, train=False, axis_name=axis_name, policy=policy)[0]
+        return model.apply(params, aux, data, key=_key(model, number), train=False, axis_name=axis_name, policy=policy)[0]
 
     return step
+
+
+def _key(model: Model, number: Any) -> Array | None:
+    """The key of one batch for models that draw random numbers; the others get none, it would say that they train."""
+    return jax.random.fold_in(jax.random.key(0), number) if "draws" in model.traits else None
