@@ -35,8 +35,8 @@ def record(mx: Any, number: int, case: dict[str, Any]) -> tuple[dict[str, Any], 
     req = {n: case.get("req", {}).get(n, "write" if a.dtype.kind == "f" else "null") for n, a in inputs.items()}
     attrs = {k: str(v) for k, v in case.get("attrs", {}).items()}
     make = getattr(mx.sym, op, None) or getattr(mx.sym.contrib, op.replace("_contrib_", ""), None) or getattr(mx.sym._internal, op)
-    variables = [mx.sym.Variable(n) for n in (*inputs, *aux)]
-    symbol = make(*variables, name="op0", **case.get("attrs", {}))
+    states = {n: mx.sym.Variable(n) for n in aux}  # by name: some operators do not list them among their inputs
+    symbol = make(*map(mx.sym.Variable, inputs), name="op0", **states, **case.get("attrs", {}))
     boxes = {n: mx.nd.array(a, dtype=a.dtype) for n, a in inputs.items()}
     states = {n: mx.nd.array(a, dtype=a.dtype) for n, a in aux.items()}
     arrays = {f"in/{n}": a for n, a in inputs.items()} | {f"aux/{n}": a for n, a in aux.items()}
