@@ -1,26 +1,44 @@
 """The vocabulary: one registered record per operator.  `python -m jfit.ops` prints the table."""
 
 from jfit.ops import (  # noqa: F401  each family registers its records
+    attention,
     binary,
+    boxes,
+    control,
     conv,
+    copies,
     create,
+    decomposition,
+    density,
+    draws,
+    hawkes,
+    histogram,
     indexing,
     linalg,
     loss,
+    multibox,
     nn,
     norm,
+    norm_groups,
     pooling,
+    proposal,
     reduce,
     rnn,
+    sample,
     scalar,
+    scatter,
     shape,
     slicing,
     softmax,
+    sorting,
+    spectral,
+    summary,
+    triangles,
     unary,
 )
 from jfit.ops.attributes import REQUIRED, Attr, Attrs
 from jfit.ops.context import Ctx
-from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, register
+from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, record_for, register
 from jfit.ops.rows import LOST, Rows
 
 __all__ = [
@@ -37,5 +55,6 @@ __all__ = [
     "lookup",
     "nearest",
     "operator",
+    "record_for",
     "register",
 ]

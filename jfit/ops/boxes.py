@@ -1,0 +1,360 @@
+"""Boxes: overlap, encoding against anchors, non-maximum suppression, one-to-one matching.
+
+A box is (left, top, right, bottom) in format `corner`, (x, y, width, height) of its centre in format `center`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, choice, flag, integer, number
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import accumulating, agreed
+
+FORMAT = choice("center", "corner", default="corner")
+
+
+# ------------------------------------------------------------------------------------------ shared with other families
+class Corners(NamedTuple):
+    """Boxes as one array per side: rows of single numbers are what the loops below run fast on."""
+
+    left: Array
+    top: Array
+    right: Array
+    bottom: Array
+
+
+def corners(boxes: Array, form: str = "corner") -> Corners:
+    """Boxes (..., 4) as their sides, each (...)."""
+    first, second, third, fourth = (boxes[..., k] for k in range(4))
+    if form == "corner":
+        return Corners(first, second, third, fourth)
+    return Corners(first - third / 2, second - fourth / 2, first + third / 2, second + fourth / 2)
+
+
+def survivors(suppresses: Callable[[Array], Array], alive: Array, limit: int) -> Array:
+    """Greedy suppression of candidates in order of rank: whoever is reached alive stays and removes others behind it.
+
+    Each step handles one survivor of every image and needs memory for one row of overlaps only.
+
+    Args:
+        suppresses: rank of one candidate per image (images, 1) -> which candidates it would remove (images, candidates).
+        alive: which candidates take part, (images, candidates) bool, best first.
+        limit: how many may stay in each image.
+
+    Returns:
+        Which candidates stay, (images, candidates) bool.
+    """
+    count = alive.shape[1]
+    ranks = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], alive.shape)
+
+    def following(alive: Array, now: Array) -> Array:
+        return jnp.min(jnp.where(alive & (ranks > now), ranks, count), axis=1, keepdims=True)
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        now, _, steps = carry
+        return (steps < limit) & jnp.any(now < count)
+
+    def visit(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        now, alive, steps = carry
+        removed = suppresses(jnp.minimum(now, count - 1)) & (ranks > now)
+        alive = alive & ~removed
+        return following(alive, now), alive, steps + 1
+
+    start = jnp.full((alive.shape[0], 1), -1, jnp.int32)
+    now, alive, _ = lax.while_loop(unfinished, visit, (following(alive, start), alive, jnp.int32(0)))
+    return alive & (ranks < now)
+
+
+def matched(scores: Array, allowed: Array, above: float, limit: int) -> Array:
+    """Greedy one-to-one matching: again and again the best free pair, the first one of equal pairs.
+
+    Args:
+        scores: (images, first, second).
+        allowed: which of the second may be matched, (images, second) bool.
+        above: a pair must score more than this.
+        limit: how many pairs at most in each image.
+
+    Returns:
+        The partner of each of the first, -1 where it has none, (images, first) int32.
+    """
+    images, first, second = scores.shape
+    places = jnp.arange(first * second, dtype=jnp.int32).reshape(1, first, second)
+
+    def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        partner, free, steps, _ = carry
+        open_pair = (partner < 0)[:, :, None] & free[:, None, :] & (scores > above)
+        best = jnp.max(jnp.where(open_pair, scores, -jnp.inf), axis=(1, 2), keepdims=True)
+        place = jnp.min(jnp.where(open_pair & (scores == best), places, first * second), axis=(1, 2))[:, None]
+        found = place < first * second
+        here = found & (jnp.arange(first, dtype=jnp.int32)[None] == place // second)
+        there = found & (jnp.arange(second, dtype=jnp.int32)[None] == place % second)
+        return jnp.where(here, place % second, partner), free & ~there, steps + 1, jnp.any(found)
+
+    start = (jnp.full((images, first), -1, jnp.int32), allowed, jnp.int32(0), jnp.any(allowed))
+    return lax.while_loop(lambda carry: (carry[2] < limit) & carry[3], step, start)[0]
+
+
+def batch_or_lost(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
+    """Rows of all inputs are on axis 0 and stay there; anything else is LOST."""
+    found = agreed(rows)
+    if not isinstance(found, Rows):
+        return [found] * len(outs)
+    size = found.before * found.size * found.after
+    return [found if found.axis == 0 and o[:1] == (size,) else LOST for o in outs]
+
+
+def need_last(op: str, what: str, shape: tuple[int, ...], count: int, axes: int = 2) -> None:
+    """Raise a sentence unless the last axis has `count` entries and there are at least `axes` axes."""
+    if len(shape) < axes or shape[-1] != count:
+        raise ValueError(
+            f"{op}: {what} has shape {shape}, needed at least {axes} axes with {count} entries on the last one; reshape {what}"
+        )
+
+
+# ------------------------------------------------------------------------------------------ overlap and encoding
+def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
+    lhs, rhs = rows
+    if isinstance(rhs, Rows):
+        rhs = rhs._replace(axis=rhs.axis + len(shapes[0]) - 1) if rhs.axis < len(shapes[1]) - 1 else LOST
+    if isinstance(lhs, Rows) and lhs.axis == len(shapes[0]) - 1:
+        lhs = LOST
+    return [agreed([lhs, rhs])]
+
+
+@operator("_contrib_box_iou", inputs=("lhs", "rhs"), attrs={"format": FORMAT}, rows=_iou_rows)
+def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
+    """y[i, j] = |lhs[i] ∩ rhs[j]| / |lhs[i] ∪ rhs[j]|, 0 where they are apart; its gradient is 0."""
+    need_last("box_iou", "lhs", lhs.shape, 4)
+    need_last("box_iou", "rhs", rhs.shape, 4)
+    wide = accumulating(lhs.dtype)
+    one = corners(lax.stop_gradient(lhs).astype(wide).reshape(-1, 1, 4), attrs.format)
+    two = corners(lax.stop_gradient(rhs).astype(wide).reshape(1, -1, 4), attrs.format)
+    shared = _shared(one, two)
+    union = _area(one) + _area(two) - shared
+    ratio = jnp.where(shared > 0, shared / jnp.where(shared > 0, union, 1), 0)
+    return ratio.astype(lhs.dtype).reshape(lhs.shape[:-1] + rhs.shape[:-1])
+
+
+def _shared(one: Corners, two: Corners) -> Array:
+    """The area that boxes have in common."""
+    width = jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left)
+    height = jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top)
+    return jnp.maximum(width, 0) * jnp.maximum(height, 0)
+
+
+def _area(box: Corners) -> Array:
+    """The area of boxes; 0 of one that is turned inside out."""
+    width, height = box.right - box.left, box.bottom - box.top
+    return jnp.where((width < 0) | (height < 0), 0, width * height)
+
+
+def _centred(boxes: Array) -> tuple[Array, Array]:
+    """Centre and size of corner boxes, each (..., 2)."""
+    size = boxes[..., 2:] - boxes[..., :2]
+    return boxes[..., :2] + size * 0.5, size
+
+
+@operator(
+    "_contrib_box_encode",
+    inputs=("samples", "matches", "anchors", "refs", "means", "stds"),
+    outputs=("output0", "output1"),
+    rows=batch_or_lost,
+)
+def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
+    """y = (((x', y') - (x, y)) / (w, h), log((w', h') / (w, h)) less means) / stds where sample > 0.5, else 0; gradient 0.
+
+    The primed box is the one of `refs` that `matches` names; the second output is 1 where the first one counts.
+    """
+    need_last("box_encode", "anchors", anchors.shape, 4, 3)
+    need_last("box_encode", "refs", refs.shape, 4, 3)
+    dtype, wide = samples.dtype, accumulating(samples.dtype)
+    values = lax.stop_gradient((anchors.astype(wide), refs.astype(wide), means.astype(wide), stds.astype(wide)))
+    anchors, refs, means, stds = values
+    chosen = jnp.clip(matches.astype(jnp.int32), 0, refs.shape[1] - 1)[:, :, None]  # (batch, anchors, 1)
+    target = jnp.take_along_axis(refs, chosen, axis=1)
+    (centre, size), (goal, goal_size) = _centred(anchors), _centred(target)
+    valid = jnp.broadcast_to((samples > 0.5)[:, :, None], target.shape)
+    raw = jnp.concatenate([(goal - centre) / size, jnp.log(goal_size / size)], axis=2)
+    code = (raw - means.reshape(1, 1, 4)) / stds.reshape(1, 1, 4)
+    return jnp.where(valid, code, 0).astype(dtype), valid.astype(dtype)
+
+
+@operator(
+    "_contrib_box_decode",
+    inputs=("data", "anchors"),
+    attrs={
+        "std0": number(1.0),
+        "std1": number(1.0),
+        "std2": number(1.0),
+        "std3": number(1.0),
+        "clip": number(-1.0),
+        "format": choice("center", "corner", default="center"),
+    },
+    rows=batch_or_lost,
+)
+def box_decode(ctx, attrs, data, anchors):
+    """y = corners of the box at (x, y) + std · d₀₁ (w, h) of size (w, h) eᵐⁱⁿ⁽ˢᵗᵈ ᵈ²³, ᶜˡⁱᵖ⁾; its gradient is 0."""
+    need_last("box_decode", "data", data.shape, 4, 3)
+    need_last("box_decode", "anchors", anchors.shape, 4, 3)
+    wide = accumulating(data.dtype)
+    code, boxes = lax.stop_gradient((data.astype(wide), anchors.astype(wide)))
+    boxes = jnp.broadcast_to(boxes, data.shape)
+    centre, size = _centred(boxes) if attrs.format == "corner" else (boxes[..., :2], boxes[..., 2:])
+    scale = jnp.asarray([attrs.std0, attrs.std1, attrs.std2, attrs.std3], wide).reshape(1, 1, 4)
+    code = code * scale
+    middle = code[..., :2] * size + centre
+    grown = code[..., 2:] if attrs.clip <= 0 else jnp.minimum(code[..., 2:], attrs.clip)
+    half = jnp.exp(grown) * size * 0.5
+    return jnp.concatenate([middle - half, middle + half], axis=-1).astype(data.dtype)
+
+
+# ------------------------------------------------------------------------------------------ box_nms
+def _beside_boxes(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
+    """Boxes of an image are mixed; the axes before them are not."""
+    first = rows[0]
+    mixed = isinstance(first, Rows) and first.axis >= len(shapes[0]) - 2
+    return [LOST if mixed else first] * len(outs)
+
+
+def _check_nms(attrs: Attrs, shape: tuple[int, ...]) -> None:
+    width, start = shape[-1] if shape else 0, attrs.coord_start
+    if len(shape) < 2 or width < 5 + (attrs.id_index >= 0):
+        raise ValueError(
+            f"box_nms: data has shape {shape}, needed (..., boxes, entries) with a score, four coordinates"
+            f"{' and a class' if attrs.id_index >= 0 else ''} for each box; reshape data or change id_index"
+        )
+    places = [attrs.score_index, *([attrs.id_index] if attrs.id_index >= 0 else [])]
+    taken = range(start, start + 4)
+    if start < 0 or start + 4 > width or len({*places, *taken}) != len(places) + 4 or not all(0 <= p < width for p in places):
+        raise ValueError(
+            f"box_nms: score_index {attrs.score_index}, id_index {attrs.id_index} and coordinates from {start} on must be "
+            f"different entries of the {width} of each box; change the indices"
+        )
+
+
+def _nms_order(attrs: Attrs, data: Array) -> Array:
+    """Which box comes out at each place, -1 where none does; data (images, boxes, entries)."""
+    score, start = data[:, :, attrs.score_index], attrs.coord_start
+    valid = score > attrs.valid_thresh
+    if attrs.id_index >= 0 and attrs.background_id >= 0:
+        valid &= data[:, :, attrs.id_index].astype(jnp.int32) != attrs.background_id
+    order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: the first of equal scores goes first
+    ranked = jnp.take_along_axis(data, order[:, :, None], axis=1).astype(accumulating(data.dtype))
+    boxes = corners(ranked[:, :, start : start + 4], attrs.in_format)
+    sizes = _area(boxes)
+    ids = ranked[:, :, attrs.id_index].astype(jnp.int32)
+    by_class = attrs.id_index >= 0 and not attrs.force_suppress
+
+    def suppresses(at: Array) -> Array:
+        pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
+        shared = _shared(Corners(*map(pick, boxes)), boxes)
+        hit = shared / (pick(sizes) + sizes - shared) > attrs.overlap_thresh
+        return hit & (pick(ids) == ids) if by_class else hit
+
+    count = data.shape[1]
+    first = count if attrs.topk < 0 else min(count, attrs.topk)
+    alive = jnp.take_along_axis(valid, order, axis=1) & (jnp.arange(count) < first)[None]
+    kept = survivors(suppresses, alive, count)
+    places = jnp.argsort(~kept, axis=1)
+    return jnp.where(jnp.take_along_axis(kept, places, axis=1), jnp.take_along_axis(order, places, axis=1), -1)
+
+
+def _reformed(attrs: Attrs, data: Array) -> Array:
+    """Coordinates in the format that is wanted; boxes whose first coordinate is negative stay as they are, as in MXNet."""
+    if attrs.in_format == attrs.out_format:
+        return data
+    start = attrs.coord_start
+    box = data[:, :, start : start + 4]
+    if attrs.out_format == "center":
+        moved = jnp.concatenate([(box[..., :2] + box[..., 2:]) / 2, box[..., 2:] - box[..., :2]], axis=2)
+    else:
+        moved = jnp.stack(corners(box, "center"), axis=2)
+    moved = jnp.where(box[:, :, :1] < 0, box, moved)
+    return jnp.concatenate([data[:, :, :start], moved, data[:, :, start + 4 :]], axis=2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _suppress(attrs: Attrs, data: Array) -> Array:
+    """Boxes that stay, best first, then rows of -1; the gradient goes back to the boxes they were, format aside."""
+    return _suppress_forward(attrs, data)[0]
+
+
+def _suppress_forward(attrs, data):
+    source = _nms_order(attrs, data)
+    chosen = jnp.take_along_axis(data, jnp.maximum(source, 0)[:, :, None], axis=1)
+    out = jnp.where((source >= 0)[:, :, None], chosen, jnp.asarray(-1, data.dtype))
+    return _reformed(attrs, out), source
+
+
+def _suppress_backward(attrs, source, grad):
+    image = jnp.broadcast_to(jnp.arange(source.shape[0], dtype=jnp.int32)[:, None], source.shape)
+    place = jnp.where(source >= 0, source, source.shape[1])  # out of range: dropped
+    return (jnp.zeros_like(grad).at[image, place].set(grad, mode="drop"),)
+
+
+_suppress.defvjp(_suppress_forward, _suppress_backward)
+
+
+@operator(
+    "_contrib_box_nms",
+    outputs=("output0",),
+    attrs={
+        "overlap_thresh": number(0.5),
+        "valid_thresh": number(0.0),
+        "topk": integer(-1),
+        "coord_start": integer(2),
+        "score_index": integer(1),
+        "id_index": integer(-1),
+        "background_id": integer(-1),
+        "force_suppress": flag(False),
+        "in_format": FORMAT,
+        "out_format": FORMAT,
+    },
+    aliases=("_contrib_box_non_maximum_suppression",),
+    rows=_beside_boxes,
+)
+def box_nms(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = boxes by falling score, without those that overlap a better one (of their class) by more than overlap_thresh.
+
+    Rows of -1 fill the rest.  The gradient of each row goes to the box it came from.
+    """
+    _check_nms(attrs, data.shape)
+    if attrs.topk == 0:
+        return data
+    flat = data.reshape(-1, *data.shape[-2:])
+    return cast(Array, _suppress(attrs, flat)).reshape(data.shape)
+
+
+# ------------------------------------------------------------------------------------------ bipartite_matching
+@operator(
+    "_contrib_bipartite_matching",
+    outputs=("output0", "output1"),
+    attrs={"is_ascend": flag(False), "threshold": number(), "topk": integer(-1)},
+    rows=_beside_boxes,
+)
+def bipartite_matching(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array]:
+    """y = the column of each row and the row of each column, paired greedily by score; -1 without one; gradient 0.
+
+    Only pairs that score more (less, if is_ascend) than threshold count; topk > 0 allows topk + 1 of them, as in MXNet.
+    """
+    if data.ndim < 2:
+        raise ValueError(f"bipartite_matching: data has shape {data.shape}, needed (..., rows, columns); reshape data")
+    rows, columns = data.shape[-2:]
+    flat = lax.stop_gradient(data).reshape(-1, rows, columns).astype(accumulating(data.dtype))
+    sign = -1 if attrs.is_ascend else 1
+    limit = min(rows, columns, attrs.topk + 1 if attrs.topk > 0 else rows)
+    free = jnp.ones((flat.shape[0], columns), bool)
+    column = matched(flat * sign, free, attrs.threshold * sign, limit)
+    pairs = column[:, :, None] == jnp.arange(columns, dtype=jnp.int32)[None, None]  # (images, rows, columns)
+    row = jnp.max(jnp.where(pairs, jnp.arange(rows, dtype=jnp.int32)[None, :, None], -1), axis=1)
+    head = data.shape[:-2]
+    return column.astype(data.dtype).reshape((*head, rows)), row.astype(data.dtype).reshape((*head, columns))

@@ -1,0 +1,246 @@
+"""The single-shot detector (Liu and others, 2016): prior boxes, training targets, detections."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, flag, integer, number, numbers
+from jfit.ops.boxes import Corners, batch_or_lost, corners, matched, survivors
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rows import no_rows
+from jfit.ops.rules import accumulating
+
+VARIANCES = numbers((0.1, 0.1, 0.2, 0.2))
+NEARLY_NOTHING = 1e-6  # a ground truth takes an anchor of its own only if they overlap by more
+
+
+def _four(op: str, attrs: Attrs) -> tuple[float, ...]:
+    if len(attrs.variances) != 4:
+        raise ValueError(f"{op}: variances is {attrs.variances}, needed four numbers (x, y, width, height); change variances")
+    return attrs.variances
+
+
+# ------------------------------------------------------------------------------------------ MultiBoxPrior
+@operator(
+    "_contrib_MultiBoxPrior",
+    attrs={
+        "sizes": numbers((1.0,)),
+        "ratios": numbers((1.0,)),
+        "clip": flag(False),
+        "steps": numbers((-1.0, -1.0)),
+        "offsets": numbers((0.5, 0.5)),
+    },
+    rows=no_rows,
+)
+def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = boxes ((k + offset) · step ± (s √r · height / width, s / √r) / 2) around each place of a map; gradient 0.
+
+    First all sizes with the first ratio, then the first size with the other ratios; (1, places * boxes, 4) in corners.
+    """
+    if data.ndim != 4:
+        raise ValueError(f"MultiBoxPrior: data has shape {data.shape}, needed (batch, channels, height, width); reshape data")
+    if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
+        raise ValueError(
+            f"MultiBoxPrior: sizes {attrs.sizes}, steps {attrs.steps}, offsets {attrs.offsets}; needed at least one size and "
+            "two numbers (y, x) of each of the others"
+        )
+    height, width = data.shape[2:]
+    wide = accumulating(data.dtype)
+    ratios = attrs.ratios or (1.0,)
+    shapes = [(size, ratios[0]) for size in attrs.sizes] + [(attrs.sizes[0], ratio) for ratio in ratios[1:]]
+    half_x = jnp.asarray([size * height / width * math.sqrt(ratio) / 2 for size, ratio in shapes], wide)
+    half_y = jnp.asarray([size / math.sqrt(ratio) / 2 for size, ratio in shapes], wide)
+    step_y, step_x = (step if step > 0 else 1.0 / n for step, n in zip(attrs.steps, (height, width), strict=True))
+    y = (jnp.arange(height, dtype=wide) + attrs.offsets[0]) * step_y
+    x = (jnp.arange(width, dtype=wide) + attrs.offsets[1]) * step_x
+    full = (height, width, len(shapes))
+    x, y, half_x, half_y = (
+        jnp.broadcast_to(part, full) for part in (x[None, :, None], y[:, None, None], half_x[None, None], half_y[None, None])
+    )
+    boxes = jnp.stack([x - half_x, y - half_y, x + half_x, y + half_y], axis=-1).reshape(1, -1, 4)
+    return (jnp.clip(boxes, 0, 1) if attrs.clip else boxes).astype(data.dtype)
+
+
+# ------------------------------------------------------------------------------------------ MultiBoxTarget
+def _overlaps(one: Corners, two: Corners) -> Array:
+    """Intersection over union, 0 where both are empty; boxes turned inside out keep their signed area, as in MXNet."""
+    width = jnp.maximum(jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left), 0)
+    height = jnp.maximum(jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top), 0)
+    shared = width * height
+    first, second = ((box.right - box.left) * (box.bottom - box.top) for box in (one, two))
+    union = first + second - shared
+    return jnp.where(union == 0, 0, shared / jnp.where(union == 0, 1, union))
+
+
+def _mined(attrs: Attrs, positive: Array, best: Array, logits: Array) -> Array:
+    """The anchors whose background looks least likely: ratio times as many as there are positive ones, (batch, anchors)."""
+    top = jnp.max(logits, axis=1, keepdims=True)
+    background = jnp.exp(logits[:, 0] - top[:, 0]) / jnp.sum(jnp.exp(logits - top), axis=1)
+    eligible = ~positive & (best < attrs.negative_mining_thresh)
+    order = jnp.argsort(jnp.where(eligible, background, jnp.inf), axis=1)  # stable: the first of equal ones goes first
+    rank = jnp.argsort(order, axis=1)
+    found = jnp.sum(positive, axis=1, keepdims=True)
+    wanted = jnp.minimum((found.astype(jnp.float32) * attrs.negative_mining_ratio).astype(jnp.int32), positive.shape[1] - found)
+    return eligible & (rank < wanted)
+
+
+def _check_target(anchor: Array, label: Array, cls_pred: Array) -> None:
+    shapes = f"anchor has shape {anchor.shape}, label {label.shape}, cls_pred {cls_pred.shape}"
+    if anchor.ndim != 3 or anchor.shape[0] != 1 or anchor.shape[2] != 4:
+        raise ValueError(f"MultiBoxTarget: {shapes}; needed an anchor of shape (1, anchors, 4), shared by the batch")
+    if label.ndim != 3 or label.shape[1] < 1 or label.shape[2] < 5:
+        raise ValueError(f"MultiBoxTarget: {shapes}; needed a label (batch, objects, 5 or more): class and four corners")
+    if cls_pred.ndim != 3 or cls_pred.shape[2] != anchor.shape[1]:
+        raise ValueError(f"MultiBoxTarget: {shapes}; needed a cls_pred (batch, classes, anchors), one column per anchor")
+
+
+def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> Array:
+    """What a network should predict to move anchors onto goals, (batch, anchors, 4)."""
+    width, height = anchors.right - anchors.left, anchors.bottom - anchors.top
+    goal_width, goal_height = goals.right - goals.left, goals.bottom - goals.top
+    parts = (
+        ((goals.left + goals.right) - (anchors.left + anchors.right)) / 2 / width,
+        ((goals.top + goals.bottom) - (anchors.top + anchors.bottom)) / 2 / height,
+        jnp.log(goal_width / width),
+        jnp.log(goal_height / height),
+    )
+    return jnp.stack([part / variance for part, variance in zip(parts, variances, strict=True)], axis=2)
+
+
+@operator(
+    "_contrib_MultiBoxTarget",
+    inputs=("anchor", "label", "cls_pred"),
+    outputs=("loc_target", "loc_mask", "cls_target"),
+    attrs={
+        "overlap_threshold": number(0.5),
+        "ignore_label": number(-1.0),
+        "negative_mining_ratio": number(-1.0),
+        "negative_mining_thresh": number(0.5),
+        "minimum_negative_samples": integer(0),
+        "variances": VARIANCES,
+    },
+    rows=batch_or_lost,
+)
+def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pred: Array) -> tuple[Array, Array, Array]:
+    """y = for each anchor: offsets to its object / variances, 1 where they count, and class + 1 (0 background); gradient 0.
+
+    Each object takes the free anchor it overlaps most; other anchors join the object they overlap by more than
+    overlap_threshold.  Background are the others, or the hardest of them (negative_mining_ratio > 0); what is left, and
+    every anchor of an image without objects, gets ignore_label.
+    """
+    _check_target(anchor, label, cls_pred)
+    wide = accumulating(anchor.dtype)
+    anchor, label, cls_pred = (lax.stop_gradient(x).astype(wide) for x in (anchor, label, cls_pred))
+    batch, count = label.shape[0], anchor.shape[1]
+    real = jnp.cumprod(label[:, :, 0] != -1, axis=1) > 0  # (batch, objects): the first class -1 ends the list
+    any_real = jnp.any(real, axis=1)[:, None]
+    prior, goals = corners(anchor), corners(label[:, :, 1:5])
+    overlap = _overlaps(Corners(*(side[:, :, None] for side in prior)), Corners(*(side[:, None, :] for side in goals)))
+    overlap = jnp.where(real[:, None, :], overlap, -1.0)  # (batch, anchors, objects)
+    own = matched(overlap, real, NEARLY_NOTHING, label.shape[1])
+    best = jnp.max(overlap, axis=2)
+    near = (own < 0) & (best > attrs.overlap_threshold) & any_real & (attrs.overlap_threshold > 0)
+    positive = (own >= 0) | near
+    if attrs.negative_mining_ratio > 0:
+        negative = _mined(attrs, positive, best, cls_pred) & any_real
+    else:
+        negative = ~positive & any_real
+    partner = jnp.where(own >= 0, own, jnp.argmax(overlap, axis=2).astype(jnp.int32))
+    goal = jnp.take_along_axis(label[:, :, :5], partner[:, :, None], axis=1)  # (batch, anchors, 5)
+    mask = jnp.broadcast_to(positive[:, :, None], (batch, count, 4))
+    offsets = _offsets(prior, corners(goal[:, :, 1:]), _four("MultiBoxTarget", attrs))
+    location = jnp.where(mask, offsets, 0).reshape(batch, -1)
+    classes = jnp.where(positive, goal[:, :, 0] + 1, jnp.where(negative, 0.0, attrs.ignore_label))
+    return tuple(x.astype(anchor.dtype) for x in (location, mask.reshape(batch, -1), classes))  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------------------ MultiBoxDetection
+def _predicted(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
+    """Anchors moved by what the network predicts, (batch, anchors, 4)."""
+    prior = corners(anchor)
+    width, height = prior.right - prior.left, prior.bottom - prior.top
+    v = _four("MultiBoxDetection", attrs)
+    moves = loc_pred.reshape(loc_pred.shape[0], -1, 4)
+    x = moves[:, :, 0] * v[0] * width + (prior.left + prior.right) / 2
+    y = moves[:, :, 1] * v[1] * height + (prior.top + prior.bottom) / 2
+    half_x, half_y = jnp.exp(moves[:, :, 2] * v[2]) * width / 2, jnp.exp(moves[:, :, 3] * v[3]) * height / 2
+    boxes = jnp.stack([x - half_x, y - half_y, x + half_x, y + half_y], axis=2)
+    return jnp.clip(boxes, 0, 1) if attrs.clip else boxes
+
+
+def _unsuppressed(attrs: Attrs, ids: Array, boxes: Array, alive: Array) -> Array:
+    """Which of the ranked detections stay, (batch, anchors)."""
+    sides = corners(boxes)
+
+    def suppresses(at: Array) -> Array:
+        pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
+        overlap = _overlaps(Corners(*map(pick, sides)), sides)
+        hit = overlap >= attrs.nms_threshold
+        return hit if attrs.force_suppress else hit & (pick(ids) == ids)
+
+    return survivors(suppresses, alive, ids.shape[1])
+
+
+def _check_detection(cls_prob: Array, loc_pred: Array, anchor: Array) -> None:
+    shapes = f"cls_prob has shape {cls_prob.shape}, loc_pred {loc_pred.shape}, anchor {anchor.shape}"
+    if cls_prob.ndim != 3 or anchor.ndim != 3 or anchor.shape != (1, cls_prob.shape[2], 4):
+        raise ValueError(
+            f"MultiBoxDetection: {shapes}; needed a cls_prob (batch, classes, anchors) and an anchor (1, anchors, 4)"
+        )
+    if loc_pred.shape != (cls_prob.shape[0], 4 * cls_prob.shape[2]):
+        raise ValueError(f"MultiBoxDetection: {shapes}; needed a loc_pred (batch, 4 * anchors), four offsets per anchor")
+
+
+@operator(
+    "_contrib_MultiBoxDetection",
+    inputs=("cls_prob", "loc_pred", "anchor"),
+    attrs={
+        "clip": flag(True),
+        "threshold": number(0.00999999978),
+        "background_id": integer(0),
+        "nms_threshold": number(0.5),
+        "force_suppress": flag(False),
+        "variances": VARIANCES,
+        "nms_topk": integer(-1),
+    },
+    rows=batch_or_lost,
+)
+def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array, anchor: Array) -> Array:
+    """y = (class, score, left, top, right, bottom) of each anchor, best first; class -1 where suppressed; gradient 0.
+
+    The background is class 0, whatever background_id says, as in MXNet.  Rows of -1 fill the rest.
+    """
+    _check_detection(cls_prob, loc_pred, anchor)
+    dtype, wide = cls_prob.dtype, accumulating(cls_prob.dtype)
+    cls_prob, loc_pred, anchor = (lax.stop_gradient(x).astype(wide) for x in (cls_prob, loc_pred, anchor))
+    batch, classes, count = cls_prob.shape
+    if classes < 2:
+        return jnp.full((batch, count, 6), -1, dtype)
+    score = jnp.max(cls_prob[:, 1:], axis=1)
+    ids = jnp.argmax(cls_prob[:, 1:], axis=1)
+    valid = (score > -1) & ~(score < attrs.threshold)
+    found = jnp.concatenate(
+        [ids.astype(wide)[:, :, None], score[:, :, None], _predicted(attrs, loc_pred, anchor)], axis=2
+    )  # (batch, anchors, 6)
+
+    def arranged(key: Array) -> Array:
+        """Valid detections first, by rising key; stable."""
+        order = jnp.argsort(jnp.where(valid, key, jnp.inf), axis=1)
+        return jnp.take_along_axis(found, order[:, :, None], axis=1)
+
+    present = jnp.arange(count)[None] < jnp.sum(valid, axis=1, keepdims=True)
+    if not 0 < attrs.nms_threshold <= 1:
+        return jnp.where(present[:, :, None], arranged(jnp.zeros_like(score)), -1).astype(dtype)
+    ranked = arranged(-score)
+    first = attrs.nms_topk if attrs.nms_topk > 0 else count
+    alive = present & (jnp.arange(count) < first)[None]
+    kept = _unsuppressed(attrs, ranked[:, :, 0], ranked[:, :, 2:], alive)
+    if first < count:  # MXNet leaves what lies behind the best ones in the order of the anchors
+        ranked = jnp.where((jnp.arange(count) < first)[None, :, None], ranked, arranged(jnp.zeros_like(score)))
+    label = jnp.where(kept[:, :, None], ranked[:, :, :1], -1)
+    return jnp.where(present[:, :, None], jnp.concatenate([label, ranked[:, :, 1:]], axis=2), -1).astype(dtype)

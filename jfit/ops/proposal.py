@@ -1,0 +1,185 @@
+"""Region proposals (Ren and others, 2015): the best boxes of a region proposal network."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, flag, integer, number, numbers
+from jfit.ops.boxes import Corners, corners, survivors
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import accumulating, agreed, known_or
+
+
+def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ...]) -> np.ndarray:
+    """Boxes around the first place of the map, ratio by ratio, scale by scale: (anchors, 4) in pixels, ends included.
+
+    Example:
+        >>> base_anchors(16, (8.0,), (1.0,)).tolist()
+        [[-56.0, -56.0, 71.0, 71.0]]
+    """
+    centre = (stride - 1) / 2
+    boxes = []
+    for ratio in ratios:
+        side = math.floor(math.sqrt(math.floor(stride * stride / ratio)) + 0.5)
+        for scale in scales:
+            half_x, half_y = (side * scale - 1) / 2, (math.floor(side * ratio + 0.5) * scale - 1) / 2
+            boxes.append((centre - half_x, centre - half_y, centre + half_x, centre + half_y))
+    return np.asarray(boxes, np.float32)
+
+
+def _shifted(attrs: Attrs, height: int, width: int) -> Array:
+    """The anchors at every place of the map, (height * width * anchors, 4)."""
+    base = jnp.asarray(base_anchors(attrs.feature_stride, attrs.scales, attrs.ratios))
+    x = jnp.arange(width, dtype=jnp.float32) * attrs.feature_stride
+    y = jnp.arange(height, dtype=jnp.float32) * attrs.feature_stride
+    x, y = jnp.broadcast_to(x[None, :], (height, width)), jnp.broadcast_to(y[:, None], (height, width))
+    shift = jnp.stack([x, y, x, y], axis=-1).reshape(height * width, 1, 4)
+    full = (height * width, base.shape[0], 4)
+    return (jnp.broadcast_to(shift, full) + jnp.broadcast_to(base[None], full)).reshape(-1, 4)
+
+
+def _moved(attrs: Attrs, anchors: Array, deltas: Array) -> Corners:
+    """Anchors (1, n, 4) moved by deltas (images, n, 4): corner by corner (iou_loss), or centre and size."""
+    if attrs.iou_loss:
+        return corners(jnp.broadcast_to(anchors, deltas.shape) + deltas)
+    box = corners(anchors)
+    width, height = box.right - box.left + 1, box.bottom - box.top + 1
+    x = deltas[:, :, 0] * width + box.left + 0.5 * (width - 1)
+    y = deltas[:, :, 1] * height + box.top + 0.5 * (height - 1)
+    half_x = 0.5 * (jnp.exp(deltas[:, :, 2]) * width - 1)
+    half_y = 0.5 * (jnp.exp(deltas[:, :, 3]) * height - 1)
+    return Corners(x - half_x, y - half_y, x + half_x, y + half_y)
+
+
+def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
+    """All boxes (images, n, 4) inside their image and their scores (images, n): -1 where padded or too small."""
+    images, double, height, width = cls_prob.shape
+    anchors = double // 2
+
+    def listed(maps: Array, entries: int) -> Array:  # (images, anchors * entries, h, w) -> (images, h * w * anchors, entries)
+        split = maps.reshape(images, anchors, entries, height, width)
+        return jnp.transpose(split, (0, 3, 4, 1, 2)).reshape(images, -1, entries)
+
+    score = listed(cls_prob[:, anchors:], 1)[:, :, 0]
+    box = _moved(attrs, _shifted(attrs, height, width)[None], listed(bbox_pred, 4))
+    last_y, last_x = im_info[:, 0:1] - 1, im_info[:, 1:2] - 1
+
+    def inside(side: Array, last: Array) -> Array:
+        return jnp.maximum(jnp.minimum(side, jnp.broadcast_to(last, side.shape)), 0)
+
+    box = Corners(*(inside(side, last) for side, last in zip(box, (last_x, last_y, last_x, last_y), strict=True)))
+    real_y, real_x = (jnp.floor(im_info[:, k : k + 1] / attrs.feature_stride) for k in (0, 1))  # the rest is padding
+    place = np.arange(height * width * anchors)[None] // anchors
+    padded = (place // width >= real_y) | (place % width >= real_x)
+    least = attrs.rpn_min_size * im_info[:, 2:3]
+    small = (box.right - box.left + 1 < least) | (box.bottom - box.top + 1 < least)
+    grow = jnp.where(small, least / 2, 0.0)
+    boxes = jnp.stack([box.left - grow, box.top - grow, box.right + grow, box.bottom + grow], axis=2)
+    return boxes, jnp.where(padded | small, -1.0, score)
+
+
+def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
+    """The best boxes that do not overlap a better one, repeated in turn where there are too few."""
+    boxes, score = _candidates(attrs, cls_prob, bbox_pred, im_info)
+    images, count = score.shape
+    first = min(attrs.rpn_pre_nms_top_n, count) if attrs.rpn_pre_nms_top_n > 0 else count
+    wanted = attrs.rpn_post_nms_top_n
+    order = jnp.argsort(-score, axis=1)[:, :first]  # stable, MXNet leaves open which of equal scores goes first
+    boxes = jnp.take_along_axis(boxes, order[:, :, None], axis=1)
+    score = jnp.take_along_axis(score, order, axis=1)
+    sides = corners(boxes)
+    sizes = (sides.right - sides.left + 1) * (sides.bottom - sides.top + 1)
+
+    def suppresses(at: Array) -> Array:
+        pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
+        one = Corners(*map(pick, sides))
+        shared_x = jnp.minimum(one.right, sides.right) - jnp.maximum(one.left, sides.left) + 1
+        shared_y = jnp.minimum(one.bottom, sides.bottom) - jnp.maximum(one.top, sides.top) + 1
+        shared = jnp.maximum(shared_x, 0) * jnp.maximum(shared_y, 0)
+        return shared / (pick(sizes) + sizes - shared) > attrs.threshold
+
+    kept = survivors(suppresses, jnp.ones(score.shape, bool), min(wanted, first))
+    places = jnp.argsort(~kept, axis=1)
+    turn = jnp.mod(jnp.arange(wanted, dtype=jnp.int32)[None], jnp.maximum(jnp.sum(kept, axis=1, keepdims=True), 1))
+    chosen = jnp.take_along_axis(places, turn, axis=1)  # (images, wanted)
+    picked = jnp.take_along_axis(boxes, chosen[:, :, None], axis=1)
+    image = jnp.broadcast_to(jnp.arange(images, dtype=picked.dtype)[:, None, None], (images, wanted, 1))
+    rois = jnp.concatenate([image, picked], axis=2).reshape(-1, 5)
+    return rois, jnp.take_along_axis(score, chosen, axis=1).reshape(-1, 1)
+
+
+def _fill(attrs: Attrs, ins: list, outs: list) -> list:
+    scores = ins[0]
+    if scores is None:
+        return ins
+    if len(scores) != 4 or scores[1] not in (0, 2 * len(attrs.scales) * len(attrs.ratios)):
+        raise ValueError(
+            f"cls_prob has shape {scores}, needed (images, {2 * len(attrs.scales) * len(attrs.ratios)}, height, width): "
+            f"background and object scores of {len(attrs.ratios)} ratios x {len(attrs.scales)} scales; change scales or ratios"
+        )
+    wanted = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
+    return [scores, *(known_or(given, shape) for given, shape in zip(ins[1:], wanted, strict=True))]
+
+
+def _rows(attrs: Attrs, rows: Any, shapes: Any, outs: Any) -> list:
+    """An image has rpn_post_nms_top_n proposals, one after the other."""
+    found = agreed(rows)
+    if isinstance(found, Rows):
+        found = found._replace(after=found.after * attrs.rpn_post_nms_top_n) if found.axis == 0 else LOST
+    return [found] * len(outs)
+
+
+RECORD: dict[str, Any] = {
+    "inputs": ("cls_prob", "bbox_pred", "im_info"),
+    "outputs": ("output", "score"),
+    "visible": lambda attrs: 2 if attrs.output_score else 1,
+    "attrs": {
+        "rpn_pre_nms_top_n": integer(6000),
+        "rpn_post_nms_top_n": integer(300),
+        "threshold": number(0.699999988),
+        "rpn_min_size": integer(16),
+        "scales": numbers((4.0, 8.0, 16.0, 32.0)),
+        "ratios": numbers((0.5, 1.0, 2.0)),
+        "feature_stride": integer(16),
+        "output_score": flag(False),
+        "iou_loss": flag(False),
+    },
+    "fill": _fill,
+    "rows": _rows,
+}
+
+
+def _run(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
+    dtype, wide = cls_prob.dtype, accumulating(cls_prob.dtype)
+    _fill(attrs, [cls_prob.shape, bbox_pred.shape, im_info.shape], [None, None])
+    values = (lax.stop_gradient(x).astype(wide) for x in (cls_prob, bbox_pred, im_info))
+    rois, score = _proposals(attrs, *values)
+    return rois.astype(dtype), score.astype(dtype)
+
+
+@operator("_contrib_MultiProposal", **RECORD)
+def multi_proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
+    """y = (image, left, top, right, bottom) of the best anchors moved by bbox_pred, suppressed above threshold; gradient 0.
+
+    The scores follow as a second output, shown if output_score.  im_info is (height, width, scale) of each image.
+    """
+    return _run(attrs, cls_prob, bbox_pred, im_info)
+
+
+@operator("_contrib_Proposal", **RECORD)
+def proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
+    """y = (0, left, top, right, bottom) of the best anchors of one image, as MultiProposal does for several; gradient 0."""
+    if cls_prob.shape[0] != 1:
+        raise ValueError(
+            f"Proposal: cls_prob has shape {cls_prob.shape}, needed one image because its boxes do not name theirs; "
+            "use MultiProposal for several"
+        )
+    return _run(attrs, cls_prob, bbox_pred, im_info)
