@@ -204,10 +204,11 @@ def test_fit_and_module_evaluate_graphs_that_draw():
     x, y = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
     run_ = jfit.fit(_noisy(), (x, y), eval_data=(x, y), num_epoch=1, batch_size=4, optimizer="sgd", seed=0)
     assert np.isfinite(run_.score((x, y))["loss"])
-    data = mx.io.NDArrayIter(x, y, 4, label_name="softmax_label")
     outputs = []
     for _ in range(2):
+        data = mx.io.NDArrayIter(x, y, 4, label_name="softmax_label")
         mx.random.seed(5)
+        np.random.seed(5)
         module = mx.mod.Module(_noisy(), context=mx.cpu())
         module.fit(data, eval_data=data, num_epoch=1)
         outputs.append(module.predict(data).asnumpy())
