@@ -21,7 +21,7 @@ Each stage is usable without the ones below it.
 1.0
 """
 
-from jfit import callbacks, checkpoint, counters, data, export, init, metrics, ops, optim, parallel, totals
+from jfit import callbacks, checkpoint, counters, data, export, formats, init, metrics, ops, optim, parallel, totals
 from jfit import symbol as sym
 from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
@@ -32,6 +32,7 @@ from jfit.facade.module import BucketingModule, Module, PythonLossModule, Python
 from jfit.facade.monitor import Monitor
 from jfit.facade.trainer import Parameter, ParameterDict, Trainer
 from jfit.fitting import fit
+from jfit.loading import Loaded, load
 from jfit.lowering import lower
 from jfit.model import Model, Policy
 from jfit.parallel import data_parallel
@@ -49,6 +50,7 @@ __all__ = [
     "Context",
     "FeedForward",
     "KVStore",
+    "Loaded",
     "Model",
     "Module",
     "Monitor",
@@ -75,10 +77,12 @@ __all__ = [
     "eval_step",
     "export",
     "fit",
+    "formats",
     "gpu",
     "init",
     "init_state",
     "last_run",
+    "load",
     "lower",
     "metrics",
     "ops",

@@ -22,7 +22,7 @@ from jfit.lowering import lower
 from jfit.model import Model, Plan, flatten_names, from_function, specs_of
 from jfit.parallel import place
 from jfit.run import Run, settings_of
-from jfit.state import TrainState, init_state
+from jfit.state import Trained, TrainState, init_state
 from jfit.step import train_step
 from jfit.symbol import Symbol
 from jfit.totals import zero_totals
@@ -66,7 +66,7 @@ def fit(
     """θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ), batch after batch, epoch after epoch.
 
     Args:
-        model: a Symbol, a Model, or a pure function `apply(params, x)` with `loss=` and `params=`.
+        model: a Symbol, a Model, what `jfit.load` gives, or a pure function `apply(params, x)` with `loss=` and `params=`.
         train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches.
         eval_data: the same, scored after every epoch; its batches may have another size.
         batch_size: rows of a global batch, over all devices.
@@ -126,6 +126,7 @@ def fit(
         micro_batches=micro_batches,
         eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
     )
+    model, params, aux = split_trained(model, params, aux)
     model, params, aux = _model_and_values(_with_inputs(model, train_data), loss, params, aux)
     settings = settings_of(
         devices=devices,
@@ -181,6 +182,13 @@ def fit(
     return run.go()
 
 
+def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
+    """(model, parameters, auxiliary states): those that come with a model stand back behind those that are given."""
+    if not isinstance(model, Trained):
+        return model, params, aux
+    return model.model, model.params if params is None else params, model.aux if aux is None else aux
+
+
 def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
     """A Model from whatever `fit` accepts.
 
@@ -189,6 +197,8 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
     """
     if isinstance(model, Model):
         return model
+    if isinstance(model, Trained):
+        return model.model
     if isinstance(model, Symbol):
         return lower(model)
     if callable(model):

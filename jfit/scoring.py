@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jfit.fitting import as_model
+from jfit.fitting import as_model, split_trained
 from jfit.model import flatten_names
 from jfit.parallel import place
 from jfit.run import Run, settings_of
@@ -20,17 +20,17 @@ def score(
     data: Any,
     eval_metric: Any = "acc",
     *,
-    params: Mapping[str, Any],
+    params: Mapping[str, Any] | None = None,
     aux: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> dict[str, float]:
     """Loss and metrics of a model with given parameters over a data set; padded rows never count.
 
     Args:
-        model: Symbol, Model, or function with `loss=`.
+        model: Symbol, Model, what `jfit.load` gives, or function with `loss=`.
         data: as for `fit`.
         eval_metric: as for `fit`.
-        params: parameters by name.
+        params: parameters by name; not needed with what `jfit.load` gives.
         aux: auxiliary states by name.
         given: batch_size, devices, policy, loss.
 
@@ -42,16 +42,18 @@ def score(
         >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
         1.0
     """
-    return _frozen_run(model, params, aux, eval_metric=eval_metric, **given).score(data)
+    return make_run(model, params, aux, eval_metric=eval_metric, **given).score(data)
 
 
-def predict(model: Any, data: Any, *, params: Mapping[str, Any], aux: Mapping[str, Any] | None = None, **given: Any) -> Any:
+def predict(
+    model: Any, data: Any, *, params: Mapping[str, Any] | None = None, aux: Mapping[str, Any] | None = None, **given: Any
+) -> Any:
     """Outputs of a model with given parameters for every row of `data`; labels are not needed.
 
     Args:
-        model: Symbol, Model, or function with `loss=`.
+        model: Symbol, Model, what `jfit.load` gives, or function with `loss=`.
         data: inputs as for `fit`, without labels.
-        params: parameters by name.
+        params: parameters by name; not needed with what `jfit.load` gives.
         aux: auxiliary states by name.
         given: batch_size, devices, policy, loss.
 
@@ -65,11 +67,16 @@ def predict(model: Any, data: Any, *, params: Mapping[str, Any], aux: Mapping[st
         >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
         (3, 2)
     """
-    return _frozen_run(model, params, aux, **given).predict(data)
+    return make_run(model, params, aux, **given).predict(data)
 
 
-def _frozen_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
+def make_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
     """A run that only scores and predicts."""
+    model, params, aux = split_trained(model, params, aux)
+    if params is None:
+        raise ValueError(
+            "params is missing: a model alone has no values to compute with; pass params=, or what jfit.load gives"
+        )
     model = as_model(model, loss=loss, params=params, aux=aux)
     flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
     settings = settings_of(**given)

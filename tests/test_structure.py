@@ -20,7 +20,7 @@ PUBLIC = sorted(getattr(jfit, "__all__", ()))
 ROOMS = [
     "counters", "formats", "ops", "symbol", "init", "model", "lowering", "optim", "metrics", "totals", "state", "step",
     "devices", "distributed", "data", "parallel", "checkpoint", "history", "callbacks", "feed", "evaluation", "loop", "run",
-    "fitting", "scoring", "export", "facade", "mx",
+    "fitting", "scoring", "loading", "export", "facade", "mx",
 ]
 # fmt: on
 
