@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -73,7 +73,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
     variables = [n for n in order if n.op is None]
     aux_ids = aux_nodes(order)
     label_only = _label_graph(operators)
-    unsized = [n for n in operators if n.op and n.op.family == "create" and 0 in (n.params.get("shape") or ())]
+    unsized = _unsized(operators)
 
     def apply(
         params: Params,
@@ -178,6 +178,12 @@ def _own_values(node: Node, ins: list[Value | None], raw: Mapping[int, Value | N
             ins[i] = raw[id(entry.node)]
 
 
+def _unsized(operators: Sequence[Node]) -> list[Node]:
+    """Arrays made from nothing whose shape leaves something to inference."""
+    made = [n for n in operators if n.op and n.op.inputs == ()]
+    return [n for n in made if n.params.get("shape", ()) is None or 0 in n.params.get("shape", ())]
+
+
 def _sizes(
     unsized: Sequence[Node],
     heads: Sequence[Entry],
@@ -260,16 +266,39 @@ def _run(
         node=node.name,
         channels_last=last,
     )
+    if node.subgraphs:
+        params = Attrs({**params, "graphs": tuple(_function(g, policy) for g in node.subgraphs)})
     result = _call(node, op, ctx, params, arrays)
-    outputs, moved = result if op.aux else (result, ())
+    outputs, moved = result if op.aux or node.subgraphs else (result, ())
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     if policy and op.family == "create":
         outputs = tuple(policy.cast(o) for o in outputs)
     flagged = [Value(o, None, last and o.ndim == 4 and (i == 0 or op.layout == "any")) for i, o in enumerate(outputs)]
     shapes = [() if v is None else v.shape for v in ins]
+    if node.subgraphs:  # control flow tells itself where its bodies left the rows
+        return [f._replace(rows=r) for f, r in zip(flagged, moved, strict=True)], {}
     found = op.rows(params, ctx.rows, shapes, [f.shape for f in flagged])
     names = [e.node.name for e in node.inputs[node.num_inputs :]]
     return [f._replace(rows=r) for f, r in zip(flagged, found, strict=True)], dict(zip(names, moved, strict=False))
+
+
+def _function(body: Symbol, policy: Policy | None) -> Callable[..., Any]:
+    """The body of a loop or branch as `jfit.ops.control.Body`.  Auxiliary states in it stay as they are, as in MXNet."""
+    order = body.nodes()
+    variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
+
+    def run(ctx: Ctx, arrays: Sequence[Array], rows: Sequence[MaybeRows]) -> tuple[tuple[Array, ...], tuple[MaybeRows, ...]]:
+        raw: dict[int, Value | None] = {id(n): Value(a, r) for n, a, r in zip(variables, arrays, rows, strict=True)}
+        values = {(at, 0): value for at, value in raw.items()}
+        sizes = _sizes(_unsized(operators), body.heads, raw, variables, None)
+        for node in operators:
+            ins = [values[id(e.node), e.index] for e in node.inputs]
+            outs, _ = _run(node, sizes.get(id(node), node.params), ins, ctx, ctx.key, policy)
+            values.update({(id(node), i): v for i, v in enumerate(outs)})
+        found: list[Any] = [values[id(h.node), h.index] for h in body.heads]
+        return tuple(v.first().array for v in found), tuple(v.rows for v in found)
+
+    return run
 
 
 def _laid_out(op: Op, ins: Sequence[Value | None], last: bool) -> list[Value | None]:

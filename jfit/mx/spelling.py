@@ -43,8 +43,11 @@ def split_attributes(indices_or_sections: Any) -> dict[str, Any]:
 class Namespace:
     """Operators under a shorter name: `mx.sym.contrib.X` is the operator `_contrib_X`."""
 
-    def __init__(self, where: str, prefixes: Sequence[str], make: Callable[[str], Any]) -> None:
+    def __init__(
+        self, where: str, prefixes: Sequence[str], make: Callable[[str], Any], functions: Sequence[Callable[..., Any]] = ()
+    ) -> None:
         self._where, self._prefixes, self._make = where, tuple(prefixes), make
+        self.__dict__.update((f.__name__, f) for f in functions)  # what is no operator
 
     def __getattr__(self, name: str) -> Any:
         return find(self._where, self._prefixes, name, self._make)

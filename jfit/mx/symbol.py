@@ -24,7 +24,7 @@ from jfit.mx.name import NameManager, Prefix
 from jfit.mx.nd.array import NDArray
 from jfit.mx.nd.create import zeros as nd_zeros
 from jfit.mx.spelling import PAIRS, Namespace, find, split_attributes
-from jfit.symbol import compose, serial
+from jfit.symbol import compose, control, serial
 from jfit.symbol.graph import Symbol as Graph
 
 
@@ -253,8 +253,9 @@ _FUNCTIONS = SimpleNamespace(
     **{n: _pair(_EQUAL_SHAPES[n], scalar, mirrored) for n, (_, scalar, mirrored) in PAIRS.items() if n in _EQUAL_SHAPES}
 )
 
-contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator)
+contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator, (control.foreach, control.while_loop, control.cond))
 linalg = Namespace("mx.sym.linalg", ("_linalg_",), operator)
+image = Namespace("mx.sym.image", ("_image_",), operator)
 op = Namespace("mx.sym.op", ("",), operator)
 _internal = Namespace("mx.sym._internal", ("",), operator)
 
@@ -276,6 +277,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "random":
+        from jfit.mx import symbol_random  # it builds on this module
+
+        return symbol_random
     if hasattr(_FUNCTIONS, name):
         return getattr(_FUNCTIONS, name)
     return find("mx.sym", ("",), name, operator)

@@ -32,6 +32,8 @@ NamesRule = Callable[[Attrs], tuple[str, ...]]
 ShapeRule = Callable[[Attrs, list[MaybeShape], list[MaybeShape]], list[MaybeShape]]
 # (attributes, input dtypes or None) -> (input dtypes, output dtypes)
 TypeRule = Callable[[Attrs, list[Any]], tuple[list[Any], list[Any]]]
+# (attributes, input shapes, output shapes) -> (input shapes, output shapes), both as far as they can be known
+BothRule = Callable[[Attrs, list[MaybeShape], list[MaybeShape]], tuple[list[MaybeShape], list[MaybeShape]]]
 # (attributes, output, label) -> (loss per row, how much each row counts); both (rows,) float32
 LossRule = Callable[..., Any]
 
@@ -46,9 +48,9 @@ class OutOfScope(UnknownOperator):
     """MXNet has an operator of that name, jfit leaves it out on purpose; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op:
-    """One operator.
+    """One operator.  Compared by identity: a name is registered once.
 
     Attributes:
         name: MXNet's canonical name.
@@ -60,6 +62,7 @@ class Op:
         visible: how many of the outputs a Symbol shows, or a function of the attributes; None means all.
         variadic: the attribute that counts the inputs (`num_args`), for operators with any number of inputs.
         fill: the parameter-shape rule, see `ShapeRule`; None leaves the shapes as they are.
+        shapes: the rule of input and output shapes together, see `BothRule`; it takes the place of `fill` and of tracing.
         types: the dtype rule, see `TypeRule`; None: every input and output has the dtype of the first known input.
         rows: where the batch axis goes, see `jfit.ops.rows`.
         kind: `plain`; `head` makes its own gradient from a label and ignores its cotangent; `loss` is summed.
@@ -70,6 +73,8 @@ class Op:
         layout: "channels" if the function handles `ctx.channels_last` for 4-D data (first input and first output are then
             channels-last, parameters stay as the graph says); "any" if it is elementwise and indifferent to layout.
         hint: prefix of automatic names where it is not the lower-case name.
+        graphs: names of the subgraphs a node of it holds (control flow); `attrs.graphs` are the subgraphs, see `Subgraph`.
+        given: the record for these attributes (as given, not parsed), where inputs and states depend on them.
     """
 
     name: str
@@ -82,6 +87,7 @@ class Op:
     aliases: tuple[str, ...] = ()
     variadic: str | None = None
     fill: ShapeRule | None = None
+    shapes: BothRule | None = None
     types: TypeRule | None = None
     rows: RowsRule = elementwise_rows
     kind: str = "plain"
@@ -92,6 +98,8 @@ class Op:
     layout: str | None = None
     hint: str = ""
     family: str = ""
+    graphs: tuple[str, ...] = ()
+    given: Callable[[Mapping[str, Any]], Op] | None = None
 
     @property
     def doc(self) -> str:
@@ -175,6 +183,17 @@ def lookup(name: str) -> Op:
         near = nearest(name, ALIASES)
         hint = f"the nearest names are {near}" if near else "python -m jfit.ops lists them all"
         raise UnknownOperator(f"unknown operator {name!r}: {hint}.") from None
+
+
+def record_for(name: str, attrs: Mapping[str, Any]) -> Op:
+    """The record of an operator for these attributes (as given): `lookup`, unless its inputs depend on them (Custom).
+
+    Raises:
+        UnknownOperator: no such name.
+        ValueError: the attributes do not say what the operator is.
+    """
+    op = lookup(name)
+    return op if op.given is None else op.given(attrs)
 
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, Any], count: int = 3) -> str:

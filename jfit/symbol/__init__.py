@@ -11,6 +11,7 @@ from typing import Any
 
 from jfit.ops import ALIASES, UnknownOperator
 from jfit.ops.scope import why_not
+from jfit.symbol import control as contrib
 from jfit.symbol.compose import function, group, known_functions, variable
 from jfit.symbol.graph import GraphError, Symbol
 from jfit.symbol.scopes import AttrScope, NameManager, Prefix
@@ -20,7 +21,19 @@ from jfit.symbol.serial import load
 Variable = var = variable
 Group = group
 
-__all__ = ["AttrScope", "GraphError", "Group", "NameManager", "Prefix", "Symbol", "Variable", "load", "load_json", "var"]
+__all__ = [
+    "AttrScope",
+    "GraphError",
+    "Group",
+    "NameManager",
+    "Prefix",
+    "Symbol",
+    "Variable",
+    "contrib",
+    "load",
+    "load_json",
+    "var",
+]
 
 
 def __getattr__(name: str) -> Any:

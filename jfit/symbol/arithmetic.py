@@ -72,28 +72,28 @@ class Arithmetic:
         return _arith("_Power", "_PowerScalar", self, o)
 
     def __rpow__(self, o: Any) -> Any:
-        return _arith(None, "_RPowerScalar", self, o)
+        return _arith(None, "_rpower_scalar", self, o)
 
     def __neg__(self) -> Any:
         return _arith(None, "_MulScalar", self, -1.0)
 
     def __eq__(self, o: object) -> Any:  # type: ignore[override]
-        return _arith("_Equal", "_EqualScalar", self, o)
+        return _arith("_Equal", "_equal_scalar", self, o)
 
     def __ne__(self, o: object) -> Any:  # type: ignore[override]
-        return _arith("_Not_Equal", "_NotEqualScalar", self, o)
+        return _arith("_Not_Equal", "_not_equal_scalar", self, o)
 
     def __gt__(self, o: Any) -> Any:
-        return _arith("_Greater", "_GreaterScalar", self, o)
+        return _arith("_Greater", "_greater_scalar", self, o)
 
     def __ge__(self, o: Any) -> Any:
-        return _arith("_Greater_Equal", "_GreaterEqualScalar", self, o)
+        return _arith("_Greater_Equal", "_greater_equal_scalar", self, o)
 
     def __lt__(self, o: Any) -> Any:
-        return _arith("_Lesser", "_LesserScalar", self, o)
+        return _arith("_Lesser", "_lesser_scalar", self, o)
 
     def __le__(self, o: Any) -> Any:
-        return _arith("_Lesser_Equal", "_LesserEqualScalar", self, o)
+        return _arith("_Lesser_Equal", "_lesser_equal_scalar", self, o)
 
     def __abs__(self) -> Any:
         from jfit.symbol.compose import apply_op

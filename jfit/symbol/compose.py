@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.ops import ALIASES, Op, lookup, nearest
+from jfit.ops import ALIASES, Op, lookup, nearest, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
 from jfit.symbol.graph import Entry, GraphError, Node, Symbol
 from jfit.symbol.scopes import AttrScope, NameManager, stored
@@ -117,6 +117,7 @@ def apply_op(
     node_name: str | None = None,
     attr: Mapping[str, str] | None = None,
     cls: type[Symbol] | None = None,
+    subgraphs: tuple[Symbol, ...] = (),
 ) -> Symbol:
     """One new node of operator `name`; inputs that are not given become variables `<node>_<input>`.
 
@@ -129,7 +130,7 @@ def apply_op(
         >>> apply_op("clip", (variable("x"), 0, 1), {}, node_name="c").list_attr()
         {'a_min': '0', 'a_max': '1'}
     """
-    op = lookup(name)
+    op = record_for(name, kwargs)
     symbols = [a for a in args if isinstance(a, Symbol)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
     given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and v is not None}
@@ -144,7 +145,7 @@ def apply_op(
     for key, value in zip(free, positional, strict=False):
         given[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
     if op.variadic and op.variadic not in given:
-        given[op.variadic] = len(symbols) + len(named)
+        given[op.variadic] = len(symbols) + len(named) + len(subgraphs)
     for key in given:
         if key not in op.attrs and not (key.startswith("__") and key.endswith("__")):
             raise GraphError(_unknown_attribute(op, key))
@@ -152,9 +153,9 @@ def apply_op(
     label = NameManager.current().get(node_name, (op.hint or name).lower())
     own = {k: text_of(v) for k, v in given.items()}
     attrs = AttrScope.current() | stored(dict(attr or {})) | own
-    probe = Node(op, label, attrs)  # parses the attributes: errors name the node
+    probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes: errors name the node
     inputs = _inputs(op, probe, symbols, named, attrs)
-    node = Node(op, label, attrs, inputs)
+    node = probe.rebuilt(inputs)
     return cls(Entry(node, i) for i in range(op.num_visible(node.params)))
 
 

@@ -26,26 +26,37 @@ class GraphError(ValueError):
 class Node:
     """One variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
 
-    __slots__ = ("attrs", "inputs", "name", "op", "params")
+    __slots__ = ("attrs", "inputs", "name", "op", "params", "subgraphs")
 
     op: Op | None
     name: str
     attrs: Mapping[str, str]  # as written to symbol.json: operator attributes and user attributes together
     inputs: tuple[Entry, ...]  # inputs, then auxiliary states
-    params: Attrs  # typed operator attributes with defaults
+    params: Attrs  # typed operator attributes with defaults, and `graphs` where there are subgraphs
+    subgraphs: tuple[Symbol, ...]  # bodies of loops and branches: their variables are fed with inputs of this node
 
-    def __init__(self, op: Op | None, name: str, attrs: Mapping[str, str], inputs: tuple[Entry, ...] = ()) -> None:
+    def __init__(
+        self,
+        op: Op | None,
+        name: str,
+        attrs: Mapping[str, str],
+        inputs: tuple[Entry, ...] = (),
+        subgraphs: tuple[Symbol, ...] = (),
+    ) -> None:
         put = object.__setattr__
         put(self, "op", op)
         put(self, "name", name)
         put(self, "attrs", dict(attrs))
         put(self, "inputs", inputs)
+        put(self, "subgraphs", subgraphs)
         params = Attrs({})
         if op is not None:
             try:
                 params = op.parse({k: v for k, v in attrs.items() if k in op.attrs})
             except (ValueError, IndexError) as error:
                 raise GraphError(f"node {name!r}: {error}") from None
+            if op.graphs:
+                params = Attrs({**params, "graphs": tuple(map(Subgraph, subgraphs))})
         put(self, "params", params)
 
     def __setattr__(self, key: str, value: Any) -> None:
@@ -53,6 +64,10 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else 'Variable'} {self.name}>"
+
+    def rebuilt(self, inputs: tuple[Entry, ...], name: str | None = None) -> Node:
+        """The same node on other inputs, perhaps under another name."""
+        return Node(self.op, name or self.name, self.attrs, inputs, self.subgraphs)
 
     @property
     def num_inputs(self) -> int:
@@ -69,6 +84,27 @@ class Node:
         """Names of the inputs and auxiliary states, as the operator calls them."""
         assert self.op is not None
         return (*self.op.input_names(self.params), *self.op.aux)
+
+
+class Subgraph:
+    """What the record of a loop or branch may ask of its body: shapes and dtypes.  Lowering makes a function of it."""
+
+    __slots__ = ("symbol",)
+
+    def __init__(self, symbol: Symbol) -> None:
+        self.symbol = symbol
+
+    def shapes(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """(input shapes, output shapes) as far as they follow from these; None is an unknown one."""
+        from jfit.symbol.infer import shapes_through
+
+        return shapes_through(self.symbol, ins, outs)
+
+    def types(self, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """(input dtypes, output dtypes) as far as they follow from these; None is an unknown one."""
+        from jfit.symbol.infer import types_through
+
+        return types_through(self.symbol, ins)
 
 
 class Entry(NamedTuple):
@@ -123,7 +159,7 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
         inputs = tuple(moved(e) for e in node.inputs)
         found = swap(node, inputs)
         changed = any(a.node is not b.node or a.index != b.index for a, b in zip(inputs, node.inputs, strict=True))
-        new[id(node)] = found or (Node(node.op, node.name, node.attrs, inputs) if changed else node)
+        new[id(node)] = found or (node.rebuilt(inputs) if changed else node)
     return tuple(moved(e) for e in heads)
 
 
@@ -277,7 +313,7 @@ class Symbol(Arithmetic, Views):
         def swap(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
             if node.op is None:
                 return given[node.name].heads[0] if node.name in given else None
-            return Entry(Node(node.op, name, node.attrs, inputs), 0) if name and id(node) in top else None
+            return Entry(node.rebuilt(inputs, name), 0) if name and id(node) in top else None
 
         if name and len(top) != 1:
             raise ValueError(f"name={name!r} needs a symbol of one node; {self!r} groups {len(top)}")

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.ops import Attrs, Ctx, Op, lookup, nearest
+from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.attributes import DTYPES, dtype, shape
 from jfit.symbol.graph import GraphError, Node, Symbol, aux_nodes
 
@@ -105,13 +105,19 @@ def _lists(symbol: Symbol, known: Known, missing: Any):
     )
 
 
-def infer(symbol: Symbol, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, Any] | None = None) -> tuple[Known, Known]:
+def infer(
+    symbol: Symbol,
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, Any] | None = None,
+    outs: Sequence[Shape | None] = (),
+) -> tuple[Known, Known]:
     """Shapes and dtypes of every entry that can be known, by (id(node), output).
 
     Args:
         symbol: the graph.
         shapes: shapes by variable name; 0 for an unknown size.
         dtypes: dtypes by variable name.
+        outs: what is known of the shapes of the outputs.
 
     Raises:
         GraphError: an unknown name, or shapes that contradict each other; the message names the node and both shapes.
@@ -133,6 +139,7 @@ def infer(symbol: Symbol, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[s
             declared = _declared_shape(node)
             own = tuple(int(s) for s in shapes[node.name]) if node.name in shapes else None
             known[id(node), 0] = _merge(declared, own, node, 0)
+    known.update({(id(h.node), h.index): s for h, s in zip(symbol.heads, outs, strict=False) if h.node.op is not None})
     guessed: set[tuple[int, int]] = set()  # outputs of partly known inputs
     for _ in range(MAX_SWEEPS):
         before = dict(known)
@@ -141,7 +148,7 @@ def infer(symbol: Symbol, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[s
                 _fill(node, known)
                 _outputs(node, known, types, guessed)
         for node in reversed(order):
-            if node.op is not None and node.op.fill is not None:
+            if node.op is not None:
                 _fill(node, known)
         if known == before or (not guessed and all(_complete(s) for s in known.values())):
             break
@@ -177,14 +184,17 @@ def _fill(node: Node, known: Known) -> None:
     """Apply the parameter-shape rule of the node's operator to what is known of its inputs and outputs."""
     op = node.op
     assert op is not None
-    if op.fill is None:
+    if op.fill is None and op.shapes is None:
         return
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
     outs = [known.get((id(node), i)) for i in range(len(op.output_names(node.params)))]
     try:
-        filled = op.fill(node.params, list(ins), outs)
+        filled, made = op.shapes(node.params, ins, outs) if op.shapes else (op.fill(node.params, list(ins), outs), [])  # type: ignore
+    except GraphError:
+        raise
     except ValueError as error:
         raise GraphError(f"{node.name}: {error}") from None
+    known.update({(id(node), i): found for i, found in enumerate(made)})
     for e, found in zip(node.inputs, filled, strict=True):
         known[id(e.node), e.index] = _merge(known.get((id(e.node), e.index)), found, e.node, e.index, user=node)
 
@@ -208,16 +218,18 @@ def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: N
 def _outputs(node: Node, known: Known, types: Known, guessed: set[tuple[int, int]]) -> None:
     """Output shapes by tracing the operator's function, where the ranks of all inputs are known."""
     assert node.op is not None
+    if node.op.shapes is not None:
+        return  # they came with those of the inputs
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
-    if any(s is None for s in ins):
-        return
+    if any(s is None for s in ins) or node.params.get("shape", ()) is None:
+        return  # a made array without a shape gets the one that its users need
     dtypes = tuple(np.dtype(types.get((id(e.node), e.index)) or np.float32).name for e in node.inputs)
     unknown = any(0 in s for s in ins if s is not None)
     traced = []
     for size in STAND_INS if unknown else (0,):
         sized = tuple(tuple(d or size for d in s) for s in ins if s is not None)
         try:
-            traced.append(trace_shapes(node.op.name, node.params, sized, dtypes))
+            traced.append(trace_shapes(node.op, node.params, sized, dtypes))
         except Exception as error:
             if unknown:
                 return  # not enough is known yet to say anything
@@ -236,9 +248,8 @@ def _outputs(node: Node, known: Known, types: Known, guessed: set[tuple[int, int
 
 
 @functools.lru_cache(maxsize=8192)
-def trace_shapes(op: str, params: Attrs, shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> list[Shape]:
+def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> list[Shape]:
     """Output shapes of one operator on inputs of these shapes (inputs, then auxiliary states)."""
-    record: Op = lookup(op)
     specs = [jax.ShapeDtypeStruct(s, _canonical(t)) for s, t in zip(shapes, dtypes, strict=True)]
     key = jax.eval_shape(lambda: jax.random.key(0))
 
@@ -255,7 +266,7 @@ def _canonical(name: str) -> Any:
     return jax.dtypes.canonicalize_dtype(DTYPES[name])
 
 
-def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any]) -> Known:
+def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any], partial: bool = False) -> Known:
     order = symbol.nodes()
     known: Known = {}
     for node in order:
@@ -265,7 +276,7 @@ def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any]) -> Known:
                 known[id(node), 0] = np.dtype(found)
     operators = [n for n in order if n.op is not None]
     # forward, backward, then forward again with float32 where nothing is known
-    for nodes, default in ((operators, None), (operators[::-1], None), (operators, np.dtype(np.float32))):
+    for nodes, default in ((operators, None), (operators[::-1], None), (operators, None if partial else np.dtype(np.float32))):
         for node in nodes:
             assert node.op is not None
             ins = [known.get((id(e.node), e.index)) for e in node.inputs]
@@ -287,3 +298,20 @@ def _types_of(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], l
         return node.op.types(node.params, ins)
     first = next((t for t in (*ins, *outs) if t is not None), None)
     return [first if t is None else t for t in ins], [first] * len(outs)
+
+
+# ------------------------------------------------------------------------------------------------ bodies of loops and branches
+def shapes_through(body: Symbol, ins: Sequence[Shape | None], outs: Sequence[Shape | None]) -> tuple[list[Any], list[Any]]:
+    """(input shapes, output shapes) of a subgraph, by position, as far as they follow from what is known of both."""
+    names = body.list_inputs()
+    known, _ = infer(body, {n: s for n, s in zip(names, ins, strict=True) if s is not None}, outs=outs)
+    variables = [n for n in body.nodes() if n.op is None]
+    return [known.get((id(n), 0)) for n in variables], [known.get((id(h.node), h.index)) for h in body.heads]
+
+
+def types_through(body: Symbol, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """(input dtypes, output dtypes) of a subgraph, by position, as far as they follow from those of its inputs."""
+    given = {n: t for n, t in zip(body.list_inputs(), ins, strict=True) if t is not None}
+    known = _infer_dtypes(body, given, partial=True)
+    variables = [n for n in body.nodes() if n.op is None]
+    return [known.get((id(n), 0)) for n in variables], [known.get((id(h.node), h.index)) for h in body.heads]

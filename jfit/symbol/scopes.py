@@ -103,3 +103,12 @@ class AttrScope:
 def stored(attrs: dict[str, str]) -> dict[str, str]:
     """Attributes as the graph stores them: the hidden keys get their underscores."""
     return {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
+
+
+def body_name(name: str, mark: str) -> str:
+    """A name of its own for the body of a loop or branch: numbered, and behind that of the body it lies in."""
+    outer = AttrScope.current().get(mark)
+    name = f"{outer}${name}" if outer else name
+    counts: Counter[str] = _local.__dict__.setdefault("bodies", Counter())
+    counts[name] += 1
+    return f"{name}{counts[name] - 1}"

@@ -10,11 +10,13 @@ import json
 import os
 import reprlib
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jfit.formats.atomic import FormatError, atomic_write
-from jfit.ops import Op, UnknownOperator, lookup
+from jfit.ops import Op, UnknownOperator, record_for
 from jfit.symbol.graph import Entry, GraphError, Node, Symbol, topological
 from jfit.symbol.scopes import stored
 from jfit.symbol.upgrade import LISTED, RENAMED, VERSION, Record, is_reference, upgrade, version_of, without_amp_casts
@@ -22,6 +24,7 @@ from jfit.symbol.upgrade import LISTED, RENAMED, VERSION, Record, is_reference, 
 # Attributes that say how many outputs an operator has: read before anything is made of them.
 COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
 MOST_OUTPUTS = 100_000  # of all nodes together
+DEEPEST = 20  # loops within loops
 _TEXT = "symbol.json"  # what a graph that comes as text is called
 _REMEDY = "the file is damaged or no symbol.json: restore it from another copy, or save the graph again."
 
@@ -59,6 +62,10 @@ def to_json(symbol: Symbol, remove_amp_cast: bool = True) -> str:
         [{'op': 'null', 'name': 'x', 'inputs': []}]
     """
     heads = without_amp_casts(symbol.heads) if remove_amp_cast else symbol.heads
+    return json.dumps({**_written(heads), "attrs": {"mxnet_version": ["int", VERSION]}}, indent=2)
+
+
+def _written(heads: Sequence[Entry]) -> dict[str, Any]:
     order = topological(heads)
     number = {id(n): i for i, n in enumerate(order)}
     nodes, rows = [], [0]
@@ -66,21 +73,21 @@ def to_json(symbol: Symbol, remove_amp_cast: bool = True) -> str:
         record: dict[str, Any] = {"op": node.op.name if node.op else "null", "name": node.name}
         if node.attrs:
             record["attrs"] = dict(sorted(node.attrs.items()))
-        first_aux = node.num_inputs
+        first_aux, states = node.num_inputs, {n for g in node.subgraphs for n in g.list_auxiliary_states()}
         # the third number counts how often an auxiliary state was written before; within one graph it is 1 for aux slots
-        record["inputs"] = [[number[id(e.node)], e.index, int(i >= first_aux)] for i, e in enumerate(node.inputs)]
+        record["inputs"] = [
+            [number[id(e.node)], e.index, int(i >= first_aux or e.node.name in states)] for i, e in enumerate(node.inputs)
+        ]
+        if node.subgraphs:
+            record["subgraphs"] = [_written(g.heads) for g in node.subgraphs]
         nodes.append(record)
         rows.append(rows[-1] + (1 if node.op is None else len(node.op.output_names(node.params))))
-    return json.dumps(
-        {
-            "nodes": nodes,
-            "arg_nodes": [i for i, n in enumerate(order) if n.op is None],
-            "node_row_ptr": rows,
-            "heads": [[number[id(h.node)], h.index, 0] for h in heads],
-            "attrs": {"mxnet_version": ["int", VERSION]},
-        },
-        indent=2,
-    )
+    return {
+        "nodes": nodes,
+        "arg_nodes": [i for i, n in enumerate(order) if n.op is None],
+        "node_row_ptr": rows,
+        "heads": [[number[id(h.node)], h.index, 0] for h in heads],
+    }
 
 
 def save(symbol: Symbol, path: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
@@ -142,20 +149,37 @@ def from_json(text: str, cls: type[Symbol] = Symbol) -> Symbol:
         ['r_output']
     """
     graph = _json(text)
+    ignored: Counter[tuple[str, str]] = Counter()
+    read = _graph(graph, version_of(graph) if isinstance(graph, dict) else 0, ignored, cls)
+    _warn(ignored)
+    return read
+
+
+def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: type[Symbol] = Symbol, at: str = "") -> Symbol:
+    """A graph, or (`at` says where) the body of a loop or branch in it."""
     for field in ("nodes", "heads"):
         if not isinstance(graph, dict) or not isinstance(graph.get(field), list):
-            _fail("top level", "needed an object with the lists 'nodes' and 'heads'")
-    records = [_record(number, item) for number, item in enumerate(graph["nodes"])]
-    version = version_of(graph)
+            _fail(f"{at}top level", "needed an object with the lists 'nodes' and 'heads'")
+    if at.count("/") > DEEPEST:
+        _fail(at[:80], f"graphs lie in each other more than {DEEPEST} deep")
+    reader = _Reader(version, ignored)
+    records = [_record(number, item, at) for number, item in enumerate(graph["nodes"])]
+    records = [r._replace(subgraphs=_bodies(i, r, version, ignored)) for i, r in zip(graph["nodes"], records, strict=True)]
     upgrade(records, version)
-    reader = _Reader(version)
     for record in records:
         reader.add(record)
     if not graph["heads"]:
-        _fail("field 'heads'", "it is empty: the graph has no output")
-    heads = [reader.entry(head, "field 'heads'") for head in graph["heads"]]
-    reader.warn()
-    return cls(heads)
+        _fail(f"{at}field 'heads'", "it is empty: the graph has no output")
+    return cls([reader.entry(head, f"{at}field 'heads'") for head in graph["heads"]])
+
+
+def _bodies(item: dict[str, Any], record: Record, version: int, ignored: Counter[tuple[str, str]]) -> tuple[Symbol, ...]:
+    """The graphs inside a node of control flow."""
+    given, names = item.get("subgraphs") or [], record.op.graphs if record.op else ()
+    if not isinstance(given, list) or len(given) != len(names):
+        found = len(given) if isinstance(given, list) else _short(given)
+        _fail(f"{record.where}, field 'subgraphs'", f"needs a list of {len(names)} graphs, found {found}")
+    return tuple([_graph(g, version, ignored, at=f"{record.where} {n}/") for g, n in zip(given, names, strict=True)])
 
 
 def _fail(where: str, problem: str, remedy: str = _REMEDY) -> NoReturn:
@@ -173,10 +197,10 @@ def _json(text: str) -> Any:
         return _fail("top level", f"not valid JSON ({_short(str(error))})")
 
 
-def _record(number: int, item: Any) -> Record:
+def _record(number: int, item: Any, at: str) -> Record:
     if not isinstance(item, dict) or not isinstance(item.get("op"), str) or not isinstance(item.get("name"), str):
-        _fail(f"node {number}", f"needs an object with the strings 'op' and 'name', found {_short(item)}")
-    where = f"node {number} ({item['name'][:80]!r})"
+        _fail(f"{at}node {number}", f"needs an object with the strings 'op' and 'name', found {_short(item)}")
+    where = f"{at}node {number} ({item['name'][:80]!r})"
     attrs: dict[str, str] = {}
     for field in ("param", "attr", "attrs"):  # 0.8 to 0.11 split them
         part = item.get(field) or {}
@@ -189,14 +213,31 @@ def _record(number: int, item: Any) -> Record:
     for text in (item["name"], *attrs, *attrs.values()):
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             _fail(where, f"{_short(text)} holds half a character (a lone surrogate)")
-    return Record(where, _operator(item["op"], where), item["name"], stored(attrs), given)
+    op = _operator(item["op"], attrs, where)
+    for key in COUNTS if op else ():
+        _check_count(op, key, attrs, where)
+    return Record(where, op, item["name"], stored(attrs), given)
 
 
-def _operator(name: str, where: str) -> Op | None:
+def _check_count(op: Any, key: str, attrs: dict[str, str], where: str) -> None:
+    """Refuses an attribute that would make a list of a billion names, before anything asks for the names."""
+    if key not in op.attrs or key not in attrs or key == op.variadic:
+        return
     try:
-        return None if name == "null" else lookup(RENAMED.get(name, name[:200]))
+        value = op.attrs[key].read(op.name, key, attrs[key])
+    except ValueError:
+        return  # whoever makes the node says so
+    if isinstance(value, int) and value > MOST_OUTPUTS:
+        _fail(where, f"{op.name} has {key}={value}, the most is {MOST_OUTPUTS}")
+
+
+def _operator(name: str, attrs: dict[str, str], where: str) -> Op | None:
+    try:
+        return None if name == "null" else record_for(RENAMED.get(name, name[:200]), attrs)
     except UnknownOperator as error:
         return _fail(f"{where}, field 'op'", str(error).rstrip("."), "jfit.ops lists what there is.")
+    except ValueError as error:
+        return _fail(where, str(error).rstrip("."))
 
 
 def _short(value: Any) -> str:
@@ -207,15 +248,26 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
+def _warn(ignored: Counter[tuple[str, str]]) -> None:
+    """Says once what of the file was not understood."""
+    if ignored:
+        named = ", ".join(f"{key[:40]!r} of {op} ({count} nodes)" for (op, key), count in list(ignored.items())[:10])
+        warnings.warn(
+            f"the graph has attributes that jfit's operators do not have, which are kept but do nothing: {named}; if they "
+            "change what the operator computes, results will differ",
+            stacklevel=4,
+        )
+
+
 class _Reader:
     """Makes nodes of records, one after another: an input is an earlier node, so no file can describe a cycle."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, ignored: Counter[tuple[str, str]]) -> None:
         self.version = version
+        self.ignored = ignored  # (operator, attribute) -> nodes
         self.nodes: list[Node] = []
         self.counts: list[int] = []  # outputs of each node
         self.outputs = 0
-        self.ignored: dict[tuple[str, str], int] = {}  # (operator, attribute) -> nodes
 
     def add(self, record: Record) -> None:
         """The next node of the file."""
@@ -226,24 +278,20 @@ class _Reader:
             self.counts.append(1)
             return
         if op.variadic is not None:  # files may leave the count out, and must not decide how many names are made
-            count = attrs.setdefault(op.variadic, str(len(inputs)))
-            if not count.isdigit() or int(count[:9]) != len(inputs):
-                _fail(where, f"{op.name} has {op.variadic}={count[:20]}, but the file gives it {len(inputs)} inputs")
+            total = len(inputs) + len(op.graphs)
+            count = attrs.setdefault(op.variadic, str(total))
+            if not count.isdigit() or int(count[:9]) != total:
+                _fail(where, f"{op.name} has {op.variadic}={count[:20]}, but the file gives it {total} inputs")
         try:
-            node = Node(op, record.name, attrs, inputs)
+            node = Node(op, record.name, attrs, inputs, record.subgraphs)
         except GraphError as error:
             _fail(where, str(error).removeprefix(f"node {record.name!r}: ").rstrip("."))
-        self._check_count(node, where)
+        self._count_outputs(node, where)
         self.nodes.append(self._completed(node, where))
         self._note_unknown(op, attrs)
 
-    def _check_count(self, node: Node, where: str) -> None:
-        """The number of outputs, which a few bytes of a file can make huge."""
+    def _count_outputs(self, node: Node, where: str) -> None:
         assert node.op is not None
-        for key in COUNTS:
-            value = node.params.get(key, 0)
-            if isinstance(value, int) and value > MOST_OUTPUTS:
-                _fail(where, f"{node.op.name} has {key}={value}, the most is {MOST_OUTPUTS}")
         try:
             count = len(node.op.output_names(node.params))
         except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
@@ -263,7 +311,7 @@ class _Reader:
             starts = dict(zip(op.aux, op.aux_init, strict=True))
             init = {name: {"__init__": f'["{starts[name]}", {{}}]'} if name in starts else {} for name in missing}
             made = [Entry(Node(None, f"{node.name}_{name}", {**node.attrs, **init[name]}), 0) for name in missing]
-            node = Node(op, node.name, node.attrs, (*node.inputs, *made))
+            node = node.rebuilt((*node.inputs, *made))
         if len(node.inputs) != len(needed):
             names = _short(", ".join(needed))[1:-1]
             _fail(where, f"{op.name} needs {len(needed)} inputs ({names}), the file has {len(node.inputs)}")
@@ -273,17 +321,7 @@ class _Reader:
         if op.attrs:  # MXNet, too, lets an operator without attributes have any
             for key in attrs.keys() - op.attrs.keys():
                 if not (key.startswith("__") or key.endswith("_mult")):
-                    self.ignored[op.name, key] = self.ignored.get((op.name, key), 0) + 1
-
-    def warn(self) -> None:
-        """Says once what of the file was not understood."""
-        if self.ignored:
-            named = ", ".join(f"{key[:40]!r} of {op} ({count} nodes)" for (op, key), count in list(self.ignored.items())[:10])
-            warnings.warn(
-                f"the graph has attributes that jfit's operators do not have, which are kept but do nothing: {named}; if they "
-                "change what the operator computes, results will differ",
-                stacklevel=4,
-            )
+                    self.ignored[op.name, key] += 1
 
     def entry(self, item: Any, where: str) -> Entry:
         """The output of an earlier node that a reference of the file means."""

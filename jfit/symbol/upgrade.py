@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jfit.ops import Op
-from jfit.symbol.graph import HIDDEN_KEYS, Entry, Node, topological
+from jfit.symbol.graph import HIDDEN_KEYS, Entry, GraphError, Node, Symbol, topological
 
 VERSION = 10901  # MXNet 1.9.1
 OLDEST = 800  # files without a version
@@ -26,6 +26,7 @@ class Record(NamedTuple):
     name: str
     attrs: dict[str, str]
     inputs: list[Any]
+    subgraphs: tuple[Symbol, ...] = ()
 
 
 def version_of(graph: dict[str, Any]) -> int:
@@ -48,18 +49,18 @@ def upgrade(records: Sequence[Record], version: int) -> None:
         records: the nodes of the file.
         version: its version, as `version_of` gives it.
 
-    Raises:
-        GraphError: attributes of a node cannot be read.
-
     Source: MXNet 1.9.1, legacy_json_util (facts of the format only).
     """
     for record in records:
         if record.op is None:
             continue
-        if version < VERSION:
-            _spread_multipliers(record, records)
-        if version < 904:
-            _stamp_aux(record, records)
+        try:
+            if version < VERSION:
+                _spread_multipliers(record, records)
+            if version < 904:
+                _stamp_aux(record, records)
+        except GraphError:
+            continue  # its attributes cannot be read: whoever makes the node of it says where and why
         if version < 905 and record.op.name in ("argmax", "argmin") and record.attrs.get("axis") == "-1":
             del record.attrs["axis"]  # -1 meant "no axis" then
 
@@ -128,7 +129,7 @@ def without_amp_casts(heads: Sequence[Entry]) -> tuple[Entry, ...]:
         inputs = tuple(
             around[id(e.node)][e.index] if id(e.node) in around else Entry(made[id(e.node)], e.index) for e in node.inputs
         )
-        made[id(node)] = Node(node.op, node.name, node.attrs, inputs)
+        made[id(node)] = node.rebuilt(inputs)
         if node.op and node.op.name in AMP:
             around[id(node)] = inputs
     return tuple(Entry(made[id(head.node)], head.index) for head in heads)

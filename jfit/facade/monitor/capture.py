@@ -182,4 +182,4 @@ def _probed(node: Node, inputs: tuple[Entry, ...], probes: dict[tuple[int, int],
 
     if not any((id(node), at) in probes for at in range(len(inputs))):
         return None
-    return Node(node.op, node.name, node.attrs, tuple(added(at, entry) for at, entry in enumerate(inputs)))
+    return node.rebuilt(tuple(added(at, entry) for at, entry in enumerate(inputs)))
