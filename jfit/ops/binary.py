@@ -155,6 +155,7 @@ for equal, equal_aliases, broadcast, broadcast_aliases, how, words in TABLE:
     _add(equal, equal_aliases, how, words)
     _add_broadcast(broadcast, broadcast_aliases, how, words)
 _add("_grad_add", "", python.add, "y = lhs + rhs, as gradients are summed.")
+_add("_scatter_elemwise_div", "", _divide, "y = lhs / rhs; all entries of an array are stored here.")
 
 
 @operator(

@@ -1,4 +1,4 @@
-"""Arrays made from nothing: _zeros, _ones, _full, _arange.  A size of 0 in `shape` is filled in by shape inference."""
+"""Arrays made from nothing (_zeros, _arange, _eye, ...) or from a shape (arange_like, index_array, shape_array, ...)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from jfit.ops.attributes import choice, flag, integer, maybe_number, number, shape, text
+from jfit.ops.attributes import DTYPES, choice, flag, integer, maybe_integer, maybe_number, maybe_shape, number, shape, text
 from jfit.ops.registry import operator
-from jfit.ops.rows import no_rows
-from jfit.ops.rules import dtype_of, made_types
+from jfit.ops.rows import Rows, lost_rows, no_rows
+from jfit.ops.rules import dtype_of, made_types, positive
 
 MADE = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 RANGED = [name for name in MADE if name != "bool"]
@@ -57,3 +59,115 @@ def arange(ctx, attrs):
     count = max(math.ceil((stop - start) / attrs.step), 0)
     values = start + attrs.step * jnp.arange(count, dtype=dtype_of("float64"))
     return jnp.repeat(values, attrs.repeat).astype(dtype_of(attrs.dtype))
+
+
+@operator(
+    "_zeros_without_dtype",
+    attrs={"shape": shape(()), "ctx": text(""), "dtype": integer(-1)},
+    inputs=(),
+    types=lambda attrs, ins: (ins, [_numbered(attrs.dtype)]),
+    rows=no_rows,
+)
+def zeros_without_dtype(ctx, attrs):
+    """y = 0 everywhere; float32 where no dtype (by number) is given."""
+    return jnp.zeros(attrs.shape, dtype_of(_numbered(attrs.dtype).name))
+
+
+def _numbered(code: int) -> np.dtype:
+    return DTYPES["float32"] if code < 0 else DTYPES["bfloat16"] if code == 12 else list(DTYPES.values())[code]
+
+
+@operator(
+    "_eye",
+    attrs={
+        "N": integer(),
+        "M": integer(0),
+        "k": integer(0),
+        "ctx": text(""),
+        "dtype": choice(*(n for n in RANGED if n != "bfloat16"), default="float32"),
+    },
+    **RECORD,
+)
+def eye(ctx, attrs):
+    """y[i, i + k] = 1, else 0, of N rows and M columns (N without M)."""
+    return jnp.eye(attrs.N, attrs.M if attrs.M > 0 else attrs.N, attrs.k, dtype_of(attrs.dtype))
+
+
+@operator(
+    "_linspace",
+    attrs={
+        "start": number(),
+        "stop": maybe_number(None),
+        "num": integer(50),
+        "endpoint": flag(True),
+        "step": number(1.0),
+        "repeat": integer(1),
+        "infer_range": flag(False),
+        "ctx": text(""),
+        "dtype": choice(*RANGED, default="float32"),
+    },
+    **RECORD,
+)
+def linspace(ctx, attrs):
+    """y = num numbers at equal distances from start to stop (without endpoint: below it); step and repeat mean nothing."""
+    if attrs.stop is None or attrs.num < 0:
+        raise ValueError(f"stop is {attrs.stop} and num {attrs.num}, needed a number and a count of 0 or more; pass both")
+    # in double precision on the host: MXNet rounds once, at the end
+    return jnp.asarray(np.linspace(attrs.start, attrs.stop, attrs.num, attrs.endpoint), dtype_of(attrs.dtype))
+
+
+def _arange_like_rows(attrs, rows, shapes, outs):
+    """Numbers along the batch axis belong to its rows; along another axis they do not depend on the batch."""
+    first = rows[0]
+    if not isinstance(first, Rows) or attrs.axis is None:
+        return [first]
+    return [first._replace(axis=0) if positive(attrs.axis, len(shapes[0])) == first.axis else None]
+
+
+@operator(
+    "_contrib_arange_like",
+    attrs={
+        "start": number(0.0),
+        "step": number(1.0),
+        "repeat": integer(1),
+        "ctx": text(""),
+        "axis": maybe_integer(None),
+    },
+    aliases=("_npx_arange_like",),
+    rows=_arange_like_rows,
+)
+def arange_like(ctx, attrs, data):
+    """y = start, start + step, ..., each `repeat` times, as many as the data has entries (in its shape) or along the axis."""
+    size = data.shape if attrs.axis is None else (data.shape[positive(attrs.axis, data.ndim)],)
+    numbers = jnp.arange(math.prod(size), dtype=jnp.int32) // attrs.repeat
+    values = attrs.start + attrs.step * numbers.astype(dtype_of("float64"))
+    return values.reshape(size).astype(data.dtype)
+
+
+def _long_types(attrs, ins):
+    return ins, [DTYPES["int64"]]
+
+
+@operator(
+    "_contrib_index_array",
+    attrs={"axes": maybe_shape(None)},
+    types=_long_types,
+    rows=lambda attrs, rows, shapes, outs: list(rows),
+)
+def index_array(ctx, attrs, data):
+    """y[i, j, ..., :] = (i, j, ...), the place of each entry, or its part along `axes`."""
+    axes = range(data.ndim) if attrs.axes is None else [positive(a, data.ndim, "axes") for a in attrs.axes]
+    places = [lax.broadcasted_iota(dtype_of("int64"), data.shape, a) for a in axes]
+    return jnp.stack(places, -1) if places else jnp.zeros((*data.shape, 0), dtype_of("int64"))
+
+
+@operator("shape_array", aliases=("_npx_shape_array",), types=_long_types, rows=lost_rows)
+def shape_array(ctx, attrs, data):
+    """y = the sizes of the axes of x; a count of the batch, so batches are fed without padding."""
+    return jnp.asarray(data.shape, dtype_of("int64"))
+
+
+@operator("size_array", types=_long_types, rows=lost_rows)
+def size_array(ctx, attrs, data):
+    """y = how many entries x has; a count of the batch, so batches are fed without padding."""
+    return jnp.asarray([data.size], dtype_of("int64"))

@@ -1,13 +1,16 @@
-"""Matrix products: dot and batch_dot."""
+"""Matrix products: dot, batch_dot, the products and triangular solves of the linalg family, khatri_rao."""
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+from typing import Any
 
-from jfit.ops.attributes import flag, maybe_choice
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.ops.attributes import flag, integer, maybe_choice, number
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
-from jfit.ops.rules import agreed
+from jfit.ops.rows import LOST, Rows, lost_rows
+from jfit.ops.rules import accumulating, agreed, argument_names, positive, unify
 
 ATTRS = {
     "transpose_a": flag(False),
@@ -100,3 +103,171 @@ def batch_dot(ctx, attrs, lhs, rhs):
     a = jnp.swapaxes(lhs, -1, -2) if attrs.transpose_a else lhs
     b = jnp.swapaxes(rhs, -1, -2) if attrs.transpose_b else rhs
     return jnp.matmul(a, b)
+
+
+# ------------------------------------------------------------------ the linalg family: matrices are the last two axes
+
+
+def wide(array: Array) -> Array:
+    """The array in the dtype that is summed in: decompositions and sums of products know no half precision."""
+    return array.astype(accumulating(array.dtype))
+
+
+def stack_rows(attrs, rows, shapes, outs):
+    """Row rule: stacks of matrices keep the rows of their leading axes; rows inside a matrix are mixed."""
+    together = agreed(rows)
+    if isinstance(together, Rows) and together.axis >= len(shapes[0]) - 2:
+        return [LOST] * len(outs)
+    return [together] * len(outs)
+
+
+def need_matrices(name: str, shape: tuple[int, ...], square: bool = True) -> None:
+    """Raise a sentence where an array is no stack of (square) matrices."""
+    if len(shape) < 2 or (square and 0 not in shape[-2:] and shape[-1] != shape[-2]):
+        kind = "square matrices" if square else "matrices"
+        raise ValueError(f"{name} has shape {shape}, needed {kind} in its last two axes; reshape or slice it")
+
+
+def _flip(matrix: Array, transposed: bool) -> Array:
+    return jnp.swapaxes(matrix, -1, -2) if transposed else matrix
+
+
+GEMM_ATTRS = {
+    "transpose_a": flag(False),
+    "transpose_b": flag(False),
+    "alpha": number(1.0),
+    "axis": integer(-2),
+}
+
+
+def _matrix_axis(attrs, ndim: int) -> int:
+    axis = positive(attrs.axis, ndim)
+    if axis == ndim - 1:
+        raise ValueError(f"axis is {attrs.axis}, which is the axis of the columns; the rows of a matrix need another one")
+    return axis
+
+
+def _gemm_rows(attrs, rows, shapes, outs):
+    together, ndim = agreed(rows), len(outs[0])
+    mixed = isinstance(together, Rows) and together.axis in (_matrix_axis(attrs, ndim), ndim - 1)
+    return [LOST if mixed else together]
+
+
+def _product(attrs, left: Array, right: Array) -> Array:
+    """alpha op(A) op(B) with the matrix rows on `axis`, in the dtype that is summed in."""
+    axis = _matrix_axis(attrs, left.ndim)
+    a, b = (jnp.moveaxis(wide(x), axis, -2) for x in (left, right))
+    product = jnp.matmul(_flip(a, attrs.transpose_a), _flip(b, attrs.transpose_b))
+    return jnp.moveaxis(attrs.alpha * product, -2, axis)
+
+
+def _gemm_shapes(attrs, ins, outs):
+    """Sizes that meet are filled in from each other; the summand C has the shape of the product."""
+    if ins[0] is None or ins[1] is None:
+        return ins
+    if len(ins[0]) != len(ins[1]) or len(ins[0]) < 2:
+        raise ValueError(f"A has shape {ins[0]} and B {ins[1]}, needed matrices of as many axes; reshape one of them")
+    axis = _matrix_axis(attrs, len(ins[0]))
+    left, right = (list(s) for s in ins[:2])
+    summed = [(left, axis if attrs.transpose_a else -1), (right, -1 if attrs.transpose_b else axis)]
+    found = {shape[at] for shape, at in summed if shape[at]}
+    if len(found) > 1:
+        raise ValueError(
+            f"A has shape {ins[0]} and B {ins[1]}, the sizes summed over are {sorted(found)}, they must be equal "
+            f"(transpose_a={attrs.transpose_a}, transpose_b={attrs.transpose_b}); transpose or reshape one of them"
+        )
+    for shape, at in summed:
+        shape[at] = next(iter(found), 0)
+    product = list(left)
+    product[axis] = left[-1 if attrs.transpose_a else axis]
+    product[-1] = right[axis if attrs.transpose_b else -1]
+    filled = [tuple(left), tuple(right)]
+    return [*filled, unify([tuple(product), ins[2], *outs], "C is added to the product")] if len(ins) == 3 else filled
+
+
+@operator(
+    "_linalg_gemm",
+    inputs=("A", "B", "C"),
+    attrs=GEMM_ATTRS | {"beta": number(1.0)},
+    aliases=("linalg_gemm",),
+    fill=_gemm_shapes,
+    rows=_gemm_rows,
+)
+def gemm(ctx, attrs, left, right, summand):
+    """y = alpha op(A) op(B) + beta C, op transposes on demand; the matrix rows lie on `axis`, the columns on the last axis."""
+    return (_product(attrs, left, right) + attrs.beta * wide(summand)).astype(left.dtype)
+
+
+@operator("_linalg_gemm2", inputs=("A", "B"), attrs=GEMM_ATTRS, aliases=("linalg_gemm2",), fill=_gemm_shapes, rows=_gemm_rows)
+def gemm2(ctx, attrs, left, right):
+    """y = alpha op(A) op(B), op transposes on demand; the matrix rows lie on `axis`, the columns on the last axis."""
+    return _product(attrs, left, right).astype(left.dtype)
+
+
+@operator(
+    "_linalg_syrk",
+    inputs=("A",),
+    attrs={"transpose": flag(False), "alpha": number(1.0)},
+    aliases=("linalg_syrk",),
+    rows=stack_rows,
+)
+def syrk(ctx, attrs, matrix):
+    """y = alpha A Aᵀ, or alpha Aᵀ A with transpose."""
+    need_matrices("A", matrix.shape, square=False)
+    a = _flip(wide(matrix), attrs.transpose)
+    return (attrs.alpha * jnp.matmul(a, _flip(a, True))).astype(matrix.dtype)
+
+
+TRIANGULAR = {"transpose": flag(False), "rightside": flag(False), "lower": flag(True), "alpha": number(1.0)}
+
+
+def _triangular_shapes(attrs, ins, outs):
+    """B and the output have one shape; A is square with the side of B that it meets."""
+    matrix, other = ins[0], unify([ins[1], *outs])
+    if other is not None and len(other) >= 2:
+        side = other[-1] if attrs.rightside else other[-2]
+        matrix = unify([matrix, (*other[:-2], side, side)], "A is square and meets B" + " from the right" * attrs.rightside)
+    return [matrix, other]
+
+
+TRIANGULAR_RECORD: dict[str, Any] = {
+    "inputs": ("A", "B"),
+    "attrs": TRIANGULAR,
+    "fill": _triangular_shapes,
+    "rows": stack_rows,
+}
+
+
+@operator("_linalg_trmm", aliases=("linalg_trmm",), **TRIANGULAR_RECORD)
+def trmm(ctx, attrs, matrix, other):
+    """y = alpha op(A) B, or alpha B op(A) with rightside; A is triangular, its other half is not looked at."""
+    half = (jnp.tril if attrs.lower else jnp.triu)(wide(matrix))
+    half, b = _flip(half, attrs.transpose), wide(other)
+    return (attrs.alpha * (jnp.matmul(b, half) if attrs.rightside else jnp.matmul(half, b))).astype(other.dtype)
+
+
+@operator("_linalg_trsm", aliases=("linalg_trsm",), **TRIANGULAR_RECORD)
+def trsm(ctx, attrs, matrix, other):
+    """y with op(A) y = alpha B, or y op(A) = alpha B with rightside; A is triangular, its other half is not looked at."""
+    y = lax.linalg.triangular_solve(
+        wide(matrix),
+        attrs.alpha * wide(other),
+        left_side=not attrs.rightside,
+        lower=attrs.lower,
+        transpose_a=attrs.transpose,
+    )
+    return y.astype(other.dtype)
+
+
+@operator("khatri_rao", inputs=argument_names, variadic="num_args", attrs={"num_args": integer()}, rows=lost_rows)
+def khatri_rao(ctx, attrs, *args):
+    """y = the Kronecker product of the matrices column by column: y[:, k] = arg0[:, k] ⊗ arg1[:, k] ⊗ ..."""
+    columns = {a.shape[1:] for a in args}
+    if len(columns) > 1 or args[0].ndim != 2:
+        raise ValueError(
+            f"khatri_rao got shapes {[a.shape for a in args]}, needed matrices with as many columns each; reshape them"
+        )
+    product = args[0]
+    for a in args[1:]:
+        product = (product[:, None, :] * a[None, :, :]).reshape((-1, a.shape[1]))
+    return product

@@ -45,7 +45,7 @@ TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
         "y = 1 where exactly one of x and s is nonzero, else 0.",
     ),
 ]
-ARITHMETIC = {row[0] for row in TABLE[:13]}
+ARITHMETIC = {row[0] for row in TABLE[:13]} | {"_scatter_plus_scalar", "_scatter_minus_scalar"}
 
 
 def _floats(name: str, attrs: Any, dtype: Any) -> bool:
@@ -68,8 +68,10 @@ def _add(name: str, alias: str, function: Callable[[Array, Array], Array], formu
 
     fn.__doc__ = formula
     attrs = {"scalar": number(1.0), "is_int": flag(True)}
-    operator(name, attrs=attrs, aliases=(alias,), fill=same_shape, types=types, layout="any")(fn)
+    operator(name, attrs=attrs, aliases=(alias,) if alias else (), fill=same_shape, types=types, layout="any")(fn)
 
 
 for row in TABLE:
     _add(*row)
+_add("_scatter_plus_scalar", "", python.add, "y = x + s; all entries of an array are stored here.")
+_add("_scatter_minus_scalar", "", python.sub, "y = x - s; all entries of an array are stored here.")

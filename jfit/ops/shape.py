@@ -306,3 +306,36 @@ def pad(ctx, attrs, data):
     widths = list(zip(attrs.pad_width[::2], attrs.pad_width[1::2], strict=True))
     extra = {"constant_values": attrs.constant_value} if attrs.mode == "constant" else {}
     return jnp.pad(data, widths, mode=attrs.mode, **extra)
+
+
+def _block_rows(attrs, rows, shapes, outs):
+    first = rows[0]
+    return [LOST if isinstance(first, Rows) and first.axis > 0 else first]
+
+
+def _check_blocks(block: int, shape_: Shape, divided: Sequence[int], by: int) -> None:
+    if len(shape_) != 4 or block < 1 or any(shape_[a] % by for a in divided):
+        raise ValueError(
+            f"data has shape {shape_}, block_size {block} needs (batch, channels, height, width) with axes {tuple(divided)} "
+            f"divisible by {by}; change block_size or the data"
+        )
+
+
+@operator("depth_to_space", attrs={"block_size": integer()}, rows=_block_rows)
+def depth_to_space(ctx, attrs, data):
+    """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w]: channels become blocks of b x b places."""
+    b = attrs.block_size
+    _check_blocks(b, data.shape, (1,), b * b)
+    n, c, h, w = data.shape
+    parts = data.reshape((n, b, b, c // (b * b), h, w))
+    return parts.transpose((0, 3, 4, 1, 5, 2)).reshape((n, c // (b * b), h * b, w * b))
+
+
+@operator("space_to_depth", attrs={"block_size": integer()}, rows=_block_rows)
+def space_to_depth(ctx, attrs, data):
+    """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: blocks of b x b places become channels."""
+    b = attrs.block_size
+    _check_blocks(b, data.shape, (2, 3), b)
+    n, c, h, w = data.shape
+    parts = data.reshape((n, c, h // b, b, w // b, b))
+    return parts.transpose((0, 3, 5, 1, 2, 4)).reshape((n, c * b * b, h // b, w // b))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from jfit.ops.attributes import flag, integer, maybe_integer, shape
@@ -45,6 +47,16 @@ def _concat_rows(attrs, rows, shapes, outs):
 def concat(ctx, attrs, *args):
     """y = the arrays one after the other along axis `dim`."""
     return jnp.concatenate(args, positive(attrs.dim, args[0].ndim, "dim"))
+
+
+operator(
+    "_rnn_param_concat",
+    inputs=argument_names,
+    variadic="num_args",
+    attrs={"num_args": integer(), "dim": integer(1)},
+    fill=_concat_shapes,
+    rows=_concat_rows,
+)(concat)
 
 
 def _stack_shapes(attrs, ins, outs):
@@ -101,7 +113,7 @@ def slice_channel(ctx, attrs, data):
     return tuple(jnp.squeeze(p, axis) for p in parts) if attrs.squeeze_axis else tuple(parts)
 
 
-def _steps(attrs, ndim):
+def slices(attrs: Any, ndim: int) -> tuple[slice, ...]:
     """One Python slice for each leading axis that `begin` names."""
     begin, end = attrs.begin, attrs.end
     if len(begin) != len(end) or len(begin) > ndim:
@@ -113,7 +125,7 @@ def _steps(attrs, ndim):
 def _slice_rows(attrs, rows, shapes, outs):
     r = rows[0]
     if isinstance(r, Rows):
-        cuts = _steps(attrs, len(shapes[0]))
+        cuts = slices(attrs, len(shapes[0]))
         size = shapes[0][r.axis]
         if r.axis < len(cuts) and cuts[r.axis].indices(size) != (0, size, 1):
             return [LOST]
@@ -128,7 +140,7 @@ def _slice_rows(attrs, rows, shapes, outs):
 )
 def slice_(ctx, attrs, data):
     """y = x[begin:end:step], axis by axis; None leaves a bound open."""
-    return data[_steps(attrs, data.ndim)]
+    return data[slices(attrs, data.ndim)]
 
 
 @operator(

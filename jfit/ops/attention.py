@@ -1,0 +1,109 @@
+"""Attention with interleaved projections: queries, keys and values of each head side by side in the last axis.
+
+Arrays are (time, batch, heads * parts * size); scores and weights are (batch * heads, query time, key time).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.ops.attributes import integer
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import accumulating
+
+HEADS = {"heads": integer()}
+
+
+@operator("_contrib_div_sqrt_dim")
+def div_sqrt_dim(ctx, attrs, data):
+    """y = x / √(size of the last axis)."""
+    return data / jnp.asarray(math.sqrt(data.shape[-1]), data.dtype)
+
+
+def _heads(attrs, data: Array, parts: int) -> list[Array]:
+    """The projections: `parts` arrays (batch, heads, time, size) in the dtype that is summed in."""
+    if data.ndim != 3 or attrs.heads < 1 or data.shape[2] % (attrs.heads * parts):
+        raise ValueError(
+            f"projections have shape {data.shape}, needed (time, batch, heads * {parts} * size) with heads={attrs.heads}; "
+            "change the projection or heads"
+        )
+    time, batch, _ = data.shape
+    split = data.astype(accumulating(data.dtype)).reshape((time, batch, attrs.heads, parts, -1))
+    return [split[:, :, :, k].transpose((1, 2, 0, 3)) for k in range(parts)]
+
+
+def _scores(queries: Array, keys: Array, dtype: Any) -> Array:
+    """Q Kᵀ / √size as (batch * heads, query time, key time)."""
+    scores = jnp.einsum("bhqd,bhkd->bhqk", queries / math.sqrt(queries.shape[-1]), keys)
+    return scores.reshape((-1, *scores.shape[2:])).astype(dtype)
+
+
+def _attended(attrs, values: Array, attention: Array) -> Array:
+    """Weights times values as (query time, batch, heads * size)."""
+    batch, heads, time, size = values.shape
+    if attention.ndim != 3 or attention.shape[0] != batch * heads or attention.shape[2] != time:
+        raise ValueError(
+            f"attention has shape {attention.shape}, needed ({batch * heads}, query time, {time}): one matrix for each of "
+            f"{batch} sequences and {heads} heads; reshape it"
+        )
+    weights = attention.astype(values.dtype).reshape((batch, heads, *attention.shape[1:]))
+    mixed = jnp.einsum("bhqk,bhkd->qbhd", weights, values)
+    return mixed.reshape((attention.shape[1], batch, heads * size)).astype(attention.dtype)
+
+
+def _score_rows(attrs, rows, shapes, outs):
+    """Sequences of the batch (axis 1) become runs of `heads` on axis 0."""
+    found = [r for r in rows if r is not None]
+    if not found:
+        return [None]
+    first = found[0]
+    plain = all(r == first for r in found) and isinstance(first, Rows) and first.axis == 1
+    return [first._replace(axis=0, after=first.after * attrs.heads) if plain else LOST]
+
+
+def _attended_rows(attrs, rows, shapes, outs):
+    """The other way: runs of `heads` on axis 0 of the weights are sequences on axis 1."""
+    projections, weights = rows
+    if isinstance(weights, Rows):
+        whole = weights.axis == 0 and weights.after % attrs.heads == 0
+        weights = weights._replace(axis=1, after=weights.after // attrs.heads) if whole else LOST
+    found = [r for r in (projections, weights) if r is not None]
+    if not found:
+        return [None]
+    return [found[0] if all(r == found[0] for r in found) and isinstance(found[0], Rows) and found[0].axis == 1 else LOST]
+
+
+@operator("_contrib_interleaved_matmul_selfatt_qk", inputs=("queries_keys_values",), attrs=HEADS, rows=_score_rows)
+def selfatt_qk(ctx, attrs, projections):
+    """y = Q Kᵀ / √size for each sequence and head, of interleaved queries, keys and values."""
+    queries, keys, _ = _heads(attrs, projections, 3)
+    return _scores(queries, keys, projections.dtype)
+
+
+@operator(
+    "_contrib_interleaved_matmul_selfatt_valatt",
+    inputs=("queries_keys_values", "attention"),
+    attrs=HEADS,
+    rows=_attended_rows,
+)
+def selfatt_valatt(ctx, attrs, projections, attention):
+    """y = attention V, heads side by side, of interleaved queries, keys and values."""
+    return _attended(attrs, _heads(attrs, projections, 3)[2], attention)
+
+
+@operator("_contrib_interleaved_matmul_encdec_qk", inputs=("queries", "keys_values"), attrs=HEADS, rows=_score_rows)
+def encdec_qk(ctx, attrs, queries, keys_values):
+    """y = Q Kᵀ / √size for each sequence and head, of queries and of interleaved keys and values."""
+    (asked,), (keys, _) = _heads(attrs, queries, 1), _heads(attrs, keys_values, 2)
+    return _scores(asked, keys, queries.dtype)
+
+
+@operator("_contrib_interleaved_matmul_encdec_valatt", inputs=("keys_values", "attention"), attrs=HEADS, rows=_attended_rows)
+def encdec_valatt(ctx, attrs, keys_values, attention):
+    """y = attention V, heads side by side, of interleaved keys and values."""
+    return _attended(attrs, _heads(attrs, keys_values, 2)[1], attention)

@@ -1,0 +1,150 @@
+"""Operators that hand their input on: copies between devices and storages, casts of several arrays, gradients made other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit.ops.attributes import DTYPES, choice, flag, integer, number
+from jfit.ops.registry import operator
+from jfit.ops.rows import elementwise_rows, first_rows
+from jfit.ops.rules import dtype_of, first_types, same_shape
+
+HALVES = (DTYPES["float16"], DTYPES["bfloat16"])
+
+
+def _same(ctx: Any, attrs: Any, data: Array) -> Array:
+    """y = x."""
+    return data
+
+
+operator("_copyto", fill=same_shape, layout="any")(_same)
+operator("_CrossDeviceCopy", fill=same_shape, layout="any")(_same)
+operator(
+    "cast_storage",
+    attrs={"stype": choice("csr", "default", "row_sparse")},
+    aliases=("_sparse_cast_storage",),
+    fill=same_shape,
+    layout="any",
+)(_same)
+
+
+@operator("_identity_with_attr_like_rhs", inputs=("lhs", "rhs"), fill=same_shape, types=first_types)
+def identity_like(ctx, attrs, lhs, rhs):
+    """y = lhs, which has the shape of rhs; zero gradient to rhs."""
+    return lhs
+
+
+@operator("_sparse_retain", inputs=("data", "indices"), types=first_types, rows=first_rows)
+def sparse_retain(ctx, attrs, data, indices):
+    """y[i] = x[i] where i is one of the indices, else 0."""
+    rows = jnp.arange(data.shape[0], dtype=jnp.int32)
+    kept = jnp.any(rows[:, None] == indices.astype(jnp.int32).reshape((1, -1)), 1)
+    return jnp.where(kept.reshape((-1,) + (1,) * (data.ndim - 1)), data, jnp.zeros_like(data))
+
+
+def _multicast_types(attrs, ins):
+    """Half precision and float32 meet in the wider, with cast_narrow in the narrower one; other dtypes stay."""
+    known = [np.dtype(t) for t in ins if t is not None]
+    floats = [t for t in known if t in HALVES or t == DTYPES["float32"]]
+    halves = [t for t in floats if t in HALVES]
+    if not halves or (len(halves) == len(floats) and len(set(halves)) == 1):
+        return ins, list(ins)
+    target = halves[0] if attrs.cast_narrow else DTYPES["float32"]
+    return ins, [target if t is not None and np.dtype(t) in floats else t for t in ins]
+
+
+def _multicast_rows(attrs, rows, shapes, outs):
+    return list(rows)
+
+
+def _data_names(attrs):
+    return tuple(f"data_{i}" for i in range(attrs.num_outputs))
+
+
+def _output_names(attrs):
+    return tuple(f"output{i}" for i in range(attrs.num_outputs)) if attrs.num_outputs > 1 else ("output",)
+
+
+@operator(
+    "amp_multicast",
+    inputs=_data_names,
+    outputs=_output_names,
+    variadic="num_outputs",
+    attrs={"num_outputs": integer(), "cast_narrow": flag(False)},
+    types=_multicast_types,
+    rows=_multicast_rows,
+)
+def amp_multicast(ctx, attrs, *data):
+    """yᵢ = xᵢ in the widest of the float dtypes among them, the narrowest with cast_narrow; integers stay."""
+    wanted = _multicast_types(attrs, [d.dtype for d in data])[1]
+    return tuple(d.astype(t) for d, t in zip(data, wanted, strict=True))
+
+
+# ------------------------------------------------------------------ the value of one function, the gradient of another
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _straight(function: Any, data: Array) -> Array:
+    """function(x) with the gradient of x."""
+    return function(data)
+
+
+@_straight.defjvp
+def _straight_jvp(function, primals, tangents):
+    return _straight(function, primals[0]), tangents[0]
+
+
+def _rounded(data: Array) -> Array:
+    return jax.lax.round(data, jax.lax.RoundingMethod.AWAY_FROM_ZERO)
+
+
+@operator("_contrib_round_ste", aliases=("_sparse__contrib_round_ste",), fill=same_shape, layout="any")
+def round_ste(ctx, attrs, data):
+    """y = the nearest integer, halves away from 0; the gradient passes straight through."""
+    return _straight(_rounded, data)
+
+
+@operator("_contrib_sign_ste", aliases=("_sparse__contrib_sign_ste",), fill=same_shape, layout="any")
+def sign_ste(ctx, attrs, data):
+    """y = -1, 0 or 1 as x < 0, x = 0, x > 0; the gradient passes straight through."""
+    return _straight(jnp.sign, data)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _scaled_gradient(scale: float, data: Array) -> Array:
+    return data
+
+
+@_scaled_gradient.defjvp
+def _scaled_gradient_jvp(scale, primals, tangents):
+    return primals[0], tangents[0] * jnp.asarray(scale, tangents[0].dtype)
+
+
+@operator(
+    "_contrib_gradientmultiplier",
+    attrs={"scalar": number(1.0), "is_int": flag(True)},
+    fill=same_shape,
+    layout="any",
+)
+def gradientmultiplier(ctx, attrs, data):
+    """y = x; the gradient is multiplied by scalar (a negative one turns it round)."""
+    return _scaled_gradient(attrs.scalar, data) if jnp.issubdtype(data.dtype, jnp.floating) else data
+
+
+@operator(
+    "_contrib_quadratic",
+    attrs={"a": number(0.0), "b": number(0.0), "c": number(0.0)},
+    fill=same_shape,
+    rows=elementwise_rows,
+    layout="any",
+)
+def quadratic(ctx, attrs, data):
+    """y = a x² + b x + c."""
+    x = data if jnp.issubdtype(data.dtype, jnp.floating) else data.astype(dtype_of("float32"))
+    return ((attrs.a * x + attrs.b) * x + attrs.c).astype(data.dtype)

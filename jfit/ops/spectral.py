@@ -1,0 +1,65 @@
+"""Fourier transforms and count sketches of the last axis.  MXNet has them on GPUs only."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from jfit.ops.attributes import integer
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import accumulating, first_types, unmixed_rows
+
+
+def _kept_but_last(attrs, rows, shapes, outs):
+    return unmixed_rows(-1, rows, shapes, outs)
+
+
+@operator("_contrib_fft", attrs={"compute_size": integer(128)}, rows=_kept_but_last)
+def fft(ctx, attrs, data):
+    """y = Σₙ x[n] exp(-2πi kn / N) along the last axis, as real and imaginary parts in turn."""
+    found = jnp.fft.fft(data.astype(accumulating(data.dtype)))
+    return jnp.stack([found.real, found.imag], -1).reshape((*data.shape[:-1], -1)).astype(data.dtype)
+
+
+@operator("_contrib_ifft", attrs={"compute_size": integer(128)}, rows=_kept_but_last)
+def ifft(ctx, attrs, data):
+    """y[n] = Re Σₖ X[k] exp(2πi kn / N), not divided by N; X has real and imaginary parts in turn along the last axis."""
+    if data.shape[-1] % 2:
+        raise ValueError(f"data has shape {data.shape}, real and imaginary parts in turn make an even last axis; complete it")
+    parts = data.astype(accumulating(data.dtype)).reshape((*data.shape[:-1], -1, 2))
+    return (jnp.fft.ifft(lax.complex(parts[..., 0], parts[..., 1])).real * parts.shape[-2]).astype(data.dtype)
+
+
+def _sketch_shapes(attrs, ins, outs):
+    data, hashes, signs = ins
+    if data is None:
+        return ins
+    size = (1, data[-1])
+    return [data, size if hashes is None else hashes, size if signs is None else signs]
+
+
+def _sketch_rows(attrs, rows, shapes, outs):
+    data = rows[0]
+    if any(r is not None for r in rows[1:]) or (isinstance(data, Rows) and data.axis == len(shapes[0]) - 1):
+        return [LOST]
+    return [data]
+
+
+@operator(
+    "_contrib_count_sketch",
+    inputs=("data", "h", "s"),
+    attrs={"out_dim": integer(), "processing_batch_size": integer(32)},
+    fill=_sketch_shapes,
+    types=first_types,
+    rows=_sketch_rows,
+)
+def count_sketch(ctx, attrs, data, h, s):
+    """y[..., j] = Σ s[i] x[..., i] over the i with h[i] = j; h and s are fixed and have no gradient."""
+    if h.size != data.shape[-1] or s.size != data.shape[-1]:
+        raise ValueError(
+            f"h has shape {h.shape} and s {s.shape}, data of shape {data.shape} needs {data.shape[-1]} of each; resize them"
+        )
+    places = h.reshape(-1).astype(jnp.int32)
+    signed = data * lax.stop_gradient(s).reshape((1,) * (data.ndim - 1) + (-1,)).astype(data.dtype)
+    return jnp.zeros((*data.shape[:-1], attrs.out_dim), data.dtype).at[..., places].add(signed, mode="drop")
