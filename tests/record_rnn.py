@@ -1,0 +1,136 @@
+"""Records recurrent cells by running MXNet 1.9.1 itself: `python tests/record_rnn.py` writes tests/golden/rnn_cells.json.
+
+Runs in the environment of `record_golden`, but with oneDNN, which the fused operator needs there.  For each case of tests/cases/rnn_cells.py: every node
+of the graph as [operator, name, attributes, inputs], and for some the outputs and gradients for values that `values` draws.
+Further what packing and unpacking weights gives, and what mx.viz prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+PACKED = {"fused_lstm_both": ("lstm", True), "fused_gru_one": ("gru", False), "fused_rnn_relu_both": ("rnn_relu", True)}
+
+
+def named(mx: Any, make: Any) -> Any:
+    """The symbol of a case, its automatic names counted from 0."""
+    with mx.name.NameManager(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make(mx)
+
+
+def graph(symbol: Any) -> dict[str, Any]:
+    """The nodes and heads of symbol.json, in short."""
+    loaded = json.loads(symbol.tojson())
+    nodes = [[n["op"], n["name"], n.get("attrs", {}), [i[:2] for i in n["inputs"]]] for n in loaded["nodes"]]
+    return {"nodes": nodes, "heads": [h[:2] for h in loaded["heads"]]}
+
+
+def values(names: list[str], shapes: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Arrays for the arguments of a graph, the same on every machine."""
+    draw = np.random.RandomState(7)
+    return {n: draw.uniform(-0.8, 0.8, s).astype("float32") for n, s in zip(names, shapes)}  # noqa: B905
+
+
+def numbers(mx: Any, symbol: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Outputs and gradients of the sum of outputs times their position."""
+    given, outs, _ = symbol.infer_shape(**shapes)
+    arrays = values(symbol.list_arguments(), given)
+    bound = symbol.bind(
+        mx.cpu(),
+        {n: mx.nd.array(a) for n, a in arrays.items()},
+        args_grad={n: mx.nd.zeros(a.shape) for n, a in arrays.items()},
+    )
+    outputs = [o.asnumpy() for o in bound.forward(is_train=True)]
+    bound.backward([mx.nd.array(np.cos(np.arange(o.size)).reshape(o.shape)) for o in outputs])
+    mx.nd.waitall()
+    grads = {n: g.asnumpy() for n, g in bound.grad_dict.items()}
+    return {"outputs": [listed(o) for o in outputs], "grads": {n: listed(g) for n, g in grads.items()}}
+
+
+def listed(array: np.ndarray) -> list[float]:
+    return [float(f"{x:.6g}") for x in array.ravel()]
+
+
+def packing(mx: Any, mode: str, both: bool) -> dict[str, Any]:
+    """A vector of 0, 1, 2, ... cut into the weights of gates, by the fused cell; what the single cells stack of them."""
+    cell = mx.rnn.FusedRNNCell(3, num_layers=2, mode=mode, bidirectional=both)
+    size = mx.sym.RNN(
+        *[mx.sym.Variable(n) for n in ("data", "p", "state", "state_cell")[: 4 if mode == "lstm" else 3]],
+        state_size=3, num_layers=2, mode=mode, bidirectional=both,
+    ).infer_shape(data=(1, 1, 2))[0][1][0]  # fmt: skip
+    vector = mx.nd.array(np.arange(size, dtype="float32"))
+    cut = cell.unpack_weights({f"{mode}_parameters": vector, "other": mx.nd.ones(1)})
+    back = cell.pack_weights(cut)
+    stacked = cell.unfuse().pack_weights(cut)
+    return {k: {n: [list(a.shape), listed(a.asnumpy())] for n, a in d.items()} for k, d in
+            (("cut", cut), ("back", back), ("stacked", stacked))}  # fmt: skip
+
+
+def pictures(mx: Any) -> dict[str, Any]:
+    """What mx.viz prints and draws of one network with every kind of layer it knows, in several ways."""
+    x = mx.sym.Variable("data")
+    c = mx.sym.Convolution(x, num_filter=4, kernel=(3, 3), stride=(2, 2), num_group=2, no_bias=True, name="c")
+    b = mx.sym.BatchNorm(c, name="b")
+    a = mx.sym.LeakyReLU(mx.sym.Activation(b, act_type="tanh", name="a"), act_type="elu", name="l")
+    p = mx.sym.Pooling(a, kernel=(2, 2), stride=(2, 2), pool_type="avg", name="p")
+    q = mx.sym.Pooling(a, global_pool=True, kernel=(1, 1), pool_type="max", name="q")
+    s = mx.sym.SliceChannel(p, num_outputs=2, name="s")
+    f = mx.sym.Flatten(mx.sym.Concat(s[0], s[1], p, name="k"), name="f")
+    e = mx.sym.Embedding(mx.sym.Variable("word"), input_dim=7, output_dim=5, name="e")
+    d = mx.sym.FullyConnected(f, num_hidden=5, no_bias=True, name="d")
+    t = mx.sym.FullyConnected(mx.sym.Flatten(q, name="g"), num_hidden=5, name="t")
+    net = mx.sym.SoftmaxOutput(mx.sym.Reshape(d + t + e, shape=(-1, 5), name="r"), name="softmax")
+    shape = {"data": (2, 2, 13, 13), "word": (2,)}
+    found: dict[str, Any] = {}
+    for name, options in {
+        "plain": {},
+        "shapes": {"shape": shape},
+        "narrow": {"shape": shape, "line_length": 80, "positions": [30, 50, 60, 80]},
+    }.items():
+        found[f"table_{name}"] = printed(lambda options=options: mx.viz.print_summary(net, **options))
+    found["table_inner"] = printed(lambda: mx.viz.print_summary(s[1], shape={"data": (2, 2, 13, 13)}))
+    for name, options in {
+        "plain": {},
+        "shapes": {"shape": shape, "dtype": {"data": np.float32, "word": np.float32}, "title": "net", "save_format": "svg"},
+        "weights": {"hide_weights": False, "node_attrs": {"fixedsize": "false", "shape": "hexagon"}},
+    }.items():
+        found[f"drawing_{name}"] = [x.strip() for x in mx.viz.plot_network(net, **options).source.strip().splitlines()]
+    found["listing"] = net.debug_str().splitlines()
+    return found
+
+
+def printed(call: Any) -> list[str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        call()
+    return [x.rstrip() for x in out.getvalue().splitlines()]
+
+
+def main() -> None:
+    import mxnet as mx  # pyright: ignore[reportMissingImports]
+    from cases.rnn_cells import CASES, NUMBERS
+
+    symbols = {name: named(mx, make) for name, make in CASES.items()}
+    golden = {
+        "graphs": {name: graph(symbol) for name, symbol in symbols.items()},
+        "numbers": {name: numbers(mx, symbols[name], shapes) for name, shapes in NUMBERS.items()},
+        "packing": {name: packing(mx, *options) for name, options in PACKED.items()},
+        "pictures": pictures(mx),
+    }
+    path = HERE / "golden" / "rnn_cells.json"
+    path.write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    print(path, path.stat().st_size, "bytes,", len(CASES), "graphs,", len(NUMBERS), "with numbers")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    main()
