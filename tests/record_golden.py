@@ -29,12 +29,21 @@ import numpy as np
 HERE = Path(__file__).parent
 
 
+def maker(mx: Any, op: str) -> Any:
+    """The function that makes a symbol of this operator; some families have a module of their own."""
+    for home in ("contrib", "linalg", "sparse", "image"):
+        found = getattr(getattr(mx.sym, home), op.removeprefix(f"_{home}_"), None)
+        if op.startswith(f"_{home}_") and found is not None:
+            return found
+    return getattr(mx.sym, op, None) or getattr(mx.sym._internal, op)
+
+
 def record(mx: Any, number: int, case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """One case as (description, arrays by key)."""
     op, inputs, aux = case["op"], case["inputs"], case.get("aux", {})
     req = {n: case.get("req", {}).get(n, "write" if a.dtype.kind == "f" else "null") for n, a in inputs.items()}
     attrs = {k: str(v) for k, v in case.get("attrs", {}).items()}
-    make = getattr(mx.sym, op, None) or getattr(mx.sym.contrib, op.replace("_contrib_", ""), None) or getattr(mx.sym._internal, op)
+    make = maker(mx, op)
     states = {n: mx.sym.Variable(n) for n in aux}  # by name: some operators do not list them among their inputs
     symbol = make(*map(mx.sym.Variable, inputs), name="op0", **states, **case.get("attrs", {}))
     boxes = {n: mx.nd.array(a, dtype=a.dtype) for n, a in inputs.items()}
