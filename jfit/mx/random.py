@@ -1,15 +1,24 @@
-"""`mx.random`: the seed, and eager draws from its sequence of keys."""
+"""`mx.random` and `mx.nd.random`: the seed, and eager draws from its sequence of keys.
+
+Numbers as parameters draw with `_random_*`; arrays draw with `_sample_*`, `shape` numbers for each of their entries.
+
+>>> import jfit.mx as mx
+>>> mx.nd.random.normal(mx.nd.array([0, 100]), mx.nd.array([1, 1]), shape=3).shape
+(2, 3)
+"""
 
 from __future__ import annotations
 
+import numbers
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from jfit.facade import rng
-from jfit.mx.keys import next_key
 from jfit.mx.nd.array import NDArray, held
+from jfit.mx.nd.invoke import function, is_array
+from jfit.mx.spelling import find
 
 
 def seed(seed_state: int, ctx: Any = "all") -> None:
@@ -25,34 +34,86 @@ def seed(seed_state: int, ctx: Any = "all") -> None:
     rng.seed(int(seed_state))
 
 
-def uniform(low: float = 0, high: float = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
+def uniform(low: Any = 0, high: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
     """y ~ U(low, high)."""
-    return _made(lambda key, size: jax.random.uniform(key, size, minval=low, maxval=high), shape, dtype, ctx, out)
+    return _drawn("uniform", {"low": low, "high": high}, shape, dtype, ctx, out)
 
 
-def normal(loc: float = 0, scale: float = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
+def normal(loc: Any = 0, scale: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
     """y ~ N(loc, scale²)."""
-    return _made(lambda key, size: loc + scale * jax.random.normal(key, size), shape, dtype, ctx, out)
+    return _drawn("normal", {"loc": loc, "scale": scale}, shape, dtype, ctx, out)
 
 
-def randn(*shape: int, loc: float = 0, scale: float = 1, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
+def randn(*shape: int, loc: Any = 0, scale: Any = 1, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
     """y ~ N(loc, scale²) of the shape given by position."""
     return normal(loc, scale, shape, dtype, ctx, out)
 
 
+def poisson(lam: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
+    """y ~ Poisson(lam)."""
+    return _drawn("poisson", {"lam": lam}, shape, dtype, ctx, out)
+
+
+def exponential(scale: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
+    """y ~ Exp(1 / scale), of mean scale."""
+    return _drawn("exponential", {"lam": 1.0 / scale}, shape, dtype, ctx, out)
+
+
+def gamma(alpha: Any = 1, beta: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
+    """y ~ Γ(alpha) · beta, of mean alpha · beta."""
+    return _drawn("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, ctx, out)
+
+
+def negative_binomial(
+    k: Any = 1, p: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
+) -> NDArray:
+    """y = failures before the k-th success of probability p."""
+    return _drawn("negative_binomial", {"k": k, "p": p}, shape, dtype, ctx, out)
+
+
+def generalized_negative_binomial(
+    mu: Any = 1, alpha: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
+) -> NDArray:
+    """y of mean mu and variance mu + alpha mu²."""
+    return _drawn("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, ctx, out)
+
+
+def multinomial(data: Any, shape: Any = None, get_prob: bool = False, out: Any = None, dtype: Any = "int32") -> Any:
+    """y = k with probability data[..., k]; with get_prob also the logarithm of that probability."""
+    kind = np.dtype(dtype).name
+    return function("_sample_multinomial")(data, shape=_sizes(shape), get_prob=get_prob, dtype=kind, out=out)
+
+
 def randint(low: int, high: int, shape: Any = None, dtype: Any = "int32", ctx: Any = None, out: Any = None) -> NDArray:
     """Whole numbers from low to high - 1, equally likely."""
-    return _made(lambda key, size: jax.random.randint(key, size, low, high), shape, dtype, ctx, out)
+    return _drawn("randint", {"low": low, "high": high}, shape, dtype or "int32", ctx, out)
 
 
-def shuffle(data: Any) -> NDArray:
+def shuffle(data: Any, out: Any = None) -> NDArray:
     """The rows in a random order."""
-    return NDArray(jax.random.permutation(next_key(), jax.numpy.asarray(data)))
+    return function("_shuffle")(data, out=out)
 
 
-def _made(draw: Any, shape: Any, dtype: Any, ctx: Any, out: Any) -> NDArray:
+def _drawn(law: str, parameters: Mapping[str, Any], shape: Any, dtype: Any, ctx: Any, out: Any) -> NDArray:
+    kinds = {is_array(v) if not isinstance(v, numbers.Number) else False for v in parameters.values()}
+    if kinds == {True}:
+        kind = None if dtype is None else np.dtype(dtype).name
+        return function(f"_sample_{law}")(*parameters.values(), shape=_sizes(shape), dtype=kind, out=out)
+    if kinds != {False} or not all(isinstance(v, numbers.Number) for v in parameters.values()):
+        found = {k: type(v).__name__ for k, v in parameters.items()}
+        raise ValueError(f"random.{law}: the parameters are {found}, needed numbers only or NDArrays only; convert them")
+    size = out.shape if out is not None and shape is None else _sizes(shape) or (1,) if shape is None else _sizes(shape)
+    drawn = function(f"_random_{law}")(shape=size, **parameters)
     if out is not None:
-        out[:] = draw(next_key(), out.shape)
+        out[:] = drawn
         return out
-    size = (1,) if shape is None else (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    return NDArray(held(draw(next_key(), size), np.float32 if dtype is None else dtype, ctx))
+    return NDArray(held(drawn.value, np.float32 if dtype is None else dtype, ctx))
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """The sizes given by one number, several, or None (no axis)."""
+    return () if shape is None else (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
+
+
+def __getattr__(name: str) -> Any:
+    return find("mx.nd.random", ("_random_",), name, function)

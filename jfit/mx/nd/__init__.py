@@ -37,6 +37,7 @@ from jfit.mx.spelling import PAIRS, Namespace, find
 
 contrib = Namespace("mx.nd.contrib", ("_contrib_",), function)
 linalg = Namespace("mx.nd.linalg", ("_linalg_",), function)
+image = Namespace("mx.nd.image", ("_image_",), function)
 op = Namespace("mx.nd.op", ("",), function)
 _internal = Namespace("mx.nd._internal", ("",), function)
 
@@ -51,6 +52,7 @@ __all__ = [
     "empty",
     "eye",
     "full",
+    "image",
     "invoke",
     "linalg",
     "linspace",
