@@ -1,0 +1,28 @@
+"""ONNX converters, one per operator, a family a file.
+
+>>> from jfit.export.nodes import CONVERTERS
+>>> "Convolution" in CONVERTERS
+True
+"""
+
+from jfit.export.nodes import conv, elementwise, indexing, nn, norm, reduce, rnn, shape
+from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased
+
+__all__ = [
+    "CONVERTERS",
+    "At",
+    "Entry",
+    "Graph",
+    "Size",
+    "Step",
+    "Unsupported",
+    "aliased",
+    "conv",
+    "elementwise",
+    "indexing",
+    "nn",
+    "norm",
+    "reduce",
+    "rnn",
+    "shape",
+]

@@ -1,0 +1,248 @@
+"""Convolution, transposed convolution, pooling, resizing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
+
+
+def _channels_first(layout: str | None, ndim: int) -> tuple[list[int], list[int]] | None:
+    """(order to channels-first, order back) for channels-last layouts, None for the others."""
+    if not layout or layout[-1] != "C":
+        return None
+    return [0, ndim - 1, *range(1, ndim - 1)], [0, *range(2, ndim), 1]
+
+
+def _in_channels_first(graph: Graph, node: At, data: str, call: Callable[[str, list[int]], str]) -> str:
+    """`call(data, spatial sizes)` on channels-first data, whatever the layout of the graph."""
+    turn = _channels_first(node.attrs.get("layout"), node.ndim)
+    if turn is None:
+        return call(data, node.sizes(2))
+    return graph.transpose(call(graph.transpose(data, turn[0]), node.sizes(1, -1)), turn[1])
+
+
+def _weight(graph: Graph, node: At, weight: str) -> str:
+    turn = _channels_first(node.attrs.get("layout"), node.ndim)
+    weight = graph.cast(weight, node.dtype, node.of(1).dtype)
+    return weight if turn is None else graph.transpose(weight, turn[0])
+
+
+def _bias(graph: Graph, node: At, bias: str) -> str:
+    return graph.cast(bias, node.dtype, node.of(2).dtype) if bias else ""
+
+
+@converts("Convolution", "Convolution_v1")
+def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
+    """Conv; weights have the same layout."""
+    attrs, dims = node.attrs, len(node.attrs.kernel)
+    weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
+
+    def call(data: str, sizes: list[int]) -> str:
+        return graph.add(
+            "Conv",
+            data,
+            weight,
+            bias,
+            kernel_shape=list(attrs.kernel),
+            strides=list(attrs.stride or (1,) * dims),
+            dilations=list(attrs.dilate or (1,) * dims),
+            pads=list(attrs.pad or (0,) * dims) * 2,
+            group=attrs.num_group,
+        )
+
+    return _in_channels_first(graph, node, data, call)
+
+
+@converts("Deconvolution")
+def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
+    """ConvTranspose; target_shape, where given, decides the padding."""
+    attrs, dims = node.attrs, len(node.attrs.kernel)
+    stride, dilate = attrs.stride or (1,) * dims, attrs.dilate or (1,) * dims
+    weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
+
+    def call(data: str, sizes: list[int]) -> str:
+        pads, adj = list(attrs.pad or (0,) * dims), list(attrs.adj or (0,) * dims)
+        if any(attrs.target_shape):
+            wide = [s * (n - 1) + d * (k - 1) + 1 for n, s, d, k in zip(sizes, stride, dilate, attrs.kernel, strict=True)]
+            over = [w - t for w, t in zip(wide, attrs.target_shape, strict=True)]
+            pads, adj = [(o + 1) // 2 for o in over], [o % 2 for o in over]
+        # rows added at the end and rows cut off there are the same thing
+        ends = [max(p - a, 0) for p, a in zip(pads, adj, strict=True)]
+        extra = [max(a - p, 0) for p, a in zip(pads, adj, strict=True)]
+        return graph.add(
+            "ConvTranspose",
+            data,
+            weight,
+            bias,
+            kernel_shape=list(attrs.kernel),
+            strides=list(stride),
+            dilations=list(dilate),
+            pads=[*pads, *ends],
+            output_padding=extra if any(extra) else None,
+            group=attrs.num_group,
+        )
+
+    return _in_channels_first(graph, node, data, call)
+
+
+# ------------------------------------------------------------------------------------------ pooling
+def _windows(node: At, sizes: Sequence[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """(kernel, stride, pads before and after) of each spatial axis; `full` adds entries at the end."""
+    attrs, dims = node.attrs, len(sizes)
+    kernel: list[int] = list(attrs.kernel)
+    stride: list[int] = list(attrs.stride or (1,) * dims)
+    given = attrs.pad or (0,) * dims
+    pads = []
+    for n, k, s, p in zip(sizes, kernel, stride, given, strict=True):
+        steps = -(-(n + 2 * p - k) // s)
+        pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
+    return kernel, stride, pads
+
+
+def _counted(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.ndarray:
+    """How many entries the mean of each window counts: padding where `padded`, never what `full` adds beyond it."""
+    total = np.ones((), np.float64)
+    for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
+        start = np.arange((n + low + high - k) // s + 1) * s - low
+        end = np.minimum(start + k, n + low if padded else n)
+        total = np.multiply.outer(total, np.maximum(end - (start if padded else np.maximum(start, 0)), 1))
+    return total
+
+
+@converts("Pooling", "Pooling_v1")
+def pooling(graph: Graph, node: At, data: str) -> str:
+    """MaxPool, or AveragePool over padded windows times what the window really counts."""
+    attrs, kind = node.attrs, node.attrs.pool_type
+
+    def call(data: str, sizes: list[int]) -> str:
+        axes = list(range(2, 2 + len(sizes)))
+        if attrs.global_pool:
+            return _global_pool(graph, node, data, axes)
+        kernel, stride, pads = _windows(node, sizes)
+        shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride, "pads": [p[0] for p in pads] + [p[1] for p in pads]}
+        if kind == "max":
+            return graph.add("MaxPool", data, **shape)
+        if kind == "lp":
+            data = _power(graph, node, data)
+        mean = graph.add("AveragePool", data, count_include_pad=1, **shape)
+        size = math.prod(kernel)
+        if kind != "avg":
+            return _root(graph, node, graph.binary("Mul", mean, size, node.dtype))
+        counts = _counted(sizes, kernel, stride, pads, attrs.get("count_include_pad") is not False)
+        return mean if (counts == size).all() else graph.binary("Mul", mean, (size / counts)[None, None], node.dtype)
+
+    return _in_channels_first(graph, node, data, call)
+
+
+def _global_pool(graph: Graph, node: At, data: str, axes: list[int]) -> str:
+    kind = node.attrs.pool_type
+    if kind in ("max", "avg"):
+        return graph.add("GlobalMaxPool" if kind == "max" else "GlobalAveragePool", data)
+    return _root(graph, node, graph.total(_power(graph, node, data) if kind == "lp" else data, axes))
+
+
+def _power(graph: Graph, node: At, data: str) -> str:
+    p = node.attrs.p_value
+    return data if p == 1 else graph.binary("Pow", data, p, node.dtype)
+
+
+def _root(graph: Graph, node: At, data: str) -> str:
+    """The p-th root of a sum of powers; of a plain sum nothing."""
+    p: Any = node.attrs.get("p_value") if node.attrs.pool_type == "lp" else 1
+    if p == 1:
+        return data
+    root = graph.binary("Pow", graph.add("Abs", data), 1 / p, node.dtype)
+    return root if p == 2 else graph.add("Mul", graph.add("Sign", data), root)
+
+
+# ------------------------------------------------------------------------------------------ resizing
+def _matrices(graph: Graph, node: At, data: str, rows: np.ndarray, columns: np.ndarray) -> str:
+    """rows · image · columnsᵀ for every image: any separable linear map of (N, C, H, W), exactly."""
+    left, right = graph.const(rows, node.dtype), graph.const(columns.T, node.dtype)
+    return graph.add("MatMul", graph.add("MatMul", left, data), right)
+
+
+def _means(size: int, out: int) -> np.ndarray:
+    """(out, size): mean over the entries of each of `out` overlapping parts."""
+    matrix = np.zeros((out, size))
+    for i in range(out):
+        begin, end = i * size // out, -(-(i + 1) * size // out)
+        matrix[i, begin:end] = 1 / (end - begin)
+    return matrix
+
+
+def _lines(size: int, out: int, corners: bool) -> np.ndarray:
+    """(out, size): linear interpolation; `corners`: the first and last entries stay where they are."""
+    matrix = np.zeros((out, size))
+    for i in range(out):
+        if corners:
+            place = i * (size - 1) / (out - 1) if out > 1 else 0.0
+        else:
+            place = max((i + 0.5) * size / out - 0.5, 0.0)
+        low = min(int(place), size - 1)
+        matrix[i, low] += 1 - (place - low)
+        matrix[i, min(low + 1, size - 1)] += place - low
+    return matrix
+
+
+def _sizes(entry: Entry) -> list[int]:
+    if not all(isinstance(d, int) for d in entry.shape[2:]):
+        raise Unsupported("it needs fixed image sizes; export with batch=None")
+    return [int(d) for d in entry.shape[2:] if isinstance(d, int)]
+
+
+@converts("_contrib_AdaptiveAvgPooling2D")
+def adaptive_pooling(graph: Graph, node: At, data: str) -> str:
+    """Means over overlapping parts, as two products with constant matrices."""
+    (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
+    return _matrices(graph, node, data, _means(h, a), _means(w, b))
+
+
+@converts("_contrib_BilinearResize2D")
+def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
+    """Linear interpolation, as two products with constant matrices."""
+    (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
+    corners = node.attrs.get("align_corners", True)
+    return _matrices(graph, node, data, _lines(h, a, corners), _lines(w, b, corners))
+
+
+@converts("UpSampling")
+def up_sampling(graph: Graph, node: At, *arrays: str) -> str:
+    """Resize (nearest), or a transposed convolution by groups (bilinear)."""
+    attrs, scale = node.attrs, node.attrs.scale
+    if attrs.sample_type == "bilinear":
+        size, pad = 2 * scale - scale % 2, -(-(scale - 1) // 2)
+        data, weight = arrays
+        return graph.add(
+            "ConvTranspose",
+            data,
+            graph.cast(weight, node.dtype, node.of(1).dtype),
+            kernel_shape=[size] * 2,
+            strides=[scale] * 2,
+            pads=[pad] * 4,
+            group=node.sizes(1, 2)[0],
+        )
+    target, parts = _sizes(node.outs[0]), []
+    for data, entry in zip(arrays, (node.of(i) for i in range(len(arrays))), strict=True):
+        factors = [1.0, 1.0, *(t / s for t, s in zip(target, _sizes(entry), strict=True))]
+        nearest: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        parts.append(graph.add("Resize", data, "", graph.const(factors, np.float32), **nearest))
+    if len(parts) == 1:
+        return parts[0]
+    return graph.add("Sum", *parts) if attrs.multi_input_mode == "sum" else graph.add("Concat", *parts, axis=1)
+
+
+@converts("Crop")
+def crop(graph: Graph, node: At, data: str, like: str = "") -> str:
+    """Slice of the last two axes; centred, or from `offset`."""
+    have, want = _sizes(node.of(0)), _sizes(node.outs[0])
+    given = node.attrs.offset or (0, 0)
+    starts = [(h - w) // 2 for h, w in zip(have, want, strict=True)] if node.attrs.center_crop else list(given)
+    ends = list(itertools.starmap(int.__add__, zip(starts, want, strict=True)))
+    return graph.add("Slice", data, graph.ints(starts), graph.ints(ends), graph.ints([2, 3]))

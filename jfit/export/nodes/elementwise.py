@@ -1,0 +1,219 @@
+"""Functions element by element: of one array, of two, of an array and a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jfit.export.nodes.core import CONVERTERS, TYPES, At, Graph, converts
+
+# jfit's name -> ONNX's, where one node does it
+PLAIN = {
+    "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softsign": "Softsign", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
+    "abs": "Abs", "sign": "Sign", "negative": "Neg", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "tan": "Tan",
+    "arcsin": "Asin", "arccos": "Acos", "arctan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "arcsinh": "Asinh",
+    "arccosh": "Acosh", "arctanh": "Atanh", "erf": "Erf", "floor": "Floor", "ceil": "Ceil", "_copy": "Identity",
+    "BlockGrad": "Identity",
+}  # fmt: skip
+
+
+def _is_float(node: At) -> bool:
+    return node.dtype.kind not in "iub"
+
+
+def _plain(kind: str) -> Callable[..., Any]:
+    def convert(graph: Graph, node: At, data: str) -> str:
+        rounds = kind in ("Floor", "Ceil")  # integers are what they are
+        return data if rounds and not _is_float(node) else graph.add(kind, data)
+
+    return convert
+
+
+for ours, theirs in PLAIN.items():
+    converts(ours)(_plain(theirs))
+
+
+# ------------------------------------------------------------------------------------------ one array, several nodes
+def _root(graph: Graph, node: At, data: str) -> str:
+    return graph.add("Mul", graph.add("Sign", data), graph.binary("Pow", graph.add("Abs", data), 1 / 3, node.dtype))
+
+
+def _scaled(factor: float) -> Callable[..., str]:
+    return lambda graph, node, data: graph.binary("Mul", data, factor, node.dtype)
+
+
+def _towards_zero(graph: Graph, node: At, data: str, plus: float = 0.0) -> str:
+    size = graph.add("Abs", data)
+    size = graph.binary("Add", size, plus, node.dtype) if plus else size
+    return graph.add("Mul", graph.add("Sign", data), graph.add("Floor", size))
+
+
+# name -> (graph, node, data) -> tensor
+PHRASES: dict[str, Callable[..., str]] = {
+    "log2": lambda g, n, x: g.binary("Mul", g.add("Log", x), 1 / math.log(2), n.dtype),
+    "log10": lambda g, n, x: g.binary("Mul", g.add("Log", x), 1 / math.log(10), n.dtype),
+    "log1p": lambda g, n, x: g.add("Log", g.binary("Add", x, 1, n.dtype)),
+    "expm1": lambda g, n, x: g.binary("Sub", g.add("Exp", x), 1, n.dtype),
+    "rsqrt": lambda g, n, x: g.add("Reciprocal", g.add("Sqrt", x)),
+    "square": lambda g, n, x: g.add("Mul", x, x),
+    "cbrt": _root,
+    "rcbrt": lambda g, n, x: g.add("Reciprocal", _root(g, n, x)),
+    "degrees": _scaled(180 / math.pi),
+    "radians": _scaled(math.pi / 180),
+    "logical_not": lambda g, n, x: g.cast(g.binary("Equal", x, 0, n.dtype), n.dtype),
+}
+ROUNDING: dict[str, Callable[..., str]] = {
+    "round": lambda g, n, x: _towards_zero(g, n, x, 0.5),
+    "rint": lambda g, n, x: g.add("Ceil", g.binary("Sub", x, 0.5, n.dtype)),  # halves go to -infinity
+    "fix": _towards_zero,
+    "trunc": _towards_zero,
+}
+CONVERTERS.update(PHRASES)
+
+
+def _rounding(how: Callable[..., str]) -> Callable[..., str]:
+    return lambda graph, node, data: how(graph, node, data) if _is_float(node) else data
+
+
+for ours, how in ROUNDING.items():
+    converts(ours)(_rounding(how))
+
+
+@converts("zeros_like")
+def like(graph: Graph, node: At, data: str) -> str:
+    """Zeros: x - x would keep NaN, so the shape alone is used."""
+    return graph.full(node.outs[0].shape, 0, node.outs[0].dtype)
+
+
+@converts("ones_like")
+def ones_like(graph: Graph, node: At, data: str) -> str:
+    """Ones."""
+    return graph.full(node.outs[0].shape, 1, node.outs[0].dtype)
+
+
+@converts("hard_sigmoid")
+def hard_sigmoid(graph: Graph, node: At, data: str) -> str:
+    """HardSigmoid has the same two attributes."""
+    return graph.add("HardSigmoid", data, alpha=node.attrs.alpha, beta=node.attrs.beta)
+
+
+@converts("clip")
+def clip(graph: Graph, node: At, data: str) -> str:
+    """Clip with both bounds."""
+    return graph.add("Clip", data, *(graph.const(v, node.dtype) for v in (node.attrs.a_min, node.attrs.a_max)))
+
+
+@converts("Cast", "amp_cast")
+def cast(graph: Graph, node: At, data: str) -> str:
+    """Cast to the dtype that jfit gives."""
+    return graph.add("Cast", data, to=TYPES[node.outs[0].dtype.name])
+
+
+@converts("smooth_l1")
+def smooth_l1(graph: Graph, node: At, data: str) -> str:
+    """s²x²/2 where |x| < 1/s², else |x| - 1/(2s²)."""
+    square, dtype = node.attrs.scalar**2, node.dtype
+    size = graph.add("Abs", data)
+    inside = graph.binary("Mul", graph.add("Mul", data, data), 0.5 * square, dtype)
+    outside = graph.binary("Sub", size, 0.5 / square, dtype)
+    return graph.add("Where", graph.binary("Less", size, 1 / square, dtype), inside, outside)
+
+
+# ------------------------------------------------------------------------------------------ two arrays
+def _one(kind: str) -> Callable[..., str]:
+    return lambda graph, dtype, a, b: graph.add(kind, a, b)
+
+
+def _truth(kind: str, negated: bool = False) -> Callable[..., str]:
+    def apply(graph: Graph, dtype: Any, a: str, b: str) -> str:
+        found = graph.add(kind, a, b)
+        return graph.add("Not", found) if negated else found
+
+    return apply
+
+
+def _logic(kind: str) -> Callable[..., str]:
+    return lambda graph, dtype, a, b: graph.add(kind, graph.cast(a, np.bool_), graph.cast(b, np.bool_))
+
+
+def _mod(graph: Graph, dtype: Any, a: str, b: str) -> str:
+    """a - b ⌊a / b⌋, 0 where b = 0."""
+    none, zero = graph.binary("Equal", b, 0, dtype), graph.const(0, dtype)
+    safe = graph.add("Where", none, graph.const(1, dtype), b)
+    if np.dtype(dtype).kind in "iu":
+        rest = graph.add("Mod", a, safe, fmod=0)
+    else:
+        rest = graph.add("Sub", a, graph.add("Mul", safe, graph.add("Floor", graph.add("Div", a, safe))))
+    return graph.add("Where", none, zero, rest)
+
+
+def _hypot(graph: Graph, dtype: Any, a: str, b: str) -> str:
+    return graph.add("Sqrt", graph.add("Add", graph.add("Mul", a, a), graph.add("Mul", b, b)))
+
+
+# stem -> (graph, dtype, a, b) -> tensor; the second group answers with bool
+ARITHMETIC: dict[str, Callable[..., str]] = {
+    "add": _one("Add"), "sub": _one("Sub"), "mul": _one("Mul"), "div": _one("Div"), "mod": _mod, "maximum": _one("Max"),
+    "minimum": _one("Min"), "power": _one("Pow"), "hypot": _hypot,
+}  # fmt: skip
+TESTS: dict[str, Callable[..., str]] = {
+    "equal": _truth("Equal"), "not_equal": _truth("Equal", negated=True), "greater": _truth("Greater"),
+    "greater_equal": _truth("GreaterOrEqual"), "lesser": _truth("Less"), "lesser_equal": _truth("LessOrEqual"),
+    "logical_and": _logic("And"), "logical_or": _logic("Or"), "logical_xor": _logic("Xor"),
+}  # fmt: skip
+
+
+def _of_two(how: Callable[..., str]) -> Callable[..., str]:
+    def convert(graph: Graph, node: At, lhs: str, rhs: str) -> str:
+        # jfit promotes as JAX does; ONNX wants equal dtypes
+        a, b = node.of(0).dtype, node.of(1).dtype
+        common = a if a == b else node.outs[0].dtype if how in ARITHMETIC.values() else np.promote_types(a, b)
+        found = how(graph, common, graph.cast(lhs, common, a), graph.cast(rhs, common, b))
+        return graph.cast(found, node.outs[0].dtype, np.bool_ if how in TESTS.values() else common)
+
+    return convert
+
+
+for stem, how in (ARITHMETIC | TESTS).items():
+    same = f"elemwise_{stem}" if stem in ("add", "sub", "mul", "div") else f"_{stem}"
+    converts(same, f"broadcast_{stem}")(_of_two(how))
+converts("_grad_add")(_of_two(ARITHMETIC["add"]))
+
+
+@converts("add_n")
+def add_n(graph: Graph, node: At, *arrays: str) -> str:
+    """Sum takes any number of inputs."""
+    return graph.add("Sum", *arrays)
+
+
+@converts("where")
+def where(graph: Graph, node: At, condition: str, x: str, y: str) -> str:
+    """Where; a condition of one axis gets the missing axes behind it."""
+    test, data = node.of(0), node.of(1)
+    flag = graph.cast(condition, np.bool_, test.dtype)
+    return graph.add("Where", graph.unsqueeze(flag, range(len(test.shape), len(data.shape))), x, y)
+
+
+# ------------------------------------------------------------------------------------------ an array and a number
+def _with_scalar(how: Callable[..., str], swapped: bool) -> Callable[..., str]:
+    def convert(graph: Graph, node: At, data: str) -> str:
+        out, tests = node.outs[0].dtype, how in TESTS.values()
+        # a comparison with 0.5 must not see it cut to 0 by integer data
+        work = (node.dtype if _is_float(node) else np.dtype(np.float32)) if tests else out
+        pair = graph.cast(data, work, node.dtype), graph.const(node.attrs.scalar, work)
+        found = how(graph, work, *(reversed(pair) if swapped else pair))
+        return graph.cast(found, out, np.bool_ if tests else work)
+
+    return convert
+
+
+SCALARS = {"plus": "add", "minus": "sub"}
+for stem in ("plus", "minus", "mul", "div", "power", "mod", "maximum", "minimum", "hypot"):
+    converts(f"_{stem}_scalar")(_with_scalar(ARITHMETIC[SCALARS.get(stem, stem)], swapped=False))
+for stem in ("minus", "div", "power", "mod"):
+    converts(f"_r{stem}_scalar")(_with_scalar(ARITHMETIC[SCALARS.get(stem, stem)], swapped=True))
+for stem, how in TESTS.items():
+    converts(f"_{stem}_scalar")(_with_scalar(how, swapped=False))

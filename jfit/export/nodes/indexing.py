@@ -1,0 +1,180 @@
+"""Choosing entries by number, by order, by sequence length; matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jfit.export.nodes.core import At, Dim, Graph, Unsupported, converts, fixed
+
+INT64 = np.dtype(np.int64)
+
+
+def _within(graph: Graph, ids: str, size: Dim, mode: str, have: Any) -> str:
+    """Ids as int64 in [0, size): cut off at the ends, or counted round."""
+    ids, count = graph.cast(ids, INT64, have), fixed(size)
+    if mode == "wrap":
+        return graph.add("Mod", ids, graph.const(count, INT64), fmod=0)
+    return graph.add("Clip", ids, graph.const(0, INT64), graph.const(count - 1, INT64))
+
+
+@converts("take")
+def take(graph: Graph, node: At, data: str, indices: str) -> str:
+    """Gather."""
+    axis = node.axis(node.attrs.axis)
+    return graph.add("Gather", data, _within(graph, indices, node.shape[axis], node.attrs.mode, node.of(1).dtype), axis=axis)
+
+
+@converts("pick")
+def pick(graph: Graph, node: At, data: str, index: str) -> str:
+    """GatherElements."""
+    attrs, index_shape = node.attrs, node.of(1).shape
+    if attrs.axis is None:
+        raise Unsupported("pick over all axes at once has no converter")
+    axis = node.axis(attrs.axis)
+    ids = _within(graph, index, node.shape[axis], attrs.mode, node.of(1).dtype)
+    ids = ids if len(index_shape) == node.ndim else graph.unsqueeze(ids, [axis])
+    found = graph.add("GatherElements", data, ids, axis=axis)
+    return found if attrs.keepdims else graph.squeeze(found, [axis])
+
+
+@converts("batch_take")
+def batch_take(graph: Graph, node: At, data: str, indices: str) -> str:
+    """GatherElements along the last axis."""
+    last = node.ndim - 1
+    ids = graph.reshape(_within(graph, indices, node.shape[last], "clip", node.of(1).dtype), (*node.shape[:last], 1))
+    return graph.reshape(graph.add("GatherElements", data, ids, axis=last), node.outs[0].shape)
+
+
+@converts("gather_nd")
+def gather_nd(graph: Graph, node: At, data: str, indices: str) -> str:
+    """GatherND wants the numbers of one entry along the last axis."""
+    ndim = len(node.of(1).shape)
+    ids = graph.transpose(graph.cast(indices, INT64, node.of(1).dtype), [*range(1, ndim), 0])
+    limits = np.array([fixed(d) for d in node.shape[: fixed(node.of(1).shape[0])]], INT64)
+    ids = graph.add("Max", graph.add("Min", ids, graph.const(limits - 1)), graph.const(0, INT64))
+    return graph.add("GatherND", data, ids)
+
+
+@converts("one_hot")
+def one_hot(graph: Graph, node: At, indices: str) -> str:
+    """Where ids equal places: ids outside give no on_value, which OneHot would count from the end."""
+    attrs, dtype = node.attrs, node.outs[0].dtype
+    ids = graph.unsqueeze(graph.cast(indices, INT64, node.dtype), [node.ndim])
+    hit = graph.add("Equal", ids, graph.const(np.arange(attrs.depth), INT64))
+    return graph.add("Where", hit, graph.const(attrs.on_value, dtype), graph.const(attrs.off_value, dtype))
+
+
+# ------------------------------------------------------------------------------------------ order
+def _sorted(graph: Graph, node: At, data: str, count: int | None, rising: bool) -> tuple[str, str, int]:
+    """(values, positions, axis) of the first `count` entries in order; without an axis of the flattened array."""
+    axis, shape = node.attrs.axis, node.shape
+    if axis is None:
+        data, shape, axis = graph.add("Reshape", data, graph.ints([-1])), (int(np.prod(node.sizes())),), 0
+    axis %= len(shape)
+    k = graph.ints([fixed(shape[axis]) if not count else min(count, fixed(shape[axis]))])
+    values, places = graph.add("TopK", data, k, outputs=2, axis=axis, largest=int(not rising), sorted=1)
+    return values, places, axis
+
+
+@converts("sort")
+def sort(graph: Graph, node: At, data: str) -> str:
+    """TopK of all entries."""
+    return _sorted(graph, node, data, None, node.attrs.is_ascend)[0]
+
+
+@converts("argsort")
+def argsort(graph: Graph, node: At, data: str) -> str:
+    """Positions of TopK of all entries."""
+    return graph.cast(_sorted(graph, node, data, None, node.attrs.is_ascend)[1], node.outs[0].dtype)
+
+
+@converts("topk")
+def topk(graph: Graph, node: At, data: str) -> Any:
+    """TopK: values, positions, or both."""
+    kind = node.attrs.ret_typ
+    if kind == "mask":
+        raise Unsupported("ret_typ='mask' has no converter")
+    values, places, _ = _sorted(graph, node, data, node.attrs.k, node.attrs.is_ascend)
+    if kind == "value":
+        return values
+    places = graph.cast(places, node.outs[-1].dtype)
+    return (values, places) if kind == "both" else places
+
+
+# ------------------------------------------------------------------------------------------ sequences
+def _lengths(graph: Graph, node: At, lengths: str) -> str:
+    return graph.cast(lengths, INT64, node.of(1).dtype)
+
+
+@converts("SequenceMask")
+def sequence_mask(graph: Graph, node: At, data: str, lengths: str = "") -> str:
+    """Where the time is before the length."""
+    if not lengths:
+        return data
+    axis = node.attrs.axis
+    times = graph.along(graph.const(np.arange(node.sizes(axis, axis + 1)[0]), INT64), axis, node.ndim)
+    inside = graph.add("Less", times, graph.along(_lengths(graph, node, lengths), 1 - axis, node.ndim))
+    return graph.add("Where", inside, data, graph.const(node.attrs.value, node.dtype))
+
+
+@converts("SequenceLast")
+def sequence_last(graph: Graph, node: At, data: str, lengths: str = "") -> str:
+    """The entry before the length, one per row: GatherND of (row, time)."""
+    axis, size = node.attrs.axis, node.sizes(node.attrs.axis, node.attrs.axis + 1)[0]
+    if not lengths:
+        return graph.squeeze(graph.slice(data, axis, size - 1, size), [axis])
+    if axis == 0:
+        data = graph.transpose(data, [1, 0, *range(2, node.ndim)])
+    last = graph.add("Sub", _lengths(graph, node, lengths), graph.const(1, INT64))
+    last = graph.add("Clip", last, graph.const(0, INT64), graph.const(size - 1, INT64))
+    return graph.add("GatherND", data, graph.unsqueeze(last, [1]), batch_dims=1)
+
+
+@converts("SequenceReverse")
+def sequence_reverse(graph: Graph, node: At, data: str, lengths: str = "") -> str:
+    """ReverseSequence, or Slice with step -1 where there are no lengths."""
+    axis = node.attrs.axis
+    if not lengths:
+        return graph.slice(data, axis, -1, -(2**62), -1)
+    return graph.add("ReverseSequence", data, _lengths(graph, node, lengths), time_axis=axis, batch_axis=1 - axis)
+
+
+# ------------------------------------------------------------------------------------------ matrix products
+@converts("dot")
+def dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
+    """MatMul of the arrays as matrices, with the summed axis last in lhs and first in rhs."""
+    a, b = node.of(0).shape, node.of(1).shape
+    if node.attrs.transpose_a:
+        lhs, a = graph.transpose(lhs, [*range(1, len(a)), 0]), (*a[1:], a[0])
+    if node.attrs.transpose_b:
+        rhs, b = graph.transpose(rhs, [len(b) - 1, *range(len(b) - 1)]), (b[-1], *b[:-1])
+    lhs = lhs if len(a) < 3 else graph.add("Flatten", lhs, axis=len(a) - 1)
+    rhs = rhs if len(b) < 3 else graph.add("Flatten", rhs, axis=1)
+    out = graph.add("MatMul", lhs, rhs)
+    flat = len(a) < 3 and len(b) < 3 and len(a) + len(b) > 2  # two vectors give a number, which jfit holds as (1,)
+    return out if flat else graph.reshape(out, node.outs[0].shape)
+
+
+def _product(graph: Graph, node: At, lhs: str, rhs: str) -> str:
+    swap = [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2]
+    lhs = graph.transpose(lhs, swap) if node.attrs.transpose_a else lhs
+    rhs = graph.transpose(rhs, swap) if node.attrs.transpose_b else rhs
+    return graph.add("MatMul", lhs, rhs)
+
+
+@converts("batch_dot")
+def batch_dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
+    """MatMul of stacks of matrices."""
+    return _product(graph, node, lhs, rhs)
+
+
+@converts("_linalg_gemm", "_linalg_gemm2")
+def linalg_gemm(graph: Graph, node: At, lhs: str, rhs: str, added: str = "") -> str:
+    """alpha · A B + beta · C."""
+    if node.attrs.axis != -2 and node.axis(node.attrs.axis) != node.ndim - 2:
+        raise Unsupported("matrices on other axes than the last two have no converter")
+    out = _product(graph, node, lhs, rhs)
+    out = out if node.attrs.alpha == 1 else graph.binary("Mul", out, node.attrs.alpha, node.dtype)
+    return graph.add("Add", out, graph.binary("Mul", added, node.attrs.beta, node.dtype)) if added else out

@@ -1,0 +1,88 @@
+"""Dense layers, activations, dropout, embedding."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jfit.export.nodes.core import At, Graph, Unsupported, converts
+from jfit.export.nodes.reduce import over_rest
+
+ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu": "Softplus", "softsign": "Softsign"}
+
+
+@converts("FullyConnected")
+def fully_connected(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
+    """Gemm on two axes; with flatten=False the leading axes are put back afterwards."""
+    weight = graph.cast(weight, node.dtype, node.of(1).dtype)
+    bias = graph.cast(bias, node.dtype, node.of(2).dtype) if bias else ""
+    if node.ndim != 2:
+        data = graph.add("Flatten", data, axis=1 if node.attrs.flatten else node.ndim - 1)
+    out = graph.add("Gemm", data, weight, bias, transB=1)
+    return out if len(node.outs[0].shape) == 2 else graph.reshape(out, node.outs[0].shape)
+
+
+@converts("Activation")
+def activation(graph: Graph, node: At, data: str) -> str:
+    """One node for each kind."""
+    return graph.add(ACTIVATIONS[node.attrs.act_type], data)
+
+
+@converts("LeakyReLU")
+def leaky_relu(graph: Graph, node: At, data: str, gamma: str = "") -> str:
+    """One node for each kind but gelu; rrelu has the middle of its slopes in evaluation."""
+    kind, attrs = node.attrs.act_type, node.attrs
+    if kind == "gelu":
+        half = graph.binary("Mul", data, 0.5, node.dtype)
+        erf = graph.add("Erf", graph.binary("Mul", data, 1 / math.sqrt(2), node.dtype))
+        return graph.add("Mul", half, graph.binary("Add", erf, 1, node.dtype))
+    if kind == "selu":
+        return graph.add("Selu", data)
+    if kind == "elu":
+        return graph.add("Elu", data, alpha=attrs.slope)
+    if kind == "prelu":
+        slope, size = graph.cast(gamma, node.dtype, node.of(1).dtype), node.of(1).shape
+        if math.prod(int(s) for s in size if isinstance(s, int)) != 1:
+            slope = graph.unsqueeze(slope, range(1, node.ndim - 1))
+        return graph.add("PRelu", data, slope)
+    return graph.add("LeakyRelu", data, alpha=(attrs.lower_bound + attrs.upper_bound) / 2 if kind == "rrelu" else attrs.slope)
+
+
+@converts("Dropout")
+def dropout(graph: Graph, node: At, data: str) -> str:
+    """Nothing, in evaluation."""
+    if node.attrs.mode == "always" and node.attrs.p > 0:
+        raise Unsupported("mode='always' draws random numbers in evaluation too")
+    return data
+
+
+@converts("Embedding")
+def embedding(graph: Graph, node: At, data: str, weight: str) -> str:
+    """Gather of ids cut off at the ends."""
+    ids = graph.cast(data, np.int64, node.dtype)
+    ids = graph.add("Clip", ids, graph.const(0, np.int64), graph.const(node.attrs.input_dim - 1, np.int64))
+    return graph.add("Gather", weight, ids, axis=0)
+
+
+# ------------------------------------------------------------------------------------------ loss heads, in evaluation
+@converts("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss", "IdentityAttachKLSparseReg")
+def shown(graph: Graph, node: At, data: str, *rest: str) -> str:
+    """The data as it is."""
+    return data
+
+
+@converts("LogisticRegressionOutput")
+def logistic(graph: Graph, node: At, data: str, label: str = "") -> str:
+    """Sigmoid."""
+    return graph.add("Sigmoid", data)
+
+
+@converts("SoftmaxOutput")
+def softmax_output(graph: Graph, node: At, data: str, label: str = "") -> str:
+    """Softmax over axis 1 (multi_output), the last axis (preserve_shape), or everything but the batch."""
+    if node.attrs.multi_output:
+        return graph.add("Softmax", data, axis=1)
+    if node.attrs.preserve_shape or node.ndim <= 2:
+        return graph.add("Softmax", data, axis=node.ndim - 1)
+    return over_rest(graph, data, node.shape)

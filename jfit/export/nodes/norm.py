@@ -1,0 +1,104 @@
+"""Normalisation: by stored statistics, by layer, instance, group, length, and by neighbouring channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.export.nodes.core import At, Dim, Graph, converts
+
+WIDE = np.dtype(np.float32)
+
+
+def _wide(dtype: np.dtype) -> np.dtype:
+    """Statistics of half precision are float32."""
+    return WIDE if dtype.itemsize == 2 else dtype
+
+
+@converts("BatchNorm", "BatchNorm_v1")
+def batch_norm(graph: Graph, node: At, data: str, gamma: str, beta: str, mean: str, var: str) -> tuple[str, ...]:
+    """BatchNormalization with the moving statistics; channels on another axis change places with axis 1."""
+    wide, axis = _wide(node.dtype), node.axis(node.attrs.get("axis", 1))
+    given = [graph.cast(v, wide, node.of(i).dtype) for i, v in ((2, beta), (3, mean), (4, var))]
+    scale = graph.full(node.of(1).shape, 1, wide) if node.attrs.fix_gamma else graph.cast(gamma, wide, node.of(1).dtype)
+    order = list(range(node.ndim))
+    alone = node.ndim == 1  # entries of one axis are the channels of one row
+    if not alone:
+        order[1], order[axis] = order[axis], order[1]
+    x = graph.cast(data, wide, node.dtype)
+    x = graph.unsqueeze(x, [0]) if alone else graph.transpose(x, order)
+    out = graph.add("BatchNormalization", x, scale, *given, epsilon=node.attrs.eps)
+    out = graph.squeeze(out, [0]) if alone else graph.transpose(out, order)
+    found = [graph.cast(out, node.dtype, wide)]
+    if node.used - {0}:
+        inverse = graph.add("Reciprocal", graph.add("Sqrt", graph.binary("Add", given[2], node.attrs.eps, wide)))
+        found += [graph.add("Identity", given[1]), inverse]
+    return tuple(found)
+
+
+def _standardised(graph: Graph, data: str, axes: Sequence[int], eps: float, dtype: Any) -> tuple[str, str, str]:
+    """((x - μ) / σ, μ, σ = √(σ² + ε)) over `axes`, which stay as axes of size 1."""
+    mean = graph.add("ReduceMean", data, axes=list(axes), keepdims=1)
+    away = graph.add("Sub", data, mean)
+    var = graph.add("ReduceMean", graph.add("Mul", away, away), axes=list(axes), keepdims=1)
+    std = graph.add("Sqrt", graph.binary("Add", var, eps, dtype))
+    return graph.add("Div", away, std), mean, std
+
+
+@converts("LayerNorm")
+def layer_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
+    """LayerNormalization along the last axis; written out for other axes, or where its statistics are used."""
+    wide, axis = _wide(node.dtype), node.axis(node.attrs.axis)
+    x = graph.cast(data, wide, node.dtype)
+    gamma, beta = (graph.cast(v, wide, node.of(i).dtype) for i, v in ((1, gamma), (2, beta)))
+    if axis == node.ndim - 1 and not node.used - {0}:
+        out = graph.add("LayerNormalization", x, gamma, beta, axis=-1, epsilon=node.attrs.eps)
+        return graph.cast(out, node.dtype, wide)
+    unit, mean, std = _standardised(graph, x, [axis], node.attrs.eps, wide)
+    gamma, beta = (graph.along(v, axis, node.ndim) for v in (gamma, beta))
+    out = graph.add("Add", graph.add("Mul", unit, gamma), beta)
+    return tuple(graph.cast(v, node.dtype, wide) for v in (out, mean, std))
+
+
+@converts("InstanceNorm")
+def instance_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> str:
+    """InstanceNormalization."""
+    wide = _wide(node.dtype)
+    vectors = [graph.cast(v, wide, node.of(i).dtype) for i, v in ((1, gamma), (2, beta))]
+    out = graph.add("InstanceNormalization", graph.cast(data, wide, node.dtype), *vectors, epsilon=node.attrs.eps)
+    return graph.cast(out, node.dtype, wide)
+
+
+@converts("GroupNorm")
+def group_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
+    """Each group of channels by its own statistics; gamma and beta are one per group."""
+    wide, groups = _wide(node.dtype), node.attrs.num_groups
+    rows: Dim = node.shape[0]
+    size = int(np.prod(node.sizes(1))) // groups
+    x = graph.reshape(graph.cast(data, wide, node.dtype), (rows, groups, size))
+    unit, mean, std = _standardised(graph, x, [2], node.attrs.eps, wide)
+    gamma, beta = (graph.along(graph.cast(v, wide, node.of(i).dtype), 1, 3) for i, v in ((1, gamma), (2, beta)))
+    out = graph.reshape(graph.add("Add", graph.add("Mul", unit, gamma), beta), node.shape)
+    if not node.used - {0}:
+        return graph.cast(out, node.dtype, wide)
+    return tuple(graph.cast(v, node.dtype, wide) for v in (out, graph.squeeze(mean, [2]), graph.squeeze(std, [2])))
+
+
+@converts("L2Normalization")
+def l2_normalization(graph: Graph, node: At, data: str) -> str:
+    """x / √(Σ x² + ε) over each row, each pixel, or each channel."""
+    axes = {"instance": range(1, node.ndim), "channel": [1], "spatial": range(2, node.ndim)}[node.attrs.mode]
+    wide = _wide(node.dtype)
+    x = graph.cast(data, wide, node.dtype)
+    total = graph.total(graph.add("Mul", x, x), list(axes)) if list(axes) else graph.add("Mul", x, x)
+    length = graph.add("Sqrt", graph.binary("Add", total, node.attrs.eps, wide))
+    return graph.cast(graph.add("Div", x, length), node.dtype, wide)
+
+
+@converts("LRN")
+def lrn(graph: Graph, node: At, data: str) -> str:
+    """LRN, which divides alpha by its size too."""
+    attrs = node.attrs
+    return graph.add("LRN", data, alpha=attrs.alpha, beta=attrs.beta, bias=attrs.knorm, size=attrs.nsize)

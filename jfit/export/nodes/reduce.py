@@ -1,0 +1,142 @@
+"""Reductions over axes, and the softmax family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jfit.export.nodes.core import At, Dims, Graph, converts
+from jfit.ops.reduce import reduced_axes
+
+
+def _shaped(graph: Graph, node: At, data: str, keepdims: bool, axes: Any) -> str:
+    """A reduction over everything gives shape (1,)."""
+    return graph.add("Reshape", data, graph.ints([1])) if len(axes) == node.ndim and not keepdims else data
+
+
+def _reduction(kind: str, nan: float | None = None) -> Callable[..., str]:
+    def convert(graph: Graph, node: At, data: str) -> str:
+        axes, keep = reduced_axes(node.attrs, node.ndim), node.attrs.keepdims
+        if nan is not None:
+            data = graph.add("Where", graph.add("IsNaN", data), graph.const(nan, node.dtype), data)
+        if not axes:
+            return data
+        if kind == "ReduceSum":
+            data = graph.total(data, axes, keep)
+        else:
+            data = graph.add(kind, data, axes=list(axes), keepdims=int(keep))
+        return _shaped(graph, node, data, keep, axes)
+
+    return convert
+
+
+converts("sum")(_reduction("ReduceSum"))
+converts("mean")(_reduction("ReduceMean"))
+converts("prod")(_reduction("ReduceProd"))
+converts("max")(_reduction("ReduceMax"))
+converts("min")(_reduction("ReduceMin"))
+converts("nansum")(_reduction("ReduceSum", nan=0.0))
+converts("nanprod")(_reduction("ReduceProd", nan=1.0))
+
+
+@converts("norm")
+def norm(graph: Graph, node: At, data: str) -> str:
+    """Sum of magnitudes, or root of the sum of squares."""
+    axes, keep = reduced_axes(node.attrs, node.ndim), node.attrs.keepdims
+    found = graph.add(f"ReduceL{node.attrs.ord}", data, axes=list(axes), keepdims=int(keep))
+    return graph.cast(_shaped(graph, node, found, keep, axes), node.outs[0].dtype, node.dtype)
+
+
+def _place(kind: str) -> Callable[..., str]:
+    def convert(graph: Graph, node: At, data: str) -> str:
+        axis, keep = node.attrs.axis, int(node.attrs.keepdims)
+        if axis is None:
+            data = graph.add("Reshape", data, graph.ints([-1]))
+            found = graph.add(kind, data, axis=0, keepdims=1)
+            found = graph.reshape(found, node.outs[0].shape)
+        else:
+            found = graph.add(kind, data, axis=node.axis(axis), keepdims=keep)
+            found = _shaped(graph, node, found, bool(keep), [axis])
+        return graph.cast(found, node.outs[0].dtype)
+
+    return convert
+
+
+converts("argmax")(_place("ArgMax"))
+converts("argmin")(_place("ArgMin"))
+
+
+@converts("argmax_channel")
+def argmax_channel(graph: Graph, node: At, data: str) -> str:
+    """ArgMax along axis 1."""
+    return graph.cast(graph.add("ArgMax", data, axis=1, keepdims=0), node.outs[0].dtype)
+
+
+@converts("moments")
+def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
+    """Mean and variance over the axes."""
+    axes = [node.axis(a) for a in node.attrs.axes or range(node.ndim)]
+    mean = graph.add("ReduceMean", data, axes=axes, keepdims=1)
+    away = graph.add("Sub", data, mean)
+    var = graph.add("ReduceMean", graph.add("Mul", away, away), axes=axes, keepdims=1)
+    mean, var = (graph.reshape(x, o.shape) for x, o in zip((mean, var), node.outs, strict=True))
+    return mean, var
+
+
+@converts("cumsum")
+def cumsum(graph: Graph, node: At, data: str) -> str:
+    """CumSum; without an axis over the flattened array."""
+    out, axis = node.outs[0], node.attrs.axis
+    data = graph.cast(data, out.dtype, node.dtype)
+    if axis is None:
+        data = graph.add("Reshape", data, graph.ints([-1]))
+    return graph.add("CumSum", data, graph.const(0 if axis is None else node.axis(axis), np.int64))
+
+
+# ------------------------------------------------------------------------------------------ softmax
+def _softmax(kind: str, sign: int = 1) -> Callable[..., str]:
+    def convert(graph: Graph, node: At, data: str, length: str = "") -> str:
+        axis, out = node.axis(node.attrs.axis), node.outs[0].dtype
+        factor = sign / (node.attrs.temperature or 1.0)
+        data = data if factor == 1 else graph.binary("Mul", data, factor, node.dtype)
+        if not length:
+            return graph.cast(graph.add(kind, data, axis=axis), out, node.dtype)
+        size = node.sizes(axis, axis + 1)[0]
+        ids = graph.cast(length, np.int32, node.of(1).dtype)
+        places = graph.along(graph.const(np.arange(size), np.int32), axis, node.ndim)
+        inside = graph.add("Less", places, graph.unsqueeze(ids, [axis]))
+        low = graph.const(np.finfo(node.dtype).min / 2, node.dtype)
+        found = graph.add(kind, graph.add("Where", inside, data, low), axis=axis)
+        return graph.cast(graph.add("Where", inside, found, graph.const(0, node.dtype)), out, node.dtype)
+
+    return convert
+
+
+converts("softmax")(_softmax("Softmax"))
+converts("log_softmax")(_softmax("LogSoftmax"))
+converts("softmin")(_softmax("Softmax", sign=-1))
+
+
+def over_rest(graph: Graph, data: str, shape: Dims) -> str:
+    """Softmax over everything but the batch axis."""
+    if len(shape) == 2:
+        return graph.add("Softmax", data, axis=1)
+    return graph.reshape(graph.add("Softmax", graph.add("Flatten", data, axis=1), axis=1), shape)
+
+
+@converts("SoftmaxActivation")
+def softmax_activation(graph: Graph, node: At, data: str) -> str:
+    """Over axis 1 or over everything but the batch axis."""
+    return graph.add("Softmax", data, axis=1) if node.attrs.mode == "channel" else over_rest(graph, data, node.shape)
+
+
+@converts("softmax_cross_entropy")
+def softmax_cross_entropy(graph: Graph, node: At, data: str, label: str) -> str:
+    """-Σ log softmax(x)[label]."""
+    classes = node.sizes(1)[0]
+    ids = graph.cast(label, np.int64)
+    ids = graph.add("Clip", ids, graph.const(0, np.int64), graph.const(classes - 1, np.int64))
+    picked = graph.add("GatherElements", graph.add("LogSoftmax", data, axis=1), graph.unsqueeze(ids, [1]), axis=1)
+    return graph.add("Reshape", graph.add("Neg", graph.total(picked, [0, 1])), graph.ints([1]))

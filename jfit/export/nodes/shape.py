@@ -1,0 +1,206 @@
+"""Rearranging: reshape, transpose, tile, pad; joining and cutting; constants."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jfit.export.nodes.core import FARTHEST, At, Converter, Graph, Size, Unsupported, converts, fixed
+
+
+# ------------------------------------------------------------------------------------------ reshaping
+@converts("Reshape", "reshape_like", "squeeze")
+def reshape(graph: Graph, node: At, data: str, like: str = "") -> str:
+    """Reshape to the shape that jfit gives."""
+    return graph.reshape(data, node.outs[0].shape)
+
+
+@converts("Flatten")
+def flatten(graph: Graph, node: At, data: str) -> str:
+    """Flatten."""
+    return graph.add("Flatten", data, axis=1)
+
+
+@converts("expand_dims")
+def expand_dims(graph: Graph, node: At, data: str) -> str:
+    """Unsqueeze."""
+    return graph.unsqueeze(data, [node.axis(node.attrs.axis, extra=1)])
+
+
+@converts("transpose")
+def transpose(graph: Graph, node: At, data: str) -> str:
+    """Transpose; without axes reversed."""
+    order = [node.axis(a) for a in node.attrs.axes] or list(reversed(range(node.ndim)))
+    return graph.transpose(data, order)
+
+
+@converts("SwapAxis")
+def swap_axis(graph: Graph, node: At, data: str) -> str:
+    """Transpose of two axes."""
+    order, a, b = list(range(node.ndim)), node.axis(node.attrs.dim1), node.axis(node.attrs.dim2)
+    order[a], order[b] = b, a
+    return graph.transpose(data, order)
+
+
+@converts("broadcast_to", "broadcast_axis", "broadcast_like")
+def expand(graph: Graph, node: At, data: str, like: str = "") -> str:
+    """Expand to the shape that jfit gives."""
+    return graph.add("Expand", data, graph.dims(node.outs[0].shape))
+
+
+@converts("tile")
+def tile(graph: Graph, node: At, data: str) -> str:
+    """Tile; missing axes and repeats are 1."""
+    reps = node.attrs.reps
+    ndim = max(node.ndim, len(reps))
+    data = graph.unsqueeze(data, range(ndim - node.ndim))
+    return graph.add("Tile", data, graph.ints([1] * (ndim - len(reps)) + list(reps)))
+
+
+@converts("repeat")
+def repeat(graph: Graph, node: At, data: str) -> str:
+    """A new axis behind each entry, repeated, and merged."""
+    count, shape = node.attrs.repeats, node.shape
+    axis = node.ndim - 1 if node.attrs.axis is None else node.axis(node.attrs.axis)
+    data = graph.unsqueeze(data, [axis + 1])
+    data = graph.add("Tile", data, graph.ints([count if a == axis + 1 else 1 for a in range(len(shape) + 1)]))
+    return graph.reshape(data, node.outs[0].shape)
+
+
+@converts("reverse")
+def reverse(graph: Graph, node: At, data: str) -> str:
+    """Slice with step -1."""
+    axes = [node.axis(a) for a in node.attrs.axis]
+    bounds = ([-1] * len(axes), [-FARTHEST] * len(axes), axes, [-1] * len(axes))
+    return graph.add("Slice", data, *(graph.ints(b) for b in bounds))
+
+
+@converts("Pad")
+def pad(graph: Graph, node: At, data: str) -> str:
+    """Pad: a constant, the edge, or its reflection."""
+    width, mode = node.attrs.pad_width, node.attrs.mode
+    value = graph.const(node.attrs.constant_value, node.dtype) if mode == "constant" else ""
+    return graph.add("Pad", data, graph.ints([*width[::2], *width[1::2]]), value, mode=mode)
+
+
+@converts("depth_to_space")
+def depth_to_space(graph: Graph, node: At, data: str) -> str:
+    """DepthToSpace: blocks come before channels."""
+    return graph.add("DepthToSpace", data, blocksize=node.attrs.block_size, mode="DCR")
+
+
+@converts("space_to_depth")
+def space_to_depth(graph: Graph, node: At, data: str) -> str:
+    """SpaceToDepth."""
+    return graph.add("SpaceToDepth", data, blocksize=node.attrs.block_size)
+
+
+@converts("shape_array", "size_array")
+def shape_array(graph: Graph, node: At, data: str) -> str:
+    """Shape, or Size as a vector of one."""
+    found = graph.add("Shape", data)
+    if node.outs[0].shape == (1,) and node.ndim != 1:
+        found = graph.add("ReduceProd", found, axes=[0], keepdims=1)
+    return graph.cast(found, node.outs[0].dtype, np.int64)
+
+
+# ------------------------------------------------------------------------------------------ joining, cutting
+@converts("Concat")
+def concat(graph: Graph, node: At, *arrays: str) -> str:
+    """Concat."""
+    return graph.add("Concat", *arrays, axis=node.axis(node.attrs.dim))
+
+
+@converts("stack")
+def stack(graph: Graph, node: At, *arrays: str) -> str:
+    """Concat along a new axis."""
+    axis = node.axis(node.attrs.axis, extra=1)
+    return graph.add("Concat", *(graph.unsqueeze(a, [axis]) for a in arrays), axis=axis)
+
+
+@converts("SliceChannel")
+def slice_channel(graph: Graph, node: At, data: str) -> tuple[str, ...]:
+    """Split in equal parts."""
+    axis, count = node.axis(node.attrs.axis), node.attrs.num_outputs
+    if count == 1:
+        return (graph.squeeze(data, [axis]) if node.attrs.squeeze_axis else data,)
+    size = node.sizes(axis, axis + 1)[0] // count
+    parts = graph.add("Split", data, graph.ints([size] * count), outputs=count, axis=axis)
+    return tuple(graph.squeeze(p, [axis]) for p in parts) if node.attrs.squeeze_axis else parts
+
+
+@converts("_split_v2")
+def split_v2(graph: Graph, node: At, data: str) -> tuple[str, ...]:
+    """One Slice for each part."""
+    axis, attrs = node.axis(node.attrs.axis), node.attrs
+    if attrs.sections:
+        size = node.sizes(axis, axis + 1)[0] // attrs.sections
+        starts = [i * size for i in range(attrs.sections)]
+    else:
+        starts = list(attrs.indices)
+    ends = [*starts[1:], FARTHEST]
+    parts = [graph.slice(data, axis, b, e) for b, e in zip(starts, ends, strict=True)]
+    return tuple(graph.squeeze(p, [axis]) if attrs.squeeze_axis else p for p in parts)
+
+
+@converts("slice")
+def slice_(graph: Graph, node: At, data: str) -> str:
+    """Slice; an open bound is the farthest one in the direction of the step."""
+    attrs, count = node.attrs, len(node.attrs.begin)
+    steps = [s or 1 for s in (*attrs.step, *(None,) * (count - len(attrs.step)))]
+    begins = [(0 if s > 0 else FARTHEST) if b is None else b for b, s in zip(attrs.begin, steps, strict=True)]
+    ends = [(FARTHEST if s > 0 else -FARTHEST) if e is None else e for e, s in zip(attrs.end, steps, strict=True)]
+    return graph.add("Slice", data, *(graph.ints(v) for v in (begins, ends, list(range(count)), steps)))
+
+
+@converts("slice_axis")
+def slice_axis(graph: Graph, node: At, data: str) -> str:
+    """Slice along one axis."""
+    end = node.attrs.end
+    return graph.slice(data, node.axis(node.attrs.axis), node.attrs.begin, FARTHEST if end is None else end)
+
+
+@converts("slice_like")
+def slice_like(graph: Graph, node: At, data: str, like: str) -> str:
+    """Slice to the shape that jfit gives."""
+    axes = list(range(node.ndim))
+    return graph.add("Slice", data, graph.ints([0] * node.ndim), graph.dims(node.outs[0].shape), graph.ints(axes))
+
+
+@converts("diag")
+def diag(graph: Graph, node: At, data: str) -> str:
+    """Gather of the diagonal of a matrix, or a vector put on one."""
+    k, attrs = node.attrs.k, node.attrs
+    if node.ndim == 1:
+        size = fixed(node.shape[0]) + abs(k)
+        place = graph.const(np.eye(size, k=k)[max(-k, 0) : size - max(k, 0)], node.dtype)
+        return graph.add("Mul", graph.add("Expand", graph.unsqueeze(data, [1]), graph.ints([size - abs(k), size])), place)
+    if node.ndim != 2 or (node.axis(attrs.axis1), node.axis(attrs.axis2)) != (0, 1):
+        raise Unsupported("only diagonals of a matrix have a converter")
+    rows, columns = node.sizes()
+    count = fixed(node.outs[0].shape[0])
+    flat = [(i + max(-k, 0)) * columns + i + max(k, 0) for i in range(count)]
+    return graph.add("Gather", graph.reshape(data, (rows * columns,)), graph.ints(flat), axis=0)
+
+
+# ------------------------------------------------------------------------------------------ constants
+def _constant(value: float | None) -> Converter:
+    def convert(graph: Graph, node: At) -> str:
+        return graph.full(node.outs[0].shape, node.attrs.value if value is None else value, node.outs[0].dtype)
+
+    return convert
+
+
+converts("_zeros")(_constant(0))
+converts("_ones")(_constant(1))
+converts("_full")(_constant(None))
+
+
+@converts("_arange")
+def arange(graph: Graph, node: At) -> str:
+    """A constant."""
+    attrs = node.attrs
+    if any(isinstance(d, Size) for d in node.outs[0].shape):
+        raise Unsupported("its length grows with the batch")
+    start = 0.0 if attrs.stop is None else attrs.start
+    values = start + attrs.step * np.arange(-(-fixed(node.outs[0].shape[0]) // attrs.repeat))
+    return graph.const(np.repeat(values, attrs.repeat), node.outs[0].dtype)
