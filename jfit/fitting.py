@@ -145,7 +145,7 @@ def fit(
     rate = (optimizer_params or {}).get("learning_rate")
     schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch)
     resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
-    probe = _first_batch(model, data, batch_size)
+    probe = first_batch(model, data, batch_size)
     state = init_state(
         model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, metrics=metrics, frozen=frozen
     )
@@ -230,7 +230,7 @@ def _model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Mod
     return made, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
 
 
-def _first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
+def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
     """The first rows as the model sees them: arrays have their rows first, the feed moves them to the model's batch axis."""
     if isinstance(data, ArrayData):
         return {k: np.moveaxis(v[:batch_size], 0, model.batch_axes.get(k, 0)) for k, v in data.arrays.items()}
@@ -253,7 +253,7 @@ def _evaluation(
         return None
     size, metrics = settings["eval_batch_size"], settings["metrics"]
     data = data_of(model, eval_data, size)
-    probe = _first_batch(model, data, size)
+    probe = first_batch(model, data, size)
     scorer = Scorer(model, metrics, settings["devices"], size, settings["policy"])
     try:
         plan = _checked_plan(model, data, probe)

@@ -17,7 +17,7 @@ from jfit.lowering import lower
 from jfit.model import Aux, Model, Params, count_parameters
 from jfit.ops import nearest
 from jfit.run import Run
-from jfit.scoring import make_run
+from jfit.scoring import checked_data, make_run
 from jfit.state import Trained
 from jfit.symbol import GraphError, Symbol
 from jfit.symbol import load as load_symbol
@@ -51,11 +51,13 @@ class Loaded(Trained):
 
     def predict(self, data: Any, **given: Any) -> Any:
         """Outputs for every row of `data`, without labels; see `jfit.predict`.  Programs are kept for the next call."""
-        return self._run(given).predict(data)
+        run, seen = self._run(given)
+        return run.predict(checked_data(run, data, labels=False, seen=seen))
 
     def score(self, data: Any, eval_metric: Any = "acc", **given: Any) -> dict[str, float]:
         """Loss and metrics over a data set; see `jfit.score`."""
-        return self._run(given).score(data, eval_metric)
+        run, seen = self._run(given)
+        return run.score(checked_data(run, data, seen=seen), eval_metric)
 
     def onto(self, net: Any, drop: bool = False) -> Loaded:
         """The same parameters for another network, such as one with a new last layer; `fit` draws what they lack.
@@ -89,11 +91,11 @@ class Loaded(Trained):
         kept = [{k: v for k, v in part.items() if k in known} for part in (self.params, self.aux)]
         return Loaded(model, *kept)
 
-    def _run(self, given: Mapping[str, Any]) -> Run:
-        # Runs hold compiled programs; the object itself stays what it is.
+    def _run(self, given: Mapping[str, Any]) -> tuple[Run, set[Any]]:
+        # Runs hold compiled programs, the sets shapes that were looked at; the object itself stays what it is.
         runs, key = self.__dict__.setdefault("_runs", {}), repr(sorted(given.items()))
         if key not in runs:
-            runs[key] = make_run(self, None, None, **given)
+            runs[key] = make_run(self, None, None, **given), set()
         return runs[key]
 
     def __repr__(self) -> str:

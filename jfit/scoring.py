@@ -8,11 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jfit.fitting import as_model, split_trained
+from jfit.data import ArrayData, StreamData
+from jfit.feed import data_of
+from jfit.fitting import as_model, first_batch, split_trained
 from jfit.model import flatten_names
 from jfit.parallel import place
 from jfit.run import Run, settings_of
 from jfit.state import TrainState
+from jfit.symbol import GraphError
 
 
 def score(
@@ -42,7 +45,8 @@ def score(
         >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
         1.0
     """
-    return make_run(model, params, aux, eval_metric=eval_metric, **given).score(data)
+    run = make_run(model, params, aux, eval_metric=eval_metric, **given)
+    return run.score(checked_data(run, data))
 
 
 def predict(
@@ -67,7 +71,8 @@ def predict(
         >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
         (3, 2)
     """
-    return make_run(model, params, aux, **given).predict(data)
+    run = make_run(model, params, aux, **given)
+    return run.predict(checked_data(run, data, labels=False))
 
 
 def make_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
@@ -83,3 +88,39 @@ def make_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: An
     values = {k: jnp.asarray(v) for k, v in flat.items()}, {k: jnp.asarray(v) for k, v in flat_aux.items()}
     state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key_data(jax.random.key(0)))
     return Run(model, settings, place(state, settings["devices"]))
+
+
+def checked_data(run: Run, data: Any, labels: bool = True, seen: set[Any] | None = None) -> ArrayData | StreamData:
+    """The data by input names, after its first batch has said which shapes the parameters must have.
+
+    Args:
+        run: the run that is to use it.
+        data: as for `fit`.
+        labels: whether labels are needed.
+        seen: shapes that were looked at before, kept by the caller.
+
+    Raises:
+        ValueError: a parameter has another shape.
+    """
+    found = data_of(run.model, data, run.settings["eval_batch_size"], labels=labels)
+    net = run.model.symbol
+    if net is None:
+        return found
+    shapes = {k: v.shape for k, v in first_batch(run.model, found, run.settings["eval_batch_size"]).items()}
+    key = tuple(shapes.items())
+    if seen is not None and key in seen:
+        return found
+    try:
+        arguments, _, states = net.infer_shape_partial(**{k: v for k, v in shapes.items() if k in net.list_inputs()})
+    except GraphError:
+        return found  # running it says more
+    for names, needed, held in ((net.list_arguments(), arguments, run.params), (net.list_auxiliary_states(), states, run.aux)):
+        for name, shape in zip(names, needed, strict=True):
+            if name in held and shape and 0 not in shape and held[name].shape != shape:
+                raise ValueError(
+                    f"{name} has shape {held[name].shape}, the graph needs {shape} for inputs of shapes {shapes}; pass data "
+                    "of the shape that it was trained with, or the parameters of this graph"
+                )
+    if seen is not None:
+        seen.add(key)
+    return found
