@@ -30,8 +30,19 @@ def _names(bodies: int) -> Callable[[Attrs], tuple[str, ...]]:
     return lambda attrs: tuple(f"data{i}" for i in range(attrs.num_args - bodies))
 
 
-def _out_names(attrs: Attrs) -> tuple[str, ...]:
-    return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
+def _outputs(bodies: int, *locs: str) -> Callable[[Attrs], tuple[str, ...]]:
+    """Names of the outputs; refuses positions that no input has, before anything follows them."""
+
+    def names(attrs: Attrs) -> tuple[str, ...]:
+        count = attrs.num_args - bodies
+        for key in locs:
+            if not all(0 <= at < count for at in attrs[key]):
+                raise ValueError(f"{key} is {attrs[key]}, needed positions among the {count} inputs")
+        if not 0 <= attrs.get("num_out_data", 0) <= attrs.num_outputs:
+            raise ValueError(f"num_out_data is {attrs.num_out_data}, needed at most num_outputs = {attrs.num_outputs}")
+        return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
+
+    return names
 
 
 def _through(graph: Any, locs: Sequence[int], known: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -145,7 +156,7 @@ def _foreach_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 @operator(
     "_foreach",
     inputs=_names(1),
-    outputs=_out_names,
+    outputs=_outputs(1, "in_data_locs", "in_state_locs", "remain_locs"),
     variadic="num_args",
     graphs=("body",),
     attrs={
@@ -217,7 +228,7 @@ def _while_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 @operator(
     "_while_loop",
     inputs=_names(2),
-    outputs=_out_names,
+    outputs=_outputs(2, "cond_input_locs", "func_input_locs"),
     variadic="num_args",
     graphs=("cond", "func"),
     attrs={
@@ -293,7 +304,7 @@ def _cond_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 @operator(
     "_cond",
     inputs=_names(3),
-    outputs=_out_names,
+    outputs=_outputs(3, "cond_input_locs", "then_input_locs", "else_input_locs"),
     variadic="num_args",
     graphs=("cond", "then_branch", "else_branch"),
     attrs={

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jfit.mx import random
-from jfit.mx.nd import sparse
+from jfit.mx.nd import control, sparse
 from jfit.mx.nd.array import NDArray, binary
 from jfit.mx.nd.create import (
     arange,
@@ -35,7 +35,7 @@ from jfit.mx.nd.invoke import function, invoke
 from jfit.mx.nd.sparse import CSRNDArray, RowSparseNDArray
 from jfit.mx.spelling import PAIRS, Namespace, find
 
-contrib = Namespace("mx.nd.contrib", ("_contrib_",), function)
+contrib = Namespace("mx.nd.contrib", ("_contrib_",), function, (control.foreach, control.while_loop, control.cond))
 linalg = Namespace("mx.nd.linalg", ("_linalg_",), function)
 image = Namespace("mx.nd.image", ("_image_",), function)
 op = Namespace("mx.nd.op", ("",), function)
