@@ -25,10 +25,13 @@ def _diagonal(size: int, offset: int) -> Places:
 
 
 def _triangle(size: int, offset: int, lower: bool) -> Places:
-    """Row and column numbers, row by row, of the triangle that starts at a diagonal; offset 0 leaves the choice to `lower`."""
+    """Row and column numbers of the triangle that starts at a diagonal; offset 0 leaves the choice to `lower`.
+
+    A lower triangle goes row by row, an upper one column by column.
+    """
     _diagonal(size, offset)
-    below = offset < 0 or (offset == 0 and lower)
-    return np.tril_indices(size, offset) if below else np.triu_indices(size, offset)
+    row, column = np.tril_indices(size, -abs(offset))
+    return (row, column) if offset < 0 or (offset == 0 and lower) else (column, row)
 
 
 def _vector_rows(attrs, rows, shapes, outs):
@@ -58,7 +61,7 @@ TRIANGLE = {"offset": integer(0), "lower": flag(True)}
 
 @operator("_linalg_extracttrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_extracttrian",), rows=stack_rows)
 def extracttrian(ctx, attrs, matrix):
-    """y = the triangle of each matrix as a vector, row by row; offset > 0: the upper one from that diagonal, < 0: the lower."""
+    """y = the triangle of each matrix as a vector (offset > 0: the upper one, column by column; < 0: the lower, row by row)."""
     need_matrices("A", matrix.shape)
     row, column = _triangle(matrix.shape[-1], attrs.offset, attrs.lower)
     return matrix[..., row, column]
@@ -66,7 +69,7 @@ def extracttrian(ctx, attrs, matrix):
 
 @operator("_linalg_maketrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_maketrian",), rows=_vector_rows)
 def maketrian(ctx, attrs, vector):
-    """y = square matrices with the vectors as their triangle, row by row, all other entries 0."""
+    """y = square matrices with the vectors as their triangle, all other entries 0; the inverse of extracttrian."""
     count = vector.shape[-1]
     side = (math.isqrt(8 * count + 1) - 1) // 2
     if side * (side + 1) // 2 != count:
