@@ -195,7 +195,8 @@ def _convert(plan: _Plan) -> _Converted:
     for node in plan.nodes:
         if node.op is None:
             _variable(plan, graph, node, tensors, known)
-    values = counters.read({**plan.source.params, **plan.source.aux})
+    held = counters.read({**plan.source.params, **plan.source.aux})
+    values = {k: np.asarray(v, jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in held.items()}
     used, behind = _used(plan), set[int]()  # behind: nodes that read from one without an ONNX form
     for node in plan.nodes:
         if node.op is None:
@@ -269,13 +270,23 @@ def _one(graph: Graph, node: Node, tensors: Any, known: Any, values: Any, used: 
         for i, entry in enumerate(ins):
             if entry is not None and entry.dtype.kind in "iub":
                 names[i], ins[i] = graph.cast(names[i], floats[0]), entry._replace(dtype=floats[0])
-    constants = tuple(values.get(e.node.name) if e.node.op is None else None for e in node.inputs)
     outs = [known[id(node), i] for i in range(len(node.op.output_names(node.params)))]
-    made = convert(graph, At(node.name, node.params, tuple(ins), tuple(outs), used, constants), *names)
+    made = convert(
+        graph, At(node.name, node.params, tuple(ins), tuple(outs), used, lambda i: _constant(node.inputs[i], values)), *names
+    )
     made = [made] if isinstance(made, str) else list(made)
     if used and max(used) >= len(made):
         raise Unsupported(f"its output {node.op.output_names(node.params)[max(used)]!r} has no converter")
     return [_named(graph, tensor, node.output_name(i), start) for i, tensor in enumerate(made)]
+
+
+def _constant(entry: Output, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The value of a tensor that only depends on parameters (gluon joins the weights of a recurrent layer in its graph)."""
+    order = topological([entry])
+    leaves = [n.name for n in order if n.op is None]
+    if not set(leaves) <= set(values):
+        return None
+    return np.asarray(counters.read(make_apply(order, [entry], Names(()))({k: values[k] for k in leaves}, {}, {})[0][0]))
 
 
 def _named(graph: Graph, tensor: str, wanted: str, start: int) -> str:

@@ -104,6 +104,8 @@ def batch_rows(model: Model, specs: Mapping[str, Any]) -> int:
         >>> batch_rows(jfit.lower(jfit.sym.relu(jfit.sym.Variable("data"))), {"data": (4, 3)})
         4
     """
+    if not specs:
+        return STAND_IN
     for name in (*model.inputs, *model.labels):
         axis = model.batch_axes.get(name, 0)
         if name in specs and len(shape_of(specs[name])) > axis:

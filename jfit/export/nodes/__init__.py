@@ -5,7 +5,7 @@
 True
 """
 
-from jfit.export.nodes import conv, elementwise, indexing, nn, norm, reduce, rnn, shape
+from jfit.export.nodes import attention, conv, elementwise, indexing, nn, norm, reduce, rnn, shape
 from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Step",
     "Unsupported",
     "aliased",
+    "attention",
     "conv",
     "elementwise",
     "indexing",

@@ -181,7 +181,9 @@ def _lines(size: int, out: int, corners: bool) -> np.ndarray:
     """(out, size): linear interpolation; `corners`: the first and last entries stay where they are."""
     matrix = np.zeros((out, size))
     for i in range(out):
-        if corners:
+        if out == 1 and size > 1:
+            place = 0.0  # a single pixel is the first one
+        elif corners:
             place = i * (size - 1) / (out - 1) if out > 1 else 0.0
         else:
             place = max((i + 0.5) * size / out - 0.5, 0.0)

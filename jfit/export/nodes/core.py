@@ -68,7 +68,7 @@ class At(NamedTuple):
     ins: tuple[Entry | None, ...]
     outs: tuple[Entry, ...]
     used: frozenset[int]
-    constants: tuple[np.ndarray | None, ...]  # values of the inputs that are parameters
+    constant: Callable[[int], np.ndarray | None]  # the value of an input that only depends on parameters
 
     @property
     def shape(self) -> Dims:

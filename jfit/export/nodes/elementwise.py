@@ -16,7 +16,7 @@ PLAIN = {
     "abs": "Abs", "sign": "Sign", "negative": "Neg", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "tan": "Tan",
     "arcsin": "Asin", "arccos": "Acos", "arctan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "arcsinh": "Asinh",
     "arccosh": "Acosh", "arctanh": "Atanh", "erf": "Erf", "floor": "Floor", "ceil": "Ceil", "_copy": "Identity",
-    "BlockGrad": "Identity",
+    "BlockGrad": "Identity", "_contrib_sign_ste": "Sign",
 }  # fmt: skip
 
 
@@ -70,6 +70,7 @@ ROUNDING: dict[str, Callable[..., str]] = {
     "rint": lambda g, n, x: g.add("Ceil", g.binary("Sub", x, 0.5, n.dtype)),  # halves go to -infinity
     "fix": _towards_zero,
     "trunc": _towards_zero,
+    "_contrib_round_ste": lambda g, n, x: _towards_zero(g, n, x, 0.5),
 }
 CONVERTERS.update(PHRASES)
 
@@ -92,6 +93,30 @@ def like(graph: Graph, node: At, data: str) -> str:
 def ones_like(graph: Graph, node: At, data: str) -> str:
     """Ones."""
     return graph.full(node.outs[0].shape, 1, node.outs[0].dtype)
+
+
+@converts("_copyto", "_CrossDeviceCopy", "_identity_with_attr_like_rhs", "cast_storage", "_contrib_gradientmultiplier")
+def same(graph: Graph, node: At, data: str, *rest: str) -> str:
+    """The data as it is."""
+    return data
+
+
+@converts("_contrib_quadratic")
+def quadratic(graph: Graph, node: At, data: str) -> str:
+    """(a x + b) x + c."""
+    work = node.dtype if _is_float(node) else np.dtype(np.float32)
+    a, b, c = (graph.const(v, work) for v in (node.attrs.a, node.attrs.b, node.attrs.c))
+    data = graph.cast(data, work, node.dtype)
+    return graph.cast(
+        graph.add("Add", graph.add("Mul", graph.add("Add", graph.add("Mul", data, a), b), data), c), node.dtype, work
+    )
+
+
+@converts("amp_multicast")
+def multicast(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
+    """A Cast for each array."""
+    entries = zip(arrays, node.outs, range(len(arrays)), strict=True)
+    return tuple(graph.cast(a, out.dtype, node.of(i).dtype) for a, out, i in entries)
 
 
 @converts("hard_sigmoid")
@@ -178,9 +203,10 @@ def _of_two(how: Callable[..., str]) -> Callable[..., str]:
 
 
 for stem, how in (ARITHMETIC | TESTS).items():
-    same = f"elemwise_{stem}" if stem in ("add", "sub", "mul", "div") else f"_{stem}"
-    converts(same, f"broadcast_{stem}")(_of_two(how))
+    equal = f"elemwise_{stem}" if stem in ("add", "sub", "mul", "div") else f"_{stem}"
+    converts(equal, f"broadcast_{stem}")(_of_two(how))
 converts("_grad_add")(_of_two(ARITHMETIC["add"]))
+converts("_scatter_elemwise_div")(_of_two(ARITHMETIC["div"]))
 
 
 @converts("add_n")
@@ -211,6 +237,8 @@ def _with_scalar(how: Callable[..., str], swapped: bool) -> Callable[..., str]:
 
 
 SCALARS = {"plus": "add", "minus": "sub"}
+for stem in ("plus", "minus"):
+    converts(f"_scatter_{stem}_scalar")(_with_scalar(ARITHMETIC[SCALARS[stem]], swapped=False))
 for stem in ("plus", "minus", "mul", "div", "power", "mod", "maximum", "minimum", "hypot"):
     converts(f"_{stem}_scalar")(_with_scalar(ARITHMETIC[SCALARS.get(stem, stem)], swapped=False))
 for stem in ("minus", "div", "power", "mod"):

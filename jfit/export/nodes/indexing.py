@@ -53,7 +53,7 @@ def gather_nd(graph: Graph, node: At, data: str, indices: str) -> str:
     ndim = len(node.of(1).shape)
     ids = graph.transpose(graph.cast(indices, INT64, node.of(1).dtype), [*range(1, ndim), 0])
     limits = np.array([fixed(d) for d in node.shape[: fixed(node.of(1).shape[0])]], INT64)
-    ids = graph.add("Max", graph.add("Min", ids, graph.const(limits - 1)), graph.const(0, INT64))
+    ids = graph.add("Max", graph.add("Min", ids, graph.const(limits - 1)), graph.const(-limits))  # -1 is the last one
     return graph.add("GatherND", data, ids)
 
 
@@ -67,15 +67,14 @@ def one_hot(graph: Graph, node: At, indices: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ order
-def _sorted(graph: Graph, node: At, data: str, count: int | None, rising: bool) -> tuple[str, str, int]:
-    """(values, positions, axis) of the first `count` entries in order; without an axis of the flattened array."""
+def _sorted(graph: Graph, node: At, data: str, count: int | None, rising: bool) -> tuple[str, str]:
+    """(values, positions) of the first `count` entries in order; without an axis of the flattened array."""
     axis, shape = node.attrs.axis, node.shape
     if axis is None:
         data, shape, axis = graph.add("Reshape", data, graph.ints([-1])), (int(np.prod(node.sizes())),), 0
     axis %= len(shape)
     k = graph.ints([fixed(shape[axis]) if not count else min(count, fixed(shape[axis]))])
-    values, places = graph.add("TopK", data, k, outputs=2, axis=axis, largest=int(not rising), sorted=1)
-    return values, places, axis
+    return graph.add("TopK", data, k, outputs=2, axis=axis, largest=int(not rising), sorted=1)
 
 
 @converts("sort")
@@ -92,11 +91,14 @@ def argsort(graph: Graph, node: At, data: str) -> str:
 
 @converts("topk")
 def topk(graph: Graph, node: At, data: str) -> Any:
-    """TopK: values, positions, or both."""
-    kind = node.attrs.ret_typ
+    """TopK: values, positions, both, or ones put at the positions."""
+    kind, axis = node.attrs.ret_typ, node.attrs.axis
+    values, places = _sorted(graph, node, data, node.attrs.k, node.attrs.is_ascend)
     if kind == "mask":
-        raise Unsupported("ret_typ='mask' has no converter")
-    values, places, _ = _sorted(graph, node, data, node.attrs.k, node.attrs.is_ascend)
+        blank = graph.binary("Mul", places, 0, INT64)
+        none, all_ = graph.full(node.shape, 0, node.dtype), graph.cast(graph.binary("Add", blank, 1, INT64), node.dtype)
+        none = none if axis is not None else graph.add("Reshape", none, graph.ints([-1]))
+        return graph.reshape(graph.add("ScatterElements", none, places, all_, axis=axis or 0), node.shape)
     if kind == "value":
         return values
     places = graph.cast(places, node.outs[-1].dtype)
@@ -158,6 +160,7 @@ def dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
 
 
 def _product(graph: Graph, node: At, lhs: str, rhs: str) -> str:
+    """op(lhs) op(rhs) of the last two axes."""
     swap = [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2]
     lhs = graph.transpose(lhs, swap) if node.attrs.transpose_a else lhs
     rhs = graph.transpose(rhs, swap) if node.attrs.transpose_b else rhs
@@ -171,10 +174,21 @@ def batch_dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
 
 
 @converts("_linalg_gemm", "_linalg_gemm2")
-def linalg_gemm(graph: Graph, node: At, lhs: str, rhs: str, added: str = "") -> str:
-    """alpha · A B + beta · C."""
-    if node.attrs.axis != -2 and node.axis(node.attrs.axis) != node.ndim - 2:
-        raise Unsupported("matrices on other axes than the last two have no converter")
-    out = _product(graph, node, lhs, rhs)
+def linalg_gemm(graph: Graph, node: At, *matrices: str) -> str:
+    """alpha · A B + beta · C; rows of the matrices that lie on another axis come to the last but one and go back."""
+    order = [a for a in range(node.ndim) if a != node.axis(node.attrs.axis)]
+    order.insert(node.ndim - 2, node.axis(node.attrs.axis))
+    left, right, *added = (graph.transpose(m, order) for m in matrices)
+    out = _product(graph, node, left, right)
     out = out if node.attrs.alpha == 1 else graph.binary("Mul", out, node.attrs.alpha, node.dtype)
-    return graph.add("Add", out, graph.binary("Mul", added, node.attrs.beta, node.dtype)) if added else out
+    if added:
+        out = graph.add("Add", out, graph.binary("Mul", added[0], node.attrs.beta, node.dtype))
+    return graph.transpose(out, [order.index(a) for a in range(node.ndim)])
+
+
+@converts("_linalg_syrk")
+def linalg_syrk(graph: Graph, node: At, data: str) -> str:
+    """alpha A Aᵀ, or alpha Aᵀ A."""
+    turned = graph.transpose(data, [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2])
+    pair = (turned, data) if node.attrs.transpose else (data, turned)
+    return graph.binary("Mul", graph.add("MatMul", *pair), node.attrs.alpha, node.dtype)

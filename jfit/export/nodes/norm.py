@@ -17,7 +17,7 @@ def _wide(dtype: np.dtype) -> np.dtype:
     return WIDE if dtype.itemsize == 2 else dtype
 
 
-@converts("BatchNorm", "BatchNorm_v1")
+@converts("BatchNorm", "_contrib_SyncBatchNorm")
 def batch_norm(graph: Graph, node: At, data: str, gamma: str, beta: str, mean: str, var: str) -> tuple[str, ...]:
     """BatchNormalization with the moving statistics; channels on another axis change places with axis 1."""
     wide, axis = _wide(node.dtype), node.axis(node.attrs.get("axis", 1))
@@ -36,6 +36,20 @@ def batch_norm(graph: Graph, node: At, data: str, gamma: str, beta: str, mean: s
         inverse = graph.add("Reciprocal", graph.add("Sqrt", graph.binary("Add", given[2], node.attrs.eps, wide)))
         found += [graph.add("Identity", given[1]), inverse]
     return tuple(found)
+
+
+@converts("_contrib_BatchNormWithReLU")
+def batch_norm_with_relu(graph: Graph, node: At, *given: str) -> tuple[str, ...]:
+    """BatchNormalization and Relu."""
+    out, *rest = batch_norm(graph, node, *given)
+    return (graph.add("Relu", out), *rest)
+
+
+@converts("BatchNorm_v1")
+def batch_norm_v1(graph: Graph, node: At, *given: str) -> tuple[str, ...]:
+    """BatchNormalization; the variance it shows is the variance itself."""
+    out, *rest = batch_norm(graph, node, *given)
+    return (out, rest[0], graph.add("Identity", given[4])) if rest else (out,)
 
 
 def _standardised(graph: Graph, data: str, axes: Sequence[int], eps: float, dtype: Any) -> tuple[str, str, str]:

@@ -37,6 +37,14 @@ converts("mean")(_reduction("ReduceMean"))
 converts("prod")(_reduction("ReduceProd"))
 converts("max")(_reduction("ReduceMax"))
 converts("min")(_reduction("ReduceMin"))
+
+
+@converts("_square_sum")
+def square_sum(graph: Graph, node: At, data: str) -> str:
+    """Sum of squares."""
+    return _reduction("ReduceSum")(graph, node, graph.add("Mul", data, data))
+
+
 converts("nansum")(_reduction("ReduceSum", nan=0.0))
 converts("nanprod")(_reduction("ReduceProd", nan=1.0))
 
@@ -89,10 +97,12 @@ def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
 def cumsum(graph: Graph, node: At, data: str) -> str:
     """CumSum; without an axis over the flattened array."""
     out, axis = node.outs[0], node.attrs.axis
-    data = graph.cast(data, out.dtype, node.dtype)
+    work = out.dtype if out.dtype.kind == "f" or out.dtype.itemsize > 2 else np.dtype(np.int32)  # small ones wrap round alike
+    data = graph.cast(data, work, node.dtype)
     if axis is None:
         data = graph.add("Reshape", data, graph.ints([-1]))
-    return graph.add("CumSum", data, graph.const(0 if axis is None else node.axis(axis), np.int64))
+    found = graph.add("CumSum", data, graph.const(0 if axis is None else node.axis(axis), np.int64))
+    return graph.cast(found, out.dtype, work)
 
 
 # ------------------------------------------------------------------------------------------ softmax

@@ -21,13 +21,13 @@ def _gates(attrs: Any, matrix: Any) -> np.ndarray:
 
 
 def _check(node: At) -> np.ndarray:
-    attrs, parameters = node.attrs, node.constants[1]
+    attrs, parameters = node.attrs, node.constant(1)
     if attrs.projection_size:
         raise Unsupported("projection_size has no ONNX form")
     if attrs.lstm_state_clip_min is not None or attrs.lstm_state_clip_max is not None:
         raise Unsupported("clipping the LSTM's state has no ONNX form, which clips its gates")
     if parameters is None:
-        raise Unsupported("its weights are computed by the graph; they must be a parameter")
+        raise Unsupported("its weights depend on the inputs; they must be parameters")
     return parameters
 
 

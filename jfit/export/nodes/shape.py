@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jfit.export.nodes.core import FARTHEST, At, Converter, Graph, Size, Unsupported, converts, fixed
+from jfit.export.nodes.core import FARTHEST, At, Converter, Graph, Unsupported, converts, fixed
+from jfit.ops import Ctx, lookup
 
 
 # ------------------------------------------------------------------------------------------ reshaping
@@ -104,7 +105,7 @@ def shape_array(graph: Graph, node: At, data: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ joining, cutting
-@converts("Concat")
+@converts("Concat", "_rnn_param_concat")
 def concat(graph: Graph, node: At, *arrays: str) -> str:
     """Concat."""
     return graph.add("Concat", *arrays, axis=node.axis(node.attrs.dim))
@@ -171,15 +172,18 @@ def diag(graph: Graph, node: At, data: str) -> str:
     """Gather of the diagonal of a matrix, or a vector put on one."""
     k, attrs = node.attrs.k, node.attrs
     if node.ndim == 1:
-        size = fixed(node.shape[0]) + abs(k)
-        place = graph.const(np.eye(size, k=k)[max(-k, 0) : size - max(k, 0)], node.dtype)
-        return graph.add("Mul", graph.add("Expand", graph.unsqueeze(data, [1]), graph.ints([size - abs(k), size])), place)
-    if node.ndim != 2 or (node.axis(attrs.axis1), node.axis(attrs.axis2)) != (0, 1):
-        raise Unsupported("only diagonals of a matrix have a converter")
-    rows, columns = node.sizes()
-    count = fixed(node.outs[0].shape[0])
-    flat = [(i + max(-k, 0)) * columns + i + max(k, 0) for i in range(count)]
-    return graph.add("Gather", graph.reshape(data, (rows * columns,)), graph.ints(flat), axis=0)
+        count = fixed(node.shape[0])
+        size = count + abs(k)
+        places = np.zeros((count, size, size))
+        places[range(count), [i + max(-k, 0) for i in range(count)], [i + max(k, 0) for i in range(count)]] = 1
+        spread = graph.add("MatMul", data, graph.const(places.reshape(count, -1), node.dtype))
+        return graph.reshape(spread, (size, size))
+    pair = node.axis(attrs.axis1), node.axis(attrs.axis2)
+    order = [a for a in range(node.ndim) if a not in pair] + list(pair)
+    rows, columns = (fixed(node.shape[a]) for a in pair)
+    flat = [(i + max(-k, 0)) * columns + i + max(k, 0) for i in range(fixed(node.outs[0].shape[-1]))]
+    lined = graph.reshape(graph.transpose(data, order), (*node.outs[0].shape[:-1], rows * columns))
+    return graph.add("Gather", lined, graph.ints(flat), axis=node.ndim - 2)
 
 
 # ------------------------------------------------------------------------------------------ constants
@@ -195,12 +199,31 @@ converts("_ones")(_constant(1))
 converts("_full")(_constant(None))
 
 
-@converts("_arange")
-def arange(graph: Graph, node: At) -> str:
-    """A constant."""
-    attrs = node.attrs
-    if any(isinstance(d, Size) for d in node.outs[0].shape):
-        raise Unsupported("its length grows with the batch")
-    start = 0.0 if attrs.stop is None else attrs.start
-    values = start + attrs.step * np.arange(-(-fixed(node.outs[0].shape[0]) // attrs.repeat))
-    return graph.const(np.repeat(values, attrs.repeat), node.outs[0].dtype)
+def _evaluated(name: str) -> Converter:
+    """A constant that the operator itself computes."""
+
+    def convert(graph: Graph, node: At) -> str:
+        return graph.const(np.asarray(lookup(name).fn(Ctx(), node.attrs)))
+
+    return convert
+
+
+for made in ("_arange", "_linspace", "_eye", "_zeros_without_dtype"):
+    converts(made)(_evaluated(made))
+
+
+@converts("_contrib_arange_like")
+def arange_like(graph: Graph, node: At, data: str) -> str:
+    """A constant, or Range where its length grows with the batch."""
+    attrs, out = node.attrs, node.outs[0]
+    if all(isinstance(d, int) for d in out.shape):
+        count = int(np.prod([fixed(d) for d in out.shape]))
+        values = attrs.start + attrs.step * (np.arange(count) // attrs.repeat)
+        return graph.const(values.reshape([fixed(d) for d in out.shape]), out.dtype)
+    if len(out.shape) != 1:
+        raise Unsupported("it counts the entries of several axes of a batch that is left open; export with batch=None")
+    end = graph.squeeze(graph.dims(out.shape), [0])
+    numbers = graph.add("Range", graph.const(0, np.int64), end, graph.const(1, np.int64))
+    numbers = numbers if attrs.repeat == 1 else graph.binary("Div", numbers, attrs.repeat, np.int64)
+    values = graph.binary("Mul", graph.cast(numbers, out.dtype), attrs.step, out.dtype)
+    return graph.binary("Add", values, attrs.start, out.dtype)
