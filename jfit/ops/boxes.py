@@ -103,6 +103,14 @@ def matched(scores: Array, allowed: Array, above: float, limit: int) -> Array:
     return lax.while_loop(lambda carry: (carry[2] < limit) & carry[3], step, start)[0]
 
 
+def gathered(chosen: Array, values: Array, fill: int) -> Array:
+    """The chosen values of each row at its front, in their order, then `fill`; both (rows, count)."""
+    rows, count = chosen.shape
+    places = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, count)  # count: out of range, dropped
+    which = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], chosen.shape)
+    return jnp.full(values.shape, fill, values.dtype).at[which, places].set(values, mode="drop")
+
+
 def batch_or_lost(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     """Rows of all inputs are on axis 0 and stay there; anything else is LOST."""
     found = agreed(rows)
@@ -263,9 +271,7 @@ def _nms_order(attrs: Attrs, data: Array) -> Array:
     count = data.shape[1]
     first = count if attrs.topk < 0 else min(count, attrs.topk)
     alive = jnp.take_along_axis(valid, order, axis=1) & (jnp.arange(count) < first)[None]
-    kept = survivors(suppresses, alive, count)
-    places = jnp.argsort(~kept, axis=1)
-    return jnp.where(jnp.take_along_axis(kept, places, axis=1), jnp.take_along_axis(order, places, axis=1), -1)
+    return gathered(survivors(suppresses, alive, count), order, -1)
 
 
 def _reformed(attrs: Attrs, data: Array) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, number, numbers
-from jfit.ops.boxes import Corners, batch_or_lost, corners, matched, survivors
+from jfit.ops.boxes import Corners, batch_or_lost, corners, gathered, matched, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import no_rows
@@ -83,7 +83,8 @@ def _mined(attrs: Attrs, positive: Array, best: Array, logits: Array) -> Array:
     background = jnp.exp(logits[:, 0] - top[:, 0]) / jnp.sum(jnp.exp(logits - top), axis=1)
     eligible = ~positive & (best < attrs.negative_mining_thresh)
     order = jnp.argsort(jnp.where(eligible, background, jnp.inf), axis=1)  # stable: the first of equal ones goes first
-    rank = jnp.argsort(order, axis=1)
+    batch = jnp.broadcast_to(jnp.arange(order.shape[0], dtype=jnp.int32)[:, None], order.shape)
+    rank = jnp.zeros_like(order).at[batch, order].set(jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape))
     found = jnp.sum(positive, axis=1, keepdims=True)
     wanted = jnp.minimum((found.astype(jnp.float32) * attrs.negative_mining_ratio).astype(jnp.int32), positive.shape[1] - found)
     return eligible & (rank < wanted)
@@ -228,19 +229,16 @@ def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array,
         [ids.astype(wide)[:, :, None], score[:, :, None], _predicted(attrs, loc_pred, anchor)], axis=2
     )  # (batch, anchors, 6)
 
-    def arranged(key: Array) -> Array:
-        """Valid detections first, by rising key; stable."""
-        order = jnp.argsort(jnp.where(valid, key, jnp.inf), axis=1)
-        return jnp.take_along_axis(found, order[:, :, None], axis=1)
-
     present = jnp.arange(count)[None] < jnp.sum(valid, axis=1, keepdims=True)
+    places = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], valid.shape)
+    unranked = gathered(valid, places, 0)
     if not 0 < attrs.nms_threshold <= 1:
-        return jnp.where(present[:, :, None], arranged(jnp.zeros_like(score)), -1).astype(dtype)
-    ranked = arranged(-score)
+        return jnp.where(present[:, :, None], jnp.take_along_axis(found, unranked[:, :, None], axis=1), -1).astype(dtype)
+    order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: the first of equal scores goes first
     first = attrs.nms_topk if attrs.nms_topk > 0 else count
-    alive = present & (jnp.arange(count) < first)[None]
-    kept = _unsuppressed(attrs, ranked[:, :, 0], ranked[:, :, 2:], alive)
+    ranked = jnp.take_along_axis(found, order[:, :, None], axis=1)
+    kept = _unsuppressed(attrs, ranked[:, :, 0], ranked[:, :, 2:], present & (places < first))
     if first < count:  # MXNet leaves what lies behind the best ones in the order of the anchors
-        ranked = jnp.where((jnp.arange(count) < first)[None, :, None], ranked, arranged(jnp.zeros_like(score)))
+        ranked = jnp.take_along_axis(found, jnp.where(places < first, order, unranked)[:, :, None], axis=1)
     label = jnp.where(kept[:, :, None], ranked[:, :, :1], -1)
     return jnp.where(present[:, :, None], jnp.concatenate([label, ranked[:, :, 1:]], axis=2), -1).astype(dtype)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, number, numbers
-from jfit.ops.boxes import Corners, corners, survivors
+from jfit.ops.boxes import Corners, corners, gathered, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
@@ -107,7 +107,7 @@ def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) 
         return shared / (pick(sizes) + sizes - shared) > attrs.threshold
 
     kept = survivors(suppresses, jnp.ones(score.shape, bool), min(wanted, first))
-    places = jnp.argsort(~kept, axis=1)
+    places = gathered(kept, jnp.broadcast_to(jnp.arange(first, dtype=jnp.int32)[None], kept.shape), 0)
     turn = jnp.mod(jnp.arange(wanted, dtype=jnp.int32)[None], jnp.maximum(jnp.sum(kept, axis=1, keepdims=True), 1))
     chosen = jnp.take_along_axis(places, turn, axis=1)  # (images, wanted)
     picked = jnp.take_along_axis(boxes, chosen[:, :, None], axis=1)
