@@ -1,8 +1,8 @@
 """Records recurrent cells by running MXNet 1.9.1 itself: `python tests/record_rnn.py` writes tests/golden/rnn_cells.json.
 
-Runs in the environment of `record_golden`, but with oneDNN, which the fused operator needs there.  For each case of tests/cases/rnn_cells.py: every node
-of the graph as [operator, name, attributes, inputs], and for some the outputs and gradients for values that `values` draws.
-Further what packing and unpacking weights gives, and what mx.viz prints.
+Runs in the environment of `record_golden`, but with oneDNN, which MXNet's fused operator needs.  For each case of
+tests/cases/rnn_cells.py: every node of the graph as [operator, name, attributes, inputs], and for some the outputs and gradients
+for values that `values` draws.  Further what packing and unpacking weights gives, what mx.viz prints, batches of sentences.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import random
 import sys
 import warnings
 from pathlib import Path
@@ -43,7 +44,9 @@ def values(names: list[str], shapes: list[tuple[int, ...]]) -> dict[str, np.ndar
 
 def numbers(mx: Any, symbol: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     """Outputs and gradients of the sum of outputs times their position."""
-    given, outs, _ = symbol.infer_shape(**shapes)
+    names = symbol.list_outputs()  # an output that is a state too counts once
+    symbol = mx.sym.Group([symbol[i] for i, n in enumerate(names) if n not in names[:i]])
+    given, _, _ = symbol.infer_shape(**shapes)
     arrays = values(symbol.list_arguments(), given)
     bound = symbol.bind(
         mx.cpu(),
@@ -109,10 +112,45 @@ def pictures(mx: Any) -> dict[str, Any]:
     return found
 
 
+def batches(mx: Any, layout: str) -> list[Any]:
+    """Two epochs of sentences in buckets: [bucket, shape, data, label] of each batch."""
+    random.seed(3)
+    np.random.seed(4)
+    lengths = np.random.randint(1, 8, 40)
+    sentences = [list(range(k, k + n)) for k, n in enumerate(lengths.tolist())]
+    with contextlib.redirect_stdout(io.StringIO()):
+        it = mx.rnn.BucketSentenceIter(sentences, 3, buckets=[6, 2, 4], invalid_label=0, layout=layout)
+    found: list[Any] = [it.default_bucket_key, it.buckets, [list(d.shape) for d in (*it.provide_data, *it.provide_label)]]
+    for _ in range(2):
+        for b in it:
+            shapes = [list(b.data[0].shape), list(b.provide_label[0].shape)]
+            found.append([b.bucket_key, b.pad, shapes, listed(b.data[0].asnumpy()), listed(b.label[0].asnumpy())])
+        it.reset()
+    return found
+
+
 def printed(call: Any) -> list[str]:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         call()
     return [x.rstrip() for x in out.getvalue().splitlines()]
+
+
+def compact(graphs: dict[str, Any]) -> dict[str, Any]:
+    """Attributes are written once; nodes have their number."""
+    texts: list[str] = []
+    for found in graphs.values():
+        for node in found["nodes"]:
+            text = json.dumps(node[2], sort_keys=True)
+            if text not in texts:
+                texts.append(text)
+            node[2] = texts.index(text)
+    return {"attrs": [json.loads(t) for t in texts], "graphs": graphs}
+
+
+def expanded(golden: dict[str, Any], name: str) -> dict[str, Any]:
+    """The graph of a case as `graph` gives it."""
+    found = golden["graphs"][name]
+    return {**found, "nodes": [[op, node, golden["attrs"][k], ins] for op, node, k, ins in found["nodes"]]}
 
 
 def main() -> None:
@@ -121,10 +159,11 @@ def main() -> None:
 
     symbols = {name: named(mx, make) for name, make in CASES.items()}
     golden = {
-        "graphs": {name: graph(symbol) for name, symbol in symbols.items()},
+        **compact({name: graph(symbol) for name, symbol in symbols.items()}),
         "numbers": {name: numbers(mx, symbols[name], shapes) for name, shapes in NUMBERS.items()},
         "packing": {name: packing(mx, *options) for name, options in PACKED.items()},
         "pictures": pictures(mx),
+        "batches": {layout: batches(mx, layout) for layout in ("NT", "TN")},
     }
     path = HERE / "golden" / "rnn_cells.json"
     path.write_text(json.dumps(golden, separators=(",", ":")) + "\n")

@@ -1,28 +1,30 @@
 """Recurrent cells: graphs, numbers and packed weights equal to MXNet's; what it refuses; a language model over buckets."""
 
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.rnn_cells import CASES, NUMBERS
+from record_rnn import PACKED, batches, expanded, graph, named, numbers, packing
 
 import jfit.mx as mx
-from cases.rnn_cells import CASES, NUMBERS, flat
-from record_rnn import PACKED, graph, named, numbers, packing
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "rnn_cells.json").read_text())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_graph_is_that_of_mxnet_node_by_node(name):
-    found, wanted = graph(named(mx, CASES[name])), GOLDEN["graphs"][name]
+    found, wanted = graph(named(mx, CASES[name])), expanded(GOLDEN, name)
     for have, want in zip(found["nodes"], wanted["nodes"], strict=True):
         assert have == want
     assert found["heads"] == wanted["heads"]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+SLOW = {"fused_gru_both", "fused_rnn_relu_both", "fused_rnn_tanh_both", "unfused_gru_both", "residual_stack", "ConvRNN"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NUMBERS])
 def test_outputs_and_gradients_are_those_of_mxnet(name):
     found, wanted = numbers(mx, named(mx, CASES[name]), NUMBERS[name]), GOLDEN["numbers"][name]
     for have, want in zip(found["outputs"], wanted["outputs"], strict=True):
@@ -35,3 +37,191 @@ def test_outputs_and_gradients_are_those_of_mxnet(name):
 @pytest.mark.parametrize("name", PACKED)
 def test_weights_are_packed_and_unpacked_as_in_mxnet(name):
     assert packing(mx, *PACKED[name]) == GOLDEN["packing"][name]
+
+
+# ------------------------------------------------------------------------------------------------ weights and files
+def evaluated(symbol, args, **inputs):
+    arrays = {k: mx.nd.array(v) for k, v in {**args, **inputs}.items() if k in symbol.list_arguments()}
+    return [o.asnumpy() for o in symbol.bind(mx.cpu(), arrays).forward()]
+
+
+@pytest.mark.parametrize("mode", ["gru", pytest.param("rnn_tanh", marks=pytest.mark.slow)])
+def test_fused_and_single_cells_compute_the_same_with_the_same_weights(mode):
+    draw = np.random.default_rng(0)
+    cell = mx.rnn.FusedRNNCell(3, num_layers=2, mode=mode, bidirectional=True)
+    outputs = cell.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0]
+    x, size = draw.normal(size=(2, 2, 4)), outputs.infer_shape(data=(2, 2, 4))[0][1]
+    args = {f"{mode}_parameters": mx.nd.array(draw.uniform(-0.5, 0.5, size))}
+    stack = cell.unfuse()
+    single = stack.pack_weights(cell.unpack_weights(args))
+    (fused,) = evaluated(outputs, args, data=x)
+    (apart,) = evaluated(stack.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0], single, data=x)
+    np.testing.assert_allclose(fused, apart, rtol=1e-5, atol=1e-6)
+    back = cell.pack_weights(stack.unpack_weights(single))
+    np.testing.assert_array_equal(back[f"{mode}_parameters"].asnumpy(), args[f"{mode}_parameters"].asnumpy())
+
+
+def test_weights_that_do_not_fit_are_refused():
+    cell = mx.rnn.FusedRNNCell(3, prefix="f_")
+    with pytest.raises(KeyError, match="no array is named 'f_parameters', which this cell needs"):
+        cell.unpack_weights({})
+    with pytest.raises(ValueError, match=r"f_parameters has 71 values, which no size of input gives .* mode lstm"):
+        cell.unpack_weights({"f_parameters": mx.nd.zeros(71)})
+    with pytest.raises(KeyError, match="no array is named 'f_l0_i2h_i_weight'"):
+        cell.pack_weights({})
+    with pytest.raises(KeyError, match="'lstm_i2h_weight'"):
+        mx.rnn.LSTMCell(3).unpack_weights({"lstm_h2h_weight": mx.nd.zeros((12, 3))})
+    with pytest.raises(ValueError, match="mode is 'elman', needed one of rnn_relu, rnn_tanh, lstm, gru"):
+        mx.rnn.FusedRNNCell(3, mode="elman")
+
+
+def test_checkpoints_hold_single_gates_and_load_into_other_cells(tmp_path):
+    cell = mx.rnn.FusedRNNCell(2, num_layers=1, mode="lstm")
+    net = cell.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0]
+    size = net.infer_shape(data=(1, 2, 3))[0][1]
+    args = {"lstm_parameters": mx.nd.arange(size[0]), "w": mx.nd.ones(1)}
+    prefix = str(tmp_path / "net")
+    save = mx.rnn.do_rnn_checkpoint(cell, prefix, period=2)
+    save(0, net, args, {})
+    assert not list(tmp_path.iterdir())
+    save(1, net, args, {})
+    assert "lstm_l0_i2h_f_bias" in mx.model.load_checkpoint(prefix, 2)[1]
+    symbol, loaded, aux = mx.rnn.load_rnn_checkpoint([cell], prefix, 2)
+    assert symbol.tojson() == net.tojson() and aux == {} and loaded.keys() == args.keys()
+    np.testing.assert_array_equal(loaded["lstm_parameters"].asnumpy(), args["lstm_parameters"].asnumpy())
+    assert mx.rnn.load_rnn_checkpoint(cell.unfuse(), prefix, 2)[1]["lstm_l0_h2h_weight"].shape == (8, 2)
+
+
+# ------------------------------------------------------------------------------------------------ what cells refuse
+def test_what_a_cell_cannot_do_is_said():
+    data, lstm = mx.sym.Variable("data"), mx.rnn.LSTMCell(3)
+    both = mx.rnn.BidirectionalCell(mx.rnn.RNNCell(2, prefix="l_"), mx.rnn.RNNCell(2, prefix="r_"))
+    for cell in (both, mx.rnn.FusedRNNCell(3)):
+        with pytest.raises(NotImplementedError, match="has no single time step; call unroll"):
+            cell(data, [])
+        with pytest.raises(ValueError, match="zoneout works step by step"):
+            mx.rnn.ZoneoutCell(cell, 0.5)
+    with pytest.raises(ValueError, match="inputs is None"):
+        lstm.unroll(2, None)
+    with pytest.raises(ValueError, match="inputs are 1 steps, length is 2"):
+        lstm.unroll(2, [data])
+    with pytest.raises(ValueError, match="layout is 'NC', needed one with a T"):
+        lstm.unroll(2, data, layout="NC")
+    with pytest.raises(ValueError, match="a fused cell takes TNC or NTC"):
+        mx.rnn.FusedRNNCell(3).unroll(2, data, layout="NCT")
+    with pytest.raises(ValueError, match="has 2 outputs, one sequence is needed"):
+        lstm.unroll(2, mx.sym.Group([data, data]))
+    with pytest.raises(ValueError, match="3 states are given, the 2 cells have 4"):
+        stack = mx.rnn.SequentialRNNCell()
+        stack.add(mx.rnn.LSTMCell(2, prefix="a_"))
+        stack.add(mx.rnn.LSTMCell(2, prefix="b_"))
+        stack(data, lstm.begin_state() + lstm.begin_state()[:1])
+    with pytest.raises(TypeError, match="dropout is 'half', needed a number"):
+        mx.rnn.DropoutCell("half")
+    with pytest.raises(ValueError, match=r"h2h_kernel is \(2, 3\); only odd sizes"):
+        mx.rnn.ConvRNNCell((1, 1, 4, 4), 2, h2h_kernel=(2, 3))
+    with pytest.raises(NotImplementedError, match="does not say what states it has"):
+        mx.rnn.BaseRNNCell().begin_state()
+
+
+def test_a_modified_cell_is_used_through_its_modifier():
+    cell = mx.rnn.RNNCell(3)
+    around = mx.rnn.ResidualCell(cell)
+    with pytest.raises(ValueError, match=r"inside a modifier .* call the modifier"):
+        cell.begin_state()
+    assert around.begin_state(func=mx.sym.Variable)[0].name == "rnn_begin_state_0"
+    assert around.state_shape == [(0, 3)] and around.params is cell.params
+    arrays = {"rnn_i2h_weight": mx.nd.ones((3, 3)), "rnn_i2h_bias": mx.nd.ones(3)}
+    arrays |= {"rnn_h2h_weight": mx.nd.ones((3, 3)), "rnn_h2h_bias": mx.nd.ones(3)}
+    assert around.pack_weights(around.unpack_weights(arrays)).keys() == arrays.keys()
+
+
+def test_weights_are_given_to_the_whole_or_to_its_parts():
+    params = mx.rnn.RNNParams("all_")
+    shared = mx.rnn.SequentialRNNCell(params=params)
+    part = mx.rnn.RNNCell(3, prefix="a_")
+    shared.add(part)
+    assert set(shared.params._params) == {"a_i2h_weight", "a_i2h_bias", "a_h2h_weight", "a_h2h_bias"}
+    with pytest.raises(ValueError, match="params are given to the whole and to a part"):
+        shared.add(mx.rnn.RNNCell(3, prefix="b_", params=params))
+
+
+def test_zoneout_is_the_cell_itself_in_evaluation_and_keeps_old_values_in_training():
+    def net(cell):
+        return cell.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0]
+
+    plain, zoned = net(mx.rnn.RNNCell(50)), net(mx.rnn.ZoneoutCell(mx.rnn.RNNCell(50), zoneout_outputs=0.5))
+    draw = np.random.default_rng(0)
+    shapes = dict(zip(plain.list_arguments(), plain.infer_shape(data=(4, 2, 3))[0], strict=True))
+    args = {n: draw.normal(size=s) for n, s in shapes.items()}
+    np.testing.assert_array_equal(evaluated(zoned, args)[0], evaluated(plain, args)[0])
+    bound = zoned.bind(mx.cpu(), {n: mx.nd.array(a) for n, a in args.items()})
+    first = bound.forward(is_train=True)[0].asnumpy()[:, 0]
+    kept = first == 0
+    assert 0.3 < kept.mean() < 0.7
+    np.testing.assert_allclose(first[~kept], evaluated(plain, args)[0][:, 0][~kept], rtol=1e-5)
+
+
+def test_the_old_name_of_unroll_warns():
+    with pytest.warns(UserWarning, match="rnn_unroll is the old name of cell.unroll"):
+        outputs, _ = mx.rnn.rnn_unroll(mx.rnn.RNNCell(3), 2, mx.sym.Variable("data"))
+    assert len(outputs) == 2
+
+
+# ------------------------------------------------------------------------------------------------ sentences
+@pytest.mark.parametrize("layout", ["NT", "TN"])
+def test_batches_of_sentences_are_those_of_mxnet_for_the_same_seeds(layout):
+    assert batches(mx, layout) == GOLDEN["batches"][layout]
+
+
+def test_sentences_that_fit_nowhere_are_told(capsys):
+    mx.rnn.BucketSentenceIter([[1, 2], [1, 2, 3]], 1, buckets=[2])
+    assert "discarded 1 sentences longer than the largest bucket" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"no bucket holds a sentence: buckets are \[1\], sentences have 2 to 3 words"):
+        mx.rnn.BucketSentenceIter([[1, 2], [1, 2, 3]], 1, buckets=[1])
+    with pytest.raises(ValueError, match="layout is 'NTC', needed NT"):
+        mx.rnn.BucketSentenceIter([[1, 2]], 1, layout="NTC")
+
+
+def test_words_become_numbers():
+    coded, vocab = mx.rnn.encode_sentences([["a", "b"], ["b", "c", "a"]], start_label=1, invalid_label=0)
+    assert coded == [[1, 2], [2, 3, 1]] and vocab == {"\n": 0, "a": 1, "b": 2, "c": 3}
+    with pytest.raises(ValueError, match="the word 'z' is not in the vocabulary"):
+        mx.rnn.encode_sentences([["z"]], vocab=dict(vocab))
+    # one number for all unknown words, which no other word has
+    coded, grown = mx.rnn.encode_sentences([["z", "a", "y"]], vocab=dict(vocab), unknown_token="?", start_label=1)
+    assert coded == [[4, 1, 4]] and grown["?"] == 4
+
+
+def test_a_language_model_learns_in_buckets(tmp_path):
+    """Sentences count up modulo 7: the next word follows from the one before."""
+    rng = np.random.default_rng(0)
+    starts, lengths = rng.integers(0, 7, 160), rng.choice([2, 4], 160)
+    sentences = [[(s + k) % 7 + 1 for k in range(n)] for s, n in zip(starts, lengths, strict=True)]
+    train = mx.rnn.BucketSentenceIter(sentences, 16, buckets=[2, 4], invalid_label=0)
+    stack = mx.rnn.SequentialRNNCell()
+    stack.add(mx.rnn.LSTMCell(16, prefix="lstm_l0_"))
+
+    def sym_gen(length):
+        data, label = mx.sym.Variable("data"), mx.sym.Variable("softmax_label")
+        embed = mx.sym.Embedding(data=data, input_dim=8, output_dim=8, name="embed")
+        stack.reset()
+        outputs, _ = stack.unroll(length, inputs=embed, merge_outputs=True)
+        scores = mx.sym.FullyConnected(mx.sym.Reshape(outputs, shape=(-1, 16)), num_hidden=8, name="pred")
+        net = mx.sym.SoftmaxOutput(scores, label=mx.sym.Reshape(label, shape=(-1,)), name="softmax")
+        return net, ("data",), ("softmax_label",)
+
+    model = mx.mod.BucketingModule(sym_gen, default_bucket_key=train.default_bucket_key, context=mx.cpu())
+    prefix = str(tmp_path / "lm")
+    model.fit(
+        train,
+        eval_metric=mx.metric.Perplexity(0),
+        optimizer="adam",
+        optimizer_params={"learning_rate": 0.03},
+        initializer=mx.init.Xavier(factor_type="in", magnitude=2.34),
+        num_epoch=5,
+        epoch_end_callback=mx.rnn.do_rnn_checkpoint(stack, prefix, 5),
+    )
+    assert dict(model.score(train, mx.metric.Perplexity(0)))["perplexity"] < 1.3
+    _, args, _ = mx.rnn.load_rnn_checkpoint(stack, prefix, 5)
+    np.testing.assert_array_equal(args["lstm_l0_i2h_weight"].asnumpy(), model.get_params()[0]["lstm_l0_i2h_weight"].asnumpy())

@@ -17,6 +17,7 @@ ________________________________________________________________________
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -221,7 +222,7 @@ def _label(node: Node) -> str:
 
 
 def _warn_of_repeated(names: Sequence[str]) -> None:
-    repeated = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
+    repeated = sorted(n for n, count in Counter(names).items() if count > 1)
     if repeated:
         warnings.warn(
             f"several nodes are named {', '.join(repeated)}; the drawing shows them as one node, and may go in circles",

@@ -62,8 +62,15 @@ def _inputs(attrs: Attrs) -> tuple[str, ...]:
     return ("data", "weight") if attrs.no_bias else ("data", "weight", "bias")
 
 
+def _batch_known(data: tuple[int, ...] | None, outs: list) -> tuple[int, ...] | None:
+    """The data with the batch of the output where its own is open (begin states of convolutional cells)."""
+    if data and not data[0] and outs and outs[0]:
+        return (outs[0][0], *data[1:])
+    return data
+
+
 def _conv_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = ins[0]
+    data = _batch_known(ins[0], outs)
     if data is None:
         return [None, ins[1], *_bias(attrs)]
     per_group = _channels("Convolution", attrs, data) // attrs.num_group
@@ -72,7 +79,7 @@ def _conv_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _deconv_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = ins[0]
+    data = _batch_known(ins[0], outs)
     if data is None:
         return [None, ins[1], *_bias(attrs)]
     channels = _channels("Deconvolution", attrs, data)
@@ -231,12 +238,18 @@ def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Arra
     runs, groups, dims = _runs_in(ctx, layout), attrs.num_group, len(attrs.kernel)
     stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
     start = runs.index("C") + 1 if runs[1] == "C" else 1
-    pads = []
-    for (p, a), d, k in zip(_deconv_pads(attrs, data.shape[start : start + dims]), dilate, attrs.kernel, strict=True):
-        reach = d * (k - 1)
-        pads.append((reach - p, reach - p + a))
+    pads = _deconv_pads(attrs, data.shape[start : start + dims])
+    out = transposed(data, weight, stride, dilate, pads, groups, runs)
+    return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
+
+
+def transposed(data: Array, weight: Array, stride, dilate, pads, groups: int, runs: str = "NCHW") -> Array:
+    """The transposed convolution with weight (channels, filters / groups, *kernel); `pads` is (pad, adj) of each axis."""
+    kernel = weight.shape[2:]
+    dims = len(kernel)
+    around = [(d * (k - 1) - p, d * (k - 1) - p + a) for (p, a), d, k in zip(pads, dilate, kernel, strict=True)]
     # (groups * in, out, *k) -> (groups * out, in, *k), turned round: the weight of the equivalent convolution
     split = weight.astype(data.dtype).reshape(groups, -1, *weight.shape[1:])
-    turned = jnp.flip(jnp.swapaxes(split, 1, 2), range(3, 3 + dims)).reshape(attrs.num_filter, -1, *attrs.kernel)
-    out = _convolve(data, turned, runs, (1,) * dims, pads, dilate, groups, spread=stride)
-    return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
+    turned = jnp.flip(jnp.swapaxes(split, 1, 2), range(3, 3 + dims))
+    turned = turned.reshape(groups * weight.shape[1], -1, *kernel)
+    return _convolve(data, turned, runs, (1,) * dims, around, dilate, groups, spread=stride)

@@ -9,7 +9,7 @@ from typing import Any
 CASES: dict[str, Callable[[Any], Any]] = {}
 NUMBERS: dict[str, dict[str, tuple[int, ...]]] = {}  # shapes of the inputs of cases whose values are recorded too
 NTC, TNC = {"data": (2, 3, 4)}, {"data": (3, 2, 4)}
-IMAGES = {"data": (2, 3, 2, 5, 5)}
+IMAGES = {"data": (2, 2, 2, 5, 5)}
 MERGES = (None, True, False)
 
 
@@ -46,9 +46,7 @@ def single(kind: str) -> Callable[[Any], Any]:
 
 for kind in ("rnn", "lstm", "gru"):
     for merge in MERGES:
-        case(f"{kind}_ntc_{merge}", NTC if merge else None)(
-            lambda mx, kind=kind, merge=merge: unrolled(mx, single(kind)(mx), merge_outputs=merge)
-        )
+        case(f"{kind}_ntc_{merge}")(lambda mx, kind=kind, merge=merge: unrolled(mx, single(kind)(mx), merge_outputs=merge))
     case(f"{kind}_tnc", TNC)(lambda mx, kind=kind: unrolled(mx, single(kind)(mx), layout="TNC", merge_outputs=True))
 
 
@@ -120,11 +118,13 @@ def fused(mx: Any, mode: str, both: bool, **kwargs: Any) -> Any:
 for mode in ("rnn_relu", "rnn_tanh", "lstm", "gru"):
     for both in (False, True):
         label = f"{mode}_{'both' if both else 'one'}"
-        numbers = TNC if mode == "lstm" else None
+        numbers = TNC if both else None
         case(f"fused_{label}", numbers)(
             lambda mx, mode=mode, both=both: unrolled(mx, fused(mx, mode, both, get_next_state=True), layout="TNC")
         )
-        case(f"unfused_{label}", NTC)(lambda mx, mode=mode, both=both: unrolled(mx, fused(mx, mode, both).unfuse()))
+        case(f"unfused_{label}", NTC if mode == "gru" and both else None)(
+            lambda mx, mode=mode, both=both: unrolled(mx, fused(mx, mode, both).unfuse())
+        )
 for merge in MERGES:
     for layout in ("NTC", "TNC"):
         case(f"fused_{layout}_{merge}")(
@@ -158,7 +158,7 @@ def stack(mx: Any, *cells: Any) -> Any:
 
 
 for merge in MERGES:
-    case(f"sequential_{merge}", NTC if merge else None)(
+    case(f"sequential_{merge}")(
         lambda mx, merge=merge: unrolled(
             mx, stack(mx, mx.rnn.LSTMCell(3, prefix="a_"), mx.rnn.GRUCell(2, prefix="b_")), merge_outputs=merge
         )
@@ -181,9 +181,7 @@ for merge in MERGES:
             mx, stack(mx, mx.rnn.DropoutCell(0.2), mx.rnn.RNNCell(3), mx.rnn.DropoutCell(0.4)), merge_outputs=merge
         )
     )
-    case(f"residual_{merge}", NTC if merge else None)(
-        lambda mx, merge=merge: unrolled(mx, mx.rnn.ResidualCell(mx.rnn.GRUCell(4)), merge_outputs=merge)
-    )
+    case(f"residual_{merge}")(lambda mx, merge=merge: unrolled(mx, mx.rnn.ResidualCell(mx.rnn.GRUCell(4)), merge_outputs=merge))
     case(f"zoneout_{merge}")(
         lambda mx, merge=merge: unrolled(mx, mx.rnn.ZoneoutCell(mx.rnn.LSTMCell(3), 0.3, 0.2), merge_outputs=merge)
     )
@@ -242,8 +240,11 @@ def modifier_begin(mx):
 # ------------------------------------------------------------------------------------------------ convolutional
 for kind in ("ConvRNN", "ConvLSTM", "ConvGRU"):
     case(kind, IMAGES)(
-        lambda mx, kind=kind: unrolled(
-            mx, getattr(mx.rnn, f"{kind}Cell")((2, 2, 5, 5), 2), layout="NTCHW", merge_outputs=True
+        lambda mx, kind=kind: flat(
+            mx,
+            *getattr(mx.rnn, f"{kind}Cell")((2, 2, 5, 5), 2).unroll(
+                2, mx.sym.Variable("data"), layout="NTCHW", merge_outputs=True
+            ),
         )
     )
     case(f"{kind}_options")(
