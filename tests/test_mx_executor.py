@@ -304,3 +304,15 @@ def test_a_recorded_model_runs_bound(name):
         near(ex.grad_dict[n], arrays[f"grad/{n}"], max(1e-4, 10 * about.get("grad_f32_vs_f64", {}).get(n, 1e-4)), floor)
     for n in ex.aux_dict:
         near(ex.aux_dict[n], arrays[f"aux_train/{n}"], tolerance, 1e-3)
+
+
+@pytest.mark.parametrize("between", [(), ("float32",)], ids=["integers", "and back"])
+def test_head_gradients_pass_through_casts_to_integers(between):
+    y = mx.sym.Cast(mx.sym.square(mx.sym.Variable("x")), dtype="int32")
+    for dtype in between:
+        y = mx.sym.Cast(y, dtype=dtype)
+    grad = mx.nd.zeros(2)
+    ex = y.bind(mx.cpu(), {"x": mx.nd.array([1.5, -2.5])}, args_grad={"x": grad})
+    assert ex.forward(is_train=True)[0].asnumpy().tolist() == [2, 6]
+    ex.backward([mx.nd.array([1, 2], dtype=between[-1] if between else "int32")])
+    assert grad.asnumpy().tolist() == [3, -10]

@@ -14,6 +14,7 @@ from jfit.counters import count_trace
 from jfit.facade.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.lowering import lower
 from jfit.model import Model
+from jfit.ops.rules import dtype_of
 from jfit.step.slices import part_key
 from jfit.symbol.graph import Entry, Node, Symbol
 
@@ -53,10 +54,12 @@ class Programs:
             count_trace("executor_backward")
 
             def forward(learns: Arrays):
-                return _apply(self.model, {**args, **learns}, aux, key, train)
+                return _apply(self.before_casts, {**args, **learns}, aux, key, train)
 
-            outputs, pull, moved = jax.vjp(forward, {n: args[n] for n in wanted}, has_aux=True)
-            (found,) = pull(tuple(_cotangent(o, g) for o, g in zip(outputs, head_gradients, strict=True)))
+            reached, pull, moved = jax.vjp(forward, {n: args[n] for n in wanted}, has_aux=True)
+            outputs = tuple(_cast(o, to) for o, to in zip(reached, self.end_casts, strict=True))
+            heads = [g if g is None else _cast(g, to[::-1]) for g, to in zip(head_gradients, self.end_casts, strict=True)]
+            (found,) = pull(tuple(_cotangent(o, g) for o, g in zip(reached, heads, strict=True)))
             return outputs, {n: old[n] + found[n] if n in added else found[n] for n in wanted}, moved
 
         return jax.jit(run)
@@ -69,6 +72,18 @@ class Programs:
     def seen_backward(self) -> Capture:
         """What it sees of a backward pass: the same and the gradient of each output -> gradients by name."""
         return capture_gradients(self.symbol, [])
+
+    @functools.cached_property
+    def end_casts(self) -> list[tuple[Any, ...]]:
+        """For each output: the dtypes it is cast to at its end, where integers are among them; usually none."""
+        return [_end_casts(h)[1] for h in self.symbol.heads]
+
+    @functools.cached_property
+    def before_casts(self) -> Model:
+        """The model without those casts: MXNet passes head gradients through them, JAX has none for integers."""
+        if not any(self.end_casts):
+            return self.model
+        return lower(Symbol(tuple(_end_casts(h)[0] for h in self.symbol.heads)), inputs=[])
 
     @functools.cached_property
     def needs_head(self) -> list[frozenset[str]]:
@@ -103,6 +118,21 @@ def programs_of(heads: tuple[Entry, ...]) -> Programs:
 
 def _apply(model: Model, args: Mapping[str, Array], aux: Arrays, key: Array, train: bool):
     return model.apply(dict(args), aux, {}, key=part_key(key, 0), train=train)  # as `Capture` does: monitors see this pass
+
+
+def _end_casts(head: Entry) -> tuple[Entry, tuple[Any, ...]]:
+    """(what an output is before the casts at its end, their dtypes), as it is where none of them is to integers."""
+    entry, dtypes = head, []
+    while entry.node.op is not None and entry.node.op.name in ("Cast", "amp_cast"):
+        dtypes.insert(0, dtype_of(entry.node.params.dtype))
+        entry = entry.node.inputs[0]
+    return (entry, tuple(dtypes)) if any(jnp.issubdtype(t, jnp.integer) for t in dtypes) else (head, ())
+
+
+def _cast(array: Array, dtypes: Sequence[Any]) -> Array:
+    for dtype in dtypes:
+        array = array.astype(dtype)
+    return array
 
 
 def _cotangent(output: Array, given: Array | None) -> Any:
