@@ -23,6 +23,23 @@ class GraphError(ValueError):
     """A graph that cannot be built, read, inferred or lowered; the message names the node."""
 
 
+_NO_PARAMS = Attrs({})
+# (record's id, attributes) -> (record, values): layers repeat, and reading attributes is most of the work of making a node.
+# The record is kept, so that no other one can get its id.
+_PARSED: dict[tuple[int, tuple[tuple[str, Any], ...]], tuple[Op, Attrs]] = {}
+
+
+def _parsed(op: Op, given: tuple[tuple[str, Any], ...]) -> Attrs:
+    if any(type(value) is not str for _, value in given):
+        return op.parse(dict(given))
+    found = _PARSED.get((id(op), given))
+    if found is None:
+        if len(_PARSED) >= 4096:
+            _PARSED.clear()
+        found = _PARSED[id(op), given] = op, op.parse(dict(given))
+    return found[1]
+
+
 class Node:
     """One variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
 
@@ -49,10 +66,10 @@ class Node:
         put(self, "attrs", dict(attrs))
         put(self, "inputs", inputs)
         put(self, "subgraphs", subgraphs)
-        params = Attrs({})
+        params = _NO_PARAMS
         if op is not None:
             try:
-                params = op.parse({k: v for k, v in attrs.items() if k in op.attrs})
+                params = _parsed(op, tuple([(k, v) for k, v in attrs.items() if k in op.attrs]))
             except (ValueError, IndexError) as error:
                 raise GraphError(f"node {name!r}: {error}") from None
             if op.graphs:

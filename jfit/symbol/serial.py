@@ -25,6 +25,9 @@ from jfit.symbol.upgrade import LISTED, RENAMED, VERSION, Record, is_reference, 
 COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
 MOST_OUTPUTS = 100_000  # of all nodes together
 DEEPEST = 20  # loops within loops
+LONGEST = 4096  # characters of a name
+MOST_TEXT = 10_000_000  # characters of the names of all outputs
+MOST_COPIES = 500_000  # attributes that the variables made for an old file get from their nodes
 _TEXT = "symbol.json"  # what a graph that comes as text is called
 _REMEDY = "the file is damaged or no symbol.json: restore it from another copy, or save the graph again."
 
@@ -170,7 +173,10 @@ def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: typ
         reader.add(record)
     if not graph["heads"]:
         _fail(f"{at}field 'heads'", "it is empty: the graph has no output")
-    return cls([reader.entry(head, f"{at}field 'heads'") for head in graph["heads"]])
+    heads = [reader.entry(head, f"{at}field 'heads'") for head in graph["heads"]]
+    if sum(len(head.node.name) for head in heads) > MOST_TEXT:
+        _fail(f"{at}field 'heads'", f"the names of its {len(heads)} outputs have more than {MOST_TEXT} characters")
+    return cls(heads)
 
 
 def _bodies(item: dict[str, Any], record: Record, version: int, ignored: Counter[tuple[str, str]]) -> tuple[Symbol, ...]:
@@ -201,6 +207,8 @@ def _record(number: int, item: Any, at: str) -> Record:
     if not isinstance(item, dict) or not isinstance(item.get("op"), str) or not isinstance(item.get("name"), str):
         _fail(f"{at}node {number}", f"needs an object with the strings 'op' and 'name', found {_short(item)}")
     where = f"{at}node {number} ({item['name'][:80]!r})"
+    if len(item["name"]) > LONGEST:
+        _fail(where, f"the name has {len(item['name'])} characters, the most is {LONGEST}")
     attrs: dict[str, str] = {}
     for field in ("param", "attr", "attrs"):  # 0.8 to 0.11 split them
         part = item.get(field) or {}
@@ -267,7 +275,7 @@ class _Reader:
         self.ignored = ignored  # (operator, attribute) -> nodes
         self.nodes: list[Node] = []
         self.counts: list[int] = []  # outputs of each node
-        self.outputs = 0
+        self.outputs = self.copies = 0
 
     def add(self, record: Record) -> None:
         """The next node of the file."""
@@ -308,6 +316,9 @@ class _Reader:
         needed = node.input_names()
         missing = needed[len(node.inputs) :]
         if missing and (len(missing) <= len(op.aux) or self.version < LISTED):
+            self.copies += len(missing) * len(node.attrs)
+            if self.copies > MOST_COPIES:
+                _fail(where, f"variables that the file leaves out would repeat more than {MOST_COPIES} attributes")
             starts = dict(zip(op.aux, op.aux_init, strict=True))
             init = {name: {"__init__": f'["{starts[name]}", {{}}]'} if name in starts else {} for name in missing}
             made = [Entry(Node(None, f"{node.name}_{name}", {**node.attrs, **init[name]}), 0) for name in missing]
