@@ -145,3 +145,25 @@ def test_the_listing_is_that_of_mxnet():
     ]
     assert "\targ[3]=bn_moving_mean(0) version=1" in lines and "\targ[0]=s(1)" in lines
     assert sym.Group([a, sym.relu(a, name="r")]).debug_str().splitlines()[1:3] == ["\toutput[0]=a(0)", "\toutput[1]=r(0)"]
+
+
+def test_loops_and_branches_cost_what_their_bodies_do():
+    w = V("w")
+
+    def step(x, states):
+        h = sym.FullyConnected(x, w, num_hidden=4, no_bias=True) + states[0]
+        return h, [h]
+
+    def more(x):
+        return sym.sum(x) < 9
+
+    def double(x):
+        return x, [x * 2]
+
+    out, _ = sym.contrib.foreach(step, V("data"), [V("s")])
+    found = next(iter(out.counts(data=(5, 2, 3), s=(2, 4), w=(4, 3)).values()))
+    assert found == (0, 5 * 2 * 4 * 3, 5 * (2 * 2 * 4 * 3 + 2 * 4))
+    either = sym.contrib.cond(sym.sum(V("p")) > 0, lambda: sym.dot(V("a"), V("b")), lambda: V("a") * V("b"))
+    assert total(either, {"p": (1,), "a": (3, 3), "b": (3, 3)}).macs == 27
+    looped, _ = sym.contrib.while_loop(more, double, [V("x")], max_iterations=7)
+    assert total(looped, {"x": (1,)}).flops > 0

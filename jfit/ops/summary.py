@@ -11,7 +11,7 @@ from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integ
 from jfit.ops.reduce import REDUCE_ATTRS, reduce_rows, reduced_axes
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows, lost_rows
-from jfit.ops.rules import accumulating, dtype_of, positive, removed, same_shape
+from jfit.ops.rules import accumulating, dtype_of, positive, removed, unify
 
 
 def _moments_rows(attrs, rows, shapes, outs):
@@ -107,7 +107,7 @@ def multi_all_finite(ctx, attrs, *arrays):
     "_contrib_allclose",
     inputs=("a", "b"),
     attrs={"rtol": number(1e-5), "atol": number(1e-8), "equal_nan": flag(True)},
-    fill=same_shape,
+    fill=lambda attrs, ins, outs: [unify(ins)] * 2,
     types=lambda attrs, ins: ([ins[0] or ins[1]] * 2, [DTYPES["uint8"]]),
     rows=lost_rows,
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfit.ops import Attrs, Ctx, Op, lookup
+from jfit.ops import Attrs, Ctx, Op
 from jfit.symbol.drawing.flops import Flops, flops_of
 from jfit.symbol.drawing.parts import hidden
 from jfit.symbol.graph import GraphError, Node, Symbol
@@ -99,7 +99,7 @@ def count_known(symbol: Symbol, known: Mapping[Any, Any], types: Mapping[Any, An
             cost = Flops(0, 0)
             if all(s is not None and 0 not in s for s in ins):
                 dtypes = tuple(np.dtype(types.get((id(e.node), e.index)) or np.float32).name for e in node.inputs)
-                cost = _cost(node.op.name, _sized(node, known), tuple(s for s in ins if s is not None), dtypes)
+                cost = _cost(node.op, _sized(node, known), tuple(s for s in ins if s is not None), dtypes)
             found[id(node)] = Count(_held(node, known, unseen), cost.macs, cost.flops)
     return found
 
@@ -116,18 +116,47 @@ def _held(node: Node, known: Mapping[Any, Any], unseen: set[int]) -> int:
 
 
 def _sized(node: Node, known: Mapping[Any, Any]) -> Attrs:
-    """The attributes; where a constant's shape has open sizes, with those that inference found."""
-    if 0 in (node.params.get("shape") or ()) and not node.inputs:
-        return Attrs({**node.params, "shape": known.get((id(node), 0))})
+    """The attributes; where a constant's shape is open, or some sizes of it, with the one that inference found."""
+    if "shape" in node.params and not node.inputs:
+        shape = node.params["shape"]
+        if shape is None or 0 in shape:
+            return Attrs({**node.params, "shape": known.get((id(node), 0))})
     return node.params
 
 
 @functools.lru_cache(maxsize=8192)
-def _cost(op: str, params: Attrs, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> Flops:
-    record: Op = lookup(op)
+def _cost(record: Op, params: Attrs, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> Flops:
     specs = [jax.ShapeDtypeStruct(s, jax.dtypes.canonicalize_dtype(t)) for s, t in zip(shapes, dtypes, strict=True)]
 
     def call(key: Any, *arrays: Any) -> Any:
-        return record.fn(Ctx(train=False, key=key, rows=(None,) * len(arrays)), params, *arrays)
+        return _applied(record, params, key, arrays)
 
     return flops_of(jax.make_jaxpr(call)(jax.eval_shape(lambda: jax.random.key(0)), *specs))
+
+
+def _applied(record: Op, params: Attrs, key: Any, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of an operator in evaluation; loops and branches run their bodies."""
+    if record.graphs:
+        params = Attrs({**params, "graphs": tuple(_body(g.symbol) for g in params.graphs)})
+    result = record.fn(Ctx(train=False, key=key, rows=(None,) * len(arrays)), params, *arrays)
+    outputs = result[0] if record.aux or record.graphs else result
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _body(graph: Symbol) -> Any:
+    """The body of a loop or branch as a function of its variables, as `jfit.ops.control.Body`."""
+    order = graph.nodes()
+    names = graph.list_inputs()
+
+    def run(ctx: Ctx, arrays: Sequence[Any], rows: Any) -> tuple[tuple[Any, ...], tuple[None, ...]]:
+        known, _ = infer(graph, {n: a.shape for n, a in zip(names, arrays, strict=True)})
+        fed = iter(arrays)
+        values: dict[tuple[int, int], Any] = {(id(n), 0): next(fed) for n in order if n.op is None}
+        for node in order:
+            if node.op is not None:
+                ins = [values[id(e.node), e.index] for e in node.inputs]
+                outs = _applied(node.op, _sized(node, known), ctx.key, ins)
+                values.update({(id(node), i): o for i, o in enumerate(outs)})
+        return tuple(values[id(h.node), h.index] for h in graph.heads), (None,) * len(graph.heads)
+
+    return run
