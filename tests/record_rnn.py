@@ -129,6 +129,36 @@ def batches(mx: Any, layout: str) -> list[Any]:
     return found
 
 
+def trained(mx: Any) -> dict[str, Any]:
+    """A language model over two buckets, two layers, after two epochs: its parameters and what it scores."""
+    random.seed(5)
+    np.random.seed(6)
+    sentences = [[(s + k) % 5 + 1 for k in range(2 + s % 2)] for s in range(24)]
+    data = mx.rnn.BucketSentenceIter(sentences, 4, buckets=[2, 3], invalid_label=0)
+    stack = mx.rnn.SequentialRNNCell()
+    stack.add(mx.rnn.LSTMCell(3, prefix="a_"))
+    stack.add(mx.rnn.ResidualCell(mx.rnn.GRUCell(3, prefix="b_")))
+
+    def sym_gen(length: int) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+        words, label = mx.sym.Variable("data"), mx.sym.Variable("softmax_label")
+        embed = mx.sym.Embedding(words, input_dim=6, output_dim=2, name="embed")
+        outputs, _ = stack.unroll(length, inputs=embed, merge_outputs=True)
+        scores = mx.sym.FullyConnected(mx.sym.Reshape(outputs, shape=(-1, 3)), num_hidden=6, name="pred")
+        net = mx.sym.SoftmaxOutput(scores, label=mx.sym.Reshape(label, shape=(-1,)), name="softmax")
+        return net, ("data",), ("softmax_label",)
+
+    net = sym_gen(3)[0]
+    names = net.list_arguments()
+    arrays = values(names, net.infer_shape(data=(4, 3), softmax_label=(4, 3))[0])
+    start = {n: mx.nd.array(a) for n, a in arrays.items() if n not in ("data", "softmax_label")}
+    model = mx.mod.BucketingModule(sym_gen, default_bucket_key=data.default_bucket_key, context=mx.cpu())
+    metric = mx.metric.Perplexity(0)
+    options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}
+    model.fit(data, eval_metric=metric, optimizer_params=options, arg_params=start, num_epoch=2)
+    score = dict(model.score(data, metric))
+    return {"score": score, "args": {n: listed(a.asnumpy()) for n, a in sorted(model.get_params()[0].items())}}
+
+
 def printed(call: Any) -> list[str]:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         call()
@@ -163,6 +193,7 @@ def main() -> None:
         "numbers": {name: numbers(mx, symbols[name], shapes) for name, shapes in NUMBERS.items()},
         "packing": {name: packing(mx, *options) for name, options in PACKED.items()},
         "pictures": pictures(mx),
+        "trained": trained(mx),
         "batches": {layout: batches(mx, layout) for layout in ("NT", "TN")},
     }
     path = HERE / "golden" / "rnn_cells.json"

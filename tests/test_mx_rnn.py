@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases.rnn_cells import CASES, NUMBERS
-from record_rnn import PACKED, batches, expanded, graph, named, numbers, packing
+from record_rnn import PACKED, batches, expanded, graph, named, numbers, packing, trained
 
 import jfit.mx as mx
 
@@ -193,6 +193,27 @@ def test_words_become_numbers():
     assert coded == [[4, 1, 4]] and grown["?"] == 4
 
 
+def test_a_language_model_over_buckets_trains_as_in_mxnet():
+    found, wanted = trained(mx), GOLDEN["trained"]
+    np.testing.assert_allclose(found["score"]["perplexity"], wanted["score"]["perplexity"], rtol=1e-4)
+    assert found["args"].keys() == wanted["args"].keys()
+    for name, want in wanted["args"].items():
+        np.testing.assert_allclose(found["args"][name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_cells_start_with_the_biases_they_ask_for():
+    images = mx.rnn.ConvLSTMCell((1, 1, 4, 4), 2, h2h_bias_initializer="ones", prefix="c_")
+    outputs, _ = images.unroll(1, mx.sym.Variable("data"), layout="NTCHW", merge_outputs=True)
+    words, _ = mx.rnn.LSTMCell(2, forget_bias=3.0, prefix="l_").unroll(1, mx.sym.Flatten(outputs).reshape((0, 1, -1)))
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(words[0], name="softmax"), context=mx.cpu())
+    module.bind([("data", (2, 1, 1, 4, 4))], [("softmax_label", (2,))])
+    module.init_params(mx.init.Uniform())
+    args = {n: a.asnumpy() for n, a in module.get_params()[0].items()}
+    assert (args["c_i2h_bias"] == 0).all() and (args["c_h2h_bias"] == 1).all()
+    assert args["l_i2h_bias"].tolist() == [0, 0, 3, 3, 0, 0, 0, 0]
+
+
+@pytest.mark.slow
 def test_a_language_model_learns_in_buckets(tmp_path):
     """Sentences count up modulo 7: the next word follows from the one before."""
     rng = np.random.default_rng(0)
