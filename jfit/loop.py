@@ -140,7 +140,7 @@ class Loop:
     def train(self, num_epoch: int) -> None:
         """Run epochs `self.epoch` .. `num_epoch` - 1, from batch `self.batch` of the first."""
         _copy(self.state.metrics)  # compiled now: a compile in a later epoch would be one too many
-        with StopFlag().watching() as flag:
+        with StopFlag().watching() as flag, counters.explained():
             try:
                 self._fire("fit_start", {})
                 while not self._stopped(flag) and self.epoch < num_epoch:

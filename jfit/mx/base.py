@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from jfit.counters import explained
 from jfit.facade.errors import MXNetError
 from jfit.formats.atomic import FormatError
 from jfit.ops import UnknownOperator
@@ -39,7 +40,8 @@ def translated() -> Iterator[None]:
         jfit.facade.errors.MXNetError: fc1: shapes (2,) and (3,) meet
     """
     try:
-        yield
+        with explained():
+            yield
     except (GraphError, UnknownOperator) as error:
         raise MXNetError(str(error)) from error
     except FormatError as error:

@@ -130,10 +130,10 @@ def apply_op(
         >>> apply_op("clip", (variable("x"), 0, 1), {}, node_name="c").list_attr()
         {'a_min': '0', 'a_max': '1'}
     """
-    op = record_for(name, kwargs)
     symbols = [a for a in args if isinstance(a, Symbol)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
     given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and v is not None}
+    op = record_for(name, {k: text_of(v) for k, v in given.items()} if lookup(name).given else given)
     if any(a is None for a in args):
         raise GraphError(f"operator {op.name} got None by position, which stands for no input; pass what follows it by name")
     positional = [a for a in args if not isinstance(a, Symbol)]

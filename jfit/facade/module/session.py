@@ -222,7 +222,7 @@ class Session:
         """
         optimizer = self.optimizer
         assert optimizer is not None
-        with shielded():
+        with shielded(), counters.explained():
             try:
                 found = program(passes.view(), *given, np.float32(optimizer.rescale_grad))
             except BaseException:

@@ -20,7 +20,7 @@ from jfit.facade.box import Box
 from jfit.mx import keys
 from jfit.mx.base import MXNetError, translated
 from jfit.mx.nd.array import NDArray, on_device
-from jfit.ops import Attrs, Ctx, Op, lookup, nearest
+from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
 from jfit.ops.scalar import TABLE as SCALAR_TABLE
 
 SCALARS = {row[0] for row in SCALAR_TABLE}
@@ -46,7 +46,7 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
         >>> invoke("clip", [mx.nd.array([1, 5])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
         [1.0, 2.0]
     """
-    op = lookup(name)
+    op = record_for(name, attrs)
     if op.variadic:
         attrs = {op.variadic: len(arrays), **attrs}
     params = op.parse(attrs) if attrs else _defaults(op.name)
@@ -57,7 +57,7 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
         raise MXNetError(f"{op.name} takes {wanted} arrays ({', '.join(names)}), {len(values)} were given")
     key = jax.random.key_data(keys.next_key()) if op.needs_rng else None
     try:
-        outputs = _program(op.name, params)(key, *values)
+        outputs = _program(op, params)(key, *values)
     except (TypeError, ValueError, IndexError) as error:
         given = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
         raise MXNetError(f"{op.name} cannot take {given}: {str(error).splitlines()[0]}") from error
@@ -70,13 +70,11 @@ def _defaults(name: str) -> Attrs:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(name: str, params: Attrs) -> Callable[..., tuple[Any, ...]]:
-    op = lookup(name)
-
+def _program(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
     def run(key: Any, *arrays: Any) -> tuple[Any, ...]:
         arrays = tuple(_floats_met(op, arrays))
         typed = None if key is None else jax.random.wrap_key_data(key)
-        ctx = Ctx(train=False, key=typed, rows=(None,) * len(arrays), node=name)
+        ctx = Ctx(train=False, key=typed, rows=(None,) * len(arrays), node=op.name)
         result = op.fn(ctx, params, *arrays)
         outputs = result[0] if op.aux else result
         return (outputs if isinstance(outputs, tuple) else (outputs,))[: op.num_visible(params)]
@@ -154,7 +152,7 @@ def function(name: str) -> Callable[..., Any]:
             raise TypeError(f"{op.name} got {len(loose)} values by position, but has only the attributes {list(op.attrs)}")
         attrs.update((k, v) for k, v in zip(free, loose, strict=False) if v is not None)
         with translated():
-            return invoke(op.name, _in_order(op, arrays, named, attrs), attrs, out)
+            return invoke(op.name, _in_order(record_for(op.name, attrs), arrays, named, attrs), attrs, out)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = op.doc
