@@ -12,6 +12,7 @@ replays them.  A case is a dict:
     inputs   input name -> numpy array; in the operator's order
     aux      auxiliary name -> array (default: none)
     req      input name -> grad_req (default: "write" for floating inputs, "null" for others; all null: forward only)
+    named    True: inputs are given by name (where MXNet's order has auxiliary states between them)
     skip     keys that are not compared, such as "grad/rois"
     note     why something is skipped
 """
@@ -45,7 +46,11 @@ def record(mx: Any, number: int, case: dict[str, Any]) -> tuple[dict[str, Any], 
     attrs = {k: str(v) for k, v in case.get("attrs", {}).items()}
     make = maker(mx, op)
     states = {n: mx.sym.Variable(n) for n in aux}  # by name: some operators do not list them among their inputs
-    symbol = make(*map(mx.sym.Variable, inputs), name="op0", **states, **case.get("attrs", {}))
+    given = {n: mx.sym.Variable(n) for n in inputs}
+    if case.get("named"):
+        symbol = make(name="op0", **given, **states, **case.get("attrs", {}))
+    else:
+        symbol = make(*given.values(), name="op0", **states, **case.get("attrs", {}))
     boxes = {n: mx.nd.array(a, dtype=a.dtype) for n, a in inputs.items()}
     states = {n: mx.nd.array(a, dtype=a.dtype) for n, a in aux.items()}
     arrays = {f"in/{n}": a for n, a in inputs.items()} | {f"aux/{n}": a for n, a in aux.items()}
