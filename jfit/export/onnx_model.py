@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
@@ -148,7 +149,7 @@ def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) ->
     names = Names((*model.inputs, *model.labels), model.labels, model.batch_axes)
     apply = make_apply(topological(source.model.symbol.heads), heads, names)
     # a label that is data too feeds both; one that is only a label is not given, as in prediction
-    outs = jax.eval_shape(lambda p, a, x: apply(p, a, x)[0], *_abstract(source), dict(inputs))
+    outs = jax.eval_shape(lambda p, a, x: apply(p, a, x, key=jax.random.key(0))[0], *_abstract(source), dict(inputs))
     found = {(id(h.node), h.index): Entry(tuple(o.shape), np.dtype(o.dtype)) for h, o in zip(heads, outs, strict=True)}
     for node in nodes:
         if node.op is None:
@@ -286,7 +287,8 @@ def _constant(entry: Output, values: Mapping[str, np.ndarray]) -> np.ndarray | N
     leaves = [n.name for n in order if n.op is None]
     if not set(leaves) <= set(values):
         return None
-    return np.asarray(counters.read(make_apply(order, [entry], Names(()))({k: values[k] for k in leaves}, {}, {})[0][0]))
+    given = {k: jnp.asarray(values[k]) for k in leaves}
+    return np.asarray(counters.read(make_apply(order, [entry], Names(()))(given, {}, {})[0][0]))
 
 
 def _named(graph: Graph, tensor: str, wanted: str, start: int) -> str:

@@ -179,9 +179,7 @@ def stablehlo(
     rows = None if batch is None else export.symbolic_shape(batch)[0]
     inputs = specs_with(source.model, specs, rows)
     if train:
-        fixed = specs_with(source.model, specs)
-        state = state or init_state(source.model, optimizer, fixed, params=source.params or None, aux=source.aux or None)
-        kind, fn, arguments = _step(source, optimizer, settings, state, inputs)
+        kind, fn, arguments = _step(source, optimizer, settings, state or _start(source, optimizer, settings, specs), inputs)
     elif settings:
         raise TypeError(f"stablehlo got {sorted(settings)}, which only a train step has; pass train=True or leave them out")
     else:
@@ -191,12 +189,12 @@ def stablehlo(
     try:
         exported = export.export(jax.jit(lambda *given: fn(outputs, *given)), platforms=list(platforms))(*arguments)
     except Exception as error:
-        where = [n for n in getattr(error, "__notes__", ()) if n.startswith("node ")]
-        if batch is None or not (where or "symbolic" in str(error).lower()):
+        if batch is None:
             raise
-        at, reason = (where[0] if where else "the graph"), str(error).splitlines()[0]
+        jax.eval_shape(lambda *given: fn([], *given), *arguments[:-1], specs_with(source.model, specs))  # or it never works
+        where = [n for n in getattr(error, "__notes__", ()) if n.startswith("node ")] or ["the graph"]
         raise ExportError(
-            f"{at} cannot be traced with an open batch size ({reason}); "
+            f"{where[0]} cannot be traced with an open batch size ({str(error).splitlines()[0]}); "
             f"pass batch=None to export for the {batch_rows(source.model, specs)} rows of specs"
         ) from error
     return Program(exported, kind, outputs)
@@ -212,6 +210,13 @@ def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[...
     if bake:
         return "baked", lambda outputs, given: run(outputs, source.params, source.aux, given), (inputs,)
     return "forward", run, (_shapes(source.params), _shapes(source.aux), inputs)
+
+
+def _start(source: Source, optimizer: Any, settings: Mapping[str, Any], specs: Mapping[str, Any]) -> TrainState:
+    """A state whose shapes are those that the step takes."""
+    given = {k: settings[k] for k in ("metrics", "frozen") if k in settings}
+    fixed = specs_with(source.model, specs)
+    return init_state(source.model, optimizer, fixed, params=source.params or None, aux=source.aux or None, **given)
 
 
 def _step(

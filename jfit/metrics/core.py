@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights) -> Iterator
 
 def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
     """The label in the shape of what it is compared with."""
-    if label.size != np.prod(shape, dtype=int):
+    if label.size != math.prod(shape):
         raise ValueError(
             f"metric {name}: the label has shape {label.shape}, the predictions have shape {tuple(shape)}; "
             "it needs one label for each prediction."

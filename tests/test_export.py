@@ -1,0 +1,192 @@
+"""StableHLO programs (any batch size, read in another process, train steps) and safetensors."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from test_models_golden import RECORDED, loaded, near
+
+import jfit
+from jfit.export import ExportError
+from jfit.formats import FormatError
+
+S = jfit.sym
+DATA = S.Variable("data")
+CPU = ("cpu",)
+
+
+def network():
+    net = S.Activation(S.Convolution(DATA, kernel=(3, 3), num_filter=4, name="conv"), act_type="relu")
+    net = S.Pooling(S.BatchNorm(net, name="bn"), kernel=(2, 2), stride=(2, 2), pool_type="max")
+    net = S.FullyConnected(S.Dropout(net, p=0.3), num_hidden=3, name="fc")
+    return S.SoftmaxOutput(net, name="softmax", normalization="batch")
+
+
+def batch_of(rows):
+    rng = np.random.default_rng(rows)
+    return {
+        "data": rng.normal(size=(rows, 2, 8, 8)).astype("float32"),
+        "softmax_label": (np.arange(rows) % 3).astype("float32"),
+    }
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model with parameters that are not those of its initializer."""
+    model = jfit.lower(network())
+    params, aux = model.init(jax.random.key(0), {"data": jax.ShapeDtypeStruct((4, 2, 8, 8), "float32")})
+    return model, params, {k: v + 0.25 for k, v in aux.items()}
+
+
+def predicted(trained, data):
+    model, params, aux = trained
+    return model.apply(params, aux, {"data": jnp.asarray(data)})[0][0]
+
+
+# ------------------------------------------------------------------------------------------ forward
+def test_a_program_takes_any_batch_size_and_its_parameters(trained):
+    model, params, aux = trained
+    program = jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, params, aux, platforms=CPU)
+    assert program.kind == "forward" and program.outputs == ("softmax_output",)
+    assert str(program.arguments["inputs"]["data"].shape) == "(b, 2, 8, 8)"
+    assert set(program.arguments["params"]) == set(params) and set(program.arguments["aux"]) == set(aux)
+    for rows in (1, 4, 7):
+        data = batch_of(rows)["data"]
+        np.testing.assert_allclose(program(params, aux, {"data": data})[0], predicted(trained, data), rtol=1e-5, atol=1e-6)
+    halved = {k: v / 2 for k, v in params.items()}
+    got = program(halved, aux, {"data": data})[0]
+    np.testing.assert_allclose(got, predicted((model, halved, aux), data), rtol=1e-5, atol=1e-6)
+
+
+def test_a_file_is_read_by_a_process_without_the_graph(trained, tmp_path):
+    model, params, aux = trained
+    program = jfit.export.stablehlo(model, {"data": (None, 2, 8, 8)}, params, aux, bake=True, platforms=CPU)
+    data = batch_of(3)["data"]
+    np.save(tmp_path / "data.npy", data)
+    program.write(tmp_path / "net.program")
+    code = f"""
+        import numpy as np, jfit
+        program = jfit.export.read({str(tmp_path / "net.program")!r})
+        assert program.kind == "baked" and list(program.arguments["inputs"]) == ["data"], program
+        np.save({str(tmp_path / "out.npy")!r}, program({{"data": np.load({str(tmp_path / "data.npy")!r})}})[0])
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), predicted(trained, data), rtol=1e-5, atol=1e-6)
+
+
+def test_a_program_for_all_platforms_runs_on_this_one(trained):
+    model, params, aux = trained
+    program = jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, params, aux)
+    assert program.platforms == ("cpu", "cuda", "tpu")
+    data = batch_of(2)["data"]
+    np.testing.assert_allclose(program(params, aux, {"data": data})[0], predicted(trained, data), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_model_is_one_program_for_any_batch_size(name):
+    about, model, params, aux, inputs, arrays = loaded(name)
+    data = {k: v for k, v in inputs.items() if k in model.inputs}
+    program = jfit.export.read(jfit.export.stablehlo(model, data, params, aux, platforms=CPU).to_bytes())
+    assert "b" in str(next(iter(program.arguments["inputs"].values())).shape)
+    for i, out in enumerate(program(params, aux, data)):
+        near(f"eval/{i}", out, arrays[f"eval/{i}"], max(1e-4, 10 * about.get("eval_f32_vs_f64", 1e-5)))
+
+
+# ------------------------------------------------------------------------------------------ train step
+def test_a_train_step_without_the_graph_learns_the_same():
+    model, specs = jfit.lower(network()), batch_of(6)
+    settings = {"metrics": jfit.metrics.get("acc"), "clip_norm": 1.0}
+    program = jfit.export.stablehlo(model, specs, train=True, optimizer="adam", platforms=CPU, **settings)
+    program = jfit.export.read(program.to_bytes())
+    assert program.kind == "train" and "loss" in program.outputs
+    start = jfit.init_state(model, "adam", specs, metrics=settings["metrics"])
+    step = jax.jit(jfit.train_step(model, "adam", **settings))
+    own, state = start, start
+    for rows in (6, 6, 3):
+        own, out = step(own, batch_of(rows))
+        state, told = program(state, batch_of(rows))
+        np.testing.assert_allclose(told["loss"], out.loss, rtol=1e-4)
+    flat = jfit.model.flatten_names(own)[0]
+    assert set(state) == set(flat) == set(program.arguments["state"]) and int(state["step"]) == 3
+    for name in flat:
+        np.testing.assert_allclose(state[name], flat[name], rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+def test_settings_of_a_step_are_not_taken_for_a_forward_pass():
+    with pytest.raises(TypeError, match="clip_norm"):
+        jfit.export.stablehlo(S.relu(DATA), {"data": (2, 3)}, {}, clip_norm=1.0)
+
+
+# ------------------------------------------------------------------------------------------ sentences
+def test_a_node_that_fits_one_batch_size_is_named_and_a_fixed_batch_goes():
+    net = S.Reshape(DATA, shape=(2, 3, 2), name="fixed")
+    with pytest.raises(ValueError, match=r"fixed.*batch=None"):
+        jfit.export.stablehlo(net, {"data": (2, 6)}, {}, platforms=CPU)
+    program = jfit.export.stablehlo(net, {"data": (2, 6)}, {}, batch=None, platforms=CPU)
+    assert program({}, {}, {"data": np.ones((2, 6), "float32")})[0].shape == (2, 3, 2)
+
+
+def test_wrong_arguments_are_named(trained):
+    model, params, aux = trained
+    with pytest.raises(ExportError, match="'fc_bias'"):
+        jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, {k: v for k, v in params.items() if k != "fc_bias"}, aux)
+    program = jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, params, aux, platforms=CPU)
+    data = batch_of(2)["data"]
+    with pytest.raises(ExportError, match=r"3 dicts \(params, aux, inputs\), 1 were given"):
+        program({"data": data})
+    with pytest.raises(ExportError, match=r"missing are \['bn_moving_mean'"):
+        program(params, {}, {"data": data})
+    with pytest.raises(ExportError, match="'other'"):
+        program(params, aux, {"data": data, "other": data})
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK", b"JFITPROG", b"JFITPROG" + b"\xff" * 8, b"JFITPROG" + bytes(8)])
+def test_a_damaged_file_is_a_format_error(damage, tmp_path):
+    (tmp_path / "net.program").write_bytes(damage)
+    with pytest.raises(FormatError, match=r"net\.program"):
+        jfit.export.read(tmp_path / "net.program")
+
+
+def test_a_cut_program_is_a_format_error(trained):
+    data = jfit.export.stablehlo(S.relu(DATA), {"data": (2, 3)}, {}, platforms=CPU).to_bytes()
+    for cut in (20, 40, 100):
+        with pytest.raises(FormatError):
+            jfit.export.read(data[:cut])
+
+
+# ------------------------------------------------------------------------------------------ safetensors
+def test_safetensors_hold_parameters_states_and_the_graph(trained, tmp_path):
+    model, params, aux = trained
+    path = jfit.export.safetensors(tmp_path / "net.safetensors", params, aux, {"by": "me"}, symbol=model.symbol)
+    found = safetensors.numpy.load_file(path)
+    assert set(found) == {*params, *aux}
+    for name, value in {**params, **aux}.items():
+        np.testing.assert_array_equal(found[name], value)
+    with safetensors.safe_open(path, "numpy") as file:
+        about = file.metadata()
+    assert about["by"] == "me" and json.loads(about["aux"]) == sorted(aux)
+    assert jfit.sym.load_json(about["symbol"]).list_outputs() == model.symbol.list_outputs()
+
+
+def test_safetensors_of_a_run(tmp_path):
+    x = np.eye(4, dtype="float32")
+    net = S.SoftmaxOutput(S.FullyConnected(DATA, num_hidden=2, name="fc"), name="softmax")
+    run = jfit.fit(net, (x, np.arange(4) % 2), num_epoch=1, batch_size=4, progress=False)
+    path = jfit.export.safetensors(tmp_path / "net.safetensors", run)
+    np.testing.assert_array_equal(safetensors.numpy.load_file(path)["fc_weight"], run.params["fc_weight"])
+    with safetensors.safe_open(path, "numpy") as file:
+        assert "FullyConnected" in file.metadata()["symbol"]
+
+
+def test_safetensors_refuse_what_would_be_lost(tmp_path):
+    with pytest.raises(ExportError, match="'w' is a parameter and an auxiliary state"):
+        jfit.export.safetensors(tmp_path / "a", {"w": np.ones(2)}, {"w": np.ones(2)})
+    with pytest.raises(ExportError, match="metadata has 'format'"):
+        jfit.export.safetensors(tmp_path / "a", {"w": np.ones(2)}, metadata={"format": "pt"})
+    assert not list(tmp_path.iterdir())
