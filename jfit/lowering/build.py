@@ -108,7 +108,9 @@ def _input_names(
     for node in order:
         for slot, entry in zip(node.input_names(), node.inputs, strict=True) if node.op else ():
             if node.op and slot == node.op.label:
-                labels.update(n.name for n in topological([entry]) if n.op is None)
+                leaves = [n.name for n in topological([entry]) if n.op is None]
+                # A label may be made of what the network says (a detector's targets): its parameters are no labels.
+                labels.update(leaves if len(leaves) == 1 else (v for v in leaves if v not in used))
     if given is None:
         named = {v for v in variables if v.endswith("data") and v in used} or _data_slots(order) & used
         states = _state_names(order)

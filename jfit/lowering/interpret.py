@@ -235,19 +235,18 @@ def _absent(node: Node, at: int, ins: Sequence[Value | None], train: bool, input
     if slot == op.label and not train:
         return None
     if slot == op.label:
-        raise GraphError(f"{node.name}: the label {_source(node.inputs[at].node)!r} was not fed, and training needs it")
+        raise GraphError(f"{node.name}: the label {_source(node.inputs[at].node, inputs)!r} was not fed, and training needs it")
     return _missing(node.inputs[at].node, inputs, f"{node.name}: ")
 
 
-def _source(node: Node) -> str:
-    """The variable behind a missing value."""
-    while node.op is not None:
-        node = node.inputs[0].node
-    return node.name
+def _source(node: Node, inputs: Inputs) -> str:
+    """The variable behind a missing value: of those that were not fed a label, or the first."""
+    absent = [n.name for n in topological([Entry(node, 0)]) if n.op is None and n.name not in inputs]
+    return next((name for name in absent if name.endswith("label")), absent[0] if absent else node.name)
 
 
 def _missing(node: Node, inputs: Inputs, where: str = "") -> Any:
-    raise GraphError(f"{where}input {_source(node)!r} was not fed; feed it by that name (fed were {sorted(inputs)})")
+    raise GraphError(f"{where}input {_source(node, inputs)!r} was not fed; feed it by that name (fed were {sorted(inputs)})")
 
 
 # ------------------------------------------------------------------------------------------------ operators
