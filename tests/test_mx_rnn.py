@@ -21,7 +21,10 @@ def test_the_graph_is_that_of_mxnet_node_by_node(name):
     assert found["heads"] == wanted["heads"]
 
 
-SLOW = {"fused_gru_both", "fused_rnn_relu_both", "fused_rnn_tanh_both", "unfused_gru_both", "residual_stack", "ConvRNN"}
+SLOW = {
+    *("fused_gru_both", "fused_rnn_relu_both", "fused_rnn_tanh_both", "unfused_gru_both"),
+    *("residual_stack", "bidirectional_True", "ConvRNN", "ConvLSTM"),
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NUMBERS])
