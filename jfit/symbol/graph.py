@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jfit.ops import Op, nearest
 from jfit.ops.attributes import Attrs
 from jfit.symbol.arithmetic import Arithmetic
+from jfit.symbol.subgraph import Subgraph
 from jfit.symbol.views import Views
 
 # User attributes that MXNet stores with underscores and shows without them too.
@@ -101,27 +102,6 @@ class Node:
         """Names of the inputs and auxiliary states, as the operator calls them."""
         assert self.op is not None
         return (*self.op.input_names(self.params), *self.op.aux)
-
-
-class Subgraph:
-    """What the record of a loop or branch may ask of its body: shapes and dtypes.  Lowering makes a function of it."""
-
-    __slots__ = ("symbol",)
-
-    def __init__(self, symbol: Symbol) -> None:
-        self.symbol = symbol
-
-    def shapes(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """(input shapes, output shapes) as far as they follow from these; None is an unknown one."""
-        from jfit.symbol.infer import shapes_through
-
-        return shapes_through(self.symbol, ins, outs)
-
-    def types(self, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """(input dtypes, output dtypes) as far as they follow from these; None is an unknown one."""
-        from jfit.symbol.infer import types_through
-
-        return types_through(self.symbol, ins)
 
 
 class Entry(NamedTuple):
