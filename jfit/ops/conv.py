@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import cast
 
 import jax
@@ -11,7 +12,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
 from jfit.ops.context import Ctx
-from jfit.ops.registry import operator
+from jfit.ops.registry import Shape, operator
 from jfit.ops.rules import CHANNELS_FIRST, along, batch_rows
 
 LAYOUTS = ("NCDHW", "NCHW", "NCW", "NDHWC", "NHWC")
@@ -175,12 +176,28 @@ def _slices_help(data: Array, runs: str, stride, dilate, groups: int) -> bool:
     return plain and even and runs == "NHWC" and data.dtype == jnp.float32 and jax.default_backend() == "cpu"
 
 
+def _conv_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
+    """The output of a convolution that fits; any other is traced, which says what is wrong."""
+    data, layout = shapes[0], _layout("Convolution", attrs)
+    if list(shapes) != _conv_fill(attrs, [data, None, None], []):
+        return None
+    axes = [layout.index(letter) for letter in layout if letter not in "NC"]
+    options = zip(
+        axes, attrs.kernel, *(_spatial(attrs, k, d) for k, d in (("stride", 1), ("pad", 0), ("dilate", 1))), strict=True
+    )
+    out = [attrs.num_filter if letter == "C" else size for letter, size in zip(layout, data, strict=True)]
+    for axis, kernel, stride, pad, dilate in options:
+        out[axis] = (data[axis] + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
+    return [tuple(out)] if min(out) > 0 else None
+
+
 @operator(
     "Convolution",
     inputs=_inputs,
     attrs=_attributes(1024, no_bias=False),
     aliases=("_npx_convolution",),
     fill=_conv_fill,
+    made=_conv_made,
     rows=batch_rows,
     layout="channels",
 )

@@ -23,7 +23,7 @@ from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_types, 
 TINY = 1e-30  # below the smallest probability worth a logarithm
 
 
-def _head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array]) -> Callable[..., Array]:
+def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array]) -> Callable[..., Array]:
     """`call(attrs, data, label, weight)` with the given forward, whose gradient by data is
 
     gradient(attrs, output, label, weight, cotangent) * weight.  Label and weight get none.
@@ -150,7 +150,7 @@ def _denominator(attrs: Attrs, ids: Array, valid: Array, mask: Array | None) -> 
     return jnp.maximum(jnp.sum(valid if mask is None else valid & mask), 1)
 
 
-_softmax_output = _head(_probabilities, _softmax_gradient)
+_softmax_output = head(_probabilities, _softmax_gradient)
 
 
 def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
@@ -230,7 +230,7 @@ def _regression(difference: Callable[[Array, Array], Array], forward: Callable[[
         per_row = out.size // max(out.shape[0], 1) if out.ndim else 1
         return difference(out, label.astype(out.dtype).reshape(out.shape)) * (attrs.grad_scale / max(per_row, 1))
 
-    return _head(forward, gradient)
+    return head(forward, gradient)
 
 
 def _residual(out: Array, label: Array) -> Array:
@@ -323,7 +323,7 @@ def _make_loss_gradient(attrs: Attrs, out: Array, label: None, weight: Array | N
     return jnp.broadcast_to(jnp.asarray(scale, out.dtype), out.shape)
 
 
-_make_loss = _head(_identity, _make_loss_gradient)
+_make_loss = head(_identity, _make_loss_gradient)
 
 
 def _made_loss(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, Array]:

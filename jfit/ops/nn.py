@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,9 @@ from jax import Array, lax
 
 from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_flag, number, shape
 from jfit.ops.context import Ctx
-from jfit.ops.registry import operator
+from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, Rows
-from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, known_or, need_rank, size_of, unmixed_rows
+from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, known_or, need_rank, same_shape, size_of, unmixed_rows
 
 # Constants of self-normalizing networks (Klambauer et al. 2017, arXiv:1706.02515).
 SELU_ALPHA = 1.6732632423543772
@@ -38,6 +40,13 @@ def _dense_fill(attrs: Attrs, ins: list, outs: list) -> list:
     return [data, (attrs.num_hidden, width), *([(attrs.num_hidden,)] if not attrs.no_bias else [])]
 
 
+def _dense_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
+    data = shapes[0]
+    if list(shapes) != _dense_fill(attrs, [data, None], [None]):
+        return None  # tracing says what is wrong
+    return [(*(data[:1] if attrs.flatten else data[:-1]), attrs.num_hidden)]
+
+
 def _dense_rows(attrs, rows, shapes, outs):
     return batch_rows(attrs, rows, shapes, outs) if attrs.flatten else unmixed_rows(-1, rows, shapes, outs)
 
@@ -48,6 +57,7 @@ def _dense_rows(attrs, rows, shapes, outs):
     attrs={"num_hidden": integer(), "no_bias": flag(False), "flatten": flag(True)},
     aliases=("_npx_fully_connected", "_sparse_FullyConnected"),
     fill=_dense_fill,
+    made=_dense_made,
     rows=_dense_rows,
 )
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -71,7 +81,13 @@ _ACTIVATIONS = {
 }
 
 
-@operator("Activation", attrs={"act_type": choice(*sorted(_ACTIVATIONS))}, aliases=("_npx_activation",), layout="any")
+@operator(
+    "Activation",
+    attrs={"act_type": choice(*sorted(_ACTIVATIONS))},
+    aliases=("_npx_activation",),
+    fill=same_shape,
+    layout="any",
+)
 def activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = f(x), f one of relu, sigmoid, tanh, softrelu = log(1 + eˣ), softsign = x / (1 + |x|)."""
     return _ACTIVATIONS[attrs.act_type](data)
@@ -133,7 +149,10 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
     if kind == "prelu":
         assert gamma is not None
         slope = gamma.astype(data.dtype)
-        slope = slope.reshape((1,) * data.ndim) if slope.size == 1 else along(slope, 1, data.ndim)
+        if slope.size == 1:
+            slope = slope.reshape((1,) * data.ndim)
+        elif slope.ndim == 1:
+            slope = along(slope, 1, data.ndim)
     elif kind == "rrelu" and ctx.train:
         low, high = attrs.lower_bound, attrs.upper_bound
         slope = ctx.random(lambda key, size: jax.random.uniform(key, size, data.dtype, low, high), data.shape)

@@ -1,8 +1,10 @@
-"""Batch and layer normalisation."""
+"""Batch normalisation and its relatives, layer normalisation."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -10,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, flag, integer, maybe_number, number
+from jfit.ops.attributes import Attr, Attrs, flag, integer, maybe_number, number, text
 from jfit.ops.context import Ctx
-from jfit.ops.registry import operator
+from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, Rows
 from jfit.ops.rules import accumulating, along, need_rank, positive, unmixed_rows
 
@@ -80,8 +82,13 @@ def _batch_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if data is None:
         return ins
     need_rank("BatchNorm", data, 1, "a batch axis and a channel axis")
-    size = data[positive(attrs.axis, len(data))]
+    size = data[positive(attrs.get("axis", 1), len(data))]
     return [data, *[(size,)] * 4]
+
+
+def _batch_norm_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
+    data = shapes[0]
+    return [data, shapes[1], shapes[1]] if list(shapes) == _batch_norm_fill(attrs, [data], []) else None
 
 
 def _batch_norm_types(attrs: Attrs, ins: list) -> tuple[list, list]:
@@ -95,38 +102,47 @@ def _batch_norm_types(attrs: Attrs, ins: list) -> tuple[list, list]:
 
 def _batch_norm_rows(attrs, rows, shapes, outs):
     first = rows[0]
-    if isinstance(first, Rows) and first.axis == attrs.axis % len(shapes[0]):
+    if isinstance(first, Rows) and first.axis == attrs.get("axis", 1) % len(shapes[0]):
         first = LOST
     return [first, *[None if first is None else LOST] * (len(outs) - 1)]
 
 
-@operator(
-    "BatchNorm",
-    inputs=("data", "gamma", "beta"),
-    aux=("moving_mean", "moving_var"),
-    aux_init=("zero", "one"),
-    outputs=("output", "mean", "var"),
-    visible=lambda a: 3 if a.output_mean_var else 1,
-    attrs={
-        "eps": number(0.0010000000474974513),
-        "momentum": number(0.899999976),
-        "fix_gamma": flag(True),
-        "use_global_stats": flag(False),
-        "output_mean_var": flag(False),
-        "axis": integer(1),
-        "cudnn_off": flag(False),
-        "min_calib_range": maybe_number(),
-        "max_calib_range": maybe_number(),
-    },
-    aliases=("_npx_batch_norm",),
-    fill=_batch_norm_fill,
-    types=_batch_norm_types,
-    rows=_batch_norm_rows,
-    layout="channels",
-)
+def _record(**attrs: Attr) -> dict[str, Any]:
+    """What every record of the BatchNorm family says."""
+    return {
+        "inputs": ("data", "gamma", "beta"),
+        "aux": ("moving_mean", "moving_var"),
+        "aux_init": ("zero", "one"),
+        "outputs": ("output", "mean", "var"),
+        "visible": lambda a: 3 if a.output_mean_var else 1,
+        "attrs": {
+            "eps": number(0.0010000000474974513),
+            "momentum": number(0.899999976),
+            "fix_gamma": flag(True),
+            "use_global_stats": flag(False),
+            "output_mean_var": flag(False),
+            **attrs,
+        },
+        "fill": _batch_norm_fill,
+        "made": _batch_norm_made,
+        "types": _batch_norm_types,
+        "rows": _batch_norm_rows,
+        "layout": "channels",
+    }
+
+
+_AXIS = {
+    "axis": integer(1),
+    "cudnn_off": flag(False),
+    "min_calib_range": maybe_number(),
+    "max_calib_range": maybe_number(),
+}
+
+
+@operator("BatchNorm", aliases=("_npx_batch_norm",), **_record(**_AXIS))
 def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
     """y = γ (x - μ) / √(σ² + ε) + β; training: μ, σ² of the batch (σ² biased), moving ← m * moving + (1 - m) * batch."""
-    axis = data.ndim - 1 if ctx.channels_last else positive(attrs.axis, data.ndim)
+    axis = data.ndim - 1 if ctx.channels_last else positive(attrs.get("axis", 1), data.ndim)
     wide = accumulating(data.dtype)
     scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
     shift = beta.astype(wide)
@@ -143,6 +159,26 @@ def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, m
         updated = (old * attrs.momentum + new * (1.0 - attrs.momentum)).astype(old.dtype)
         moved.append(updated if mask is None else jnp.where(_count(data, mask, axis, over) > 0, updated, old))
     return (out, mean, lax.rsqrt(var + attrs.eps)), tuple(moved)  # the output MXNet names `var` is 1 / √(σ² + ε)
+
+
+@operator("_contrib_BatchNormWithReLU", **_record(**_AXIS))
+def batch_norm_with_relu(ctx: Ctx, attrs: Attrs, *arrays: Array):
+    """y = max(BatchNorm(x), 0)."""
+    (out, mean, var), moved = batch_norm(ctx, attrs, *arrays)
+    return (jax.nn.relu(out), mean, var), moved
+
+
+@operator("_contrib_SyncBatchNorm", **_record(ndev=integer(1), key=text()))
+def sync_batch_norm(ctx: Ctx, attrs: Attrs, *arrays: Array):
+    """y = BatchNorm(x) with μ, σ² of the rows of all devices, whatever `ndev` and `key` say."""
+    return batch_norm(replace(ctx, sync_batch_stats=True), attrs, *arrays)
+
+
+@operator("BatchNorm_v1", **_record())
+def batch_norm_v1(ctx: Ctx, attrs: Attrs, *arrays: Array):
+    """y = BatchNorm(x) of channels on axis 1; its output `var` is σ² itself."""
+    (out, mean, inverse), moved = batch_norm(ctx, attrs, *arrays)
+    return (out, mean, 1.0 / jnp.square(inverse) - attrs.eps), moved
 
 
 # ------------------------------------------------------------------------------------------ LayerNorm
@@ -164,7 +200,7 @@ def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     fill=_layer_norm_fill,
     rows=lambda attrs, rows, shapes, outs: unmixed_rows(attrs.axis, rows, shapes, outs),
 )
-def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, Array, Array]:
+def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
     """y = γ (x - μ) / √(σ² + ε) + β, μ and σ² of each entry along `axis`."""
     axis = positive(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
@@ -172,5 +208,6 @@ def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -
     var = jnp.mean(jnp.square(wide - mean), axis=axis, keepdims=True)
     unit = (wide - mean) * lax.rsqrt(var + attrs.eps)
     out = unit * along(gamma.astype(wide.dtype), axis, data.ndim) + along(beta.astype(wide.dtype), axis, data.ndim)
-    std = jnp.sqrt(var + attrs.eps)
-    return out.astype(data.dtype), mean.astype(data.dtype), std.astype(data.dtype)
+    # MXNet's statistics are for looking at: what comes from above ends there
+    statistics = lax.stop_gradient((mean, jnp.sqrt(var + attrs.eps)))
+    return out.astype(data.dtype), *(v.astype(data.dtype) for v in statistics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jfit.ops.attributes import Attrs, choice, integer, maybe_choice, maybe_flag
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import lost_rows
-from jfit.ops.rules import accumulating, along, batch_rows, cast_types, known_or, label_types, positive, size_of, unmixed_rows
+from jfit.ops.rules import accumulating, along, cast_types, dtype_of, known_or, label_types, need_rank, positive, unmixed_rows
 
 _ATTRS = {
     "axis": integer(-1),
@@ -40,7 +41,7 @@ def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = N
         # finite, so that a row of length 0 gives no NaN
         low = jnp.asarray(jnp.finfo(wide.dtype).min / 2, wide.dtype)
         out = jnp.where(inside, f(jnp.where(inside, wide, low), axis=axis), jnp.zeros((), wide.dtype))
-    return out.astype(attrs.dtype or data.dtype)
+    return out.astype(dtype_of(attrs.dtype) if attrs.dtype else data.dtype)
 
 
 def _no_length(op: str, attrs: Attrs) -> None:
@@ -84,17 +85,39 @@ def softmin(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
 
 def _activation_rows(attrs, rows, shapes, outs):
-    return unmixed_rows(1, rows, shapes, outs) if attrs.mode == "channel" else batch_rows(attrs, rows, shapes, outs)
+    return unmixed_rows(1 if attrs.mode == "channel" else -1, rows, shapes, outs)
+
+
+@jax.custom_vjp
+def _softmax_last(data: Array) -> Array:
+    """Softmax along the last axis, with the gradient of one along axis 1."""
+    return jax.nn.softmax(data, axis=-1)
+
+
+def _softmax_last_forward(data):
+    out = _softmax_last(data)
+    return out, out
+
+
+def _softmax_last_backward(out, grad):
+    return (out * (grad - jnp.sum(out * grad, axis=min(1, out.ndim - 1), keepdims=True)),)
+
+
+_softmax_last.defvjp(_softmax_last_forward, _softmax_last_backward)
 
 
 @operator("SoftmaxActivation", attrs={"mode": choice("channel", "instance", default="instance")}, rows=_activation_rows)
 def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """Softmax over axis 1 (channel) or over everything but the batch axis (instance)."""
+    """y = eˣ / Σ eˣ along axis 1 (channel) or along the LAST axis (instance).
+
+    MXNet 1.9.1 takes the gradient along axis 1 in both modes, which is wrong where instance has more than two axes;
+    curves depend on it.
+    """
     wide = data.astype(accumulating(data.dtype))
-    if attrs.mode == "channel":
-        return jax.nn.softmax(wide, axis=1).astype(data.dtype)
-    flat = wide.reshape(data.shape[0], size_of(data.shape[1:]))
-    return jax.nn.softmax(flat, axis=1).reshape(data.shape).astype(data.dtype)
+    if attrs.mode == "instance":
+        return cast(Array, _softmax_last(wide)).astype(data.dtype)
+    need_rank("SoftmaxActivation", data.shape, 3, "mode is 'channel'")
+    return jax.nn.softmax(wide, axis=1).astype(data.dtype)
 
 
 def _cross_entropy_fill(attrs: Attrs, ins: list, outs: list) -> list:

@@ -1,0 +1,81 @@
+"""Correlation of two feature maps over displacements (FlowNet)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, flag, integer
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rules import accumulating, agreed, batch_rows
+
+
+def _rows(attrs, rows, shapes, outs):
+    return batch_rows(attrs, [agreed(rows)], shapes, outs[:1]) * len(outs)
+
+
+def _size(attrs: Attrs, n: int) -> int:
+    """Output pixels of an axis of `n` pixels."""
+    border = attrs.max_displacement + (attrs.kernel_size - 1) // 2
+    return -(-(n + 2 * attrs.pad_size - 2 * border) // attrs.stride1)
+
+
+@jax.custom_jvp
+def _distance(a: Array, b: Array) -> Array:
+    """|a - b|, with slope 1 where both are equal, as in MXNet."""
+    return jnp.abs(a - b)
+
+
+@_distance.defjvp
+def _distance_slope(primals, tangents):
+    (a, b), (da, db) = primals, tangents
+    return _distance(a, b), jnp.where(a >= b, da - db, db - da)
+
+
+@operator(
+    "Correlation",
+    inputs=("data1", "data2"),
+    attrs={
+        "kernel_size": integer(1),
+        "max_displacement": integer(1),
+        "stride1": integer(1),
+        "stride2": integer(1),
+        "pad_size": integer(0),
+        "is_multiply": flag(True),
+    },
+    rows=_rows,
+)
+def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
+    """y[n, d, i, j] = mean over channels and kernel of a · b(+ d), or |a - b(+ d)|, for displacements d, rows first."""
+    if data1.ndim != 4 or data1.shape != data2.shape:
+        raise ValueError(f"Correlation: inputs have shapes {data1.shape} and {data2.shape}, needed two equal ones of 4 axes")
+    if attrs.kernel_size % 2 != 1 or min(attrs.stride1, attrs.stride2) < 1:
+        raise ValueError(f"Correlation: kernel_size is {attrs.kernel_size}, needed an odd number, and strides of at least 1")
+    rows, channels, *sizes = data1.shape
+    high, wide = (_size(attrs, n) for n in sizes)
+    if high < 1 or wide < 1:
+        raise ValueError(f"Correlation: images of {sizes} are too small for max_displacement; make pad_size larger")
+    kernel, reach, step = attrs.kernel_size, attrs.max_displacement // attrs.stride2, attrs.stride1
+    dtype = accumulating(data1.dtype)
+    pads = ((0, 0), (0, 0), *((attrs.pad_size, attrs.pad_size),) * 2)
+    first, second = (jnp.pad(d.astype(dtype), pads) for d in (data1, data2))
+    # what one displacement sees: `span` pixels from max_displacement on
+    span = ((high - 1) * step + kernel, (wide - 1) * step + kernel)
+    start = attrs.max_displacement
+    fixed = first[:, :, start : start + span[0], start : start + span[1]]
+
+    @jax.checkpoint  # keeps the displaced copies out of the memory of the gradient
+    def at(shift: Array) -> Array:
+        moved = lax.dynamic_slice(second, (0, 0, start + shift[0], start + shift[1]), (rows, channels, *span))
+        values = fixed * moved if attrs.is_multiply else _distance(fixed, moved)
+        summed = jnp.sum(values, axis=1)
+        window, strides = (1, kernel, kernel), (1, step, step)
+        return lax.reduce_window(summed, np.zeros((), dtype), lax.add, window, strides, "VALID")
+
+    offsets = np.arange(-reach, reach + 1) * attrs.stride2
+    shifts = np.stack(np.meshgrid(offsets, offsets, indexing="ij"), axis=-1).reshape(-1, 2)
+    found = lax.map(at, jnp.asarray(shifts, jnp.int32))  # (displacements, rows, high, wide)
+    return (jnp.moveaxis(found, 0, 1) / (kernel * kernel * channels)).astype(data1.dtype)

@@ -1,0 +1,183 @@
+"""Connectionist temporal classification: the loss of a label sequence that no one has aligned with the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, choice, flag, integer
+from jfit.ops.context import Ctx
+from jfit.ops.loss import head
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, Rows
+from jfit.ops.rules import accumulating, agreed, known_or, label_types
+
+NEVER = -1e30  # the logarithm of an impossible event: finite, so that no difference of two is NaN
+TINY = 1e-37
+
+
+def _losses(logs: Array, labels: Array, label_lengths: Array, data_lengths: Array, blank: int) -> Array:
+    """-log P(labels | logs) of each sequence; 0, with gradient 0, where the data are too short for the labels.
+
+    Args:
+        logs: (time, batch, classes) logarithms of probabilities.
+        labels: (batch, length) class numbers; those at and beyond the label's own length are not read.
+        label_lengths: (batch,) labels of each sequence.
+        data_lengths: (batch,) time steps of each sequence.
+        blank: the class that stands between labels.
+    """
+    batch, longest = labels.shape
+    inside = jnp.arange(longest).reshape(1, -1) < label_lengths.reshape(-1, 1)
+    labels = jnp.clip(jnp.where(inside, labels, blank), 0, logs.shape[2] - 1)
+    # blank, first label, blank, second label, ..., blank
+    states = jnp.stack([jnp.full_like(labels, blank), labels], axis=2).reshape(batch, 2 * longest)
+    states = jnp.pad(states, ((0, 0), (0, 1)), constant_values=blank)
+    emitted = jnp.take_along_axis(logs, states.reshape(1, batch, -1), axis=2)  # (time, batch, states)
+    before = jnp.pad(states, ((0, 0), (2, 0)), constant_values=blank)[:, :-2]
+    may_skip = (states != blank) & (states != before)  # the blank between two different labels
+    never = jnp.asarray(NEVER, logs.dtype)
+
+    def step(alpha: Array, at: tuple[Array, Array]) -> tuple[Array, None]:
+        time, now = at
+        from_one = jnp.pad(alpha, ((0, 0), (1, 0)), constant_values=NEVER)[:, :-1]
+        from_two = jnp.pad(alpha, ((0, 0), (2, 0)), constant_values=NEVER)[:, :-2]
+        total = jnp.logaddexp(jnp.logaddexp(alpha, from_one), jnp.where(may_skip, from_two, never))
+        return jnp.where((time < data_lengths).reshape(-1, 1), total + now, alpha), None
+
+    place = jnp.arange(states.shape[1]).reshape(1, -1)
+    start = jnp.where(place < 2, emitted[0], never)
+    alpha, _ = lax.scan(step, start, (jnp.arange(1, logs.shape[0]), emitted[1:]))
+    last = 2 * label_lengths.reshape(-1, 1)
+    ends = jnp.where((place == last) | (place == last - 1), alpha, never)
+    repeats = jnp.sum((labels[:, 1:] == labels[:, :-1]) & inside[:, 1:], axis=1)
+    possible = (label_lengths + repeats <= data_lengths) & (data_lengths > 0)
+    return jnp.where(possible, -jax.nn.logsumexp(ends, axis=1), jnp.zeros((), logs.dtype))
+
+
+# ------------------------------------------------------------------------------------------ CTCLoss
+def _names(attrs: Attrs) -> tuple[str, ...]:
+    lengths = (("data_lengths", attrs.use_data_lengths), ("label_lengths", attrs.use_label_lengths))
+    return ("data", "label", *(name for name, used in lengths if used))
+
+
+def _fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data = ins[0]
+    if data is None:
+        return ins
+    if len(data) != 3:
+        raise ValueError(f"CTCLoss: data has shape {data}, needed (time, batch, classes); reshape the data")
+    return [data, known_or(ins[1], (data[1], 0)), *(known_or(i, (data[1],)) for i in ins[2:])]
+
+
+def _rows(attrs, rows, shapes, outs):
+    first = rows[0]
+    if isinstance(first, Rows):
+        first = first._replace(axis=0) if first.axis == 1 else LOST
+    return [agreed([first, *rows[1:]])]
+
+
+@operator(
+    "CTCLoss",
+    inputs=_names,
+    attrs={
+        "use_data_lengths": flag(False),
+        "use_label_lengths": flag(False),
+        "blank_label": choice("first", "last", default="first"),
+    },
+    outputs=("output0",),
+    aliases=("_contrib_CTCLoss", "_contrib_ctc_loss", "ctc_loss"),
+    fill=_fill,
+    types=label_types,
+    rows=_rows,
+)
+def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array) -> Array:
+    """y[n] = -log Σ P(alignment), P = softmax of x (time, batch, classes), over all alignments of label[n] (batch, length).
+
+    The blank is class 0 (blank_label=first, labels end at the first 0) or the last class (labels end at the first -1).
+    A sequence that is too short for its labels has loss 0 and gradient 0.
+    """
+    steps, batch, classes = data.shape
+    if label.ndim != 2 or label.shape[0] != batch or label.shape[1] > steps:
+        raise ValueError(
+            f"CTCLoss: label has shape {label.shape}, needed ({batch}, at most {steps}) because data has shape {data.shape} "
+            "(time, batch, classes); reshape or cut the labels"
+        )
+    given = dict(zip(_names(attrs)[2:], lengths, strict=True))
+    labels = label.astype(jnp.int32)
+    padding = 0 if attrs.blank_label == "first" else -1
+    counts = given.get("label_lengths", jnp.sum(jnp.cumprod((labels != padding).astype(jnp.int32), axis=1), axis=1))
+    times = given.get("data_lengths", jnp.full((batch,), steps))
+    times = jnp.clip(times.reshape(batch).astype(jnp.int32), 0, steps)
+    logs = jax.nn.log_softmax(data.astype(accumulating(data.dtype)), axis=2)
+    blank = 0 if attrs.blank_label == "first" else classes - 1
+    return _losses(logs, labels, counts.reshape(batch).astype(jnp.int32), times, blank).astype(data.dtype)
+
+
+# ------------------------------------------------------------------------------------------ WarpCTC
+def _sizes(attrs: Attrs, rows: int) -> tuple[int, int]:
+    """(time steps, sequences) of data with this many rows."""
+    if attrs.input_length < 1 or attrs.label_length < 1 or rows % attrs.input_length:
+        raise ValueError(
+            f"WarpCTC: {rows} rows of data, input_length {attrs.input_length}, label_length {attrs.label_length}; needed "
+            "lengths of at least 1 and input_length * batch rows, all sequences at one time step side by side"
+        )
+    return attrs.input_length, rows // attrs.input_length
+
+
+def _warp_losses(attrs: Attrs, scores: Array, label: Array) -> Array:
+    """Losses (batch,) of scores (time * batch, classes): zeros among the labels are padding, wherever they stand."""
+    steps, batch = _sizes(attrs, scores.shape[0])
+    labels = label.astype(jnp.int32).reshape(batch, attrs.label_length)
+    order = jnp.argsort(labels == 0, axis=1, stable=True)
+    labels = jnp.take_along_axis(labels, order, axis=1)
+    logs = jax.nn.log_softmax(scores.reshape(steps, batch, -1), axis=2)
+    return _losses(logs, labels, jnp.sum(labels != 0, axis=1), jnp.full((batch,), steps), 0)
+
+
+def _warp_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None, cotangent: Array) -> Array:
+    logs = jnp.log(jnp.maximum(out, TINY))
+    return jax.grad(lambda scores: jnp.sum(_warp_losses(attrs, scores, label)))(logs)
+
+
+_warp = head(
+    lambda attrs, data: jax.nn.softmax(data.astype(accumulating(data.dtype)), axis=1).astype(data.dtype), _warp_gradient
+)
+
+
+def _warp_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
+    """The CTC loss of each sequence."""
+    losses = _warp_losses(attrs, jnp.log(jnp.maximum(output.astype(jnp.float32), TINY)), label)
+    return losses, jnp.ones(losses.shape, jnp.float32)
+
+
+def _warp_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    data, label = ins
+    if data is None or not data[0] or label is not None:
+        return ins
+    return [data, (_sizes(attrs, data[0])[1] * attrs.label_length,)]
+
+
+@operator(
+    "WarpCTC",
+    inputs=("data", "label"),
+    attrs={"label_length": integer(0), "input_length": integer(0)},
+    fill=_warp_fill,
+    types=label_types,
+    rows=lambda attrs, rows, shapes, outs: list(rows[:1]),
+    kind="head",
+    label="label",
+    loss=_warp_loss,
+)
+def warp_ctc(ctx: Ctx, attrs: Attrs, data: Array, label: Any = None) -> Array:
+    """y = softmax(x), x (time * batch, classes); its gradient is that of the CTC loss with blank 0, whatever comes from above.
+
+    An operator of MXNet's plugin of that name, which 1.9.1 no longer has; labels are (batch * label_length), 0 is padding.
+    """
+    _, batch = _sizes(attrs, data.shape[0])
+    if data.ndim != 2 or (label is not None and label.size != batch * attrs.label_length):
+        found = None if label is None else label.shape
+        raise ValueError(f"WarpCTC: data {data.shape}, label {found}; needed 2 axes and {batch} x {attrs.label_length} labels")
+    return _warp(attrs, data, label, ctx.row_weight(data.ndim))

@@ -1,0 +1,210 @@
+"""Images of another size: cropped, repeated, interpolated, averaged."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_number, shape
+from jfit.ops.context import Ctx
+from jfit.ops.conv import transposed
+from jfit.ops.registry import operator
+from jfit.ops.rules import accumulating, agreed, argument_names, batch_rows, need_rank, unify
+
+
+def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
+    """(height, width) of images (rows, channels, height, width)."""
+    if len(data) != 4:
+        raise ValueError(f"{op}: data has shape {data}, needed 4 axes (rows, channels, height, width); reshape the data")
+    return data[2], data[3]
+
+
+# ------------------------------------------------------------------------------------------ Crop
+def _crop_names(attrs: Attrs) -> tuple[str, ...]:
+    if attrs.num_args not in (1, 2):
+        raise ValueError(f"Crop: num_args is {attrs.num_args}, needed 1 (size from h_w) or 2 (size from the second input)")
+    return argument_names(attrs)
+
+
+def _crop_rows(attrs, rows, shapes, outs):
+    return batch_rows(attrs, rows[:1], shapes, outs)
+
+
+def _pair(op: str, key: str, value: tuple[int, ...]) -> tuple[int, int]:
+    if len(value) != 2:
+        raise ValueError(f"{op}: {key} is {value}, needed two entries (height, width)")
+    return value[0], value[1]
+
+
+@operator(
+    "Crop",
+    inputs=_crop_names,
+    variadic="num_args",
+    attrs={"num_args": integer(), "offset": shape((0, 0)), "h_w": shape((0, 0)), "center_crop": flag(False)},
+    rows=_crop_rows,
+)
+def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) -> Array:
+    """y = x[:, :, top : top + h, left : left + w]; size h_w or that of the second input, from `offset` or the middle."""
+    size = _image("Crop", data.shape)
+    wanted = _pair("Crop", "h_w", attrs.h_w) if crop_like is None else _image("Crop", crop_like.shape)
+    start = _pair("Crop", "offset", attrs.offset)
+    if attrs.center_crop:
+        start = ((size[0] - wanted[0]) // 2, (size[1] - wanted[1]) // 2)
+    for n, first, count in zip(size, start, wanted, strict=True):
+        if count < 1 or first < 0 or first + count > n:
+            raise ValueError(
+                f"Crop: size {wanted} from {start} on does not lie within data of size {size}; change h_w, crop_like or offset"
+            )
+    (top, left), (high, wide) = start, wanted
+    return data[:, :, top : top + high, left : left + wide]
+
+
+# ------------------------------------------------------------------------------------------ UpSampling
+def _upsampling_names(attrs: Attrs) -> tuple[str, ...]:
+    return ("data", "weight") if attrs.sample_type == "bilinear" else argument_names(attrs)
+
+
+def _upsampling_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    if attrs.sample_type != "bilinear" or ins[0] is None:
+        return ins
+    side = 2 * attrs.scale - attrs.scale % 2
+    return [ins[0], (_image("UpSampling", ins[0]) and ins[0][1], 1, side, side)]
+
+
+def _upsampling_rows(attrs, rows, shapes, outs):
+    if attrs.sample_type == "bilinear":
+        return batch_rows(attrs, rows, shapes, outs)
+    return batch_rows(attrs, [agreed(rows)], shapes, outs)
+
+
+@operator(
+    "UpSampling",
+    inputs=_upsampling_names,
+    variadic="num_args",
+    attrs={
+        "scale": integer(),
+        "num_filter": integer(0),
+        "sample_type": choice("bilinear", "nearest"),
+        "multi_input_mode": choice("concat", "sum", default="concat"),
+        "num_args": integer(),
+        "workspace": integer(512),
+    },
+    fill=_upsampling_fill,
+    rows=_upsampling_rows,
+)
+def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
+    """y = x with every pixel `scale` times as high and wide (nearest), or x spread by a weight for each channel (bilinear).
+
+    Nearest takes several inputs, brings all to the size of the first times `scale` and joins them by channels or sums them.
+    """
+    data, scale = arrays[0], attrs.scale
+    high, wide = _image("UpSampling", data.shape)
+    if scale < 1:
+        raise ValueError(f"UpSampling: scale is {scale}, needed at least 1")
+    if attrs.sample_type == "bilinear":
+        pad = (scale - 1 + 1) // 2
+        pads = ((pad, 0), (pad, 0))
+        return transposed(data, arrays[1], (scale, scale), (1, 1), pads, groups=data.shape[1])
+    grown = []
+    for array in arrays:
+        size = _image("UpSampling", array.shape)
+        if high * scale % size[0] or wide * scale % size[1]:
+            raise ValueError(
+                f"UpSampling: an input of size {size} cannot be repeated to {(high * scale, wide * scale)}; needed a divisor"
+            )
+        times = (high * scale // size[0], wide * scale // size[1])
+        split = array.reshape(*array.shape[:2], size[0], 1, size[1], 1)
+        spread = jnp.broadcast_to(split, (*array.shape[:2], size[0], times[0], size[1], times[1]))
+        grown.append(spread.reshape(*array.shape[:2], high * scale, wide * scale))
+    if attrs.multi_input_mode == "concat":
+        return jnp.concatenate(grown, axis=1)
+    unify([g.shape for g in grown], "multi_input_mode is 'sum'")
+    return sum(grown[1:], grown[0])
+
+
+# ------------------------------------------------------------------------------------------ BilinearResize2D
+def _new_size(attrs: Attrs, n: int, given: int, scale: float | None, like: int | None) -> int:
+    """How many pixels `n` become."""
+    mode = attrs.mode
+    if mode == "like":
+        assert like is not None
+        return like
+    if mode == "odd_scale":
+        assert scale is not None
+        return int(n * scale) if n % 2 == 0 else int((n - 1) * scale) + 1
+    if mode != "size":
+        odd, step = mode.startswith("to_odd"), -1 if mode.endswith("down") else 1
+        return n if n % 2 == odd else n + step
+    return given if scale is None else int(n * scale)
+
+
+def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
+    """Linear interpolation along an axis; the first and last pixels fall on each other (align), or the borders do."""
+    old = wide.shape[axis]
+    if size == old:
+        return wide
+    if size == 1:
+        place = np.zeros(1)  # MXNet's single pixel is the first one, also where borders fall on each other
+    elif align:
+        place = np.arange(size) * ((old - 1) / (size - 1))
+    else:
+        place = np.maximum((np.arange(size) + 0.5) * (old / size) - 0.5, 0.0)
+    low = np.minimum(place.astype(np.int64), old - 1)
+    high = np.minimum(low + 1, old - 1)
+    part = jnp.asarray((place - low).reshape([-1 if k == axis else 1 for k in range(wide.ndim)]), wide.dtype)
+    below, above = jnp.take(wide, low, axis=axis), jnp.take(wide, high, axis=axis)
+    return below + part * (above - below)
+
+
+def _resize_rows(attrs, rows, shapes, outs):
+    return batch_rows(attrs, rows[:1], shapes, outs)
+
+
+@operator(
+    "_contrib_BilinearResize2D",
+    inputs=lambda a: ("data", "like") if a.mode == "like" else ("data",),
+    attrs={
+        "height": integer(1),
+        "width": integer(1),
+        "scale_height": maybe_number(),
+        "scale_width": maybe_number(),
+        "mode": choice("like", "odd_scale", "size", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up", default="size"),
+        "align_corners": flag(True),
+    },
+    rows=_resize_rows,
+)
+def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = None) -> Array:
+    """y = x interpolated linearly to another height and width; `mode` says which."""
+    sizes = _image("BilinearResize2D", data.shape)
+    if attrs.mode == "odd_scale" and None in (attrs.scale_height, attrs.scale_width):
+        raise ValueError("BilinearResize2D: mode is 'odd_scale', so scale_height and scale_width are needed; give both")
+    likes = (None, None) if like is None else _image("BilinearResize2D", like.shape)
+    out = data.astype(accumulating(data.dtype))
+    given = zip((attrs.height, attrs.width), (attrs.scale_height, attrs.scale_width), likes, strict=True)
+    for axis, (n, (size, scale, same)) in enumerate(zip(sizes, given, strict=True), 2):
+        new = _new_size(attrs, n, size, scale, same)
+        if new < 1:
+            raise ValueError(f"BilinearResize2D: {n} pixels would become {new}, needed at least 1; change size or scale")
+        out = _interpolated(out, axis, new, attrs.align_corners)
+    return out.astype(data.dtype)
+
+
+# ------------------------------------------------------------------------------------------ AdaptiveAvgPooling2D
+def _averages(n: int, count: int) -> np.ndarray:
+    """(count, n): each row averages its window, from ⌊i n / count⌋ to ⌈(i + 1) n / count⌉; windows may overlap."""
+    i, place = np.arange(count)[:, None], np.arange(n)[None, :]
+    inside = (place >= i * n // count) & (place < -(-(i + 1) * n // count))
+    return inside / inside.sum(axis=1, keepdims=True)
+
+
+@operator("_contrib_AdaptiveAvgPooling2D", attrs={"output_size": shape(())}, rows=batch_rows)
+def adaptive_average_pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y[i, j] = mean of the window of x that makes the output `output_size` (height, width) large; empty: 1 by 1."""
+    sizes, wanted = _image("AdaptiveAvgPooling2D", data.shape), attrs.output_size or (1,)
+    if len(wanted) > 2 or min(wanted) < 1:
+        raise ValueError(f"AdaptiveAvgPooling2D: output_size is {wanted}, needed one or two positive numbers (height, width)")
+    wide = data.astype(accumulating(data.dtype))
+    rows, columns = (jnp.asarray(_averages(n, k), wide.dtype) for n, k in zip(sizes, (wanted[0], wanted[-1]), strict=True))
+    out = jnp.einsum("nchw,ih,jw->ncij", wide, rows, columns, precision=lax.Precision.HIGHEST)
+    return out.astype(data.dtype)

@@ -1,0 +1,132 @@
+"""Images read at computed places: grids, bilinear sampling, spatial transformers."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit.ops.attributes import Attrs, choice, maybe_flag, shape
+from jfit.ops.context import Ctx
+from jfit.ops.registry import operator
+from jfit.ops.rules import accumulating, agreed, batch_rows
+
+
+def _even(count: int) -> np.ndarray:
+    """`count` places from -1 to 1, rounded once."""
+    return (-1.0 + np.arange(count) * 2.0 / max(count - 1, 1)).astype(np.float32)
+
+
+def _even_by_steps(count: int) -> np.ndarray:
+    """`count` places from -1 to 1, a rounded step apart."""
+    return np.float32(-1) + np.arange(count, dtype=np.float32) * np.float32(2.0 / max(count - 1, 1))
+
+
+# ------------------------------------------------------------------------------------------ GridGenerator
+def _target(op: str, attrs: Attrs) -> tuple[int, int]:
+    if len(attrs.target_shape) != 2 or min(attrs.target_shape) < 1:
+        raise ValueError(f"{op}: target_shape is {attrs.target_shape}, needed the height and width of the output; set it")
+    return attrs.target_shape
+
+
+def _affine_grid(op: str, theta: Array, y_places: np.ndarray, x_places: np.ndarray) -> Array:
+    """(rows, 2, height, width): x and y of theta (rows, 6) times (x, y, 1) for all places.
+
+    The places are rounded as MXNet rounds them, which differs between the two operators: an identity transform meets the
+    same pixels then, and where it meets one exactly, or just not, decides to which side the gradient looks.
+    """
+    if theta.ndim != 2 or theta.shape[1] != 6:
+        raise ValueError(f"{op}: the affine matrices have shape {theta.shape}, needed (rows, 6); reshape them")
+    x, y = jnp.asarray(x_places, theta.dtype).reshape(1, 1, -1), jnp.asarray(y_places, theta.dtype).reshape(1, -1, 1)
+    parts = theta.reshape(-1, 2, 3, 1, 1)
+    return jnp.stack([parts[:, i, 0] * x + parts[:, i, 1] * y + parts[:, i, 2] for i in (0, 1)], axis=1)
+
+
+@operator(
+    "GridGenerator",
+    attrs={"transform_type": choice("affine", "warp"), "target_shape": shape((0, 0))},
+    rows=batch_rows,
+)
+def grid_generator(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y = θ (x, y, 1)ᵀ at even places in [-1, 1] (affine), or pixel places plus the flow x, brought to [-1, 1] (warp)."""
+    wide = data.astype(accumulating(data.dtype))
+    if attrs.transform_type == "affine":
+        places = map(_even_by_steps, _target("GridGenerator", attrs))
+        return _affine_grid("GridGenerator", wide, *places).astype(data.dtype)
+    if data.ndim != 4 or data.shape[1] != 2:
+        raise ValueError(f"GridGenerator: the flow has shape {data.shape}, needed (rows, 2, height, width); reshape data")
+    height, width = data.shape[2:]
+    x = jnp.arange(width, dtype=wide.dtype).reshape(1, 1, 1, width)
+    y = jnp.arange(height, dtype=wide.dtype).reshape(1, 1, height, 1)
+    # a single column or row would divide by zero: MXNet gives what floating point gives
+    out = [(wide[:, :1] + x) / ((width - 1) / 2.0) - 1, (wide[:, 1:] + y) / ((height - 1) / 2.0) - 1]
+    return jnp.concatenate(out, axis=1).astype(data.dtype)
+
+
+# ------------------------------------------------------------------------------------------ BilinearSampler
+def _sampled(data: Array, grid: Array) -> Array:
+    """Data (rows, channels, h, w) at grid (rows, 2, H, W) in [-1, 1]; pixels outside count zero."""
+    rows, channels, height, width = data.shape
+    x, y = (grid[:, 0] + 1) * ((width - 1) / 2), (grid[:, 1] + 1) * ((height - 1) / 2)
+    left, top = jnp.floor(x), jnp.floor(y)
+    flat = data.reshape(rows, channels, height * width)
+    total = jnp.zeros((rows, channels, *x.shape[1:]), data.dtype)
+    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        at_x, at_y = left + right, top + down
+        inside = (at_x >= 0) & (at_x <= width - 1) & (at_y >= 0) & (at_y <= height - 1)
+        place = jnp.clip(at_y, 0, height - 1).astype(jnp.int32) * width + jnp.clip(at_x, 0, width - 1).astype(jnp.int32)
+        picked = jnp.take_along_axis(flat, place.reshape(rows, 1, -1), axis=2).reshape(total.shape)
+        part = (x - left if right else left + 1 - x) * (y - top if down else top + 1 - y)
+        part = jnp.where(inside, part, jnp.zeros((), part.dtype))
+        total = total + picked * jnp.expand_dims(part, 1)
+    return total
+
+
+def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
+    if data.ndim != 4:
+        raise ValueError(f"{op}: data has shape {data.shape}, needed 4 axes (rows, channels, height, width); reshape the data")
+    if len(grid_shape) != 4 or grid_shape[1] != 2 or grid_shape[0] != data.shape[0]:
+        raise ValueError(f"{op}: grid has shape {grid_shape}, needed ({data.shape[0]}, 2, height, width); reshape the grid")
+
+
+def _both_rows(attrs, rows, shapes, outs):
+    return batch_rows(attrs, [agreed(rows)], shapes, outs)
+
+
+@operator(
+    "BilinearSampler",
+    inputs=("data", "grid"),
+    attrs={"cudnn_off": maybe_flag()},
+    rows=_both_rows,
+)
+def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
+    """y[n, c, i, j] = x[n, c] interpolated at (x, y) = grid[n, :, i, j] in [-1, 1], zero outside the image."""
+    _check_sampled("BilinearSampler", data, grid.shape)
+    wide = accumulating(data.dtype)
+    return _sampled(data.astype(wide), grid.astype(wide)).astype(data.dtype)
+
+
+# ------------------------------------------------------------------------------------------ SpatialTransformer
+def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
+    return ins if ins[0] is None else [ins[0], (ins[0][0], 6)]
+
+
+@operator(
+    "SpatialTransformer",
+    inputs=("data", "loc"),
+    attrs={
+        "target_shape": shape((0, 0)),
+        "transform_type": choice("affine"),
+        "sampler_type": choice("bilinear"),
+        "cudnn_off": maybe_flag(),
+    },
+    fill=_transformer_fill,
+    rows=_both_rows,
+)
+def spatial_transformer(ctx: Ctx, attrs: Attrs, data: Array, loc: Array) -> Array:
+    """y = BilinearSampler(x, grid of the affine matrices `loc` (rows, 6)), of size `target_shape`."""
+    wide = accumulating(data.dtype)
+    places = map(_even, _target("SpatialTransformer", attrs))
+    grid = _affine_grid("SpatialTransformer", loc.astype(wide), *places)
+    _check_sampled("SpatialTransformer", data, grid.shape)
+    return _sampled(data.astype(wide), grid).astype(data.dtype)
