@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -284,3 +285,18 @@ def test_missing_parameters_inputs_and_wrong_names_are_named():
 def test_jfit_does_not_import_onnx_before_it_is_asked_to():
     code = "import sys, jfit; assert not [m for m in sys.modules if m.split('.')[0] in ('onnx', 'onnxruntime')]"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_documentation_lists_the_converters():
+    page = (Path(__file__).parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
+    known = [name for name in jfit.export.converters() if name in jfit.ops.REGISTRY]
+    missing = [name for name in known if f"`{name}`" not in page]
+    assert not missing, "docs/export.md: put in what `python -m jfit.export` prints"
+
+
+def test_every_converter_is_tested():
+    seen = {lookup(case["op"]).name for case, _ in CASES}
+    for build, _ in NETS.values():
+        seen |= {n.op.name for n in build().nodes() if n.op}
+    known = {name for name in jfit.export.converters() if name in jfit.ops.REGISTRY}
+    assert known <= seen, sorted(known - seen)
