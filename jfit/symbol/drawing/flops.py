@@ -2,7 +2,8 @@
 
 A multiplication and the addition that follows it are two FLOPs.  Matrix products and convolutions are counted by their
 shapes, loops of known length by their body, everything else that computes floats by the size of what it makes (reductions
-by the size of what they take).  Moving, reordering, comparing and casting are free, and so are integers.
+by the size of what they take).  That is too little for factorizations and eigenvalues, whose work depends on their method.
+Moving, reordering, comparing and casting are free, and so are integers.
 """
 
 from __future__ import annotations
