@@ -22,7 +22,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.formats.atomic import FormatError, atomic_write
-from jfit.formats.sparse import STYPES, SparseArray, sparse_problem
+from jfit.formats.sparse import STYPES, SparseArray, as_kind, from_bcoo, sparse_problem
 
 LIST = 0x112
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -36,21 +36,22 @@ MAX_RANK = 64
 _CPU = struct.pack("<ii", 1, 0)  # device type and index: arrays of a file belong to no device
 _DAMAGED = "the file is damaged or cut off: restore it from another copy, or save it again."
 
-
 Array = np.ndarray | SparseArray | None
 
 
-def load_arrays(path: str | os.PathLike[str]) -> list[Array] | dict[str, Array]:
+def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any] | dict[str, Any]:
     """Reads a file of arrays; every size is checked against the bytes that are there before anything is allocated.
 
     Args:
       path: a .params file or what `nd.save` wrote, of any MXNet version.
+      sparse: what row_sparse and csr arrays become: "keep" (a `SparseArray`, the parts as they are in the file), "bcoo"
+        (`jax.experimental.sparse.BCOO`) or "dense" (in at most 64 MB + 64 times what the file holds of it).
 
     Returns:
       Arrays by name, or a list where the file has no names. None stands for a missing array.
 
     Raises:
-      FormatError: the file is damaged, cut off, or no array file.
+      FormatError: the file is damaged, cut off, or no array file, or a sparse array is too large to become dense.
       FileNotFoundError: there is no such file.
 
     Example:
@@ -62,7 +63,10 @@ def load_arrays(path: str | os.PathLike[str]) -> list[Array] | dict[str, Array]:
     Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
     """
     with open(path, "rb") as file:
-        return _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
+        found = _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
+    if isinstance(found, dict):
+        return {name: as_kind(value, sparse, path, f"array {name[:80]!r}") for name, value in found.items()}
+    return [as_kind(value, sparse, path, f"array {number}") for number, value in enumerate(found)]
 
 
 def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:
@@ -230,6 +234,9 @@ def _read_record(source: _Source) -> Array:
     if not stype:
         return source.array(dtype, shape)
     kinds = [(source.dtype(), source.shape()) for _ in range(stype)]
+    if stype == 1 and storage[:1] == (0,) and len(kinds[0][1]) == 1:
+        # MXNet may write the values' shape before it has waited for them: 0 rows, and then as many as there are indices.
+        storage = (*kinds[0][1], *storage[1:])
     data = source.array(dtype, storage)
     sparse = SparseArray(STYPES[stype], data, tuple(source.array(*kind) for kind in kinds), shape)
     if problem := sparse_problem(sparse):
@@ -242,7 +249,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
 
     Args:
       path: the file.
-      arrays: name -> array, or arrays: numpy, jax.Array, NDArray, SparseArray, or None for a missing one.
+      arrays: name -> array, or arrays: numpy, jax.Array, NDArray, SparseArray, BCOO, or None for a missing one.
       sync: wait until the bytes are on the disk.
 
     Returns:
@@ -258,8 +265,8 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
 
     Source: MXNet 1.9.1, NDArray::Save (facts of the format only).
     """
-    names, values = _prepared(arrays)
-    return atomic_write(path, lambda file: _write_list(file, names, values), sync=sync)
+    prepared = _prepared(arrays)
+    return atomic_write(path, lambda file: _write_list(file, *prepared), sync=sync)
 
 
 def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
@@ -335,6 +342,8 @@ def plain(value: Any, where: str) -> Array:
     """
     if value is None:
         return None
+    if hasattr(value, "n_sparse"):
+        value = from_bcoo(value)
     if isinstance(value, SparseArray):
         data, *aux = (plain(part, where) for part in (value.data, *value.aux))
         made = SparseArray(value.stype, data, tuple(aux), tuple(value.shape))  # type: ignore[arg-type]

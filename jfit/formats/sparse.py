@@ -6,11 +6,13 @@ import math
 import os
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jfit.formats.atomic import FormatError
 
 STYPES = ("default", "row_sparse", "csr")
+KINDS = ("keep", "bcoo", "dense")  # what a reader may make of a sparse array
 
 
 class SparseArray(NamedTuple):
@@ -46,6 +48,48 @@ class SparseArray(NamedTuple):
             dense[np.repeat(np.arange(self.shape[0]), np.diff(self.aux[0])), self.aux[1]] = self.data
         return dense
 
+    def tobcoo(self) -> Any:
+        """The same as a `jax.experimental.sparse.BCOO`: of whole rows (`n_dense`) or of single values; no zeros are made.
+
+        Example:
+          >>> SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2)).tobcoo().shape
+          (3, 2)
+        """
+        from jax.experimental.sparse import BCOO  # where it is asked for: most files hold nothing sparse
+
+        if self.stype == "row_sparse":
+            places = self.aux[0][:, None]
+        else:
+            places = np.stack([np.repeat(np.arange(self.shape[0]), np.diff(self.aux[0])), self.aux[1]], axis=1)
+        return BCOO((jax.numpy.asarray(self.data), jax.numpy.asarray(places.astype(np.int32))), shape=self.shape)
+
+
+def from_bcoo(array: Any) -> SparseArray:
+    """A BCOO of whole rows or of single values of a matrix as the file holds it: in order, values of one place added up.
+
+    Raises:
+      ValueError: MXNet's files have no such sparse array.
+
+    Example:
+      >>> rows = SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2))
+      >>> from_bcoo(rows.tobcoo()).aux[0].tolist()
+      [1]
+    """
+    if array.n_batch or (array.n_sparse, array.n_dense) not in ((1, array.ndim - 1), (2, 0)):
+        raise ValueError(
+            f"a BCOO of shape {array.shape} with n_batch={array.n_batch}, n_sparse={array.n_sparse} is to be written, but "
+            "files hold whole rows (n_sparse=1) or single values of a matrix (n_sparse=2, n_dense=0); make it dense"
+        )
+    data, places = np.asarray(array.data), np.asarray(array.indices).astype(np.int64)
+    inside = (places < np.array(array.shape[: array.n_sparse])).all(axis=1)  # JAX pads with places that are outside
+    places, which = np.unique(places[inside], axis=0, return_inverse=True)
+    values = np.zeros((len(places), *data.shape[1:]), data.dtype)
+    np.add.at(values, which.reshape(-1), data[inside])
+    if array.n_sparse == 1:
+        return SparseArray("row_sparse", values, (places[:, 0],), array.shape)
+    starts = np.searchsorted(places[:, 0], np.arange(array.shape[0] + 1))
+    return SparseArray("csr", values, (starts.astype(np.int64), places[:, 1]), array.shape)
+
 
 def bounded_dense(sparse: Any, path: str | os.PathLike[str], where: str, shape: tuple[int, ...] | None = None) -> Any:
     """The dense array of a file's sparse one; of more than 64 MB + 64 times what the file holds only where it was expected.
@@ -72,6 +116,24 @@ def bounded_dense(sparse: Any, path: str | os.PathLike[str], where: str, shape: 
         remedy = "read it with jfit.formats.load_arrays, which keeps the parts, and make it dense if that is what it should be."
         raise FormatError(path, where, problem, remedy)
     return sparse.todense()
+
+
+def as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) -> Any:
+    """A sparse array of a file as one of `KINDS`; anything else as it is.
+
+    Raises:
+      ValueError: there is no such kind.
+      FormatError: it is too large to become dense.
+
+    Example:
+      >>> as_kind(np.ones(1), "dense", "w.params", "w")
+      array([1.])
+    """
+    if kind not in KINDS:
+        raise ValueError(f"sparse is {kind!r}; needed one of {', '.join(KINDS)}")
+    if kind == "keep" or not isinstance(value, SparseArray):
+        return value
+    return value.tobcoo() if kind == "bcoo" else bounded_dense(value, path, where)
 
 
 def sparse_problem(sparse: SparseArray) -> str | None:

@@ -1,0 +1,202 @@
+"""jfit.load: one line from files to a model that predicts, scores and is fitted on; what does not belong together is named."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jfit
+from jfit import sym
+from jfit.formats import FormatError, save_arrays
+
+CHECKPOINT = Path(__file__).parent / "golden" / "checkpoint"
+V = sym.Variable
+
+
+def network(classes=3, name="fc"):
+    net = sym.BatchNorm(sym.FullyConnected(V("data"), num_hidden=4, name="body"), name="bn")
+    net = sym.FullyConnected(sym.Activation(net, act_type="relu", name="act"), num_hidden=classes, name=name)
+    return sym.SoftmaxOutput(net, name="softmax")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    x = np.random.default_rng(0).normal(size=(16, 5)).astype("float32")
+    y = np.arange(16) % 3
+    return jfit.fit(network(), (x, y), num_epoch=1, batch_size=8, progress=False), x, y
+
+
+def named(run):
+    return {f"arg:{k}": v for k, v in run.params.items()} | {f"aux:{k}": v for k, v in run.aux.items()}
+
+
+@pytest.fixture
+def files(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, x, _ = trained
+    run.symbol.save("net-symbol.json")
+    save_arrays("net-0002.params", {k: np.asarray(v) * 0 for k, v in named(run).items()})
+    save_arrays("net-0010.params", named(run))
+    return run, x
+
+
+def test_one_line_gives_a_model_that_predicts_scores_and_unpacks(files, trained):
+    run, x = files
+    loaded = jfit.load("net")  # the newest epoch
+    model, params, aux = loaded
+    assert loaded.model is model and set(params) == set(run.params) and set(aux) == {"bn_moving_mean", "bn_moving_var"}
+    assert model.inputs == ("data",) and model.labels == ("softmax_label",)
+    np.testing.assert_array_equal(loaded.predict(x), run.predict(x))
+    assert loaded.score((x, trained[2]))["accuracy"] == run.score((x, trained[2]))["accuracy"]
+    np.testing.assert_array_equal(jfit.predict(loaded, x), run.predict(x))
+    assert "parameters, inputs ['data']" in repr(loaded)
+    assert not np.asarray(jfit.load("net", 2).params["fc_weight"]).any()
+
+
+def test_a_second_call_compiles_nothing(files):
+    loaded = jfit.load("net", 10)
+    loaded.predict(files[1])
+    with jfit.counters.counted() as counts:
+        loaded.predict(files[1])
+    assert not counts["compiles"]
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "sgd_nomom"])
+def test_checkpoints_of_mxnet_load_by_prefix(name):
+    loaded = jfit.load(CHECKPOINT / name)
+    want = np.load(CHECKPOINT / f"{name}.npz")
+    for key, value in (loaded.params | loaded.aux).items():
+        np.testing.assert_array_equal(value, want[f"epoch2/{key}"])
+    assert loaded.model.labels == ("softmax_label",)
+
+
+def test_other_names_of_the_files(files, tmp_path):
+    run, x = files
+    want = run.predict(x)
+    shutil.copy("net-0010.params", "other.params")
+    jfit.export.safetensors("one.safetensors", run)
+    shutil.copy("net-symbol.json", "pair.json")
+    shutil.copy("net-0010.params", "pair.params")
+    shutil.copy("one.safetensors", "both.safetensors")
+    shutil.copy("net-symbol.json", "both-symbol.json")
+    for loaded in (
+        jfit.load("net-symbol.json", params="other.params"),
+        jfit.load("pair"),
+        jfit.load("one.safetensors"),
+        jfit.load("one"),
+        jfit.load("both"),
+        jfit.load(tmp_path / "net", 10),
+    ):
+        np.testing.assert_array_equal(loaded.predict(x), want)
+
+
+def test_names_without_arg_and_aux_and_half_precision(files):
+    run, x = files
+    save_arrays("half.params", {k[4:]: np.asarray(v).astype("float16") for k, v in named(run).items()})
+    loaded = jfit.load("net-symbol.json", params="half.params")
+    assert loaded.params["fc_weight"].dtype == np.float16 and set(loaded.aux) == set(run.aux)
+    np.testing.assert_allclose(loaded.predict(x), run.predict(x), atol=2e-3)
+
+
+def test_training_goes_on_from_what_was_loaded(files, trained):
+    run, x = files
+    on = jfit.fit(jfit.load("net"), (x, trained[2]), num_epoch=1, optimizer_params={"learning_rate": 0.0}, progress=False)
+    np.testing.assert_array_equal(on.params["fc_weight"], run.params["fc_weight"])
+    own = jfit.fit(jfit.load("net"), (x, trained[2]), num_epoch=1, params={"fc_bias": np.ones(3)}, progress=False)
+    assert not np.array_equal(own.params["body_weight"], run.params["body_weight"])  # given ones take the place of all
+
+
+def test_a_new_last_layer_on_an_old_body(files):
+    run, x = files
+    loaded = jfit.load("net")
+    top = sym.FullyConnected(loaded.symbol.get_internals()["act_output"], num_hidden=5, name="new")
+    net = sym.SoftmaxOutput(top, name="softmax")
+    with pytest.raises(ValueError, match=r"the network has no variable 'fc_bias', 'fc_weight'.*pass drop=True"):
+        loaded.onto(net)
+    tuned = jfit.fit(
+        loaded.onto(net, drop=True), (x, np.arange(16) % 5), num_epoch=1, frozen=["body_*", "bn_*"], progress=False
+    )
+    assert tuned.params["new_weight"].shape == (5, 4)
+    np.testing.assert_array_equal(tuned.params["body_weight"], run.params["body_weight"])
+    with pytest.raises(ValueError, match="needs a network of a graph"):
+        loaded.onto(jfit.Model.from_function(lambda params, x: x, loss=lambda a, b: a - b, params={"w": np.ones(1)}))
+
+
+def change(run, **changes):
+    arrays = named(run)
+    for key, value in changes.items():
+        key = key.replace("__", ":")
+        if value is None:
+            del arrays[key]
+        else:
+            arrays[key] = value
+    save_arrays("bad.params", arrays)
+
+
+def test_what_does_not_belong_together_is_named(files):
+    run, x = files
+
+    def load(**given):
+        return jfit.load("net-symbol.json", params="bad.params", **given)
+
+    change(run, arg__fc_weight=None, aux__bn_moving_var=None)
+    with pytest.raises(FormatError, match=r"bad\.params: names: the graph needs 'bn_moving_var', 'fc_weight', the file has"):
+        load()
+    assert "fc_weight" not in load(allow_missing=True).params
+    assert jfit.fit(load(allow_missing=True), (x, np.arange(16) % 3), num_epoch=1, progress=False).params["fc_weight"].any()
+    change(run, arg__fd_weight=np.ones(2))
+    with pytest.raises(FormatError, match=r"array 'fd_weight': the graph has no .*'fd_weight' \(did you mean 'fc_weight'"):
+        load()
+    np.testing.assert_array_equal(load(allow_extra=True).predict(x), run.predict(x))
+    save_arrays("bad.params", {"features.0.weight": np.ones(2)})
+    with pytest.raises(FormatError, match="names with numbers are gluon's"):
+        load()
+    save_arrays("bad.params", [np.ones(2)])
+    with pytest.raises(FormatError, match="names: the 1 arrays have no names"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("arg__fc_bias", (4,)), ("arg__fc_weight", (3, 7)), ("aux__bn_moving_mean", (1,)), ("arg__bn_gamma", (1,))],
+)
+def test_a_wrong_shape_is_named_before_anything_is_computed(files, name, shape):
+    run, x = files
+    change(run, **{name: np.ones(shape, "float32")})
+    short = name.partition("__")[2]
+    with pytest.raises(ValueError, match=rf"{short}.*has shape \({shape[0]},"):
+        jfit.load("net-symbol.json", params="bad.params").predict(x)
+
+
+def test_variables_without_values_in_no_parameters_slot_are_inputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = sym.broadcast_mul(sym.FullyConnected(V("x"), num_hidden=2, name="fc"), V("im_info"), name="out")
+    net.save("odd-symbol.json")
+    save_arrays("odd.params", {"arg:fc_weight": np.eye(2, dtype="float32"), "arg:fc_bias": np.zeros(2, "float32")})
+    loaded = jfit.load("odd")
+    assert set(loaded.model.inputs) == {"x", "im_info"}
+    given = {"x": np.float32([[1, 2]]), "im_info": np.float32([[3, 4]])}
+    assert loaded.predict(given).tolist() == [[3, 8]]
+    assert jfit.load("odd", inputs=["x", "im_info"]).predict(given).tolist() == [[3, 8]]
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nope-0000\.params \(of any epoch\), .*nope\.params"):
+        jfit.load(tmp_path / "nope")
+    with pytest.raises(FileNotFoundError, match=r"nope-0003\.params"):
+        jfit.load(tmp_path / "nope", 3)
+    jfit.formats.save_tensors(tmp_path / "bare.safetensors", {"w": np.ones(1)})
+    with pytest.raises(FormatError, match="it holds no graph; pass the graph's file"):
+        jfit.load(tmp_path / "bare.safetensors")
+
+
+def test_attributes_nobody_knows_do_nothing_and_are_named_once(tmp_path):
+    graph = json.loads(network().tojson())
+    for node in graph["nodes"]:
+        if node["op"] == "FullyConnected":
+            node["attrs"]["from_the_future"] = "1"
+    with pytest.warns(UserWarning, match=r"'from_the_future' of FullyConnected \(2 nodes\)"):
+        net = sym.load_json(json.dumps(graph))
+    assert net.attr_dict()["fc"]["from_the_future"] == "1"
