@@ -108,4 +108,39 @@ DECIDED = {
         "a pass of fit whose steps shared dispatches keeps none; one with a callback that sees every batch does",
         "test_facade_epochs.py::test_a_pass_of_few_dispatches_keeps_no_outputs",
     ),
+    "concat_open_part": Decided(
+        "infer_shape_partial of a Concat adds up the parts it knows and takes the rest for 0",
+        "the size along the axis is unknown until every part is known",
+        "test_infer_golden.py::test_every_shape_mxnet_knows_is_known",
+    ),
+    "softmax_all_axes": Decided(
+        "SoftmaxOutput of data (n, a, b), neither multi_output nor preserve_shape, wants a label (n, a) and reads its first n",
+        "all axes but the first are the classes, so the label is (n,)",
+        "test_infer_golden.py::test_every_shape_mxnet_knows_is_known",
+    ),
+    "inference_knows_more": Decided(
+        "infer_shape_partial and infer_type_partial leave open, or refuse, sizes and dtypes that follow from what is known",
+        "they are filled in; what MXNet knows is the same",
+        "test_infer_golden.py::test_every_shape_mxnet_knows_is_known",
+    ),
+    "untaken_gradient": Decided(
+        "cond does not touch the gradient buffers of inputs that only the branch not taken reads: they keep old values",
+        "those gradients are 0",
+        "test_control.py::test_a_file_of_mxnet_gives_its_numbers_and_gradients",
+    ),
+    "loop_padding": Decided(
+        "outputs of while_loop beyond the last step are not defined; a loop that never runs fails",
+        "they are zeros; a loop that never runs gives zeros and its first values",
+        "test_control.py::test_a_loop_that_never_runs_gives_zeros_and_its_first_values",
+    ),
+    "loop_statistics": Decided(
+        "a BatchNorm in a loop has no gradient: training fails, evaluation reads its moving statistics",
+        "it trains on the statistics of each step; the moving ones stay, as they do in MXNet",
+        "test_control.py::test_gradients_that_mxnet_does_not_have_agree_with_differences",
+    ),
+    "custom_states": Decided(
+        "a custom operator may write its auxiliary states in every pass, also in backward",
+        "what forward writes in training is kept, anything else is lost",
+        "test_custom.py::test_numbers_gradients_and_states",
+    ),
 }

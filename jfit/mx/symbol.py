@@ -56,6 +56,12 @@ class Symbol(Graph):
             found = super().infer_type(*args, **kwargs)
         return tuple([np.dtype(t).type for t in part] for part in found)
 
+    def infer_type_partial(self, *args: Any, **kwargs: Any):
+        """As `infer_type`, with None for what stays unknown."""
+        with translated():
+            found = super().infer_type_partial(*args, **kwargs)
+        return tuple([None if t is None else np.dtype(t).type for t in part] for part in found)
+
     def tojson(self, remove_amp_cast: bool = True) -> str:
         """The graph as symbol.json text."""
         return super().tojson(remove_amp_cast)

@@ -1,7 +1,7 @@
 """Functions of two arrays, element by element: equal shapes (`elemwise_*`, `_maximum`, ...) or with broadcasting.
 
-Ties follow MXNet: where lhs = rhs, maximum and minimum give the whole gradient to lhs.  Comparisons give 0 or 1 in the
-dtype of lhs and have zero gradient.
+Ties follow MXNet: where lhs = rhs, maximum and minimum give the whole gradient to lhs; nan on either side is the result.
+Comparisons give 0 or 1 in the dtype of lhs and have zero gradient.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import operator as python
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
@@ -22,27 +24,54 @@ from jfit.ops.rules import argument_names, same_shape, unify
 
 def maximum(lhs: Array, rhs: Array) -> Array:
     """The larger one; a tie gives its gradient to lhs."""
-    return jnp.where(lhs >= rhs, lhs, rhs)
+    return jnp.where((lhs >= rhs) | (lhs != lhs), lhs, rhs)
 
 
 def minimum(lhs: Array, rhs: Array) -> Array:
     """The smaller one; a tie gives its gradient to lhs."""
-    return jnp.where(lhs <= rhs, lhs, rhs)
+    return jnp.where((lhs <= rhs) | (lhs != lhs), lhs, rhs)
 
 
+@jax.custom_jvp
 def mod(lhs: Array, rhs: Array) -> Array:
-    """lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0."""
+    """lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0; the gradients are 1 and -⌊lhs / rhs⌋, also there, as MXNet has them."""
     none = rhs == 0
     return jnp.where(none, jnp.zeros_like(lhs), jnp.mod(lhs, jnp.where(none, jnp.ones_like(rhs), rhs)))
 
 
+def _mod_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
+    out = mod(lhs, rhs)
+    change = jnp.zeros(out.shape, jax.dtypes.float0 if not jnp.issubdtype(out.dtype, jnp.floating) else out.dtype)
+    if not isinstance(d_lhs, SymbolicZero):
+        change = change + d_lhs
+    if not isinstance(d_rhs, SymbolicZero):  # a fixed divisor of 0 must not make 0 times infinity of it
+        change = change - jnp.floor(lhs / rhs) * d_rhs
+    return out, change
+
+
+mod.defjvp(_mod_jvp, symbolic_zeros=True)
+
+
+def power(base: Array, exponent: Array) -> Array:
+    """base to the power exponent; integers to negative powers are cut to integers, so they are 0 beside those of 1 and -1."""
+    if jnp.issubdtype(base.dtype, jnp.floating) or jnp.issubdtype(exponent.dtype, jnp.unsignedinteger):
+        return jnp.power(base, exponent)
+    whole = jnp.power(base, jnp.maximum(exponent, 0))
+    odd = jnp.where(exponent % 2 == 0, jnp.ones_like(base), base)
+    return jnp.where(exponent >= 0, whole, jnp.where(abs(base) == 1, odd, jnp.zeros_like(base)))
+
+
 def hypot(lhs: Array, rhs: Array) -> Array:
     """√(lhs² + rhs²) without overflow; the gradient at (0, 0) is 0."""
+    if not jnp.issubdtype(lhs.dtype, jnp.floating):
+        return hypot(lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(lhs.dtype)
     big = jnp.maximum(jnp.abs(lhs), jnp.abs(rhs))
-    zero = big == 0
-    scale = jnp.where(zero, jnp.ones_like(big), big)
-    a, b = jnp.where(zero, jnp.ones_like(lhs), lhs / scale), rhs / scale
-    return jnp.where(zero, jnp.zeros_like(big), scale * jnp.sqrt(a * a + b * b))
+    fixed = (big == 0) | jnp.isinf(lhs) | jnp.isinf(rhs)
+    scale = jnp.where(fixed, jnp.ones_like(big), big)
+    a, b = jnp.where(fixed, jnp.ones_like(lhs), lhs / scale), jnp.where(fixed, jnp.ones_like(rhs), rhs / scale)
+    there = jnp.where(big == 0, jnp.zeros_like(big), jnp.full_like(big, jnp.inf))
+    return jnp.where(fixed, there, scale * jnp.sqrt(a * a + b * b))
 
 
 def truth(test: Callable[..., Array]) -> Callable[..., Array]:
@@ -99,7 +128,7 @@ TABLE: list[tuple[str, str, str, str, Callable[[Array, Array], Array], str]] = [
     ("_mod", "_Mod", "broadcast_mod", "", mod, "y = lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0."),
     ("_maximum", "_Maximum", "broadcast_maximum", "", maximum, "y = max(lhs, rhs); a tie gives its gradient to lhs."),
     ("_minimum", "_Minimum", "broadcast_minimum", "", minimum, "y = min(lhs, rhs); a tie gives its gradient to lhs."),
-    ("_power", "_Power", "broadcast_power", "", jnp.power, "y = lhs to the power rhs."),
+    ("_power", "_Power", "broadcast_power", "", power, "y = lhs to the power rhs."),
     ("_hypot", "_Hypot", "broadcast_hypot", "", hypot, "y = √(lhs² + rhs²)."),
     ("_equal", "_Equal", "broadcast_equal", "", truth(python.eq), "y = 1 where lhs = rhs, else 0."),
     ("_not_equal", "_Not_Equal", "broadcast_not_equal", "", truth(python.ne), "y = 1 where lhs ≠ rhs, else 0."),
@@ -141,6 +170,16 @@ def check_broadcast(attrs, ins, outs):
     return ins
 
 
+def broadcast_shapes(attrs, ins, outs):
+    """The output as far as both shapes tell it: an open size beside 1 stays open, beside any other size it is that size."""
+    lhs, rhs = check_broadcast(attrs, ins, outs)
+    if lhs is None or rhs is None:
+        return [lhs, rhs], [None]
+    rank = max(len(lhs), len(rhs))
+    pairs = zip(*((1,) * (rank - len(s)) + tuple(s) for s in (lhs, rhs)), strict=True)
+    return [lhs, rhs], [tuple(a if b == 1 or a == b else b if a == 1 else max(a, b) for a, b in pairs)]
+
+
 def _add_broadcast(name: str, aliases: str, function: Callable[[Array, Array], Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, lhs: Array, rhs: Array) -> Array:
         rank = max(lhs.ndim, rhs.ndim)
@@ -148,7 +187,7 @@ def _add_broadcast(name: str, aliases: str, function: Callable[[Array, Array], A
         return function(lhs, rhs)
 
     fn.__doc__ = formula[:-1] + ", shapes broadcast."
-    operator(name, inputs=("lhs", "rhs"), aliases=tuple(aliases.split()), fill=check_broadcast)(fn)
+    operator(name, inputs=("lhs", "rhs"), aliases=tuple(aliases.split()), shapes=broadcast_shapes)(fn)
 
 
 for equal, equal_aliases, broadcast, broadcast_aliases, how, words in TABLE:

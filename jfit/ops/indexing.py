@@ -129,7 +129,9 @@ def _length_shapes(attrs, ins, outs):
         return [data, *ins[1:]]
     if len(data) < 2:
         raise ValueError(f"data has shape {data}, sequences need a time and a batch axis first; add the missing axis")
-    return [data, unify([(data[1 - attrs.axis],), ins[1]], "each sequence of the batch has one length")]
+    lengths = unify([(data[1 - attrs.axis],), ins[1]], "each sequence of the batch has one length")
+    assert lengths is not None
+    return [tuple(lengths[0] if a == 1 - attrs.axis else d for a, d in enumerate(data)), lengths]
 
 
 def _sequence_axis(attrs) -> int:

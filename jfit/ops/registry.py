@@ -62,6 +62,7 @@ class Op:
         visible: how many of the outputs a Symbol shows, or a function of the attributes; None means all.
         variadic: the attribute that counts the inputs (`num_args`), for operators with any number of inputs.
         fill: the parameter-shape rule, see `ShapeRule`; None leaves the shapes as they are.
+        made: (attributes, complete input shapes) -> output shapes, or None; it spares inference a trace where it knows.
         shapes: the rule of input and output shapes together, see `BothRule`; it takes the place of `fill` and of tracing.
         types: the dtype rule, see `TypeRule`; None: every input and output has the dtype of the first known input.
         rows: where the batch axis goes, see `jfit.ops.rows`.
@@ -87,6 +88,7 @@ class Op:
     aliases: tuple[str, ...] = ()
     variadic: str | None = None
     fill: ShapeRule | None = None
+    made: Callable[[Attrs, Sequence[Shape]], list[Shape] | None] | None = None
     shapes: BothRule | None = None
     types: TypeRule | None = None
     rows: RowsRule = elementwise_rows

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_shape, number, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows, reshape_rows
-from jfit.ops.rules import inserted, kept_where_whole, positive
+from jfit.ops.rules import inserted, kept_where_whole, positive, unify
 
 Shape = tuple[int, ...]
 
@@ -109,10 +109,20 @@ def _legacy_target(source: Shape, target: Shape, keep_highest: bool) -> Shape:
     return reshape_target(source, [-1 if t == 0 else t for t in wanted])
 
 
+def _reshape_back(attrs, ins, outs):
+    """One open size of the data follows from the number of entries of the output."""
+    data, out = ins[0], outs[0]
+    if data is None or out is None or data.count(0) != 1 or 0 in out:
+        return ins
+    known = math.prod(d for d in data if d)
+    return [tuple(d or math.prod(out) // known for d in data)] if math.prod(out) % known == 0 else ins
+
+
 @operator(
     "Reshape",
     attrs={"shape": shape(()), "reverse": flag(False), "target_shape": shape(()), "keep_highest": flag(False)},
     aliases=("reshape",),
+    fill=_reshape_back,
     rows=_reshaped_rows,
 )
 def reshape(ctx, attrs, data):
@@ -124,7 +134,12 @@ def reshape(ctx, attrs, data):
     return data.reshape(_legacy_target(data.shape, attrs.target_shape, attrs.keep_highest))
 
 
-@operator("Flatten", aliases=("flatten", "_npx_batch_flatten"), rows=_reshaped_rows)
+def _flatten_back(attrs, ins, outs):
+    data, out = ins[0], outs[0]
+    return ins if not data or out is None else [(data[0] or out[0], *data[1:])]
+
+
+@operator("Flatten", aliases=("flatten", "_npx_batch_flatten"), fill=_flatten_back, rows=_reshaped_rows)
 def flatten(ctx, attrs, data):
     """y = x of shape (n, everything else)."""
     return data.reshape((data.shape[0], math.prod(data.shape[1:])))
@@ -161,9 +176,18 @@ def _moved(rows, order):
     return rows._replace(axis=order.index(rows.axis)) if isinstance(rows, Rows) else rows
 
 
+def _transpose_back(attrs, ins, outs):
+    out = outs[0]
+    if out is None or (attrs.axes and len(attrs.axes) != len(out)):
+        return ins
+    order = _order(attrs, len(out))
+    return [unify([ins[0], tuple(out[order.index(a)] for a in range(len(out)))], "a transpose keeps the sizes")]
+
+
 @operator(
     "transpose",
     attrs={"axes": shape(())},
+    fill=_transpose_back,
     rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], _order(attrs, len(shapes[0])))],
 )
 def transpose(ctx, attrs, data):
@@ -189,9 +213,18 @@ def swap_axis(ctx, attrs, data):
     return jnp.transpose(data, _swapped(attrs, data.ndim))
 
 
+def _expand_back(attrs, ins, outs):
+    out = outs[0]
+    if not out:
+        return ins
+    axis = positive(attrs.axis, len(out))
+    return [unify([ins[0], out[:axis] + out[axis + 1 :]], "expand_dims keeps the sizes") if len(out) > 1 else ins[0]]
+
+
 @operator(
     "expand_dims",
     attrs={"axis": integer()},
+    fill=_expand_back,
     rows=lambda attrs, rows, shapes, outs: [inserted(rows[0], positive(attrs.axis, len(shapes[0]) + 1))],
 )
 def expand_dims(ctx, attrs, data):

@@ -89,9 +89,21 @@ def _part_rows(attrs, rows, shapes, outs):
     return [removed(r, (axis,), not attrs.squeeze_axis) if len(outs) > 1 or attrs.squeeze_axis else r] * len(outs)
 
 
+def _parts_back(attrs, ins, outs):
+    """The data from any known part: they are all alike."""
+    part = next((o for o in outs if o is not None), None)
+    if part is None:
+        return ins
+    count = attrs.num_outputs
+    axis = positive(attrs.axis, len(part) + attrs.squeeze_axis)
+    size = (count, *part[axis:]) if attrs.squeeze_axis else (count * part[axis], *part[axis + 1 :])
+    return [unify([ins[0], (*part[:axis], *size)], "its parts have these sizes")]
+
+
 @operator(
     "SliceChannel",
     outputs=_parts,
+    fill=_parts_back,
     attrs={"num_outputs": integer(), "axis": integer(1), "squeeze_axis": flag(False)},
     aliases=("split",),
     rows=_part_rows,

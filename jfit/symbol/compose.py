@@ -182,7 +182,7 @@ def _inputs(op: Op, probe: Node, symbols: list[Symbol], named: dict[str, Symbol]
                     f"{found[key].list_outputs()}; index the one you mean"
                 )
             entries.append(found[key].heads[0])
-        elif op.variadic:
+        elif op.variadic and key.startswith("arg"):
             raise GraphError(f"{probe.name}: {op.name} needs {len(names)} inputs, {len(found)} were given")
         else:
             own = dict(attrs)

@@ -357,6 +357,12 @@ class Symbol(Arithmetic, Views):
 
         return infer_type(self, *args, **kwargs)
 
+    def infer_type_partial(self, *args: Any, **kwargs: Any):
+        """As `infer_type`, with None for what stays unknown."""
+        from jfit.symbol.infer import infer_type
+
+        return infer_type(self, *args, partial=True, **kwargs)
+
     def tojson(self, remove_amp_cast: bool = True) -> str:
         """The graph as MXNet 1.9 symbol.json text."""
         from jfit.symbol.serial import to_json

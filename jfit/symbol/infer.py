@@ -16,12 +16,14 @@ import numpy as np
 
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.attributes import DTYPES, dtype, shape
+from jfit.ops.rules import same_shape
 from jfit.symbol.graph import GraphError, Node, Symbol, aux_nodes
 
 Shape = tuple[int, ...]
 Known = dict[tuple[int, int], Any]  # (id(node), output) -> shape or dtype
 STAND_INS = (6, 1008)  # for unknown sizes, with many divisors; traced shapes that differ depend on them
 MAX_SWEEPS = 4
+FLOAT = np.dtype(np.float32)  # where nothing says otherwise
 
 
 def infer_shape(symbol: Symbol, *args: Sequence[int] | None, partial: bool = False, **kwargs: Sequence[int]):
@@ -57,8 +59,8 @@ def infer_shape(symbol: Symbol, *args: Sequence[int] | None, partial: bool = Fal
     return (None, None, None) if unknown and not partial else _lists(symbol, shapes, ())
 
 
-def infer_type(symbol: Symbol, *args: Any, **kwargs: Any):
-    """Dtypes of all arguments, outputs and auxiliary states; float32 where nothing says otherwise.
+def infer_type(symbol: Symbol, *args: Any, partial: bool = False, **kwargs: Any):
+    """Dtypes of all arguments, outputs and auxiliary states; float32 (`partial`: None) where nothing says otherwise.
 
     Example:
         >>> import jfit
@@ -71,8 +73,8 @@ def infer_type(symbol: Symbol, *args: Any, **kwargs: Any):
         raise GraphError(f"{len(args)} dtypes given for {len(arguments)} arguments: {arguments}")
     given = {n: t for n, t in zip(arguments, args, strict=False) if t is not None} if args else kwargs
     _check_names("dtype", given, symbol.list_inputs())
-    dtypes = _infer_dtypes(symbol, {k: _dtype(k, v) for k, v in given.items()})
-    return _lists(symbol, dtypes, np.dtype(np.float32))
+    dtypes = _infer_dtypes(symbol, {k: _dtype(k, v) for k, v in given.items()}, partial)
+    return _lists(symbol, dtypes, None if partial else FLOAT)
 
 
 def _dtype(name: str, given: Any) -> np.dtype:
@@ -223,7 +225,7 @@ def _outputs(node: Node, known: Known, types: Known, guessed: set[tuple[int, int
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
     if any(s is None for s in ins) or node.params.get("shape", ()) is None:
         return  # a made array without a shape gets the one that its users need
-    dtypes = tuple(np.dtype(types.get((id(e.node), e.index)) or np.float32).name for e in node.inputs)
+    dtypes = tuple(types.get((id(e.node), e.index)) or FLOAT for e in node.inputs)
     unknown = any(0 in s for s in ins if s is not None)
     traced = []
     for size in STAND_INS if unknown else (0,):
@@ -248,9 +250,14 @@ def _outputs(node: Node, known: Known, types: Known, guessed: set[tuple[int, int
 
 
 @functools.lru_cache(maxsize=8192)
-def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> list[Shape]:
+def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: tuple[np.dtype, ...]) -> list[Shape]:
     """Output shapes of one operator on inputs of these shapes (inputs, then auxiliary states)."""
-    specs = [jax.ShapeDtypeStruct(s, _canonical(t)) for s, t in zip(shapes, dtypes, strict=True)]
+    known = record.made(params, shapes) if record.made else None
+    if record.fill is same_shape and len(set(shapes)) == 1:
+        known = [shapes[0]] * len(record.output_names(params))
+    if known is not None:
+        return known
+    specs = [jax.ShapeDtypeStruct(s, jax.dtypes.canonicalize_dtype(t)) for s, t in zip(shapes, dtypes, strict=True)]
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def call(key, *arrays):
@@ -259,11 +266,6 @@ def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: t
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
     return [tuple(o.shape) for o in jax.eval_shape(call, key, *specs)]
-
-
-def _canonical(name: str) -> Any:
-    """64-bit dtypes as JAX holds them while 64-bit mode is off."""
-    return jax.dtypes.canonicalize_dtype(DTYPES[name])
 
 
 def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any], partial: bool = False) -> Known:
@@ -276,7 +278,7 @@ def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any], partial: bool = Fals
                 known[id(node), 0] = np.dtype(found)
     operators = [n for n in order if n.op is not None]
     # forward, backward, then forward again with float32 where nothing is known
-    for nodes, default in ((operators, None), (operators[::-1], None), (operators, None if partial else np.dtype(np.float32))):
+    for nodes, default in ((operators, None), (operators[::-1], None), (operators, None if partial else FLOAT)):
         for node in nodes:
             assert node.op is not None
             ins = [known.get((id(e.node), e.index)) for e in node.inputs]

@@ -391,7 +391,7 @@ def _reshaped(shape: tuple[int, ...], sizes: tuple[int, ...], reverse: bool) -> 
     op, target = lookup("Reshape"), sizes
     if any(s <= 0 for s in sizes):
         try:
-            target = trace_shapes(op, op.parse({"shape": sizes, "reverse": reverse}), (shape,), ("float32",))[0]
+            target = trace_shapes(op, op.parse({"shape": sizes, "reverse": reverse}), (shape,), (np.dtype("float32"),))[0]
         except (ValueError, TypeError) as error:
             raise ReshapeError(f"reshape: {str(error).splitlines()[0]}") from error
     if math.prod(target) != math.prod(shape):
