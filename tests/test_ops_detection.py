@@ -1,11 +1,160 @@
 """Boxes, single-shot detection and region proposals against MXNet 1.9.1's recorded results."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from detection_support import compiled  # noqa: F401  a fixture
+from detection_support import call, compiled  # noqa: F401  a fixture
 from golden_ops import case_id, load_cases, run_case
+
+from jfit.ops import LOST, Rows, lookup
 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("case", "arrays"), load_cases("detection"), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
+
+
+# ------------------------------------------------------------------------------------------ images, rows, precision
+DRAW = np.random.default_rng(0)
+
+
+def boxes(*shape):
+    start = DRAW.uniform(0, 0.6, (*shape, 2))
+    return np.concatenate([start, start + DRAW.uniform(0.1, 0.4, (*shape, 2))], -1).astype("float32")
+
+
+def scores(*shape):
+    return DRAW.permutation(np.linspace(0.05, 0.95, int(np.prod(shape)))).reshape(shape).astype("float32")
+
+
+LABEL = np.concatenate([DRAW.integers(0, 2, (2, 3, 1)), boxes(2, 3)], -1).astype("float32")
+REGIONS = {"scales": (2.0,), "ratios": (1.0, 2.0), "rpn_post_nms_top_n": 3, "rpn_min_size": 2, "feature_stride": 4}
+PICTURES = [  # operator, attributes, inputs of two pictures; what is shared by them comes as (1, ...)
+    (
+        "_contrib_MultiBoxTarget",
+        {"negative_mining_ratio": 2.0, "overlap_threshold": 0.3},
+        (boxes(1, 12), LABEL, DRAW.normal(size=(2, 3, 12)).astype("float32")),
+    ),
+    (
+        "_contrib_MultiBoxDetection",
+        {"nms_threshold": 0.3},
+        (scores(2, 3, 12), DRAW.normal(size=(2, 48)).astype("float32"), boxes(1, 12)),
+    ),
+    ("_contrib_box_nms", {"overlap_thresh": 0.3}, (np.concatenate([scores(2, 9, 2), boxes(2, 9)], -1),)),
+    ("_contrib_bipartite_matching", {"threshold": 0.1}, (scores(2, 3, 4),)),
+    (
+        "_contrib_box_encode",
+        {},
+        (scores(2, 4), np.zeros((2, 4), "float32"), boxes(2, 4), boxes(2, 2), np.zeros(4, "float32"), np.ones(4, "float32")),
+    ),
+    ("_contrib_box_decode", {"format": "corner"}, (DRAW.normal(size=(2, 4, 4)).astype("float32"), boxes(1, 4))),
+    (
+        "_contrib_MultiProposal",
+        REGIONS,
+        (scores(2, 4, 4, 4), DRAW.normal(size=(2, 8, 4, 4)).astype("float32"), np.array([[16, 16, 1]] * 2, "float32")),
+    ),
+]
+IDS = [p[0] for p in PICTURES]
+
+
+def tuple_of(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize(("name", "attrs", "inputs"), PICTURES, ids=IDS)
+def test_what_is_found_in_a_picture_does_not_depend_on_the_other(name, attrs, inputs):
+    same = 2 if name == "_contrib_MultiProposal" else -1  # the sizes of the pictures
+    mixed = [np.stack([v[0], v[0] * 0.5]) if len(v) == 2 and k != same else v for k, v in enumerate(inputs)]
+    for one, two in zip(tuple_of(call(name, attrs, *inputs)), tuple_of(call(name, attrs, *mixed)), strict=True):
+        half = one.shape[0] // 2
+        np.testing.assert_array_equal(one[:half], two[:half])
+
+
+@pytest.mark.parametrize(("name", "attrs", "inputs"), PICTURES, ids=IDS)
+def test_rows_stay_with_their_picture(name, attrs, inputs):
+    op, batch = lookup(name), Rows(0, 1, 2, 1)
+    parsed, shapes = op.parse(attrs), [v.shape for v in inputs]
+    outs = [o.shape for o in tuple_of(jax.eval_shape(lambda *v: call(name, attrs, *v), *inputs))]
+    rows = tuple(batch if s[0] == 2 and len(s) > 1 else None for s in shapes)
+    found = op.rows(parsed, rows, shapes, outs)
+    assert found == [Rows(0, 1, 2, o[0] // 2) for o in outs]
+    assert op.rows(parsed, (None,) * len(shapes), shapes, outs) == [None] * len(outs)
+    assert set(op.rows(parsed, (LOST, *rows[1:]), shapes, outs)) == {LOST}
+
+
+def test_rows_on_the_axis_of_boxes_are_lost():
+    nms, iou = lookup("_contrib_box_nms"), lookup("_contrib_box_iou")
+    assert nms.rows(nms.parse({}), (Rows(0, 1, 9, 1),), [(9, 6)], [(9, 6)]) == [LOST]
+    one, two = Rows(0, 1, 3, 1), Rows(0, 1, 5, 1)
+    shapes, outs = [(3, 4), (5, 2, 4)], [(3, 5, 2)]
+    assert iou.rows(None, (one, None), shapes, outs) == [one]
+    assert iou.rows(None, (None, two), shapes, outs) == [Rows(1, 1, 5, 1)]
+    assert iou.rows(None, (one, two), shapes, outs) == [LOST]
+    assert iou.rows(None, (Rows(1, 1, 4, 1), None), shapes, outs) == [LOST]
+    prior = lookup("_contrib_MultiBoxPrior")
+    assert prior.rows(prior.parse({}), (Rows(0, 1, 2, 1),), [(2, 3, 4, 4)], [(1, 16, 4)]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs", "inputs"), [*PICTURES, ("_contrib_box_iou", {}, (boxes(2), boxes(3)))], ids=[*IDS, "_contrib_box_iou"]
+)
+def test_half_precision_is_kept(name, attrs, inputs):
+    halves = [jnp.asarray(v, "float16") for v in inputs]
+    wide = [v.astype(jnp.float32) for v in halves]
+    for got, want in zip(tuple_of(call(name, attrs, *halves)), tuple_of(call(name, attrs, *wide)), strict=True):
+        assert got.dtype == jnp.float16
+        np.testing.assert_allclose(np.asarray(got, "float32"), want, rtol=2e-3, atol=2e-3)
+    assert {o.dtype for o in tuple_of(call(name, attrs, *(v.astype("bfloat16") for v in wide)))} == {jnp.dtype("bfloat16")}
+
+
+def test_a_box_that_was_suppressed_gets_no_gradient():
+    data = np.array([[0, 0.9, 0, 0, 1, 1], [0, 0.8, 0, 0, 1, 0.9], [0, 0.7, 2, 2, 3, 3]], "float32")
+    grad = jax.grad(lambda d: jnp.sum(call("_contrib_box_nms", {"out_format": "center"}, d)))(data)
+    np.testing.assert_array_equal(grad, [[1] * 6, [0] * 6, [1] * 6])
+
+
+def test_too_few_hard_negatives_are_all_taken():
+    """MXNet stops here; compiled code takes what there is."""
+    anchors = np.array([[[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.45], [0.6, 0.6, 1, 1]]], "float32")
+    label = np.array([[[1, 0, 0, 0.5, 0.5]]], "float32")
+    attrs = {"negative_mining_ratio": 2.0, "overlap_threshold": 0.95, "negative_mining_thresh": 0.5}
+    kinds = call("_contrib_MultiBoxTarget", attrs, anchors, label, np.zeros((1, 2, 3), "float32"))[2]
+    assert kinds.tolist() == [[2, -1, 0]]
+
+
+REFUSED = [
+    ("_contrib_MultiBoxPrior", {}, [(2, 3)], "needed .batch, channels, height, width."),
+    ("_contrib_MultiBoxPrior", {"sizes": ()}, [(1, 1, 2, 2)], "at least one size"),
+    ("_contrib_MultiBoxPrior", {"steps": (0.1,)}, [(1, 1, 2, 2)], "two numbers"),
+    ("_contrib_MultiBoxTarget", {}, [(2, 3, 4), (2, 1, 5), (2, 3, 3)], "shared by the batch"),
+    ("_contrib_MultiBoxTarget", {}, [(1, 3, 4), (2, 1, 4), (2, 3, 3)], "class and four corners"),
+    ("_contrib_MultiBoxTarget", {}, [(1, 3, 4), (2, 1, 5), (2, 3, 4)], "one column per anchor"),
+    ("_contrib_MultiBoxTarget", {"variances": (1, 2)}, [(1, 3, 4), (2, 1, 5), (2, 3, 3)], "variances is .*needed four"),
+    ("_contrib_MultiBoxDetection", {}, [(2, 3, 4), (2, 16), (1, 5, 4)], "needed a cls_prob"),
+    ("_contrib_MultiBoxDetection", {}, [(2, 3, 4), (2, 15), (1, 4, 4)], "four offsets per anchor"),
+    ("_contrib_box_iou", {}, [(2, 3), (2, 4)], "lhs has shape"),
+    ("_contrib_box_iou", {}, [(2, 4), (4,)], "rhs has shape"),
+    ("_contrib_box_decode", {}, [(2, 4), (1, 2, 4)], "data has shape"),
+    ("_contrib_box_nms", {"id_index": 0}, [(2, 5)], "a score, four coordinates and a class"),
+    ("_contrib_box_nms", {"score_index": 3}, [(2, 6)], "different entries of the 6"),
+    ("_contrib_bipartite_matching", {"threshold": 1}, [(3,)], "rows, columns"),
+    ("_contrib_Proposal", REGIONS, [(2, 4, 4, 4), (2, 8, 4, 4), (2, 3)], "needed one image .*use MultiProposal"),
+    ("_contrib_MultiProposal", REGIONS, [(2, 6, 4, 4), (2, 8, 4, 4), (2, 3)], "2 ratios x 1 scales; change scales"),
+]
+
+
+@pytest.mark.parametrize(("name", "attrs", "shapes", "sentence"), REFUSED)
+def test_wrong_inputs_are_refused_with_a_sentence(name, attrs, shapes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(name, attrs, *(np.ones(s, "float32") for s in shapes))
+
+
+def test_inputs_of_proposals_follow_from_scores():
+    op = lookup("_contrib_Proposal")
+    assert op.fill is not None and op.fill(op.parse(REGIONS), [(1, 4, 5, 6), None, None], [None]) == [
+        (1, 4, 5, 6),
+        (1, 8, 5, 6),
+        (1, 3),
+    ]

@@ -135,7 +135,7 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
     every anchor of an image without objects, gets ignore_label.
     """
     _check_target(anchor, label, cls_pred)
-    wide = accumulating(anchor.dtype)
+    dtype, wide = anchor.dtype, accumulating(anchor.dtype)
     anchor, label, cls_pred = (lax.stop_gradient(x).astype(wide) for x in (anchor, label, cls_pred))
     batch, count = label.shape[0], anchor.shape[1]
     real = jnp.cumprod(label[:, :, 0] != -1, axis=1) > 0  # (batch, objects): the first class -1 ends the list
@@ -157,7 +157,7 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
     offsets = _offsets(prior, corners(goal[:, :, 1:]), _four("MultiBoxTarget", attrs))
     location = jnp.where(mask, offsets, 0).reshape(batch, -1)
     classes = jnp.where(positive, goal[:, :, 0] + 1, jnp.where(negative, 0.0, attrs.ignore_label))
-    return tuple(x.astype(anchor.dtype) for x in (location, mask.reshape(batch, -1), classes))  # type: ignore[return-value]
+    return location.astype(dtype), mask.reshape(batch, -1).astype(dtype), classes.astype(dtype)
 
 
 # ------------------------------------------------------------------------------------------ MultiBoxDetection
