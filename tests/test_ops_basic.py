@@ -18,7 +18,7 @@ from jfit.ops.rows import LOST, Rows, reshape_rows
 from jfit.ops.shape import reshape_target
 
 load_all()
-GOLDEN = load_cases("elementwise", "reduce", "shape", "indexing", "sequence", "linalg", "dtype")
+GOLDEN = load_cases("elementwise", "reduce", "shape", "indexing", "sequence", "linalg", "dtype", "edges")
 
 
 @pytest.mark.parametrize(("case", "arrays"), GOLDEN, ids=case_id)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integer, maybe_shape
@@ -26,7 +25,7 @@ def reduced_axes(attrs: Any, ndim: int) -> tuple[int, ...]:
         ValueError: an axis does not exist.
     """
     if not attrs.axis:
-        return tuple(range(ndim)) if not attrs.get("exclude") or attrs.axis is None else ()
+        return tuple(range(ndim))  # MXNet: no axes are all axes, also with exclude
     axes = {positive(a, ndim) for a in attrs.axis}
     return tuple(a for a in range(ndim) if (a in axes) != bool(attrs.get("exclude")))
 
@@ -128,26 +127,22 @@ def _arg_rows(attrs, rows, shapes, outs):
     return [removed(rows[0], axes, attrs.keepdims)]
 
 
-def _arg_types(attrs, ins):
-    return ins, [np.dtype(np.float32)]
-
-
 def _add_arg(name: str, function: Callable[..., Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
         axis = None if attrs.axis is None else positive(attrs.axis, data.ndim)
-        found = function(data, axis, keepdims=attrs.keepdims).astype(jnp.float32)
+        found = function(data, axis, keepdims=attrs.keepdims).astype(data.dtype)
         return found.reshape((1,)) if found.ndim == 0 else found
 
     fn.__doc__ = formula
     attrs = {"axis": maybe_integer(None), "keepdims": flag(False)}
-    operator(name, attrs=attrs, types=_arg_types, rows=_arg_rows)(fn)
+    operator(name, attrs=attrs, rows=_arg_rows)(fn)
 
 
-_add_arg("argmax", jnp.argmax, "y = position of the first maximum along the axis, as float32; zero gradient.")
-_add_arg("argmin", jnp.argmin, "y = position of the first minimum along the axis, as float32; zero gradient.")
+_add_arg("argmax", jnp.argmax, "y = position of the first maximum along the axis, in the dtype of x; zero gradient.")
+_add_arg("argmin", jnp.argmin, "y = position of the first minimum along the axis, in the dtype of x; zero gradient.")
 
 
-@operator("argmax_channel", types=_arg_types, rows=lambda attrs, rows, shapes, outs: [removed(rows[0], (1,))])
+@operator("argmax_channel", rows=lambda attrs, rows, shapes, outs: [removed(rows[0], (1,))])
 def argmax_channel(ctx, attrs, data):
-    """y = position of the first maximum along axis 1, as float32; zero gradient."""
-    return jnp.argmax(data, 1).astype(jnp.float32)
+    """y = position of the first maximum along axis 1, in the dtype of x; zero gradient."""
+    return jnp.argmax(data, 1).astype(data.dtype)

@@ -23,8 +23,8 @@ TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
     ("_mul_scalar", "_MulScalar", python.mul, "y = s x."),
     ("_div_scalar", "_DivScalar", python.truediv, "y = x / s."),
     ("_rdiv_scalar", "_RDivScalar", lambda x, s: s / x, "y = s / x."),
-    ("_power_scalar", "_PowerScalar", jnp.power, "y = x to the power s."),
-    ("_rpower_scalar", "_RPowerScalar", lambda x, s: jnp.power(s, x), "y = s to the power x."),
+    ("_power_scalar", "_PowerScalar", binary.power, "y = x to the power s."),
+    ("_rpower_scalar", "_RPowerScalar", lambda x, s: binary.power(jnp.broadcast_to(s, x.shape), x), "y = s to the power x."),
     ("_maximum_scalar", "_MaximumScalar", binary.maximum, "y = max(x, s); the gradient passes where x = s."),
     ("_minimum_scalar", "_MinimumScalar", binary.minimum, "y = min(x, s); the gradient passes where x = s."),
     ("_mod_scalar", "_ModScalar", binary.mod, "y = x - s ⌊x / s⌋, 0 where s = 0."),
@@ -45,25 +45,28 @@ TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
         "y = 1 where exactly one of x and s is nonzero, else 0.",
     ),
 ]
-ARITHMETIC = {row[0] for row in TABLE[:13]} | {"_scatter_plus_scalar", "_scatter_minus_scalar"}
 
 
-def _floats(name: str, attrs: Any, dtype: Any) -> bool:
-    """True where integers and a number that is no integer make floats."""
-    return name in ARITHMETIC and not attrs.is_int and np.dtype(dtype).kind in "iub"
+def _floats(attrs: Any, dtype: Any) -> bool:
+    """True where integers and a number that is no integer make floats: arithmetic and comparisons alike."""
+    return not attrs.is_int and np.dtype(dtype).kind in "iub"
+
+
+def _number(value: float, dtype: Any) -> np.ndarray:
+    """The number in the dtype of the data: integers lose the fraction and wrap round, as in C."""
+    if np.dtype(dtype).kind not in "iu":
+        return np.asarray(value, dtype)
+    return np.asarray(int(np.clip(np.nan_to_num(value), -(2.0**63), 2.0**63 - 1024)), np.int64).astype(dtype)
 
 
 def _add(name: str, alias: str, function: Callable[[Array, Array], Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
-        if _floats(name, attrs, data.dtype):
+        if _floats(attrs, data.dtype):
             data = data.astype(dtype_of("float64"))
-        # a comparison with 0.5 must not see it cut to 0 by integer data
-        keep = name in ARITHMETIC or jnp.issubdtype(data.dtype, jnp.floating)
-        scalar = jnp.asarray(attrs.scalar, data.dtype if keep else jnp.float32)
-        return function(data, scalar).astype(data.dtype)
+        return function(data, jnp.asarray(_number(attrs.scalar, data.dtype))).astype(data.dtype)
 
     def types(attrs: Any, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-        known = ins[0] is not None and _floats(name, attrs, ins[0])
+        known = ins[0] is not None and _floats(attrs, ins[0])
         return ins, [DTYPES["float64"] if known else ins[0]]
 
     fn.__doc__ = formula

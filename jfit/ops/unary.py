@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,14 @@ from jfit.ops.rules import dtype_of, made_types, same_shape
 CAST_TO = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
 
+def sign(x: Array) -> Array:
+    """-1, 0 or 1; 0 for nan."""
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
 def magnitude(x: Array) -> Array:
     """|x| with gradient sign(x), so 0 at 0 (JAX's own has 1 there)."""
-    return x * jnp.sign(x)
+    return x * sign(x)
 
 
 def _rint(x: Array) -> Array:
@@ -49,7 +55,7 @@ TABLE: list[tuple[str, Callable[[Array], Array], str, bool]] = [
     ("rcbrt", lambda x: 1 / jnp.cbrt(x), "y = 1 / ∛x.", False),
     ("square", jnp.square, "y = x².", True),
     ("abs", magnitude, "y = |x|; the gradient at 0 is 0.", True),
-    ("sign", jnp.sign, "y = -1, 0 or 1 as x < 0, x = 0, x > 0; zero gradient.", True),
+    ("sign", sign, "y = -1, 0 or 1 as x < 0, x = 0, x > 0; zero gradient.", True),
     ("negative", jnp.negative, "y = -x.", True),
     ("reciprocal", lambda x: 1 / x, "y = 1 / x.", False),
     ("sin", jnp.sin, "y = sin(x), x in radians.", True),
@@ -93,6 +99,7 @@ EXTRA_ALIASES = {
     "_copy": ("identity",),
 }
 ON_INTEGERS = ("relu", "floor", "ceil", "round", "rint", "fix", "trunc", "_copy")  # leave integers as exact as they are
+INTEGER_TOO = ("square", "abs", "sign", "negative", "logical_not", "ones_like", "zeros_like")  # the others go through floats
 
 
 def _add(name: str, function: Callable[[Array], Array], formula: str, sparse: bool) -> None:
@@ -101,7 +108,8 @@ def _add(name: str, function: Callable[[Array], Array], formula: str, sparse: bo
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
         if name in ON_INTEGERS and not jnp.issubdtype(data.dtype, jnp.floating):
             return jnp.maximum(data, 0) if name == "relu" else data
-        return function(data).astype(data.dtype)
+        floats = data if name in INTEGER_TOO or jnp.issubdtype(data.dtype, jnp.floating) else data.astype(jnp.float32)
+        return function(floats).astype(data.dtype)
 
     fn.__doc__ = formula
     operator(name, aliases=aliases, fill=same_shape, layout="any")(fn)
@@ -127,8 +135,21 @@ def hard_sigmoid(ctx, attrs, data):
 )
 def clip(ctx, attrs, data):
     """y = min(max(x, a_min), a_max); the gradient passes at the bounds themselves."""
+    if not jnp.issubdtype(data.dtype, jnp.floating):
+        return _clip_integers(data, attrs.a_min, attrs.a_max)
     low, high = jnp.asarray(attrs.a_min, data.dtype), jnp.asarray(attrs.a_max, data.dtype)
     return jnp.where(data > high, high, jnp.where(data < low, low, data))
+
+
+def _clip_integers(data: Array, low: float, high: float) -> Array:
+    """Bounds that no integer of the dtype reaches do nothing; fractions are cut off towards 0, as in MXNet."""
+    least, most = int(jnp.iinfo(data.dtype).min), int(jnp.iinfo(data.dtype).max)
+    clipped = data
+    if low > least:
+        clipped = jnp.where(data < math.ceil(min(low, most)), jnp.asarray(int(min(low, most)), data.dtype), clipped)
+    if high < most:
+        clipped = jnp.where(data > math.floor(max(high, least)), jnp.asarray(int(max(high, least)), data.dtype), clipped)
+    return clipped
 
 
 def _cast(ctx, attrs, data):
