@@ -5,7 +5,7 @@
 True
 """
 
-from jfit.export.nodes import attention, conv, elementwise, indexing, nn, norm, reduce, rnn, shape
+from jfit.export.nodes import attention, conv, elementwise, indexing, nn, norm, reduce, rnn, shape, vision
 from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "reduce",
     "rnn",
     "shape",
+    "vision",
 ]

@@ -138,8 +138,8 @@ def over_rest(graph: Graph, data: str, shape: Dims) -> str:
 
 @converts("SoftmaxActivation")
 def softmax_activation(graph: Graph, node: At, data: str) -> str:
-    """Over axis 1 or over everything but the batch axis."""
-    return graph.add("Softmax", data, axis=1) if node.attrs.mode == "channel" else over_rest(graph, data, node.shape)
+    """Over axis 1 or over the last axis."""
+    return graph.add("Softmax", data, axis=1 if node.attrs.mode == "channel" else node.ndim - 1)
 
 
 @converts("softmax_cross_entropy")

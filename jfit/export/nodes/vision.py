@@ -1,0 +1,111 @@
+"""Images read at computed places, regions of feature maps, boxes."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfit.export.nodes.core import At, Graph, Unsupported, converts, fixed
+from jfit.ops import Ctx, lookup
+
+
+# ------------------------------------------------------------------------------------------ sampling
+def _affine(graph: Graph, node: At, theta: str, which: int) -> str:
+    """theta (rows, 6) -> (rows, height * width, 2): x and y for even places in [-1, 1]."""
+    height, width = node.attrs.target_shape
+    y, x = (np.linspace(-1, 1, n) if n > 1 else np.array([-1.0]) for n in (height, width))
+    grid = np.stack([np.tile(x, height), np.repeat(y, width), np.ones(height * width)])  # (3, places)
+    rows = node.of(which).shape[0]
+    moved = graph.add("MatMul", graph.reshape(theta, (rows, 2, 3)), graph.const(grid, node.of(which).dtype))
+    return graph.transpose(moved, [0, 2, 1])
+
+
+@converts("GridGenerator")
+def grid_generator(graph: Graph, node: At, data: str) -> str:
+    """A product with the constant grid (affine), or the flow added to pixel places (warp)."""
+    if node.attrs.transform_type == "affine":
+        return graph.reshape(graph.transpose(_affine(graph, node, data, 0), [0, 2, 1]), node.outs[0].shape)
+    height, width = node.sizes(2)
+    if min(height, width) < 2:
+        raise Unsupported("a flow of one row or column divides by zero")
+    places = np.stack(np.meshgrid(np.arange(width), np.arange(height)))[None]
+    scale = np.array([2 / (width - 1), 2 / (height - 1)]).reshape(1, 2, 1, 1)
+    moved = graph.binary("Mul", graph.binary("Add", data, places, node.dtype), scale, node.dtype)
+    return graph.binary("Sub", moved, 1, node.dtype)
+
+
+def _sampled(graph: Graph, data: str, grid: str) -> str:
+    """GridSample; the corners of [-1, 1] are the middles of corner pixels."""
+    return graph.add("GridSample", data, grid, mode="bilinear", padding_mode="zeros", align_corners=1)
+
+
+@converts("BilinearSampler")
+def bilinear_sampler(graph: Graph, node: At, data: str, grid: str) -> str:
+    """GridSample wants x and y along the last axis."""
+    return _sampled(graph, data, graph.transpose(grid, [0, 2, 3, 1]))
+
+
+@converts("SpatialTransformer")
+def spatial_transformer(graph: Graph, node: At, data: str, loc: str) -> str:
+    """GridSample on an affine grid."""
+    grid = graph.reshape(_affine(graph, node, loc, 1), (node.of(1).shape[0], *node.attrs.target_shape, 2))
+    return _sampled(graph, data, grid)
+
+
+# ------------------------------------------------------------------------------------------ regions
+@converts("_contrib_ROIAlign")
+def roi_align(graph: Graph, node: At, data: str, rois: str) -> str:
+    """RoiAlign; the number of the image is an input of its own, and below 0 the region is empty."""
+    attrs = node.attrs
+    if attrs.position_sensitive:
+        raise Unsupported("position_sensitive=True has no ONNX form")
+    number = graph.slice(rois, 1, 0, 1)
+    image = graph.cast(graph.squeeze(number, [1]), np.int64)
+    out = graph.add(
+        "RoiAlign",
+        data,
+        graph.slice(rois, 1, 1, 5),
+        graph.add("Max", image, graph.const(0, np.int64)),
+        mode="avg",
+        output_height=attrs.pooled_size[0],
+        output_width=attrs.pooled_size[1],
+        sampling_ratio=max(attrs.sample_ratio, 0),
+        spatial_scale=attrs.spatial_scale,
+        coordinate_transformation_mode="half_pixel" if attrs.aligned else "output_half_pixel",
+    )
+    real = graph.binary("GreaterOrEqual", number, 0, node.of(1).dtype)
+    return graph.add("Where", graph.unsqueeze(real, [2, 3]), out, graph.const(0, node.dtype))
+
+
+# ------------------------------------------------------------------------------------------ boxes
+@converts("_contrib_MultiBoxPrior")
+def multibox_prior(graph: Graph, node: At, data: str) -> str:
+    """A constant: boxes depend on the size of the map alone."""
+    blank = jnp.zeros((1, 1, *node.sizes(2)), node.dtype)
+    return graph.const(np.asarray(lookup("_contrib_MultiBoxPrior").fn(Ctx(), node.attrs, blank)))
+
+
+@converts("_contrib_box_iou")
+def box_iou(graph: Graph, node: At, lhs: str, rhs: str) -> str:
+    """Shared area over joined area of each pair of boxes."""
+    dtype, sides = node.dtype, []
+    for which, boxes in enumerate((lhs, rhs)):
+        count = int(np.prod([fixed(d) for d in node.of(which).shape[:-1]]))
+        flat = graph.reshape(boxes, (count, 1, 4) if which == 0 else (1, count, 4))
+        first, second = graph.slice(flat, 2, 0, 2), graph.slice(flat, 2, 2, 4)
+        if node.attrs.format == "center":
+            half = graph.binary("Mul", second, 0.5, dtype)
+            first, second = graph.add("Sub", first, half), graph.add("Add", first, half)
+        sides.append((first, second))
+    (a, b), (c, d) = sides
+    size = graph.add("Sub", graph.add("Min", b, d), graph.add("Max", a, c))
+    shared = _area(graph, graph.binary("Max", size, 0, dtype))
+    areas = [_area(graph, graph.binary("Max", graph.add("Sub", end, begin), 0, dtype)) for begin, end in sides]
+    union = graph.add("Sub", graph.add("Add", *areas), shared)
+    some = graph.binary("Greater", shared, 0, dtype)
+    ratio = graph.add("Div", shared, graph.add("Where", some, union, graph.const(1, dtype)))
+    return graph.reshape(ratio, node.outs[0].shape)
+
+
+def _area(graph: Graph, size: str) -> str:
+    return graph.add("ReduceProd", size, axes=[2], keepdims=0)
