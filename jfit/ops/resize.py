@@ -10,7 +10,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_number, shap
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, agreed, argument_names, batch_rows, need_rank, unify
+from jfit.ops.rules import accumulating, agreed, argument_names, batch_rows, unify
 
 
 def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
