@@ -7,6 +7,7 @@ the data, the outputs of the float model and, where MXNet's CPU build can run it
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 from golden_ops import case_id, load_cases, run_case
 
 import jfit.mx as mx
-from jfit.ops import LOST, Ctx, Rows, lookup
+from jfit.ops import LOST, Ctx, Rows, lookup, quantized
 
 MODELS = Path(__file__).parent / "golden" / "quantized"
 
@@ -85,6 +86,40 @@ def test_asymmetric_quantisation():
 def test_relu_of_uint8_stays_uint8():
     q, _, _ = _run("quantized_act", np.uint8([[0, 200]]), np.float32([0]), np.float32([1]), act_type="relu")
     assert q.dtype == jnp.uint8 and q.tolist() == [[0, 200]]
+
+
+def test_convolution_by_floats_is_exact():
+    draw = np.random.default_rng(1)
+    data, weight = draw.integers(0, 256, (2, 40, 6, 6)).astype("int32"), draw.integers(-128, 128, (3, 40, 3, 3)).astype("int8")
+    attrs, ctx = lookup("_contrib_quantized_conv").parse({"kernel": (3, 3), "num_filter": 3}), Ctx(rows=(None, None))
+    both = [f(ctx, attrs, jnp.asarray(data), jnp.asarray(weight)) for f in (quantized.in_floats, quantized.convolved)]
+    assert both[0].dtype == both[1].dtype == jnp.int32
+    np.testing.assert_array_equal(*both)
+
+
+def test_recurrent_operator_is_that_of_floats():
+    draw = np.random.default_rng(2)
+    data = draw.uniform(-1, 1, (5, 2, 3)).astype("f")
+    count = 4 * 4 * (3 + 4 + 2)
+    weights, states = draw.uniform(-1, 1, count).astype("f"), [np.zeros((1, 2, 4), "f")] * 2
+    q, scale, shift = _run("quantize_asym", data)
+    how = {"state_size": 4, "num_layers": 1, "mode": "lstm"}
+    plain = lookup("RNN")
+    want = plain.fn(Ctx(rows=(None,) * 4), plain.parse(how), *map(jnp.asarray, (data, weights, *states)))
+    np.testing.assert_allclose(_run("quantized_rnn", q, weights, *states, scale, shift, **how), want, atol=0.02)
+    net = mx.sym.contrib.quantized_rnn(mx.sym.Variable("data"), name="r", **how)
+    assert net.infer_shape(data=(5, 2, 3))[1] == [(5, 2, 4)]
+
+
+def test_files_list_moving_statistics_where_mxnet_does():
+    net = mx.sym.contrib.quantized_batch_norm(name="bn", min_calib_range=-1.0, max_calib_range=1.0)
+    nodes = json.loads(net.tojson())["nodes"]
+    names = [nodes[i]["name"] for i, *_ in nodes[-1]["inputs"]]
+    want = ["data", "gamma", "beta", "moving_mean", "moving_var", "min_data", "max_data"]
+    assert names == [f"bn_{name}" for name in want]
+    again = mx.sym.load_json(net.tojson())
+    assert again.list_arguments() == net.list_arguments()
+    assert again.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
 
 
 # ------------------------------------------------------------------------------------------ rows

@@ -32,6 +32,7 @@ from jfit.ops import (  # noqa: F401  each family registers its records
     proposal,
     quantize,
     quantized,
+    quantized_rnn,
     reduce,
     resize,
     rnn,

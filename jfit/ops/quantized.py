@@ -5,10 +5,12 @@ The numbers are those of MXNet's CPU build.  Nothing here has a gradient: quanti
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jfit.ops import conv, nn, pooling
 from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, maybe_number, number
@@ -90,6 +92,25 @@ def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: A
     return sums, one(-size), one(size)
 
 
+def convolved(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
+    """W ⋆ x in int32.  Accelerators convolve no such integers, so there floats do it."""
+
+    def integers(data: Array, weight: Array) -> Array:
+        return conv.convolution(ctx, attrs, data, weight.astype(jnp.int32))
+
+    return lax.platform_dependent(data, weight, cpu=integers, default=functools.partial(in_floats, ctx, attrs))
+
+
+def in_floats(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
+    """W ⋆ x of small integers by float32: four bits of the weights at a time, so that sums of 4386 products stay exact."""
+    wide = weight.astype(jnp.int32)
+    with jax.default_matmul_precision("float32"):
+        high, low = (
+            conv.convolution(ctx, attrs, data.astype(jnp.float32), w.astype(jnp.float32)) for w in (wide >> 4, wide & 15)
+        )
+    return high.astype(jnp.int32) * 16 + low.astype(jnp.int32)
+
+
 @operator(
     "_contrib_quantized_conv",
     inputs=_layer_inputs,
@@ -107,7 +128,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array
     """
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
     d, w = largest(*ends[:2]), largest(*ends[2:4])
-    sums = conv.convolution(ctx, attrs, _wide("_contrib_quantized_conv", data), weight.astype(jnp.int32))
+    sums = convolved(ctx, attrs, _wide("_contrib_quantized_conv", data), weight)
     unit = (d / STEPS["int8"]) * (w / STEPS["int8"])
     if bias is not None:
         added = bias.astype(jnp.int32)
@@ -309,6 +330,7 @@ NORM: dict[str, Attr] = {
     inputs=("data", "gamma", "beta", "min_data", "max_data"),
     aux=("moving_mean", "moving_var"),
     aux_init=("zero", "one"),
+    aux_at=3,
     outputs=OUTPUTS,
     attrs=NORM,
     fill=lambda attrs, ins, outs: [ins[0], *[None if ins[0] is None else ins[0][attrs.axis : attrs.axis + 1]] * 2, (1,), (1,)],

@@ -71,6 +71,7 @@ class Op:
         loss: the true loss value of a head, per row, see `LossRule`.
         needs_rng: the function draws random numbers from `ctx`.
         aux_init: initializer name for each auxiliary state (`zero` or `one`), stamped on its variable as MXNet does.
+        aux_at: where MXNet's files list the auxiliary states among the inputs; None: after them.
         layout: "channels" if the function handles `ctx.channels_last` for 4-D data (first input and first output are then
             channels-last, parameters stay as the graph says); "any" if it is elementwise and indifferent to layout.
         hint: prefix of automatic names where it is not the lower-case name.
@@ -97,6 +98,7 @@ class Op:
     loss: LossRule | None = None
     needs_rng: bool = False
     aux_init: tuple[str, ...] = ()
+    aux_at: int | None = None
     layout: str | None = None
     hint: str = ""
     family: str = ""

@@ -78,9 +78,11 @@ def _written(heads: Sequence[Entry]) -> dict[str, Any]:
             record["attrs"] = dict(sorted(node.attrs.items()))
         first_aux, states = node.num_inputs, {n for g in node.subgraphs for n in g.list_auxiliary_states()}
         # the third number counts how often an auxiliary state was written before; within one graph it is 1 for aux slots
-        record["inputs"] = [
+        listed = [
             [number[id(e.node)], e.index, int(i >= first_aux or e.node.name in states)] for i, e in enumerate(node.inputs)
         ]
+        at = node.op.aux_at if node.op and node.op.aux_at is not None else first_aux
+        record["inputs"] = [*listed[:at], *listed[first_aux:], *listed[at:first_aux]]
         if node.subgraphs:
             record["subgraphs"] = [_written(g.heads) for g in node.subgraphs]
         nodes.append(record)
@@ -285,6 +287,9 @@ class _Reader:
             self.nodes.append(Node(None, record.name, attrs))
             self.counts.append(1)
             return
+        if op.aux_at is not None:
+            at, end = op.aux_at, op.aux_at + len(op.aux)
+            inputs = (*inputs[:at], *inputs[end:], *inputs[at:end])
         if op.variadic is not None:  # files may leave the count out, and must not decide how many names are made
             total = len(inputs) + len(op.graphs)
             count = attrs.setdefault(op.variadic, str(total))
