@@ -173,7 +173,7 @@ def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
 
 @operator("_image_flip_left_right", rows=batch_only)
 def flip_left_right(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[h, w] = x[h, W - 1 - w]; the gradient is handed back unflipped, as MXNet does.  (Its middle column is undefined.)"""
+    """y[h, w] = x[h, W - 1 - w]; the gradient is handed back unflipped, as MXNet does."""
     need_picture("_image_flip_left_right", data)
     return straight(data, jnp.flip(data, -2))
 

@@ -168,7 +168,10 @@ def flatten(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tup
 
 @_passes("_contrib_quantized_act", attrs={"act_type": choice("relu", "sigmoid", "softrelu", "softsign", "tanh")})
 def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-    """q = max(x, 0); the range stays.  (MXNet hands uint8 on as the int8 of the same bits; here it stays uint8.)"""
+    """q = max(x, 0); the range stays.
+
+    MXNet hands uint8 on as the int8 of the same bits; here it stays uint8.
+    """
     if attrs.act_type != "relu":
         raise ValueError(f"_contrib_quantized_act: act_type is {attrs.act_type!r}, needed 'relu'; activate floats")
     return jnp.maximum(data, jnp.zeros((), data.dtype)), one(low), one(high)

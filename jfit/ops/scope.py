@@ -22,6 +22,9 @@ REASONS = {
     "graphs": "it samples or rewrites graphs of the DGL library on the host; prepare such data before it is fed",
     "host": "it reads or decodes files on the host; prepare such data before it is fed (jfit.data, mx.io)",
     "internal": "MXNet uses it inside itself, and its files hold none; nothing needs to take its place",
+    "fused": "it stands for a part of a graph that MXNet fused for oneDNN on one processor; save the graph of plain operators, "
+    "as it is before get_backend_symbol",
+    "calibration": "it finds thresholds of quantisation from histograms on the host; load the model that MXNet calibrated",
     "values": "the shape of its output depends on the values of its input, so it cannot be compiled; mask with `where` instead",
 }
 
