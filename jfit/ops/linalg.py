@@ -178,11 +178,19 @@ def _gemm_shapes(attrs, ins, outs):
         )
     for shape, at in summed:
         shape[at] = next(iter(found), 0)
+    for at in set(range(len(left) - 1)) - {axis}:
+        if left[at] and right[at] and left[at] != right[at]:
+            raise ValueError(
+                f"A has shape {ins[0]} and B {ins[1]}, their sizes along axis {at} must be equal; reshape one of them"
+            )
+        left[at] = right[at] = left[at] or right[at]
     product = list(left)
     product[axis] = left[-1 if attrs.transpose_a else axis]
     product[-1] = right[axis if attrs.transpose_b else -1]
     filled = [tuple(left), tuple(right)]
-    return [*filled, unify([tuple(product), ins[2], *outs], "C is added to the product")] if len(ins) == 3 else filled
+    if len(ins) == 2:
+        return filled
+    return [*filled, unify([tuple(product), ins[2], *outs], "C is added to the product")]
 
 
 @operator(

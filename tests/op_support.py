@@ -1,0 +1,60 @@
+"""Operators called by name, and the truth about where rows go: a changed row must change only its own entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfit.ops import Ctx, Rows, lookup
+from jfit.ops.__main__ import load_all
+
+load_all()
+
+
+def call(name: str, *arrays: Any, **attrs: Any) -> Any:
+    """The outputs of an operator: an array, or a tuple of them."""
+    op = lookup(name)
+    count = {op.variadic: len(arrays)} if op.variadic else {}
+    return op.fn(Ctx(rows=(None,) * len(arrays)), op.parse(count | attrs), *map(jnp.asarray, arrays))
+
+
+def filled(name: str, *ins: Any, out: Any = None, **attrs: Any) -> list[Any]:
+    """What an operator's shape rule makes of its input shapes."""
+    op = lookup(name)
+    assert op.fill is not None
+    params = op.parse(({op.variadic: len(ins)} if op.variadic else {}) | attrs)
+    return op.fill(params, list(ins), [out] * len(op.output_names(params)))
+
+
+def owners(rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
+    """Which row of the batch each entry belongs to."""
+    ids = np.tile(np.repeat(np.arange(rows.size), rows.after), rows.before)
+    return np.broadcast_to(ids.reshape([-1 if a == rows.axis else 1 for a in range(len(shape))]), shape)
+
+
+def rows_after(name: str, arrays: list[np.ndarray], rows: list[Any], **attrs: Any) -> list[Any]:
+    """Rows of the outputs by the operator's rule, after checking them: changing row k changes entries of row k alone."""
+    op = lookup(name)
+    params = op.parse(({op.variadic: len(arrays)} if op.variadic else {}) | attrs)
+
+    def outputs(given: list[np.ndarray]) -> list[np.ndarray]:
+        found = call(name, *given, **attrs)
+        return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
+
+    base = outputs(arrays)
+    told = list(op.rows(params, rows, [a.shape for a in arrays], [o.shape for o in base]))
+    size = next(r.size for r in rows if isinstance(r, Rows))
+    for k in range(size):
+        changed = [
+            np.where(owners(r, a.shape) == k, a[::-1] * 2 + 1, a).astype(a.dtype) if isinstance(r, Rows) else a
+            for a, r in zip(arrays, rows, strict=True)
+        ]
+        for o, new, r in zip(base, outputs(changed), told, strict=True):
+            if isinstance(r, Rows):
+                same = owners(r, o.shape) != k
+                np.testing.assert_allclose(new[same], o[same], rtol=1e-5, atol=1e-5, err_msg=f"{name}: row {k}")
+            elif r is None:
+                np.testing.assert_array_equal(new, o, err_msg=f"{name}: an output without rows changed")
+    return told
