@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -254,6 +255,22 @@ def test_a_run_holds_its_own_parameters():
     np.testing.assert_allclose(run(jfit.export.onnx(run_, {"data": x}), {"data": x})[0], run_.predict(x), rtol=1e-5, atol=1e-6)
 
 
+def test_what_load_returns_is_exported_as_it_is(tmp_path):
+    symbol = classifier()
+    params, aux = drawn(symbol, data=(2, 4))
+    found = jfit.Loaded(jfit.lower(symbol), params, aux)
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    made = jfit.export.onnx(found, {"data": (None, 4)}, path=tmp_path / "net.onnx")
+    np.testing.assert_allclose(run(made, {"data": x})[0], found.predict(x), rtol=1e-5, atol=1e-6)
+
+
+def test_more_than_a_file_holds_is_refused(monkeypatch):
+    monkeypatch.setattr("jfit.export.onnx_model.MOST_BYTES", 10)
+    params, aux = drawn(classifier(), data=(2, 4))
+    with pytest.raises(ExportError, match=r"take \d+ bytes.*float16"):
+        jfit.export.onnx(classifier(), {"data": (2, 4)}, params, aux)
+
+
 def test_half_precision_parameters_stay_half():
     symbol = S.FullyConnected(DATA, num_hidden=3, name="fc")
     params, _ = drawn(symbol, data=(2, 4))
@@ -318,9 +335,15 @@ def test_missing_parameters_inputs_and_wrong_names_are_named():
         jfit.export.onnx("net", {"data": (2, 4)})
 
 
-def test_jfit_does_not_import_onnx_before_it_is_asked_to():
-    code = "import sys, jfit; assert not [m for m in sys.modules if m.split('.')[0] in ('onnx', 'onnxruntime')]"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_jfit_imports_nothing_of_the_export_before_it_is_asked_to():
+    code = """
+        import sys, jfit
+        late = [m for m in sys.modules if m.split(".")[0] in ("onnx", "onnxruntime") or m.startswith("jfit.export.")]
+        assert not late, late
+        jfit.export.converters()
+        assert "onnx" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
 def test_the_documentation_lists_the_converters():

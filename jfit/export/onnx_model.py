@@ -26,6 +26,7 @@ from jfit.symbol.graph import Node, Symbol, topological
 
 OPSET = 17
 IR_VERSION = 8  # the oldest that has opset 17
+MOST_BYTES = 2**31 - 2**24  # what protobuf allows in one message, less room for the nodes
 PROBES = (2, 3, 5)  # how many times the rows of the specs a graph is traced with to find out how its sizes grow
 
 
@@ -302,6 +303,13 @@ def _named(graph: Graph, tensor: str, wanted: str, start: int) -> str:
 
 # ------------------------------------------------------------------------------------------ the file
 def _assembled(plan: _Plan, made: _Converted, batch: str | None, name: str) -> Any:
+    steps = _live(made)
+    size = sum(v.nbytes for v in made.graph.constants.values())
+    if size > MOST_BYTES:
+        raise ExportError(
+            f"the parameters take {size:,} bytes, an ONNX file holds {MOST_BYTES:,}; cast them to float16, or use "
+            "jfit.export.stablehlo and safetensors"
+        )
     try:
         helper, numpy_helper = (importlib.import_module(f"onnx.{part}") for part in ("helper", "numpy_helper"))
     except ImportError as error:
@@ -311,7 +319,7 @@ def _assembled(plan: _Plan, made: _Converted, batch: str | None, name: str) -> A
         return helper.make_tensor_value_info(tensor, TYPES[entry.dtype.name], _named_sizes(entry.shape, batch))
 
     graph = helper.make_graph(
-        [helper.make_node(s.kind, list(s.inputs), list(s.outputs), name=s.outputs[0], **s.attrs) for s in _live(made)],
+        [helper.make_node(s.kind, list(s.inputs), list(s.outputs), name=s.outputs[0], **s.attrs) for s in steps],
         name,
         [told(n, e) for n, e in plan.fed.items()],
         [told(n, e) for n, e in made.outputs],
