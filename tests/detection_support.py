@@ -1,4 +1,4 @@
-"""Operators run compiled: those with loops cost more to run step by step than to compile once."""
+"""Operators run compiled: those with loops cost more to run step by step than to compile once, and once quickly."""
 
 import dataclasses
 import functools
@@ -25,6 +25,14 @@ def call(name, attrs, *inputs):
     """What an operator computes, compiled."""
     op = compiled_op(name)
     return op.fn(None, op.parse(attrs), *inputs)
+
+
+@pytest.fixture
+def quickly():
+    """Programs that run once need no optimization, which takes a third of the time to compile them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

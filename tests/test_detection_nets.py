@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from detection_support import quickly  # noqa: F401  a fixture
 from golden_mx import arrays_of, assert_close, host, under
 
 import jfit
@@ -12,6 +13,7 @@ import jfit.mx as mx
 from jfit.ops import Rows
 from jfit.symbol.graph import GraphError
 
+pytestmark = pytest.mark.usefixtures("quickly")
 SLOW = {"aligned", "position_sensitive"}  # their parts are in the tests of the operators too
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in sorted(nets.TRAININGS)]
 
