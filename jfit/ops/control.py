@@ -30,16 +30,24 @@ def _names(bodies: int) -> Callable[[Attrs], tuple[str, ...]]:
     return lambda attrs: tuple(f"data{i}" for i in range(attrs.num_args - bodies))
 
 
-def _outputs(bodies: int, *locs: str) -> Callable[[Attrs], tuple[str, ...]]:
-    """Names of the outputs; refuses positions that no input has, before anything follows them."""
+def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
+    """Names of the outputs; refuses positions (`locs` of each body) that lead nowhere, before anything follows them."""
 
     def names(attrs: Attrs) -> tuple[str, ...]:
-        count = attrs.num_args - bodies
-        for key in locs:
-            if not all(0 <= at < count for at in attrs[key]):
-                raise ValueError(f"{key} is {attrs[key]}, needed positions among the {count} inputs")
-        if not 0 <= attrs.get("num_out_data", 0) <= attrs.num_outputs:
-            raise ValueError(f"num_out_data is {attrs.num_out_data}, needed at most num_outputs = {attrs.num_outputs}")
+        count = attrs.num_args - len(locs)
+        for keys, graph in zip(locs, attrs.get("graphs", ()), strict=False):
+            found = [at for key in keys for at in attrs[key]]
+            if len(found) != graph.inputs or not all(0 <= at < count for at in found):
+                raise ValueError(f"{', '.join(keys)}: {found}, needed {graph.inputs} positions among the {count} inputs")
+        graphs, states = attrs.get("graphs", ()), attrs.get("in_state_locs", attrs.get("func_var_locs"))
+        if any(g.outputs != attrs.num_outputs for g in graphs[1:] or graphs):
+            raise ValueError(f"num_outputs is {attrs.num_outputs}, the bodies have {[g.outputs for g in graphs]} outputs")
+        if states is not None and len(states) != attrs.num_outputs - attrs.num_out_data:
+            raise ValueError(
+                f"{len(states)} states and num_out_data {attrs.num_out_data}, needed num_outputs {attrs.num_outputs}"
+            )
+        if not all(0 <= at < len(attrs.func_input_locs) for at in attrs.get("func_var_locs", ())):
+            raise ValueError(f"func_var_locs is {attrs.func_var_locs}, needed positions in func_input_locs")
         return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
 
     return names
@@ -156,7 +164,7 @@ def _foreach_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 @operator(
     "_foreach",
     inputs=_names(1),
-    outputs=_outputs(1, "in_data_locs", "in_state_locs", "remain_locs"),
+    outputs=_outputs(("in_data_locs", "in_state_locs", "remain_locs")),
     variadic="num_args",
     graphs=("body",),
     attrs={
@@ -228,7 +236,7 @@ def _while_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 @operator(
     "_while_loop",
     inputs=_names(2),
-    outputs=_outputs(2, "cond_input_locs", "func_input_locs"),
+    outputs=_outputs(("cond_input_locs",), ("func_input_locs",)),
     variadic="num_args",
     graphs=("cond", "func"),
     attrs={
@@ -304,7 +312,7 @@ def _cond_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 @operator(
     "_cond",
     inputs=_names(3),
-    outputs=_outputs(3, "cond_input_locs", "then_input_locs", "else_input_locs"),
+    outputs=_outputs(("cond_input_locs",), ("then_input_locs",), ("else_input_locs",)),
     variadic="num_args",
     graphs=("cond", "then_branch", "else_branch"),
     attrs={

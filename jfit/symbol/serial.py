@@ -25,6 +25,7 @@ from jfit.symbol.upgrade import LISTED, RENAMED, VERSION, Record, is_reference, 
 COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
 MOST_OUTPUTS = 100_000  # of all nodes together
 DEEPEST = 20  # loops within loops
+_INSIDE = " >> "  # between the place of a node and a place in its body
 LONGEST = 4096  # characters of a name
 MOST_TEXT = 10_000_000  # characters of the names of all outputs
 MOST_COPIES = 500_000  # attributes that the variables made for an old file get from their nodes
@@ -165,7 +166,7 @@ def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: typ
     for field in ("nodes", "heads"):
         if not isinstance(graph, dict) or not isinstance(graph.get(field), list):
             _fail(f"{at}top level", "needed an object with the lists 'nodes' and 'heads'")
-    if at.count("/") > DEEPEST:
+    if at.count(_INSIDE) > DEEPEST:
         _fail(at[:80], f"graphs lie in each other more than {DEEPEST} deep")
     reader = _Reader(version, ignored)
     records = [_record(number, item, at) for number, item in enumerate(graph["nodes"])]
@@ -187,7 +188,7 @@ def _bodies(item: dict[str, Any], record: Record, version: int, ignored: Counter
     if not isinstance(given, list) or len(given) != len(names):
         found = len(given) if isinstance(given, list) else _short(given)
         _fail(f"{record.where}, field 'subgraphs'", f"needs a list of {len(names)} graphs, found {found}")
-    return tuple([_graph(g, version, ignored, at=f"{record.where} {n}/") for g, n in zip(given, names, strict=True)])
+    return tuple([_graph(g, version, ignored, at=f"{record.where} {n}{_INSIDE}") for g, n in zip(given, names, strict=True)])
 
 
 def _fail(where: str, problem: str, remedy: str = _REMEDY) -> NoReturn:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 class Subgraph:
     """What the record of a loop or branch may ask of its body: shapes and dtypes.  Lowering makes a function of it."""
 
-    __slots__ = ("symbol",)
+    __slots__ = ("inputs", "outputs", "symbol")
 
     def __init__(self, symbol: Symbol) -> None:
-        self.symbol = symbol
+        self.symbol, self.inputs, self.outputs = symbol, len(symbol.list_inputs()), len(symbol)
 
     def shapes(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """(input shapes, output shapes) as far as they follow from these; None is an unknown one."""
