@@ -4,6 +4,7 @@ import numpy as np
 
 DRAW = np.random.RandomState(12)
 TIES = np.array([[3, 1, 3, 2, 1], [2, 2, 0, 2, 5]], np.float32)
+UNTIED = np.array([[3, 1, 4, 2, 1.5], [2, 2.5, 0, 1, 5]], np.float32)
 X = np.arange(12, dtype=np.float32).reshape(3, 4) / 10
 
 
@@ -42,7 +43,8 @@ CASES = [
     case("topk", TIES, k=2, ret_typ="both", dtype="uint8"),
     case("topk", TIES.astype(np.int32), k=2, ret_typ="both"),
     case("topk", TIES.astype(np.uint8), k=2, ret_typ="value", is_ascend=True),
-    *[case("sort", TIES, axis=axis, is_ascend=up) for axis in (-1, 0, None) for up in (True, False)],
+    *[case("sort", UNTIED, axis=axis, is_ascend=up) for axis, up in ((-1, False), (0, True))],
+    *[case("sort", TIES, axis=axis, is_ascend=up) for axis in (-1, None) for up in (True, False)],
     case("sort", TIES.astype(np.int32), axis=1, is_ascend=False),
     *[case("argsort", TIES, axis=axis, is_ascend=up) for axis in (-1, 0, None) for up in (True, False)],
     case("argsort", TIES.astype(np.int32), dtype="int32"),
