@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 FAST := not slow and not gpu
 
-.PHONY: demo test test-all lint notebooks bench clean
+.PHONY: demo test test-all lint notebooks bench fuzz clean
 
 demo: .venv/.demo
 	$(PY) examples/digits.py
@@ -21,6 +21,12 @@ lint: .venv/.test
 
 notebooks: .venv/.test
 	$(PY) -m pytest -q tests/test_docs.py -m slow -k notebook
+
+# Optional: atheris has wheels for Linux only. FUZZ_S seconds for each reader of files.
+FUZZ_S ?= 60
+fuzz: .venv/.fuzz
+	for target in arrays states graph mutant header tensors; do \
+	  $(PY) -m fuzz.run $$target -max_total_time=$(FUZZ_S) || exit 1; done
 
 bench: .venv/.bench
 	$(PY) -m benchmarks.step_overhead

@@ -6,7 +6,9 @@ A target is a function of bytes and a list of files to start from.  `tests/test_
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import struct
 import tempfile
 import tracemalloc
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 from jfit.formats import FormatError, SparseArray, bounded_dense, load_tensors
 from jfit.formats.mxnet_arrays import loads
 from jfit.formats.mxnet_states import load_states
+from jfit.ops import ALIASES, REGISTRY
 from jfit.symbol.graph import GraphError
 from jfit.symbol.serial import GraphFileError, load
 
@@ -82,16 +85,69 @@ def _graph(data: bytes) -> None:
         raise Broken("a graph that was read and written reads as another one")
 
 
+_ODD = [
+    *(
+        "",
+        "-1",
+        "0",
+        "1e9",
+        "nan",
+        "None",
+        "(",
+        "()",
+        "(0, 0)",
+        "(-1, 2)",
+        "(1, 2, 3, 4, 5, 6)",
+        "True",
+        "float16",
+        "12",
+        "x" * 50,
+    ),
+    *(None, True, -1, 0, 1, 7, 10**30, 0.5, [], [[0, 0]], [[0, 0, 0, 0]], {}, {"": ""}, ["0", 0]),
+]
+
+
+def _mutant(data: bytes) -> None:
+    """A small graph with operators, attributes, inputs and fields changed: the bytes choose, so that the text stays JSON."""
+    choose = random.Random(data)
+    seeds = [path for path in TARGETS["graph"].seeds if path.stat().st_size < 50_000 and path.name != "manifest.json"]
+    graph = json.loads(choose.choice(seeds).read_text(encoding="utf-8"))
+    nodes = graph["nodes"]
+    for _ in range(choose.randint(1, 4)):
+        node, what = choose.choice(nodes), choose.randrange(6)
+        if what == 0:
+            node["op"] = choose.choice(_OPERATORS)
+        elif what == 1:
+            known = REGISTRY[ALIASES[node["op"]]].attrs if node["op"] in ALIASES else {}
+            given = node.setdefault("attrs", {})
+            if isinstance(given, dict):
+                given[choose.choice([*given, *known, "__shape__", "__dtype__", "weight_lr_mult"])] = choose.choice(_ODD)
+        elif what == 2 and isinstance(node.get("inputs"), list):
+            node["inputs"] = [
+                *node["inputs"][: choose.randrange(6)],
+                *[[choose.randrange(-1, len(nodes)), 0]] * choose.randrange(3),
+            ]
+        elif what == 3:
+            node[choose.choice(["op", "name", "inputs", "attrs", "attr", "param", "subgraphs"])] = choose.choice(_ODD)
+        elif what == 4:
+            graph[choose.choice(["nodes", "heads", "attrs"])] = choose.choice(_ODD)
+        else:
+            graph["attrs"] = {"mxnet_version": ["int", choose.choice([800, 900, 904, 1100, 10901])]}
+    _graph(json.dumps(graph).encode())
+
+
 def _found(*patterns: str) -> list[Path]:
     return sorted(path for pattern in patterns for path in GOLDEN.glob(pattern))
 
 
 _FIELDS = b"nodes heads op name inputs attrs attr param null subgraphs num_args num_outputs sections kernel mxnet_version"
+_OPERATORS = sorted(ALIASES)
 TARGETS = {
     "arrays": Target(_arrays, _found("checkpoint/*.params", "checkpoint/*.v0")),
     "states": Target(_states, _found("checkpoint/*.states"), (b"cbuiltins\n", b"cmxnet.", b"\x80\x04", b"handle")),
     "header": Target(_header, [], (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}\nabcd', b"__metadata__", b"BF16")),
     "tensors": Target(_tensors, [], (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"__metadata__")),
+    "mutant": Target(_mutant, []),
     "graph": Target(_graph, _found("models/*.json", "checkpoint/*.json"), (*_FIELDS.split(), b"__shape__")),
 }
 

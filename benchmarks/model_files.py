@@ -1,0 +1,192 @@
+"""How long model files take to load, to lower and to compute with for the first time, and the memory that takes.
+
+    python -m benchmarks.model_files FIXTURES                            the recorded models, and two large ones made here
+    python -m benchmarks.model_files FIXTURES --only lenet,resnet152     some of them
+    python -m benchmarks.model_files FIXTURES --markdown out.md          write the table too (it is printed anyway)
+
+FIXTURES is a folder with models/manifest.json and models/<name>/model-symbol.json, model-0000.params.  Each model is measured
+in a fresh process, so that no compiled program and no memory of another one helps or harms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_S = 3.0  # for a graph of 1,500 nodes or of ResNet-152's size, from the disk
+
+
+def resnet(units: tuple[int, ...] = (3, 8, 36, 3), heads: bool = False) -> Any:
+    """A bottleneck ResNet; with `heads`, box and class predictors at six scales behind it, as a detector has them."""
+    from jfit import sym
+
+    def block(data: Any, filters: int, kernel: int, name: str, stride: int = 1, act: bool = True) -> Any:
+        size = {"kernel": (kernel, kernel), "pad": (kernel // 2, kernel // 2), "stride": (stride, stride)}
+        net = sym.Convolution(data, num_filter=filters, no_bias=True, name=f"{name}_conv", **size)
+        net = sym.BatchNorm(net, fix_gamma=False, name=f"{name}_bn")
+        return sym.Activation(net, act_type="relu", name=f"{name}_relu") if act else net
+
+    net = block(sym.Variable("data"), 64, 7, "stem", 2)
+    net = sym.Pooling(net, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max", name="stem_pool")
+    scales = []
+    for stage, count in enumerate(units):
+        for unit in range(count):
+            name, width, stride = f"stage{stage}_unit{unit}", 64 << stage, 2 if unit == 0 and stage else 1
+            inner = block(block(net, width, 1, f"{name}_a", stride), width, 3, f"{name}_b")
+            inner = block(inner, 4 * width, 1, f"{name}_c", act=False)
+            same = net if unit else block(net, 4 * width, 1, f"{name}_skip", stride, act=False)
+            net = sym.Activation(inner + same, act_type="relu", name=f"{name}_out")
+        scales.append(net)
+    if heads:
+        return _detector(scales[1:], block)
+    net = sym.Flatten(sym.Pooling(net, global_pool=True, kernel=(7, 7), pool_type="avg", name="pool"), name="flat")
+    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=1000, name="fc"), name="softmax")
+
+
+def _detector(scales: list[Any], block: Any) -> Any:
+    from jfit import sym
+
+    while len(scales) < 6:
+        scales.append(block(scales[-1], 256, 3, f"extra{len(scales)}", 2))
+    flat: dict[str, list[Any]] = {"loc": [], "cls": []}
+    for number, scale in enumerate(scales):
+        for kind, filters in (("loc", 16), ("cls", 84)):
+            name = f"{kind}{number}"
+            out = sym.Convolution(scale, kernel=(3, 3), pad=(1, 1), num_filter=filters, name=name)
+            flat[kind].append(sym.Flatten(sym.transpose(out, axes=(0, 2, 3, 1), name=f"{name}_t"), name=f"{name}_f"))
+    loc = sym.Concat(*flat["loc"], dim=1, name="loc")
+    cls = sym.Reshape(sym.Concat(*flat["cls"], dim=1, name="cls"), shape=(0, -1, 21), name="scores")
+    return sym.Group([sym.softmax(cls, axis=2, name="probability"), sym.BlockGrad(loc, name="boxes")])
+
+
+LARGE = {"resnet152": (False, (1, 3, 224, 224)), "detector152": (True, (1, 3, 256, 256))}
+
+
+def make_large(name: str, folder: Path) -> dict[str, Any]:
+    """Writes the files of a large model with drawn parameters; returns what `measure` needs to know."""
+    import jax
+
+    import jfit
+    from jfit.formats import save_arrays
+
+    heads, shape = LARGE[name]
+    net = resnet(heads=heads)
+    specs = {"data": jax.ShapeDtypeStruct(shape, "float32")}
+    params, aux = jfit.lower(net).init(jax.random.key(0), specs)
+    net.save(folder / f"{name}-symbol.json")
+    save_arrays(
+        folder / f"{name}-0000.params", {f"arg:{k}": v for k, v in params.items()} | {f"aux:{k}": v for k, v in aux.items()}
+    )
+    return {"name": name, "prefix": str(folder / name), "data_shapes": {"data": list(shape)}}
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Times and memory of one model in this process."""
+    import jax
+    import numpy as np
+
+    import jfit
+
+    jax.block_until_ready(jax.numpy.zeros(1) + 1)  # the backend has started
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    clock = [time.perf_counter()]
+    loaded = jfit.load(case["prefix"])
+    jax.block_until_ready(loaded.params)
+    clock.append(time.perf_counter())
+    model = jfit.lower(loaded.symbol, inputs=(*loaded.model.inputs, *loaded.model.labels))
+    clock.append(time.perf_counter())
+    shapes = {name: shape for name, shape in case["data_shapes"].items() if name in model.inputs}
+    data = {name: np.zeros(shape, "float32") for name, shape in shapes.items()}
+    call = jax.jit(lambda params, aux, inputs: model.apply(params, aux, inputs, key=jax.random.key(0))[0])
+    for _ in range(2):
+        jax.block_until_ready(call(loaded.params, loaded.aux, data))
+        clock.append(time.perf_counter())
+    load, lower, first, second = (b - a for a, b in pairwise(clock))
+    files = [*Path(case["prefix"]).parent.glob(Path(case["prefix"]).name + "-*")]
+    return {
+        "name": case["name"],
+        "nodes": len(loaded.symbol.nodes()),
+        "parameters": sum(int(np.prod(v.shape)) for v in loaded.params.values()),
+        "bytes": sum(f.stat().st_size for f in files),
+        "load_s": load,
+        "lower_s": lower,
+        "first_s": first,
+        "second_s": second,
+        "memory": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024,
+    }
+
+
+def _in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.model_files", "--measure-here", json.dumps(case)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    if done.returncode:
+        return {"name": case["name"], "failed": done.stderr.strip().splitlines()[-1][:100]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table; the bar holds for the two large models."""
+    from benchmarks.measure import machine
+
+    told = machine()
+    lines = ["# Model files", "", f"{told['processor']}, {told['cores']} cores; Python {told['python']}, "]
+    lines[-1] += ", ".join(f"{k} {v}" for k, v in told["versions"].items() if v and k in ("jax", "jaxlib", "numpy")) + "."
+    lines += [
+        "",
+        "| model | nodes | parameters | files | load | lower | first call | next call | memory |",
+        "|---|" + "---:|" * 8,
+    ]
+    for row in rows:
+        if "failed" in row:
+            lines.append(f"| {row['name']} | {row['failed']} |" + " |" * 7)
+            continue
+        times = f"{row['load_s']:.3f} s | {row['lower_s']:.3f} s | {row['first_s']:.2f} s | {row['second_s'] * 1e3:.1f} ms"
+        sizes = f"{row['nodes']} | {row['parameters']:,} | {row['bytes'] / 1e6:.1f} MB"
+        lines.append(f"| {row['name']} | {sizes} | {times} | {row['memory'] / 1e6:.0f} MB |")
+    for row in rows:
+        if row["name"] in LARGE and "failed" not in row:
+            verdict = "pass" if row["load_s"] <= MOST_S else "FAIL"
+            lines += ["", f"{row['name']} loads in {row['load_s']:.2f} s (bar: {MOST_S:g} s): {verdict}"]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure every model, print the table and write it where the command line says."""
+    parser = argparse.ArgumentParser(prog="benchmarks.model_files", description="Load, lowering and first-call times.")
+    parser.add_argument("fixtures", type=Path, nargs="?", help="folder with models/manifest.json")
+    parser.add_argument("--only", help="comma-separated names")
+    parser.add_argument("--markdown", type=Path, help="write the table here (it is printed anyway)")
+    parser.add_argument("--measure-here", type=json.loads, help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    if given.measure_here:
+        print(json.dumps(measure(given.measure_here)))
+        return
+    only = given.only.split(",") if given.only else None
+    cases: list[dict[str, Any]] = []
+    if given.fixtures:
+        told = json.loads((given.fixtures / "models" / "manifest.json").read_text(encoding="utf-8"))
+        for case in told if isinstance(told, list) else told["models"]:
+            prefix = str(given.fixtures / "models" / case["name"] / "model")
+            cases.append({"name": case["name"], "prefix": prefix, "data_shapes": case["data_shapes"]})
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [case for case in cases if only is None or case["name"] in only]
+        cases += [make_large(name, Path(folder)) for name in LARGE if only is None or name in only]
+        page = markdown([_in_fresh_process(case) for case in cases])
+    print(page)
+    if given.markdown:
+        given.markdown.parent.mkdir(parents=True, exist_ok=True)
+        given.markdown.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
