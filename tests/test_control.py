@@ -218,6 +218,8 @@ def test_errors_say_what_is_wrong():
     both = sym.contrib.cond(sym.sum(x) < 1, lambda: x, lambda: sym.sum(x))
     with pytest.raises(GraphError, match="both branches"):
         jfit.lower(both, inputs=[]).apply({"x": jnp.ones((2, 2))}, {}, {})
+    with pytest.raises(GraphError, match=r"make it by sym.contrib"):
+        sym._foreach(x, s, num_outputs=1, num_out_data=1, in_state_locs=(), in_data_locs=(), remain_locs=())
     chosen = sym.contrib.cond(x, lambda: x, lambda: x * 2)
     with pytest.raises(GraphError, match="needed one number"):
         jfit.lower(chosen, inputs=[]).apply({"x": jnp.ones((2, 2))}, {}, {})

@@ -134,6 +134,8 @@ def apply_op(
     named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
     given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and v is not None}
     op = record_for(name, {k: text_of(v) for k, v in given.items()} if lookup(name).given else given)
+    if len(subgraphs) != len(op.graphs):
+        raise GraphError(f"operator {op.name} has graphs inside: make it by sym.contrib.foreach, while_loop or cond")
     if any(a is None for a in args):
         raise GraphError(f"operator {op.name} got None by position, which stands for no input; pass what follows it by name")
     positional = [a for a in args if not isinstance(a, Symbol)]
