@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.lowering.in_place import overwritten
 from jfit.model import Aux, Inputs, Params, Policy
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.rows import MaybeRows, Rows, RowsLost
@@ -74,6 +75,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
     aux_ids = aux_nodes(order)
     label_only = _label_graph(operators)
     unsized = _unsized(operators)
+    marked = overwritten(order, heads, names.fed)
 
     def apply(
         params: Params,
@@ -111,7 +113,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
                 values.update({(id(node), i): None for i in range(len(node.op.output_names(node.params)))})  # type: ignore
                 continue
             ins = [_absent(node, i, ins, train, inputs) if v is None else v for i, v in enumerate(ins)]
-            outs, moved = _run(node, sizes.get(id(node), node.params), ins, base, key, policy)
+            told = dataclasses.replace(base, overwritten=True) if id(node) in marked else base
+            outs, moved = _run(node, sizes.get(id(node), node.params), ins, told, key, policy)
             values.update({(id(node), i): v for i, v in enumerate(outs)})
             new_aux.update(moved)
         results = [values[id(h.node), h.index] or _missing(h.node, inputs) for h in heads]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +107,17 @@ def _selu_derivative(primals, tangents):
     return out, dx * SELU_SCALE * jnp.where(x > 0, jnp.ones((), x.dtype), SELU_ALPHA + out)
 
 
+@jax.custom_jvp
+def _scaled_by_itself(slope: Array) -> Array:
+    """The slope, whose gradient comes out times the slope itself."""
+    return slope
+
+
+@_scaled_by_itself.defjvp
+def _scaled_by_itself_derivative(primals, tangents):
+    return primals[0], primals[0] * tangents[0]
+
+
 def _leaky_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if attrs.act_type != "prelu":
         return ins
@@ -136,7 +148,11 @@ def _leaky_rows(attrs, rows, shapes, outs):
     layout="any",
 )
 def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) -> Array:
-    """y = x where x > 0, else slope * x (leaky, prelu, rrelu), slope * (eˣ - 1) (elu, selu); gelu = x * Φ(x)."""
+    """y = x where x > 0, else slope * x (leaky, prelu, rrelu), slope * (eˣ - 1) (elu, selu); gelu = x * Φ(x).
+
+    The gradient by the slope of prelu is slope x the true one where MXNet 1.9.1 overwrites what it is computed from: nearly
+    everywhere inside a graph, see `ctx.overwritten`; curves depend on it.
+    """
     kind = attrs.act_type
     if kind == "gelu":
         return jax.nn.gelu(data, approximate=False)
@@ -149,6 +165,7 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
     if kind == "prelu":
         assert gamma is not None
         slope = gamma.astype(data.dtype)
+        slope = cast(Array, _scaled_by_itself(slope)) if ctx.overwritten else slope
         if slope.size == 1:
             slope = slope.reshape((1,) * data.ndim)
         elif slope.ndim == 1:
