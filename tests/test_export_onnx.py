@@ -283,6 +283,17 @@ def test_half_precision_parameters_stay_half():
     np.testing.assert_allclose(out, want, rtol=3e-3, atol=3e-3)
 
 
+def test_half_precision_data_and_float32_states_meet_as_they_do_in_jfit():
+    symbol = S.RNN(DATA, S.Variable("rnn_parameters"), S.Variable("h"), mode="rnn_tanh", state_size=3, num_layers=1, name="rnn")
+    model = jfit.lower(symbol, inputs=["data", "h"], batch_axes={"data": 1})
+    params = {"rnn_parameters": jnp.linspace(-1, 1, 27, dtype="float16")}
+    x = {"data": np.linspace(-1, 1, 16, dtype="float16").reshape(2, 2, 4), "h": np.ones((1, 2, 3), "float32")}
+    want = model.apply(params, {}, {k: jnp.asarray(v) for k, v in x.items()})[0][0]
+    got = run(jfit.export.onnx(model, x, params), x)[0]
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
+
+
 def test_bytes_are_fed_as_bytes():
     made = jfit.export.onnx(DATA * 0.5, {"data": jax.ShapeDtypeStruct((2, 3), "uint8")}, {})
     assert run(made, {"data": np.full((4, 3), 7, "uint8")})[0].tolist() == [[3.5] * 3] * 4

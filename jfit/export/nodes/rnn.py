@@ -37,6 +37,9 @@ def rnn(graph: Graph, node: At, data: str, parameters: str, state: str = "", *re
     attrs, directions = node.attrs, 2 if node.attrs.bidirectional else 1
     weights = unpack(attrs, _check(node), node.sizes(2, 3)[0])  # type: ignore[arg-type]
     cell = rest[0] if attrs.mode == "lstm" and rest else ""
+    work = node.outs[0].dtype  # half-precision data and float32 states meet in float32
+    data = graph.cast(data, work, node.dtype)
+    state, cell = (graph.cast(s, work, node.of(i).dtype) if s else "" for i, s in ((2, state), (3, cell)))
     lengths = graph.cast(rest[-1], np.int32, node.of(len(node.ins) - 1).dtype) if attrs.use_sequence_length else ""
     ends: list[list[str]] = []
     for layer in range(attrs.num_layers):
@@ -52,7 +55,7 @@ def rnn(graph: Graph, node: At, data: str, parameters: str, state: str = "", *re
 
 def _layer(graph: Graph, node: At, data: str, weights: list[Weights], lengths: str, starts: list[str]) -> tuple[str, ...]:
     """One node: (outputs (time, directions, batch, size), last states...)."""
-    attrs, dtype = node.attrs, node.dtype
+    attrs, dtype = node.attrs, node.outs[0].dtype
     forward, recurrent = (graph.const(np.stack([_gates(attrs, w[i]) for w in weights]), dtype) for i in (0, 1))
     biases = [np.concatenate([_gates(attrs, w.i2h_bias), _gates(attrs, w.h2h_bias)]) for w in weights]
     settings: dict[str, Any] = {

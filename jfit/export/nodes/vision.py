@@ -77,6 +77,20 @@ def roi_align(graph: Graph, node: At, data: str, rois: str) -> str:
     return graph.add("Where", graph.unsqueeze(real, [2, 3]), out, graph.const(0, node.dtype))
 
 
+@converts("ROIPooling")
+def roi_pooling(graph: Graph, node: At, data: str, rois: str) -> str:
+    """MaxRoiPool; regions of images that are not there are 0."""
+    dtype = node.of(1).dtype
+    number, rows = graph.slice(rois, 1, 0, 1), graph.cast(graph.dims(node.shape[:1]), dtype)
+    number = graph.add("Mul", graph.add("Sign", number), graph.add("Floor", graph.add("Abs", number)))
+    real = graph.add("And", graph.binary("GreaterOrEqual", number, 0, dtype), graph.add("Less", number, rows))
+    safe = graph.add("Where", real, number, graph.const(0, dtype))
+    regions = graph.add("Concat", safe, graph.slice(rois, 1, 1, 5), axis=1)
+    size = list(node.attrs.pooled_size)
+    out = graph.add("MaxRoiPool", data, regions, pooled_shape=size, spatial_scale=node.attrs.spatial_scale)
+    return graph.add("Where", graph.unsqueeze(real, [2, 3]), out, graph.const(0, node.dtype))
+
+
 # ------------------------------------------------------------------------------------------ boxes
 @converts("_contrib_MultiBoxPrior")
 def multibox_prior(graph: Graph, node: At, data: str) -> str:
