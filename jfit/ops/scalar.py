@@ -52,8 +52,10 @@ def _floats(attrs: Any, dtype: Any) -> bool:
     return not attrs.is_int and np.dtype(dtype).kind in "iub"
 
 
-def _number(value: float, dtype: Any) -> np.ndarray:
+def _number(value: Any, dtype: Any) -> Any:
     """The number in the dtype of the data: integers lose the fraction and wrap round, as in C."""
+    if isinstance(value, Array):
+        return value.astype(dtype)  # eager calls pass the number as data, so that another one compiles nothing
     if np.dtype(dtype).kind not in "iu":
         return np.asarray(value, dtype)
     return np.asarray(int(np.clip(np.nan_to_num(value), -(2.0**63), 2.0**63 - 1024)), np.int64).astype(dtype)
