@@ -280,7 +280,8 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     places = _groups(bins, group)
 
     def maps_of(maps: Array) -> Array:
-        return maps.reshape(attrs.output_dim, group, group, height, width)[:, places[:, None], places[None, :]]
+        split = maps.reshape(attrs.output_dim, group, group, height, width)
+        return split if group == bins else split[:, places[:, None], places[None, :]]
 
     return _pooled(data, image, rows, columns, maps_of).astype(data.dtype)
 
