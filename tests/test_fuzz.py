@@ -28,6 +28,7 @@ SAMPLES = {
     "arrays": [path.read_bytes() for path in targets.TARGETS["arrays"].seeds],
     "states": [path.read_bytes() for path in targets.TARGETS["states"].seeds],
     "graph": [path.read_bytes() for path in targets.TARGETS["graph"].seeds if path.stat().st_size < 12_000],
+    "mutant": [b"seed"],
     "header": [b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"__metadata__":{"k":"v"}}\nabcd'],
 }
 
@@ -50,7 +51,7 @@ def damaged(draw, name):
     return bytes(raw)
 
 
-@pytest.mark.parametrize("name", ["arrays", "states", "graph", "header", "tensors"])
+@pytest.mark.parametrize("name", ["arrays", "states", "graph", "mutant", "header", "tensors"])
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_a_damaged_file_reads_or_is_refused_by_a_sentence_in_bounded_memory(name, data):
@@ -95,6 +96,7 @@ def node(op, *inputs, name="n", **attrs):
         (graph(X, node("Concat", (0, 0), num_args=10**12)), "node 1 ('n')", "num_args=1000000000000, but the file gives it 1"),
         (graph(X, node("Concat", (0, 0), num_args=-1)), "node 1 ('n')", "num_args=-1, but the file gives it 1"),
         (graph(X, node("BatchNorm", (0, 0), use_global_stats="Fal0se")), "node 1 ('n')", "use_global_stats is 'Fal0se'"),
+        (graph(X, node("Crop", num_args=0)), "node 1 ('n')", "Crop"),
         (graph(X, node("relu" * 100_000, (0, 0))), "node 1 ('n'), field 'op'", "unknown operator"),
         (graph({"op": "null", "name": "x" * 4000}, heads=[(0, 0)] * 3000), "field 'heads'", "more than 10000000 characters"),
         ('{"nodes": [NaN], "heads": [[0, 0]]}', "node 0", "needs an object with the strings 'op' and 'name', found nan"),

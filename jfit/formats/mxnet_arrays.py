@@ -22,6 +22,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.formats.atomic import FormatError, atomic_write
+from jfit.formats.memory import room
 from jfit.formats.sparse import STYPES, SparseArray, as_kind, from_bcoo, sparse_problem
 
 LIST = 0x112
@@ -161,7 +162,7 @@ class _Source:
         # Python integers: a hostile shape cannot overflow here.
         count = math.prod(shape) * dtype.itemsize
         self.need(count, f"shape {shape} of {dtype}")
-        array = np.empty(shape, np.uint8 if dtype == np.bool_ else dtype)
+        array = room(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
         if count and self.file.readinto(array.reshape(-1).view(np.uint8).data) != count:
             raise self.error("the file ended while an array was being read")
         self.left -= count

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from jfit.formats.atomic import FormatError, atomic_write
+from jfit.formats.memory import room
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -134,7 +135,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
       path: a safetensors file.
 
     Returns:
-      (arrays by name, metadata). The arrays own their memory and can be written to.
+      (arrays by name, metadata). The arrays can be written to.
 
     Raises:
       FormatError: the file is damaged, cut off, or no safetensors file.
@@ -157,7 +158,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
         arrays = {}
         for entry in entries:
             file.seek(begin + entry.start)
-            array = np.empty(entry.shape, entry.dtype)
+            array = room(entry.shape, entry.dtype)
             # One read for one array, straight into its own memory: the file is never held twice.
             if entry.stop > entry.start and file.readinto(array.reshape(-1).view(np.uint8).data) != entry.stop - entry.start:
                 raise FormatError(path, f"tensor {entry.name!r}", "the file ended while it was being read", _REMEDY)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jfit.ops import Op
-from jfit.symbol.graph import HIDDEN_KEYS, Entry, GraphError, Node, Symbol, topological
+from jfit.symbol.graph import HIDDEN_KEYS, Entry, Node, Symbol, topological
 
 VERSION = 10901  # MXNet 1.9.1
 OLDEST = 800  # files without a version
@@ -59,7 +59,7 @@ def upgrade(records: Sequence[Record], version: int) -> None:
                 _spread_multipliers(record, records)
             if version < 904:
                 _stamp_aux(record, records)
-        except GraphError:
+        except ValueError:
             continue  # its attributes cannot be read: whoever makes the node of it says where and why
         if version < 905 and record.op.name in ("argmax", "argmin") and record.attrs.get("axis") == "-1":
             del record.attrs["axis"]  # -1 meant "no axis" then
