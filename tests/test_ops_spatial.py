@@ -16,7 +16,7 @@ from jfit.ops import LOST, Rows, lookup
 from jfit.ops.context import Ctx
 
 FIXTURES = load_cases("norms", "heads", "spatial", "resized", "moments")
-RECORDED = load_cases("normalising", "resizing", "sampling", "unaligned")
+RECORDED = load_cases("normalising", "resizing", "sampling", "unaligned", "first_version")
 
 
 @pytest.mark.parametrize(("case", "arrays"), FIXTURES, ids=case_id)
@@ -229,6 +229,9 @@ FAULTS = [
     ("WarpCTC", [(7, 3), (4,)], {"input_length": 2, "label_length": 2}, "input_length * batch rows"),
     ("WarpCTC", [(8, 3), (3,)], {"input_length": 4, "label_length": 2}, "2 x 2 labels"),
     ("im2col", [(1, 1, 3, 3)], {"kernel": (4, 4)}, "does not fit"),
+    ("Pooling_v1", [(1, 1, 3, 3)], {"kernel": (4, 4)}, "does not fit"),
+    ("Pooling_v1", [(1, 1, 3, 3)], {"kernel": (2,)}, "two entries"),
+    ("Pooling_v1", [(1, 3, 3)], {"kernel": (2, 2)}, "4 axes"),
     ("im2col", [(1, 1, 3, 3)], {"kernel": (2,)}, "2 spatial axes"),
     ("col2im", [(1, 4, 3)], {"kernel": (2, 2), "output_size": (3, 3)}, "output_size"),
 ]

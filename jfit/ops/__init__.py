@@ -29,6 +29,7 @@ from jfit.ops import (  # noqa: F401  each family registers its records
     norm,
     norm_groups,
     pooling,
+    pooling_v1,
     proposal,
     quantize,
     quantized,

@@ -192,6 +192,14 @@ def _conv_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
 
 
 @operator(
+    "Convolution_v1",
+    inputs=_inputs,
+    attrs=_attributes(1024, no_bias=False),
+    fill=_conv_fill,
+    rows=batch_rows,
+    layout="channels",
+)
+@operator(
     "Convolution",
     inputs=_inputs,
     attrs=_attributes(1024, no_bias=False),

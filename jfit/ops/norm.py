@@ -170,8 +170,8 @@ def batch_norm_with_relu(ctx: Ctx, attrs: Attrs, *arrays: Array):
 
 @operator("_contrib_SyncBatchNorm", **_record(ndev=integer(1), key=text()))
 def sync_batch_norm(ctx: Ctx, attrs: Attrs, *arrays: Array):
-    """y = BatchNorm(x) with μ, σ² of the rows of all devices, whatever `ndev` and `key` say."""
-    return batch_norm(replace(ctx, sync_batch_stats=True), attrs, *arrays)
+    """y = BatchNorm(x) with μ, σ² of the rows of all devices, whatever `ndev` and `key` say; output `var` is σ² itself."""
+    return batch_norm_v1(replace(ctx, sync_batch_stats=True), attrs, *arrays)
 
 
 @operator("BatchNorm_v1", **_record())

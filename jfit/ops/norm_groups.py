@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_shape, number
@@ -148,6 +149,6 @@ def lrn(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array]:
     wide = data.astype(accumulating(data.dtype))
     window = [attrs.nsize if k == channel else 1 for k in range(4)]
     pads = [(half, half) if k == channel else (0, 0) for k in range(4)]
-    squares = lax.reduce_window(jnp.square(wide), jnp.zeros((), wide.dtype), lax.add, window, (1,) * 4, pads)
+    squares = lax.reduce_window(jnp.square(wide), np.zeros((), wide.dtype), lax.add, window, (1,) * 4, pads)
     norm = attrs.knorm + (attrs.alpha / attrs.nsize) * squares
     return (wide * norm**-attrs.beta).astype(data.dtype), norm.astype(data.dtype)
