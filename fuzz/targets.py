@@ -118,7 +118,8 @@ def _mutant(data: bytes) -> None:
         if what == 0:
             node["op"] = choose.choice(_OPERATORS)
         elif what == 1:
-            known = REGISTRY[ALIASES[node["op"]]].attrs if node["op"] in ALIASES else {}
+            op = node.get("op")
+            known = REGISTRY[ALIASES[op]].attrs if isinstance(op, str) and op in ALIASES else {}
             given = node.setdefault("attrs", {})
             if isinstance(given, dict):
                 given[choose.choice([*given, *known, "__shape__", "__dtype__", "weight_lr_mult"])] = choose.choice(_ODD)

@@ -328,6 +328,11 @@ NORM: dict[str, Attr] = {
 }
 
 
+def _norm_fill(attrs: Attrs, ins: Any, outs: Any) -> Any:
+    channels = None if ins[0] is None else ins[0][attrs.axis : attrs.axis + 1]
+    return [ins[0], channels, channels, (1,), (1,), channels, channels][: len(ins)]
+
+
 @operator(
     "_contrib_quantized_batch_norm",
     inputs=("data", "gamma", "beta", "min_data", "max_data"),
@@ -336,7 +341,7 @@ NORM: dict[str, Attr] = {
     aux_at=3,
     outputs=OUTPUTS,
     attrs=NORM,
-    fill=lambda attrs, ins, outs: [ins[0], *[None if ins[0] is None else ins[0][attrs.axis : attrs.axis + 1]] * 2, (1,), (1,)],
+    fill=_norm_fill,
     types=lambda attrs, ins: ([ins[0], *[FLOAT] * (len(ins) - 1)], [DTYPES["int8"], FLOAT, FLOAT]),
     rows=_data_rows,
 )
