@@ -250,6 +250,7 @@ def test_small_files_that_promise_much_take_no_memory(tmp_path):
 
 
 def test_shapes_of_quantized_batch_norm_reach_its_states():
-    net = jfit.sym._contrib_quantized_batch_norm(jfit.sym.Variable("data"), min_calib_range=-1, max_calib_range=1, name="n")
+    data = jfit.sym.Variable("data", dtype="int8")
+    net = jfit.sym._contrib_quantized_batch_norm(data, min_calib_range=-1, max_calib_range=1, name="n")
     arguments, _, states = net.infer_shape_partial(data=(2, 3, 4, 4))
     assert states == [(3,), (3,)] and (3,) in arguments
