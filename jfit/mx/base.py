@@ -42,10 +42,10 @@ def translated() -> Iterator[None]:
     try:
         with explained():
             yield
+    except FormatError as error:  # first: a damaged graph file is a GraphError too
+        raise DamagedFile(error.path, error.where, error.problem, error.remedy) from error
     except (GraphError, UnknownOperator) as error:
         raise MXNetError(str(error)) from error
-    except FormatError as error:
-        raise DamagedFile(error.path, error.where, error.problem, error.remedy) from error
     except FileNotFoundError as error:
         said = error.args if error.errno is None else (error.errno, error.strerror, error.filename)
         raise MissingFile(*said) from error
