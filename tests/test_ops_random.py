@@ -211,6 +211,8 @@ def test_prediction_and_score_draw_the_same_numbers_again():
     params = {"fc_weight": np.eye(2, 3, dtype=np.float32), "fc_bias": np.zeros(2, np.float32)}
     first = jfit.predict(_noisy(), x, params=params, batch_size=4)
     np.testing.assert_array_equal(first, jfit.predict(_noisy(), x, params=params, batch_size=4))
+    two = [jfit.cpu(0), jfit.cpu(1)]
+    np.testing.assert_array_equal(first, jfit.predict(_noisy(), x, params=params, batch_size=4, devices=two))
     assert len(np.unique(first[:, 0])) == 10  # no batch repeats the numbers of another
     scores = [jfit.score(_noisy(), (x, y), params=params, batch_size=4) for _ in range(2)]
     assert scores[0] == scores[1]
