@@ -11,6 +11,7 @@ which compiles with the rest, has its gradient for free, and takes part in every
 ...     return data / (1 + jnp.exp(-attrs.beta * data))
 >>> jfit.sym.doc_swish(jfit.sym.Variable("x"), beta=2.0).infer_shape(x=(2, 3))[1]
 [(2, 3)]
+>>> _ = jfit.ops.REGISTRY.pop("doc_swish"), jfit.ops.ALIASES.pop("doc_swish")  # it was an example only
 """
 
 from __future__ import annotations
