@@ -16,7 +16,7 @@ from jfit.ops import LOST, Rows, lookup
 from jfit.ops.context import Ctx
 
 FIXTURES = load_cases("norms", "heads", "spatial", "resized", "moments")
-RECORDED = load_cases("normalising", "resizing", "sampling", "unaligned", "first_version")
+RECORDED = load_cases("normalising", "resizing", "sampling", "unaligned", "first_version", "windows")
 
 
 @pytest.mark.parametrize(("case", "arrays"), FIXTURES, ids=case_id)
