@@ -39,9 +39,13 @@ def run(made, inputs):
 # Settings of operators that have no ONNX form.
 REFUSED = {("_contrib_ROIAlign", "position_sensitive", "True"), ("pick", "axis", "None"), ("Dropout", "mode", "always")}
 
+NAN_OPEN = ("argmax", "argmin", "sign")  # ONNX does not say what they make of NaN
+
 
 def _exportable(case, arrays):
     if any((case["op"], *item) in REFUSED for item in case["attrs"].items()):
+        return False
+    if case["op"] in NAN_OPEN and any(np.isnan(v).any() for k, v in arrays.items() if k == "in/data"):
         return False
     bytes_fed = any(v.dtype == np.uint8 for k, v in arrays.items() if k.startswith("in/"))  # a graph feeds bytes as floats
     return lookup(case["op"]).name in CONVERTERS and not bytes_fed

@@ -115,7 +115,7 @@ def _counted(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.nda
     return total
 
 
-@converts("Pooling", "Pooling_v1")
+@converts("Pooling")
 def pooling(graph: Graph, node: At, data: str) -> str:
     """MaxPool, or AveragePool over padded windows times what the window really counts."""
     attrs, kind = node.attrs, node.attrs.pool_type
@@ -125,6 +125,8 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         if attrs.global_pool:
             return _global_pool(graph, node, data, axes)
         kernel, stride, pads = _windows(node, sizes)
+        if any(max(p) >= k for p, k in zip(pads, kernel, strict=True)):
+            raise Unsupported(f"its padding {pads} is not smaller than its kernel, which ONNX does not allow; pad before it")
         shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride, "pads": [p[0] for p in pads] + [p[1] for p in pads]}
         if kind == "max":
             return graph.add("MaxPool", data, **shape)
@@ -138,6 +140,35 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         return mean if (counts == size).all() else graph.binary("Mul", mean, (size / counts)[None, None], node.dtype)
 
     return _in_channels_first(graph, node, data, call)
+
+
+def _padded(graph: Graph, node: At, data: str, pads: Sequence[tuple[int, int]], value: float) -> str:
+    """Entries of a value before and after each spatial axis."""
+    if not any(map(any, pads)):
+        return data
+    widths = [0, 0, *(p[0] for p in pads), 0, 0, *(p[1] for p in pads)]
+    return graph.add("Pad", data, graph.ints(widths), graph.const(value, node.dtype), mode="constant")
+
+
+@converts("Pooling_v1")
+def pooling_v1(graph: Graph, node: At, data: str) -> str:
+    """Padding counts as zeros; what `full` adds at the end is never largest, and counts in the mean."""
+    attrs, kind = node.attrs, node.attrs.pool_type
+    if attrs.global_pool:
+        return _global_pool(graph, node, data, [2, 3])
+    kernel: list[int] = list(attrs.kernel)
+    stride, pads, ends = list(attrs.stride or (1, 1)), attrs.pad or (0, 0), []
+    for n, k, s, p, out in zip(node.sizes(2), kernel, stride, pads, _sizes(node.outs[0]), strict=True):
+        ends.append((0, max((out - 1) * s + k - n - 2 * p, 0)))
+    data = _padded(graph, node, data, [(p, p) for p in pads], 0)
+    data = _padded(graph, node, data, ends, -np.inf if kind == "max" else 0)
+    # ONNX Runtime would merge the padding into the pooling, where it counts otherwise: a node that changes nothing is between
+    data = graph.binary("Max", data, -np.inf, node.dtype)
+    shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride}
+    if kind == "max":
+        return graph.add("MaxPool", data, **shape)
+    mean = graph.add("AveragePool", data, **shape)
+    return mean if kind == "avg" else graph.binary("Mul", mean, math.prod(kernel), node.dtype)
 
 
 def _global_pool(graph: Graph, node: At, data: str, axes: list[int]) -> str:

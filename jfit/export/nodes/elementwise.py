@@ -20,8 +20,24 @@ PLAIN = {
 }  # fmt: skip
 
 
+ON_INTEGERS = ("Abs", "Ceil", "Floor", "Identity", "Neg", "Relu", "Sign")
+FLOAT = np.dtype(np.float32)
+
+
 def _is_float(node: At) -> bool:
     return node.dtype.kind not in "iub"
+
+
+def _on_floats(how: Callable[..., str]) -> Callable[..., str]:
+    """Integers are converted as float32, and the result is cut to integers again."""
+
+    def convert(graph: Graph, node: At, data: str) -> str:
+        if _is_float(node):
+            return how(graph, node, data)
+        wide = node._replace(ins=(node.of(0)._replace(dtype=FLOAT),))
+        return graph.cast(how(graph, wide, graph.cast(data, FLOAT)), node.dtype)
+
+    return convert
 
 
 def _plain(kind: str) -> Callable[..., Any]:
@@ -29,7 +45,7 @@ def _plain(kind: str) -> Callable[..., Any]:
         rounds = kind in ("Floor", "Ceil")  # integers are what they are
         return data if rounds and not _is_float(node) else graph.add(kind, data)
 
-    return convert
+    return convert if kind in ON_INTEGERS else _on_floats(convert)
 
 
 for ours, theirs in PLAIN.items():
@@ -72,7 +88,7 @@ ROUNDING: dict[str, Callable[..., str]] = {
     "trunc": _towards_zero,
     "_contrib_round_ste": lambda g, n, x: _towards_zero(g, n, x, 0.5),
 }
-CONVERTERS.update(PHRASES)
+CONVERTERS.update({k: f if k in ("square", "logical_not") else _on_floats(f) for k, f in PHRASES.items()})
 
 
 def _rounding(how: Callable[..., str]) -> Callable[..., str]:
@@ -176,7 +192,9 @@ def _mod(graph: Graph, dtype: Any, a: str, b: str) -> str:
 
 
 def _hypot(graph: Graph, dtype: Any, a: str, b: str) -> str:
-    return graph.add("Sqrt", graph.add("Add", graph.add("Mul", a, a), graph.add("Mul", b, b)))
+    work = dtype if np.dtype(dtype).kind not in "iu" else FLOAT
+    a, b = graph.cast(a, work, dtype), graph.cast(b, work, dtype)
+    return graph.cast(graph.add("Sqrt", graph.add("Add", graph.add("Mul", a, a), graph.add("Mul", b, b))), dtype, work)
 
 
 # stem -> (graph, dtype, a, b) -> tensor; the second group answers with bool
@@ -226,12 +244,12 @@ def where(graph: Graph, node: At, condition: str, x: str, y: str) -> str:
 # ------------------------------------------------------------------------------------------ an array and a number
 def _with_scalar(how: Callable[..., str], swapped: bool) -> Callable[..., str]:
     def convert(graph: Graph, node: At, data: str) -> str:
-        out, tests = node.outs[0].dtype, how in TESTS.values()
-        # a comparison with 0.5 must not see it cut to 0 by integer data
-        work = (node.dtype if _is_float(node) else np.dtype(np.float32)) if tests else out
-        pair = graph.cast(data, work, node.dtype), graph.const(node.attrs.scalar, work)
+        # integer data cuts the number, unless `is_int` says that they meet as floats
+        work, scalar = node.outs[0].dtype, node.attrs.scalar
+        number = np.asarray(int(scalar), np.int64).astype(work) if work.kind in "iu" else scalar
+        pair = graph.cast(data, work, node.dtype), graph.const(number, work)
         found = how(graph, work, *(reversed(pair) if swapped else pair))
-        return graph.cast(found, out, np.bool_ if tests else work)
+        return graph.cast(found, work, np.bool_ if how in TESTS.values() else work)
 
     return convert
 
