@@ -234,7 +234,7 @@ def _embedding_rows(attrs, rows, shapes, outs):
         "dtype": choice("bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", default="float32"),
         "sparse_grad": flag(False),
     },
-    aliases=("_npx_embedding", "_sparse_Embedding"),
+    aliases=("_npx_embedding", "_sparse_Embedding", "_contrib_SparseEmbedding"),
     fill=_embedding_fill,
     types=_embedding_types,
     rows=_embedding_rows,
