@@ -25,7 +25,7 @@ REASONS = {
     "fused": "it stands for a part of a graph that MXNet fused for oneDNN on one processor; save the graph of plain operators, "
     "as it is before get_backend_symbol",
     "calibration": "it finds thresholds of quantisation from histograms on the host; load the model that MXNet calibrated",
-    "writes": "it writes into an array that is given, which no graph does; assign to the array (`a[:] = ...`), or use one_hot, pick",
+    "writes": "it writes into an array that is given, which no graph does; assign to the array (`a[:] = ...`), or use one_hot",
     "values": "the shape of its output depends on the values of its input, so it cannot be compiled; mask with `where` instead",
 }
 
