@@ -30,6 +30,11 @@ def network():
     return S.SoftmaxOutput(net, name="softmax", normalization="batch")
 
 
+def dense():
+    net = S.Activation(S.BatchNorm(S.FullyConnected(DATA, num_hidden=5, name="fc1"), name="bn"), act_type="relu")
+    return S.SoftmaxOutput(S.FullyConnected(S.Dropout(net, p=0.3), num_hidden=3, name="fc2"), name="softmax")
+
+
 def batch_of(rows):
     rng = np.random.default_rng(rows)
     return {
@@ -102,7 +107,7 @@ def test_a_recorded_model_is_one_program_for_any_batch_size(name):
 
 # ------------------------------------------------------------------------------------------ train step
 def test_a_train_step_without_the_graph_learns_the_same():
-    model, specs = jfit.lower(network()), batch_of(6)
+    model, specs = jfit.lower(dense()), batch_of(6)
     settings = {"metrics": jfit.metrics.get("acc"), "clip_norm": 1.0}
     program = jfit.export.stablehlo(model, specs, train=True, optimizer="adam", platforms=CPU, **settings)
     program = jfit.export.read(program.to_bytes())
