@@ -166,8 +166,8 @@ def test_no_differentiable_operator_is_without_a_recorded_case():
 
 OWNERS = {  # test file -> operators that it checks in another way, and why they have no recorded case
     "test_ops_ordering: MXNet has them on GPUs, for sparse arrays or outside graphs only": (
-        "_CrossDeviceCopy _contrib_count_sketch _contrib_fft _contrib_getnnz _contrib_ifft _copyto _scatter_set_nd _sparse_retain "
-        "_square_sum _zeros_without_dtype"
+        "_CrossDeviceCopy _contrib_count_sketch _contrib_fft _contrib_getnnz _contrib_ifft _copyto _scatter_set_nd "
+        "_sparse_retain _square_sum _zeros_without_dtype"
     ),
     "test_ops_random: drawn numbers are compared with their distributions": (
         "_random_exponential _random_exponential_like _random_gamma _random_gamma_like _random_generalized_negative_binomial "
