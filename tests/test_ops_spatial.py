@@ -206,7 +206,7 @@ FAULTS = [
     ("LRN", [(2, 4, 3)], {"nsize": 3}, "4 axes"),
     ("L2Normalization", [(2, 3)], {"mode": "channel"}, "at least 3 axes"),
     ("SoftmaxActivation", [(2, 3)], {"mode": "channel"}, "at least 3 axes"),
-    ("moments", [(2, 3)], {}, "pass all of them"),
+    ("moments", [(2, 3)], {}, "moments needs the axes"),
     ("Crop", [(1, 1, 4, 4)], {"num_args": 1, "h_w": (5, 2)}, "does not lie within"),
     ("Crop", [(1, 1, 4, 4)], {"num_args": 1, "h_w": (5,)}, "two entries"),
     ("UpSampling", [(1, 1, 2, 2), (1, 1, 3, 3)], NEAREST | {"num_args": 2, "scale": 2}, "divisor"),

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_shape, number
+from jfit.ops.attributes import Attrs, choice, flag, integer, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
-from jfit.ops.rules import accumulating, along, batch_rows, need_rank, positive, removed, unmixed_rows
+from jfit.ops.rules import accumulating, along, batch_rows, need_rank, unmixed_rows
 
 
 def _standardised(wide: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
@@ -100,32 +100,6 @@ def l2_normalization(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     axes = {"instance": tuple(range(1, data.ndim)), "channel": (1,), "spatial": tuple(range(2, data.ndim))}[attrs.mode]
     wide = data.astype(accumulating(data.dtype))
     return (wide * lax.rsqrt(jnp.sum(jnp.square(wide), axis=axes, keepdims=True) + attrs.eps)).astype(data.dtype)
-
-
-# ------------------------------------------------------------------------------------------ moments
-def _moment_axes(attrs: Attrs, ndim: int) -> tuple[int, ...]:
-    if not attrs.axes:
-        raise ValueError("moments: axes is empty, needed the axes to average over; pass all of them for one mean of everything")
-    return tuple(positive(a, ndim, "axes") for a in attrs.axes)
-
-
-def _moment_rows(attrs, rows, shapes, outs):
-    return [removed(rows[0], _moment_axes(attrs, len(shapes[0])), attrs.keepdims)] * 2
-
-
-@operator(
-    "moments",
-    outputs=("output0", "output1"),
-    attrs={"axes": maybe_shape(), "keepdims": flag(False)},
-    rows=_moment_rows,
-)
-def moments(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array]:
-    """(μ, σ²) = (mean of x, mean of (x - μ)²) over `axes`."""
-    axes, wide = _moment_axes(attrs, data.ndim), data.astype(accumulating(data.dtype))
-    mean = jnp.mean(wide, axis=axes, keepdims=True)
-    var = jnp.mean(jnp.square(wide - mean), axis=axes, keepdims=True)
-    kept = mean.shape if attrs.keepdims else tuple(n for k, n in enumerate(data.shape) if k not in axes)
-    return mean.reshape(kept).astype(data.dtype), var.reshape(kept).astype(data.dtype)
 
 
 # ------------------------------------------------------------------------------------------ LRN

@@ -8,6 +8,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, number, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
+from jfit.ops.rows import LOST
 from jfit.ops.rules import first_types
 
 
@@ -17,7 +18,8 @@ def _roi_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _roi_rows(attrs, rows, shapes, outs):
-    return [rows[1]]  # rows of the output are regions, wherever on the batch they lie
+    # rows of the output are regions, wherever on the batch they lie
+    return [LOST if rows[1] is None and rows[0] is not None else rows[1]]
 
 
 def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Array]:

@@ -21,7 +21,8 @@ def ctc(label, steps=4, data_lengths=None, label_lengths=None, **attrs):
 
 CASES = [
     ctc([[1, 2], [2, 1]]),
-    ctc([[1, 1], [1, 2]], steps=2),  # too short for a repeated label
+    # too short for a repeated label
+    ctc([[1, 1], [1, 2]], steps=2) | {"skip": ["grad/data"], "note": "MXNet leaves that gradient as it lies in memory"},
     ctc([[1, 2, 3], [1, 2, 3]], steps=3),
     ctc([[0, 0], [1, 0]]),  # nothing to find
     ctc([[1, 0, 2], [2, 2, 0]]),  # labels end at the first 0
