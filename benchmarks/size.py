@@ -17,8 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jfit", "tests", "benchmarks", "examples", "notebooks")
 CORE = ("symbol", "lowering", "state", "step", "parallel", "loop", "run")
-CORE_BUDGET = 2_500
-NOT_CORE = ("jfit/symbol/drawing/",)  # looking at a graph is not part of what trains it
+CORE_BUDGET = 2_600  # 2,500 for the pipeline, 100 for loops and branches
+# Looking at a graph, and reading files of every age and intent, are not part of what trains it.
+NOT_CORE = ("jfit/symbol/drawing/", "jfit/symbol/serial.py", "jfit/symbol/upgrade.py")
 LONGEST_FILE = 400
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
