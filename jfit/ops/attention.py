@@ -14,7 +14,7 @@ from jax import Array
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
-from jfit.ops.rules import accumulating
+from jfit.ops.rules import accumulating, agreed
 
 HEADS = {"heads": integer()}
 
@@ -58,12 +58,10 @@ def _attended(attrs, values: Array, attention: Array) -> Array:
 
 def _score_rows(attrs, rows, shapes, outs):
     """Sequences of the batch (axis 1) become runs of `heads` on axis 0."""
-    found = [r for r in rows if r is not None]
-    if not found:
-        return [None]
-    first = found[0]
-    plain = all(r == first for r in found) and isinstance(first, Rows) and first.axis == 1
-    return [first._replace(axis=0, after=first.after * attrs.heads) if plain else LOST]
+    found = agreed(rows)
+    if not isinstance(found, Rows):
+        return [found]
+    return [found._replace(axis=0, after=found.after * attrs.heads) if found.axis == 1 else LOST]
 
 
 def _attended_rows(attrs, rows, shapes, outs):
@@ -72,10 +70,8 @@ def _attended_rows(attrs, rows, shapes, outs):
     if isinstance(weights, Rows):
         whole = weights.axis == 0 and weights.after % attrs.heads == 0
         weights = weights._replace(axis=1, after=weights.after // attrs.heads) if whole else LOST
-    found = [r for r in (projections, weights) if r is not None]
-    if not found:
-        return [None]
-    return [found[0] if all(r == found[0] for r in found) and isinstance(found[0], Rows) and found[0].axis == 1 else LOST]
+    found = agreed([projections, weights])
+    return [LOST if isinstance(found, Rows) and found.axis != 1 else found]
 
 
 @operator("_contrib_interleaved_matmul_selfatt_qk", inputs=("queries_keys_values",), attrs=HEADS, rows=_score_rows)

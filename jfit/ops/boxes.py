@@ -17,7 +17,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
-from jfit.ops.rules import accumulating, agreed
+from jfit.ops.rules import accumulating, agreed, shared_batch_rows
 
 FORMAT = choice("center", "corner", default="corner")
 
@@ -111,15 +111,6 @@ def gathered(chosen: Array, values: Array, fill: int) -> Array:
     return jnp.full(values.shape, fill, values.dtype).at[which, places].set(values, mode="drop")
 
 
-def batch_or_lost(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Rows of all inputs are on axis 0 and stay there; anything else is LOST."""
-    found = agreed(rows)
-    if not isinstance(found, Rows):
-        return [found] * len(outs)
-    size = found.before * found.size * found.after
-    return [found if found.axis == 0 and o[:1] == (size,) else LOST for o in outs]
-
-
 def need_last(op: str, what: str, shape: tuple[int, ...], count: int, axes: int = 2) -> None:
     """Raise a sentence unless the last axis has `count` entries and there are at least `axes` axes."""
     if len(shape) < axes or shape[-1] != count:
@@ -175,7 +166,7 @@ def _centred(boxes: Array) -> tuple[Array, Array]:
     "_contrib_box_encode",
     inputs=("samples", "matches", "anchors", "refs", "means", "stds"),
     outputs=("output0", "output1"),
-    rows=batch_or_lost,
+    rows=shared_batch_rows,
 )
 def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     """y = (((x', y') - (x, y)) / (w, h), log((w', h') / (w, h)) less means) / stds where sample > 0.5, else 0; gradient 0.
@@ -207,7 +198,7 @@ def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
         "clip": number(-1.0),
         "format": choice("center", "corner", default="center"),
     },
-    rows=batch_or_lost,
+    rows=shared_batch_rows,
 )
 def box_decode(ctx, attrs, data, anchors):
     """y = corners of the box at (x, y) + std · d₀₁ (w, h) of size (w, h) eᵐⁱⁿ⁽ˢᵗᵈ ᵈ²³, ᶜˡⁱᵖ⁾; its gradient is 0."""

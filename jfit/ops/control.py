@@ -43,9 +43,7 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
         if any(g.outputs != attrs.num_outputs for g in graphs[1:] or graphs):
             raise ValueError(f"num_outputs is {attrs.num_outputs}, the bodies have {[g.outputs for g in graphs]} outputs")
         if states is not None and len(states) != attrs.num_outputs - attrs.num_out_data:
-            raise ValueError(
-                f"{len(states)} states and num_out_data {attrs.num_out_data}, needed {attrs.num_outputs} together"
-            )
+            raise ValueError(f"{len(states)} states and num_out_data {attrs.num_out_data}, needed {attrs.num_outputs} together")
         if not all(0 <= at < len(attrs.func_input_locs) for at in attrs.get("func_var_locs", ())):
             raise ValueError(f"func_var_locs is {attrs.func_var_locs}, needed positions in func_input_locs")
         return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))

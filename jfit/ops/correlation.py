@@ -10,11 +10,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, flag, integer
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, agreed, batch_rows
-
-
-def _rows(attrs, rows, shapes, outs):
-    return batch_rows(attrs, [agreed(rows)], shapes, outs[:1]) * len(outs)
+from jfit.ops.rules import accumulating, shared_batch_rows
 
 
 def _size(attrs: Attrs, n: int) -> int:
@@ -46,7 +42,7 @@ def _distance_slope(primals, tangents):
         "pad_size": integer(0),
         "is_multiply": flag(True),
     },
-    rows=_rows,
+    rows=shared_batch_rows,
 )
 def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
     """y[n, d, i, j] = mean over channels and kernel of a · b(+ d), or |a - b(+ d)|, for displacements d, rows first."""

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
-from jfit.ops.boxes import batch_or_lost
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, along, known_or
+from jfit.ops.rules import accumulating, along, known_or, shared_batch_rows
 
 
 def _pair(attrs: Attrs, key: str, default: int) -> tuple[int, int]:
@@ -66,7 +65,7 @@ def _record(extra: tuple[str, ...], **more) -> dict:
             "layout": maybe_choice("NCDHW", "NCHW", "NCW"),
         },
         "fill": _fill,
-        "rows": batch_or_lost,
+        "rows": shared_batch_rows,
     }
 
 

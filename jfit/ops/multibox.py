@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, number, numbers
-from jfit.ops.boxes import Corners, batch_or_lost, corners, gathered, matched, survivors
+from jfit.ops.boxes import Corners, corners, gathered, matched, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import no_rows
-from jfit.ops.rules import accumulating
+from jfit.ops.rules import accumulating, shared_batch_rows
 
 VARIANCES = numbers((0.1, 0.1, 0.2, 0.2))
 NEARLY_NOTHING = 1e-6  # a ground truth takes an anchor of its own only if they overlap by more
@@ -125,7 +125,7 @@ def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> 
         "minimum_negative_samples": integer(0),
         "variances": VARIANCES,
     },
-    rows=batch_or_lost,
+    rows=shared_batch_rows,
 )
 def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pred: Array) -> tuple[Array, Array, Array]:
     """y = for each anchor: offsets to its object / variances, 1 where they count, and class + 1 (0 background); gradient 0.
@@ -209,7 +209,7 @@ def _check_detection(cls_prob: Array, loc_pred: Array, anchor: Array) -> None:
         "variances": VARIANCES,
         "nms_topk": integer(-1),
     },
-    rows=batch_or_lost,
+    rows=shared_batch_rows,
 )
 def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array, anchor: Array) -> Array:
     """y = (class, score, left, top, right, bottom) of each anchor, best first; class -1 where suppressed; gradient 0.

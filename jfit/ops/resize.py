@@ -10,7 +10,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_number, shap
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, agreed, argument_names, batch_rows, unify
+from jfit.ops.rules import accumulating, argument_names, batch_rows, shared_batch_rows, unify
 
 
 def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
@@ -68,14 +68,15 @@ def _upsampling_names(attrs: Attrs) -> tuple[str, ...]:
 def _upsampling_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if attrs.sample_type != "bilinear" or ins[0] is None:
         return ins
+    _image("UpSampling", ins[0])
     side = 2 * attrs.scale - attrs.scale % 2
-    return [ins[0], (_image("UpSampling", ins[0]) and ins[0][1], 1, side, side)]
+    return [ins[0], (ins[0][1], 1, side, side)]
 
 
 def _upsampling_rows(attrs, rows, shapes, outs):
     if attrs.sample_type == "bilinear":
         return batch_rows(attrs, rows, shapes, outs)
-    return batch_rows(attrs, [agreed(rows)], shapes, outs)
+    return shared_batch_rows(attrs, rows, shapes, outs)
 
 
 @operator(
@@ -103,8 +104,7 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
     if scale < 1:
         raise ValueError(f"UpSampling: scale is {scale}, needed at least 1")
     if attrs.sample_type == "bilinear":
-        pad = (scale - 1 + 1) // 2
-        pads = ((pad, 0), (pad, 0))
+        pads = ((scale // 2, 0),) * 2
         return transposed(data, arrays[1], (scale, scale), (1, 1), pads, groups=data.shape[1])
     grown = []
     for array in arrays:

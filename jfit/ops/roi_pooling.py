@@ -8,18 +8,13 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, number, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST
+from jfit.ops.roi import region_rows
 from jfit.ops.rules import first_types
 
 
 def _roi_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, rois = ins
     return [data, (0, 5) if rois is None else rois]
-
-
-def _roi_rows(attrs, rows, shapes, outs):
-    # rows of the output are regions, wherever on the batch they lie
-    return [LOST if rows[1] is None and rows[0] is not None else rows[1]]
 
 
 def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Array]:
@@ -52,7 +47,7 @@ def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[
     aliases=("_npx_roi_pooling",),
     fill=_roi_fill,
     types=lambda a, ins: (first_types(a, ins)[0], [ins[0]] * 2),
-    rows=lambda a, rows, shapes, outs: _roi_rows(a, rows, shapes, outs) * 2,
+    rows=region_rows,
 )
 def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array, Array]:
     """y[r, c, i, j] = max of x over bin (i, j) of region r = (row of the batch, x1, y1, x2, y2) * spatial_scale.

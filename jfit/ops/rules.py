@@ -56,6 +56,11 @@ def batch_rows(attrs: Any, rows: Sequence[MaybeRows], shapes: Any, outs: Sequenc
     return [first] * len(outs)
 
 
+def shared_batch_rows(attrs: Any, rows: Sequence[MaybeRows], shapes: Any, outs: Sequence[Shape]) -> list[MaybeRows]:
+    """Rows that all inputs have alike on axis 0 stay there; anything else is LOST."""
+    return batch_rows(attrs, [agreed(rows)], shapes, outs)
+
+
 def unmixed_rows(axis: int, rows: Sequence[MaybeRows], shapes: Any, outs: Sequence[Shape]) -> list[MaybeRows]:
     """Rows of data stay where they are, unless they lie on `axis`, along which the operator mixes."""
     first = rows[0]
@@ -197,3 +202,19 @@ def at_least_one(size: Any) -> Any:
         1.0
     """
     return float(max(size, 1)) if isinstance(size, int) else jnp.asarray(jnp.maximum(size, 1), jnp.float32)
+
+
+def reason(error: Exception) -> str:
+    """Why an operator refused its inputs, in one line, whatever was raised inside of it.
+
+    Example:
+        >>> reason(ValueError("data has 2 axes, needed 4"))
+        'data has 2 axes, needed 4'
+        >>> reason(IndexError("tuple index out of range"))
+        'its shapes and attributes do not fit together (IndexError: tuple index out of range)'
+    """
+    first = next(iter(str(error).splitlines()), "")
+    if first and isinstance(error, ValueError):
+        return first
+    kind = type(error).__name__
+    return f"its shapes and attributes do not fit together ({kind}{': ' * bool(first)}{first})"

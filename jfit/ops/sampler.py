@@ -9,7 +9,7 @@ from jax import Array
 from jfit.ops.attributes import Attrs, choice, maybe_flag, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, agreed, batch_rows
+from jfit.ops.rules import accumulating, batch_rows, shared_batch_rows
 
 
 def _even(count: int) -> np.ndarray:
@@ -89,15 +89,11 @@ def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
         raise ValueError(f"{op}: grid has shape {grid_shape}, needed ({data.shape[0]}, 2, height, width); reshape the grid")
 
 
-def _both_rows(attrs, rows, shapes, outs):
-    return batch_rows(attrs, [agreed(rows)], shapes, outs)
-
-
 @operator(
     "BilinearSampler",
     inputs=("data", "grid"),
     attrs={"cudnn_off": maybe_flag()},
-    rows=_both_rows,
+    rows=shared_batch_rows,
 )
 def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
     """y[n, c, i, j] = x[n, c] interpolated at (x, y) = grid[n, :, i, j] in [-1, 1], zero outside the image."""
@@ -121,7 +117,7 @@ def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
         "cudnn_off": maybe_flag(),
     },
     fill=_transformer_fill,
-    rows=_both_rows,
+    rows=shared_batch_rows,
 )
 def spatial_transformer(ctx: Ctx, attrs: Attrs, data: Array, loc: Array) -> Array:
     """y = BilinearSampler(x, grid of the affine matrices `loc` (rows, 6)), of size `target_shape`."""

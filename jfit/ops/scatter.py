@@ -15,7 +15,7 @@ from jax import Array
 from jfit.ops.attributes import number, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows, elementwise_rows, lost_rows
-from jfit.ops.rules import dtype_of, first_types, same_shape, unify
+from jfit.ops.rules import agreed, dtype_of, first_types, same_shape, unify
 from jfit.ops.slicing import slices
 
 
@@ -43,9 +43,7 @@ def _gather_rows(attrs, rows, shapes, outs):
         moved.append(LOST if ids.axis == 0 else ids._replace(axis=ids.axis - 1))
     elif ids is LOST:
         moved.append(LOST)
-    if not moved:
-        return [None]
-    return [moved[0] if all(m == moved[0] for m in moved) else LOST]
+    return [agreed(moved)]
 
 
 @operator("gather_nd", inputs=("data", "indices"), aliases=("_npx_gather_nd",), types=first_types, rows=_gather_rows)
@@ -128,8 +126,7 @@ def _batch_take_shapes(attrs, ins, outs):
 def _batch_take_rows(attrs, rows, shapes, outs):
     if isinstance(rows[0], Rows) and rows[0].axis == len(shapes[0]) - 1:
         return [LOST]
-    found = [r for r in rows if r is not None]
-    return [found[0] if found and all(r == found[0] for r in found) else LOST if found else None]
+    return [agreed(rows)]
 
 
 @operator(
@@ -152,8 +149,7 @@ def _slice_assign_rows(attrs, rows, shapes, outs):
             size = shapes[0][r.axis]
             if slices(attrs, len(shapes[0]))[r.axis].indices(size) != (0, size, 1):
                 return [LOST]
-    found = [r for r in rows if r is not None]
-    return [found[0] if found and all(r == found[0] for r in found) else LOST if found else None]
+    return [agreed(rows)]
 
 
 SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
