@@ -108,6 +108,13 @@ def test_multinomial():
     assert run("sample_multinomial", p[0], shape=(2, 2), dtype="uint8").dtype == jnp.uint8
 
 
+def test_multinomial_whose_probabilities_are_the_batch():
+    ctx = Ctx(key=jax.random.key(0), rows=(Rows(0, 1, 4, 1),), row_ids=jnp.arange(4))
+    op = lookup("_sample_multinomial")
+    assert op.fn(ctx, op.parse({"shape": 3}), jnp.ones(4) / 4).shape == (3,)
+    assert op.rows(op.parse({}), ctx.rows, [(4,)], [(1,)]) == [LOST]
+
+
 def test_multinomial_log_probability_and_its_gradient():
     p = jnp.array([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]])
     heads = jnp.array([[1.0, 2.0], [3.0, 4.0]])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jfit.ops.__main__ import counts, load_all, markdown, names, plain, table
-from jfit.ops.registry import ALIASES, REGISTRY, OutOfScope, lookup
+from jfit.ops.registry import ALIASES, REGISTRY, OutOfScope, lookup, register
 from jfit.ops.scope import REASONS, out_of_scope
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,16 @@ def test_every_operator_has_a_row_and_a_sentence():
 def test_names_differ_from_each_other():
     names = [n for op in REGISTRY.values() for n in (op.name, *op.aliases)]
     assert len(names) == len(set(names))
+
+
+def test_two_modules_cannot_have_a_record_of_the_same_name():
+    op = lookup("relu")
+    with pytest.raises(ValueError, match="'relu' has a record in unary, it cannot have another in elsewhere"):
+        register(replace(op, family="elsewhere"))
+    with pytest.raises(ValueError, match="'relu' is already taken by 'relu'"):
+        register(replace(op, name="mine", family="elsewhere", aliases=("relu",)))
+    assert "mine" not in REGISTRY
+    assert lookup("relu") is register(op)
 
 
 def test_every_name_of_the_registry_is_supported_or_out_of_scope_for_a_reason():

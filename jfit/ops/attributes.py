@@ -207,11 +207,6 @@ def dtype(default: Any = REQUIRED) -> Attr:
     return Attr(_dtype, default, "a dtype name")
 
 
-def maybe_dtype(default: Any = None) -> Attr:
-    """A dtype name or None."""
-    return Attr(_optional(_dtype), default, "a dtype name or None")
-
-
 def text(default: Any = REQUIRED) -> Attr:
     """Any string."""
     return Attr(str, default, "a string")

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jfit.ops.attributes import DTYPES, choice, flag, integer, maybe_integer, maybe_number, maybe_shape, number, shape, text
 from jfit.ops.registry import operator
@@ -57,8 +57,14 @@ def arange(ctx, attrs):
         raise ValueError("infer_range leaves the size open, jfit needs it before a call; pass stop")
     start, stop = (0.0, attrs.start) if attrs.stop is None else (attrs.start, attrs.stop)
     count = max(math.ceil((stop - start) / attrs.step), 0)
-    values = start + attrs.step * jnp.arange(count, dtype=dtype_of("float64"))
-    return jnp.repeat(values, attrs.repeat).astype(dtype_of(attrs.dtype))
+    return jnp.repeat(_stepped(start, attrs.step, jnp.arange(count, dtype=jnp.int32), dtype_of(attrs.dtype)), attrs.repeat)
+
+
+def _stepped(start: float, step: float, numbers: Array, dtype: Any) -> Array:
+    """start + step * numbers; among integers start and step lose their fractions first, as in MXNet."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return (start + step * numbers.astype(dtype_of("float64"))).astype(dtype)
+    return (int(start) + int(step) * numbers).astype(dtype)
 
 
 @operator(
@@ -140,8 +146,7 @@ def arange_like(ctx, attrs, data):
     """y = start, start + step, ..., each `repeat` times, as many as the data has entries (in its shape) or along the axis."""
     size = data.shape if attrs.axis is None else (data.shape[positive(attrs.axis, data.ndim)],)
     numbers = jnp.arange(math.prod(size), dtype=jnp.int32) // attrs.repeat
-    values = attrs.start + attrs.step * numbers.astype(dtype_of("float64"))
-    return values.reshape(size).astype(data.dtype)
+    return _stepped(attrs.start, attrs.step, numbers, data.dtype).reshape(size)
 
 
 def _long_types(attrs, ins):

@@ -150,7 +150,15 @@ ALIASES: dict[str, str] = {}  # any name -> canonical name
 
 
 def register(op: Op) -> Op:
-    """Put a record into the registry under its name and aliases.  Refuses a name that is taken."""
+    """Put a record into the registry under its name and aliases.  Refuses a name that is taken.
+
+    A module may replace a record of its own, as a cell of a notebook that runs again does.
+    """
+    if op.name in REGISTRY and REGISTRY[op.name].family != op.family:
+        raise ValueError(
+            f"operator {op.name!r} has a record in {REGISTRY[op.name].family}, it cannot have another in {op.family}; "
+            "choose another name, or drop one of them"
+        )
     for name in (op.name, *op.aliases):
         if ALIASES.get(name, op.name) != op.name:
             raise ValueError(f"operator name {name!r} is already taken by {ALIASES[name]!r}; choose another name or alias")

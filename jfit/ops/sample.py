@@ -105,7 +105,9 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
     lead, classes = data.shape[:-1], data.shape[-1]
     number = size_of(attrs.shape)
     wide = data.astype(accumulating(data.dtype))
-    drawn = ctx.random(jax.random.uniform, (*lead, number)).reshape(-1, number)
+    first = ctx.rows[0]
+    which = None if isinstance(first, Rows) and first.axis == len(lead) else 0  # rows along the classes are mixed
+    drawn = ctx.random(jax.random.uniform, (*lead, number), which).reshape(-1, number)
     steps = lax.stop_gradient(jnp.cumsum(wide.reshape(-1, classes), axis=1))
     # the first class whose cumulated probability exceeds the number; the last one takes what rounding leaves
     chosen = jax.vmap(lambda edges, at: jnp.searchsorted(edges, at, side="right"))(steps, drawn.astype(steps.dtype))

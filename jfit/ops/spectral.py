@@ -61,5 +61,7 @@ def count_sketch(ctx, attrs, data, h, s):
             f"h has shape {h.shape} and s {s.shape}, data of shape {data.shape} needs {data.shape[-1]} of each; resize them"
         )
     places = h.reshape(-1).astype(jnp.int32)
-    signed = data * lax.stop_gradient(s).reshape((1,) * (data.ndim - 1) + (-1,)).astype(data.dtype)
-    return jnp.zeros((*data.shape[:-1], attrs.out_dim), data.dtype).at[..., places].add(signed, mode="drop")
+    wide = data.astype(accumulating(data.dtype))
+    signed = wide * lax.stop_gradient(s).reshape((1,) * (data.ndim - 1) + (-1,)).astype(wide.dtype)
+    total = jnp.zeros((*data.shape[:-1], attrs.out_dim), wide.dtype).at[..., places].add(signed, mode="drop")
+    return total.astype(data.dtype)
