@@ -80,6 +80,17 @@ def while_loop(
 
     Raises:
         GraphError: the number of loop variables changes, or `func` leaves one out.
+
+    Example:
+        >>> import jfit
+        >>> i, total = jfit.sym.Variable("i"), jfit.sym.Variable("total")
+        >>> _, (i, total) = jfit.sym.contrib.while_loop(
+        ...     lambda i, total: i < 4, lambda i, total: (total, [i + 1, total + i]), [i, total], max_iterations=10
+        ... )
+        >>> net = jfit.lower(total, inputs=["i", "total"])
+        >>> import numpy as np
+        >>> net.apply({}, {}, {"i": np.ones(1, "float32"), "total": np.zeros(1, "float32")})[0][0].tolist()
+        [6.0]
     """
     variables, form = _flat(loop_vars)
     if not variables or max_iterations is None:
@@ -125,6 +136,13 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
 
     Raises:
         GraphError: the branches have different numbers of outputs.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> x = jfit.sym.Variable("x")
+        >>> size = jfit.sym.contrib.cond(x < 0, lambda: -x, lambda: x)
+        >>> jfit.lower(size, inputs=["x"]).apply({}, {}, {"x": np.full(1, -3, "float32")})[0][0].tolist()
+        [3.0]
     """
     cls = type(pred)
 

@@ -218,7 +218,9 @@ def arange_like(graph: Graph, node: At, data: str) -> str:
     attrs, out = node.attrs, node.outs[0]
     if all(isinstance(d, int) for d in out.shape):
         count = int(np.prod([fixed(d) for d in out.shape]))
-        values = attrs.start + attrs.step * (np.arange(count) // attrs.repeat)
+        whole = out.dtype.kind in "iu"  # start and step lose their fractions first
+        start, step = (int(v) if whole else v for v in (attrs.start, attrs.step))
+        values = start + step * (np.arange(count) // attrs.repeat)
         return graph.const(values.reshape([fixed(d) for d in out.shape]), out.dtype)
     if len(out.shape) != 1:
         raise Unsupported("it counts the entries of several axes of a batch that is left open; export with batch=None")

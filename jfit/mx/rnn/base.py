@@ -198,6 +198,11 @@ class BaseRNNCell:
             outputs.append(output)
         return sequence(length, outputs, layout, merge_outputs), states
 
+    def _next_name(self) -> str:
+        """Beginning of the names of one more step."""
+        self._counter += 1
+        return f"{self._prefix}t{self._counter}_"
+
     def _get_activation(self, inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
         """The activation by its name, or any function of a symbol."""
         if isinstance(activation, str):

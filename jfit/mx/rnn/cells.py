@@ -36,10 +36,6 @@ class GatedCell(BaseRNNCell):
         """(batch, num_hidden) for each state."""
         return [{"shape": (0, self._num_hidden), "__layout__": "NC"} for _ in range(self._states)]
 
-    def _next_name(self) -> str:
-        self._counter += 1
-        return f"{self._prefix}t{self._counter}_"
-
     def _products(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
         """What the input and what the state say to the gates."""
         size = self._num_hidden * self._num_gates

@@ -87,10 +87,6 @@ class BaseConvRNNCell(BaseRNNCell):
         h2h = sym.Convolution(states[0], self._hW, self._hB, name=f"{name}h2h", **self._h2h, **shared)
         return i2h, h2h
 
-    def _next_name(self) -> str:
-        self._counter += 1
-        return f"{self._prefix}t{self._counter}_"
-
 
 class ConvRNNCell(BaseConvRNNCell):
     """h' = act(a * x + b + u * h + v), the output too; arguments as `BaseConvRNNCell`.
