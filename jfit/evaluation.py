@@ -146,7 +146,7 @@ class Predictor:
     def _pieces(self, outputs: Any, count: int, batch: Batch) -> list[_Piece]:
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
-        plan = self._plan({k: v for k, v in inputs.items() if k in self.model.inputs})
+        plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluated})
         size = rows(Batch(inputs), self.model.batch_axes)
         found = []
         for out, where in zip(counters.read(outputs), plan.rows, strict=True):
@@ -200,7 +200,7 @@ def _batches(
         if isinstance(data, ArrayData):
             batch = batch._replace(inputs={k: np.moveaxis(v, 0, axes.get(k, 0)) for k, v in batch.inputs.items()})
         if not weights:
-            batch = Batch({k: v for k, v in batch.inputs.items() if k in model.inputs})
+            batch = Batch({k: v for k, v in batch.inputs.items() if k in model.evaluated})
         count = rows(batch, axes)
         if not paddable:
             paddable.append(plan_of(model, batch.inputs).paddable)

@@ -104,6 +104,7 @@ class Model(NamedTuple):
         inputs: names of the data inputs, in order.
         labels: names of the label inputs, in order.
         optional: inputs that may be left out (begin states: zeros).
+        shown_labels: labels that the outputs are made of in evaluation too (a margin at the label's class).
         plan: `plan(specs) -> Plan`.
         batch_axes: axis of the batch for inputs where it is not 0.
         frozen: parameters that never learn (gamma of batch norms with fix_gamma).
@@ -129,6 +130,12 @@ class Model(NamedTuple):
     traits: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
     symbol: Any = None
+    shown_labels: tuple[str, ...] = ()
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """Names of what prediction is made of: the data inputs, and the labels that outputs show."""
+        return (*self.inputs, *self.shown_labels)
 
 
 def specs_of(inputs: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -182,6 +182,23 @@ def test_variables_without_values_in_no_parameters_slot_are_inputs(tmp_path, mon
     assert jfit.load("odd", inputs=["x", "im_info"]).predict(given).tolist() == [[3, 8]]
 
 
+def test_a_label_that_outputs_are_made_of_is_fed_to_predict(tmp_path):
+    label = V("softmax_label")
+    score = sym.FullyConnected(V("data"), num_hidden=3, no_bias=True, name="fc")
+    net = sym.SoftmaxOutput(score - sym.one_hot(label, depth=3) * 2, label, name="softmax")  # a margin at the label's class
+    net.save(tmp_path / "net-symbol.json")
+    save_arrays(tmp_path / "net-0000.params", {"arg:fc_weight": np.eye(3, dtype="float32")})
+    loaded, x, y = jfit.load(tmp_path / "net"), np.ones((5, 3), "float32"), np.array([0, 1, 2, 0, 1])
+    assert loaded.model.labels == loaded.model.shown_labels == ("softmax_label",)
+    want = np.exp(x - 2 * np.eye(3)[y])
+    for data in ({"data": x, "softmax_label": y}, (x, y)):
+        got = loaded.predict(data, batch_size=2)  # the last batch is short
+        np.testing.assert_allclose(got, want / want.sum(1, keepdims=True), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"input 'softmax_label' was not fed; feed it by that name"):
+        loaded.predict(x)
+    assert not jfit.lower(network()).shown_labels
+
+
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nope-0000\.params \(of any epoch\), .*nope\.params"):
         jfit.load(tmp_path / "nope")

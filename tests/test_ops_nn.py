@@ -66,6 +66,13 @@ def test_rows_of_weight_zero_change_no_head_gradient(op, attrs):
     np.testing.assert_allclose(got, jnp.concatenate([want, jnp.zeros((2, 4))]), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(("shape", "rows"), [((4,), 1), ((4, 3), 4), ((4, 3, 2), 12), ((5, 4, 1), 20), ((), 1)])
+def test_make_loss_counts_the_rows_of_a_batch_as_mxnet(shape, rows):
+    _, _, head = node("MakeLoss", normalization="batch", grad_scale=120)
+    got = jax.grad(lambda x: head(x, weight=None).sum())(draw(*shape))
+    np.testing.assert_allclose(got, np.full(shape, 120 / rows), rtol=1e-6)
+
+
 def test_multi_output_and_preserve_shape_leave_padding_out_of_the_denominator():
     cases = [({"multi_output": True}, (4, 3, 5), (4, 5)), ({"preserve_shape": True}, (4, 5, 3), (4, 5)), ({}, (4, 5, 3), (4,))]
     for attrs, size, labels in cases:

@@ -20,9 +20,10 @@ from jfit.export.nodes import CONVERTERS, At, Entry, Graph, Size, Step, Unsuppor
 from jfit.export.nodes.core import TYPES, Dims
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
 from jfit.formats import atomic_write
+from jfit.lowering.build import evaluated_nodes
 from jfit.lowering.interpret import Names, make_apply
 from jfit.symbol.graph import Entry as Output
-from jfit.symbol.graph import Node, Symbol, topological
+from jfit.symbol.graph import Node, topological
 
 OPSET = 17
 IR_VERSION = 8  # the oldest that has opset 17
@@ -103,7 +104,7 @@ class _Plan(NamedTuple):
     @classmethod
     def of(cls, source: Source, specs: Mapping[str, Any], batch: str | None) -> _Plan:
         model, symbol = source.model, source.model.symbol
-        nodes = _needed(symbol)
+        nodes = evaluated_nodes(symbol.heads)
         variables = {n.name for n in nodes if n.op is None}
         specs = {k: v for k, v in specs.items() if k in variables}
         names = [n for n in (*model.inputs, *model.labels) if n in variables]
@@ -128,19 +129,6 @@ class _Plan(NamedTuple):
         axis = {n: model.batch_axes.get(n, 0) for n in names if n in specs}
         rows = next(((n, a) for n, a in axis.items() if a < len(fed[n].shape) and fed[n].shape[a] == Size(1)), None)
         return cls(source, symbol.heads, nodes, fed, merged, rows)
-
-
-def _needed(symbol: Symbol) -> list[Node]:
-    """The nodes below the heads, without those that are only labels, inputs first."""
-    seen: set[int] = set()
-    stack = [h.node for h in symbol.heads]
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            slots = node.input_names() if node.op else ()
-            stack.extend(e.node for s, e in zip(slots, node.inputs, strict=True) if not (node.op and s == node.op.label))
-    return [n for n in topological(symbol.heads) if id(n) in seen]
 
 
 def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) -> dict[tuple[int, int], Entry]:

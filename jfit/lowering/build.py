@@ -74,6 +74,7 @@ def lower(
         traits=_traits(operators),
         optional=frozenset(states),
         symbol=symbol,
+        shown_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
     )
 
 
@@ -98,6 +99,19 @@ def _captured(symbol: Symbol, pattern: str) -> tuple[Entry, ...]:
 
 
 # ------------------------------------------------------------------------------------------------ what the variables are
+def evaluated_nodes(heads: Sequence[Entry]) -> list[Node]:
+    """The nodes below the heads, inputs first, without those that only make labels: evaluation looks at no label slot."""
+    seen: set[int] = set()
+    stack = [h.node for h in heads]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            slots = node.input_names() if node.op else ()
+            stack.extend(e.node for s, e in zip(slots, node.inputs, strict=True) if not (node.op and s == node.op.label))
+    return [n for n in topological(heads) if id(n) in seen]
+
+
 def _input_names(
     order: Sequence[Node], heads: Sequence[Entry], given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -314,7 +314,7 @@ def _make_loss_gradient(attrs: Attrs, out: Array, label: None, weight: Array | N
     scale: Any = attrs.get("grad_scale", 1.0)
     rule = attrs.get("normalization", "null")
     counts = None if weight is None else jnp.broadcast_to(weight > 0, out.shape)
-    rows = out.shape[0] if out.ndim else 1
+    rows = math.prod(out.shape[:-1])  # MXNet counts all axes but the last, so a vector of losses is one row
     if rule == "batch":
         scale = scale / (max(rows, 1) if counts is None else jnp.maximum(jnp.sum(counts) * (rows / max(out.size, 1)), 1))
     elif rule == "valid":
@@ -344,7 +344,7 @@ def _made_loss(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, 
     rows=elementwise_rows,
 )
 def make_loss_output(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x; its gradient is grad_scale / (1, rows, or entries above valid_thresh)."""
+    """y = x; its gradient is grad_scale / (1, size without the last axis, or entries above valid_thresh)."""
     return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
 
 

@@ -47,7 +47,7 @@ def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | 
 
 
 def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callable[..., tuple[Array, ...]]:
-    """(params, aux, batch, number=0) -> outputs, per row; labels are not needed.
+    """(params, aux, batch, number=0) -> outputs, per row; labels are needed only where outputs are made of them.
 
     `number` counts the batches, as in `eval_step`.
 
@@ -63,7 +63,7 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
 
     def step(params: Params, aux: Aux, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> tuple[Array, ...]:
         inputs, _, _ = parts_of(batch)
-        data = {k: v for k, v in inputs.items() if k in model.inputs}
+        data = {k: v for k, v in inputs.items() if k in model.evaluated}
         return model.apply(params, aux, data, key=_key(model, number), train=False, axis_name=axis_name, policy=policy)[0]
 
     return step
