@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.ops.registry import operator
-from jfit.ops.rules import agreed
+from jfit.ops.rules import accumulating, agreed
 
 
 def _shapes(attrs, ins, outs):
@@ -43,7 +43,9 @@ def hawkesll(ctx, attrs, lda, alpha, beta, state, lags, marks, valid_length, max
 
     An event of mark k adds 1 to state k, which decays with rate beta.  As in MXNet the state has no gradient on either side.
     """
-    state = lax.stop_gradient(state)
+    dtype, wide = lda.dtype, accumulating(lda.dtype)
+    lda, alpha, beta, lags, max_time = (v.astype(wide) for v in (lda, alpha, beta, lags, max_time))
+    state = lax.stop_gradient(state).astype(wide)
     grow, decay = alpha.reshape((1, -1)), beta.reshape((1, -1))
     steps = jnp.arange(lags.shape[1], dtype=jnp.int32)
     marked = marks.astype(jnp.int32)[:, :, None] == jnp.arange(lda.shape[1], dtype=jnp.int32).reshape((1, 1, -1))
@@ -66,7 +68,7 @@ def hawkesll(ctx, attrs, lda, alpha, beta, state, lags, marks, valid_length, max
         return (total + jnp.sum(gained, 1), state, now, last), None
 
     nothing = jnp.zeros_like(lda[:, 0])
-    moving = (lags.T.astype(lda.dtype), jnp.swapaxes(marked, 0, 1), valid.T)
+    moving = (lags.T, jnp.swapaxes(marked, 0, 1), valid.T)
     (total, state, _, last), _ = lax.scan(event, (nothing, state, nothing, jnp.zeros_like(lda)), moving)
-    after, area = passed(state, max_time.astype(lda.dtype)[:, None] - last)
-    return total - jnp.sum(area, 1), lax.stop_gradient(after)
+    after, area = passed(state, max_time[:, None] - last)
+    return (total - jnp.sum(area, 1)).astype(dtype), lax.stop_gradient(after).astype(dtype)

@@ -12,7 +12,7 @@ from jax import Array
 
 from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integer, maybe_shape
 from jfit.ops.registry import operator
-from jfit.ops.rules import dtype_of, positive, removed
+from jfit.ops.rules import accumulating, dtype_of, positive, removed
 from jfit.ops.unary import magnitude
 
 REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": flag(False)}
@@ -112,10 +112,11 @@ def norm(ctx, attrs, data):
     if attrs.ord not in (1, 2):
         raise ValueError(f"ord is {attrs.ord}, norm knows 1 (sum of magnitudes) and 2 (Euclidean); choose one of them")
     axes = reduced_axes(attrs, data.ndim)
+    wide = data.astype(accumulating(data.dtype))  # the square of 300 is infinite in half precision
     if attrs.ord == 1:
-        result = jnp.sum(magnitude(data), axes, keepdims=attrs.keepdims)
+        result = jnp.sum(magnitude(wide), axes, keepdims=attrs.keepdims)
     else:
-        squares = jnp.sum(jnp.square(data), axes, keepdims=attrs.keepdims)
+        squares = jnp.sum(jnp.square(wide), axes, keepdims=attrs.keepdims)
         result = jnp.where(squares == 0, jnp.zeros_like(squares), jnp.sqrt(jnp.where(squares == 0, 1, squares)))
     result = result.astype(data.dtype if attrs.out_dtype is None else dtype_of(attrs.out_dtype))
     return _shaped(result, axes, attrs.keepdims, data.ndim)
