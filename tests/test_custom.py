@@ -238,6 +238,19 @@ def test_what_is_not_registered_is_refused_with_the_nearest_name():
         mx.sym.Custom(mx.sym.Variable("data"), op_type="test_softmax", unknown=1)
 
 
+def test_the_class_gets_its_arguments_as_python_prints_them():
+    seen = {}
+
+    class Prop(mx.operator.CustomOpProp):
+        def __init__(self, **kwargs):
+            super().__init__()
+            seen.update(kwargs)
+
+    mx.operator.register("test_arguments")(Prop)
+    mx.sym.Custom(mx.sym.Variable("x"), op_type="test_arguments", a=None, b=[1, 2], c=(1,), d=True, e=np.float32(2))
+    assert seen == {"a": "None", "b": "[1, 2]", "c": "(1,)", "d": "True", "e": "2.0"}
+
+
 def test_assign_adds_writes_or_leaves():
     box, op = mx.nd.ones(2), mx.operator.CustomOp()
     for req, wanted in (("null", 1), ("add", 3), ("write", 2), ("inplace", 2)):

@@ -6,6 +6,7 @@ import pytest
 import jfit
 from jfit import sym
 from jfit.symbol import GraphError
+from jfit.symbol.compose import apply_op
 
 V = sym.Variable
 
@@ -225,3 +226,27 @@ def test_sizes_that_stand_ins_agreed_on_are_traced_again_when_the_inputs_are_kno
     assert (width, part) == ((2, 3, 8, 1), (2, 3, 8, 3))
     _, (width, *_), _ = sym.Group([pooled, a + b]).infer_shape(data=(2, 3, 8, 0), b=(2, 3, 8, 30))
     assert width == (2, 3, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs", "shapes", "found"),
+    [
+        ("Convolution", {"kernel": (1, 1), "num_filter": 2, "num_group": 0}, [(1, 2, 3, 3)], "ZeroDivisionError"),
+        ("_contrib_DeformableConvolution", {"kernel": (1,), "num_filter": 2}, [(1, 2, 3, 3)], "IndexError"),
+        ("LRN", {"nsize": -5}, [(2, 3, 4, 4)], "positive"),
+        ("one_hot", {"depth": -2}, [(3,)], "-2"),
+        ("_ones", {"shape": (-2,)}, [], "its attributes"),
+    ],
+)
+def test_attributes_that_an_operator_did_not_expect_are_refused_by_name(name, attrs, shapes, found):
+    with pytest.raises(GraphError, match=f"odd.*{found}"):
+        net = apply_op(name, [sym.Variable(f"x{i}") for i in range(len(shapes))], attrs, node_name="odd")
+        net.infer_shape(**{f"x{i}": s for i, s in enumerate(shapes)})
+
+
+@pytest.mark.parametrize("count", [-1, 0, 10**12])
+def test_counts_that_no_graph_has_are_refused_at_once(count):
+    with pytest.raises(GraphError, match=f"parts: SliceChannel has num_outputs {count}, needed 1 to"):
+        sym.SliceChannel(sym.Variable("x"), num_outputs=count, name="parts")
+    with pytest.raises(GraphError, match=f"sum: add_n has num_args {count}, needed 1 to"):
+        sym.add_n(num_args=count, name="sum")

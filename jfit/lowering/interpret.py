@@ -20,6 +20,7 @@ from jfit.lowering.in_place import overwritten
 from jfit.model import Aux, Inputs, Params, Policy
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.rows import MaybeRows, Rows, RowsLost
+from jfit.ops.rules import reason
 from jfit.symbol.graph import Entry, GraphError, Node, Symbol, aux_nodes, topological
 from jfit.symbol.infer import infer
 
@@ -325,11 +326,11 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
         return op.fn(ctx, params, *arrays)
     except (RowsLost, GraphError):
         raise
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         given = ", ".join(
             f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None
         )
-        raise GraphError(f"{node.name}: {op.name} cannot take {given}: {str(error).splitlines()[0]}") from error
+        raise GraphError(f"{node.name}: {op.name} cannot take {given or 'its attributes'}: {reason(error)}") from error
     except Exception as error:  # such as a size that an exported program leaves open: say at least where
         error.add_note(f"node {node.name!r} ({op.name})")
         raise

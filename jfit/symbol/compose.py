@@ -9,7 +9,7 @@ import numpy as np
 
 from jfit.ops import ALIASES, Op, lookup, nearest, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
-from jfit.symbol.graph import Entry, GraphError, Node, Symbol
+from jfit.symbol.graph import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, GraphError, Node, Symbol
 from jfit.symbol.scopes import AttrScope, NameManager, stored
 
 STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
@@ -132,8 +132,10 @@ def apply_op(
     """
     symbols = [a for a in args if isinstance(a, Symbol)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
-    given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and v is not None}
-    op = record_for(name, {k: text_of(v) for k, v in given.items()} if lookup(name).given else given)
+    custom = lookup(name).given is not None  # its class gets every argument, None too, as Python prints it
+    text = str if custom else text_of
+    given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and (custom or v is not None)}
+    op = record_for(name, {k: text(v) for k, v in given.items()} if custom else given)
     if len(subgraphs) != len(op.graphs):
         raise GraphError(f"operator {op.name} has graphs inside: make it by sym.contrib.foreach, while_loop or cond")
     if any(a is None for a in args):
@@ -153,12 +155,25 @@ def apply_op(
             raise GraphError(_unknown_attribute(op, key))
     cls = cls or next((type(s) for s in (*symbols, *named.values())), Symbol)
     label = NameManager.current().get(node_name, (op.hint or name).lower())
-    own = {k: text_of(v) for k, v in given.items()}
+    own = {k: text(v) for k, v in given.items()}
     attrs = AttrScope.current() | stored(dict(attr or {})) | own
     probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes: errors name the node
+    _check_counts(probe)
     inputs = _inputs(op, probe, symbols, named, attrs)
     node = probe.rebuilt(inputs)
     return cls(Entry(node, i) for i in range(op.num_visible(node.params)))
+
+
+def _check_counts(node: Node) -> None:
+    """Refuses counts of inputs and outputs that no graph has, before anything makes that many names."""
+    assert node.op is not None
+    for key in (*OUTPUT_COUNTS, node.op.variadic):
+        count = node.params.get(key)
+        least = int(key == node.op.variadic or key == "num_outputs")
+        if isinstance(count, int) and not least <= count <= MOST_OUTPUTS:
+            raise GraphError(
+                f"{node.name}: {node.op.name} has {key} {count}, needed {least} to {MOST_OUTPUTS}; pass another one"
+            )
 
 
 def _inputs(op: Op, probe: Node, symbols: list[Symbol], named: dict[str, Symbol], attrs: dict[str, str]) -> tuple[Entry, ...]:

@@ -20,6 +20,11 @@ from jfit.symbol.views import Views
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 
 
+# Attributes that say how many outputs an operator has: looked at before anything is made of them.
+OUTPUT_COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
+MOST_OUTPUTS = 100_000
+
+
 class GraphError(ValueError):
     """A graph that cannot be built, read, inferred or lowered; the message names the node."""
 

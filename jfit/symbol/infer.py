@@ -16,7 +16,7 @@ import numpy as np
 
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.attributes import DTYPES, dtype, shape
-from jfit.ops.rules import same_shape
+from jfit.ops.rules import reason, same_shape
 from jfit.symbol.graph import GraphError, Node, Symbol, aux_nodes
 
 Shape = tuple[int, ...]
@@ -196,9 +196,16 @@ def _fill(node: Node, known: Known) -> None:
         raise
     except ValueError as error:
         raise GraphError(f"{node.name}: {error}") from None
+    except Exception as error:  # a rule that did not expect such attributes
+        raise GraphError(f"{node.name}: {op.name} cannot take {_given(node, ins)}: {reason(error)}") from error
     known.update({(id(node), i): found for i, found in enumerate(made)})
     for e, found in zip(node.inputs, filled, strict=True):
         known[id(e.node), e.index] = _merge(known.get((id(e.node), e.index)), found, e.node, e.index, user=node)
+
+
+def _given(node: Node, ins: Sequence[Any]) -> str:
+    """What an operator was given, for a sentence."""
+    return ", ".join(f"{name}={value}" for name, value in zip(node.input_names(), ins, strict=False)) or "its attributes"
 
 
 def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: Node | None = None) -> Shape | None:
@@ -235,8 +242,7 @@ def _outputs(node: Node, known: Known, types: Known, guessed: set[tuple[int, int
         except Exception as error:
             if unknown:
                 return  # not enough is known yet to say anything
-            given = ", ".join(f"{n}={s}" for n, s in zip(node.input_names(), ins, strict=True))
-            raise GraphError(f"{node.name}: {node.op.name} cannot take {given}: {str(error).splitlines()[0]}") from None
+            raise GraphError(f"{node.name}: {node.op.name} cannot take {_given(node, ins)}: {reason(error)}") from None
     shapes = traced[0]
     if unknown:
         if any(len(a) != len(b) for a, b in zip(*traced, strict=True)):
@@ -297,7 +303,12 @@ def _types_of(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], l
     """The dtype rule of the operator, or the common one: everything has the dtype of the first known input."""
     assert node.op is not None
     if node.op.types is not None:
-        return node.op.types(node.params, ins)
+        try:
+            return node.op.types(node.params, ins)
+        except GraphError:
+            raise
+        except Exception as error:
+            raise GraphError(f"{node.name}: {node.op.name} cannot take {_given(node, ins)}: {reason(error)}") from error
     first = next((t for t in (*ins, *outs) if t is not None), None)
     return [first if t is None else t for t in ins], [first] * len(outs)
 

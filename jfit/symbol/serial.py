@@ -17,13 +17,10 @@ from typing import Any, NoReturn
 
 from jfit.formats.atomic import FormatError, atomic_write
 from jfit.ops import Op, UnknownOperator, record_for
-from jfit.symbol.graph import Entry, GraphError, Node, Symbol, topological
+from jfit.symbol.graph import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, GraphError, Node, Symbol, topological
 from jfit.symbol.scopes import stored
 from jfit.symbol.upgrade import LISTED, RENAMED, VERSION, Record, is_reference, upgrade, version_of, without_amp_casts
 
-# Attributes that say how many outputs an operator has: read before anything is made of them.
-COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
-MOST_OUTPUTS = 100_000  # of all nodes together
 DEEPEST = 20  # loops within loops
 _INSIDE = " >> "  # between the place of a node and a place in its body
 LONGEST = 4096  # characters of a name
@@ -225,7 +222,7 @@ def _record(number: int, item: Any, at: str) -> Record:
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             _fail(where, f"{_short(text)} holds half a character (a lone surrogate)")
     op = _operator(item["op"], attrs, where)
-    for key in COUNTS if op else ():
+    for key in OUTPUT_COUNTS if op else ():
         _check_count(op, key, attrs, where)
     return Record(where, op, item["name"], stored(attrs), given)
 

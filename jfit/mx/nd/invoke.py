@@ -21,6 +21,7 @@ from jfit.mx import keys
 from jfit.mx.base import MXNetError, translated
 from jfit.mx.nd.array import NDArray, on_device
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
+from jfit.ops.rules import reason
 from jfit.ops.scalar import TABLE as SCALAR_TABLE
 
 SCALARS = {row[0] for row in SCALAR_TABLE}
@@ -58,9 +59,9 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
     key = jax.random.key_data(keys.next_key()) if op.needs_rng else None
     try:
         outputs = _program(op, params)(key, *values)
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         given = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
-        raise MXNetError(f"{op.name} cannot take {given}: {str(error).splitlines()[0]}") from error
+        raise MXNetError(f"{op.name} cannot take {given or 'its attributes'}: {reason(error)}") from error
     return _given_out([NDArray(o) for o in outputs], out)
 
 
@@ -146,6 +147,8 @@ def function(name: str) -> Callable[..., Any]:
         arrays = [a for a in args if is_array(a)]
         named = {k: v for k, v in kwargs.items() if is_array(v)}
         attrs = {k: v for k, v in kwargs.items() if not is_array(v) and v is not None}
+        if op.given:  # a custom operator's class gets every argument, None too, as Python prints it
+            attrs = {k: str(v) for k, v in kwargs.items() if not is_array(v)}
         free = [k for k in op.attrs if k not in attrs]
         loose = [a for a in args if not is_array(a)]
         if len(loose) > len(free):
