@@ -30,7 +30,7 @@ def reduced_axes(attrs: Any, ndim: int) -> tuple[int, ...]:
     return tuple(a for a in range(ndim) if (a in axes) != bool(attrs.get("exclude")))
 
 
-def _shaped(result: Array, axes: tuple[int, ...], keepdims: bool, ndim: int) -> Array:
+def _shaped(result: Array, keepdims: bool, ndim: int) -> Array:
     return result.reshape((1,)) if result.ndim == 0 and not (keepdims and ndim == 0) else result
 
 
@@ -53,10 +53,6 @@ def _max_jvp(axes, keepdims, primals, tangents):
     return _max(data, axes, keepdims), jnp.sum(chosen, axes, keepdims=keepdims)
 
 
-def _mean(data: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
-    return jnp.mean(data, axes, keepdims=keepdims)
-
-
 def _plain(function: Callable[..., Array]) -> Callable[[Array, tuple[int, ...], bool], Array]:
     return lambda data, axes, keepdims: function(data, axes, keepdims=keepdims)
 
@@ -64,7 +60,7 @@ def _plain(function: Callable[..., Array]) -> Callable[[Array, tuple[int, ...], 
 # name, aliases, function, formula
 TABLE: list[tuple[str, str, Callable[[Array, tuple[int, ...], bool], Array], str]] = [
     ("sum", "_sparse_sum sum_axis", _plain(jnp.sum), "y = Σ x over the axes."),
-    ("mean", "_sparse_mean", _mean, "y = Σ x / n over the axes."),
+    ("mean", "_sparse_mean", _plain(jnp.mean), "y = Σ x / n over the axes."),
     ("prod", "", _plain(jnp.prod), "y = Π x over the axes."),
     ("nansum", "", _plain(jnp.nansum), "y = Σ x over the axes, NaN counted as 0."),
     ("nanprod", "", _plain(jnp.nanprod), "y = Π x over the axes, NaN counted as 1."),
@@ -81,7 +77,7 @@ TABLE: list[tuple[str, str, Callable[[Array, tuple[int, ...], bool], Array], str
 def _add(name: str, aliases: str, function: Callable[..., Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
         axes = reduced_axes(attrs, data.ndim)
-        return _shaped(function(data, axes, attrs.keepdims).astype(data.dtype), axes, attrs.keepdims, data.ndim)
+        return _shaped(function(data, axes, attrs.keepdims).astype(data.dtype), attrs.keepdims, data.ndim)
 
     fn.__doc__ = formula
     operator(name, attrs=REDUCE_ATTRS, aliases=tuple(aliases.split()), rows=reduce_rows)(fn)
@@ -119,7 +115,7 @@ def norm(ctx, attrs, data):
         squares = jnp.sum(jnp.square(wide), axes, keepdims=attrs.keepdims)
         result = jnp.where(squares == 0, jnp.zeros_like(squares), jnp.sqrt(jnp.where(squares == 0, 1, squares)))
     result = result.astype(data.dtype if attrs.out_dtype is None else dtype_of(attrs.out_dtype))
-    return _shaped(result, axes, attrs.keepdims, data.ndim)
+    return _shaped(result, attrs.keepdims, data.ndim)
 
 
 def _arg_rows(attrs, rows, shapes, outs):
