@@ -152,9 +152,11 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
     Example:
         >>> get_operator_arguments("Flatten")
         OperatorArguments(narg=1, names=['data'], types=['NDArray-or-Symbol'])
+        >>> get_operator_arguments("FullyConnected").names[:3]
+        ['data', 'weight', 'bias']
     """
     op = lookup(op_name)
-    arrays = [*op.inputs, *op.aux] if not callable(op.inputs) else ["data"]
+    arrays = ["data"] if op.variadic else [*op.usual_inputs]
     kind = "NDArray-or-Symbol[]" if op.variadic else "NDArray-or-Symbol"
     names = [*arrays, *op.attrs]
     return OperatorArguments(len(names), names, [*[kind] * len(arrays), *(a.kind for a in op.attrs.values())])

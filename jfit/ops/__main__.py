@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 import jfit.ops
-from jfit.ops.attributes import REQUIRED, Attrs
+from jfit.ops.attributes import REQUIRED
 from jfit.ops.registry import ALIASES, REGISTRY, Op
 from jfit.ops.scope import REASONS, out_of_scope
 
@@ -29,15 +29,7 @@ def input_words(op: Op) -> str:
     """Input names; those that hang on attributes are shown for the default attributes, with their count for variadic ones."""
     if op.variadic:
         return f"arg0 ... ({op.variadic} of them)"
-    values = {k: _example(a.default, a.kind) for k, a in op.attrs.items()}
-    return ", ".join((*op.input_names(Attrs(values)), *op.aux)) or "none"
-
-
-def _example(default: object, kind: str) -> object:
-    """A value that lets name rules be asked: the default, or the first choice of a required attribute."""
-    if default is not REQUIRED:
-        return default
-    return kind.removeprefix("one of ").split(", ")[0] if kind.startswith("one of ") else 1
+    return ", ".join(op.usual_inputs) or "none"
 
 
 def attribute_words(op: Op) -> str:

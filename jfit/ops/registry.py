@@ -134,6 +134,12 @@ class Op:
         """Names of the inputs, auxiliary states not included."""
         return self.inputs(attrs) if callable(self.inputs) else self.inputs
 
+    @property
+    def usual_inputs(self) -> tuple[str, ...]:
+        """Names of inputs and auxiliary states for default attributes, and the first choice of required ones."""
+        usual = {k: _usual(a) for k, a in self.attrs.items()}
+        return (*self.input_names(Attrs(usual)), *self.aux)
+
     def output_names(self, attrs: Attrs) -> tuple[str, ...]:
         """Names of all outputs, hidden ones included."""
         return self.outputs(attrs) if callable(self.outputs) else self.outputs
@@ -143,6 +149,12 @@ class Op:
         if self.visible is None:
             return len(self.output_names(attrs))
         return self.visible(attrs) if callable(self.visible) else self.visible
+
+
+def _usual(attr: Attr) -> Any:
+    if attr.default is not REQUIRED:
+        return attr.default
+    return attr.kind.removeprefix("one of ").split(", ")[0] if attr.kind.startswith("one of ") else 1
 
 
 REGISTRY: dict[str, Op] = {}  # canonical name -> record

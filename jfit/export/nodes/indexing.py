@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.export.nodes.core import At, Dim, Graph, Unsupported, converts, fixed
+from jfit.export.nodes.core import FARTHEST, At, Dim, Graph, Unsupported, converts, fixed
 
 INT64 = np.dtype(np.int64)
 
@@ -139,7 +139,7 @@ def sequence_reverse(graph: Graph, node: At, data: str, lengths: str = "") -> st
     """ReverseSequence, or Slice with step -1 where there are no lengths."""
     axis = node.attrs.axis
     if not lengths:
-        return graph.slice(data, axis, -1, -(2**62), -1)
+        return graph.slice(data, axis, -1, -FARTHEST, -1)
     return graph.add("ReverseSequence", data, _lengths(graph, node, lengths), time_axis=axis, batch_axis=1 - axis)
 
 
