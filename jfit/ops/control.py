@@ -41,7 +41,8 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
                 raise ValueError(f"{', '.join(keys)}: {found}, needed {graph.inputs} positions among the {count} inputs")
         graphs, states = attrs.get("graphs", ()), attrs.get("in_state_locs", attrs.get("func_var_locs"))
         if any(g.outputs != attrs.num_outputs for g in graphs[1:] or graphs):
-            raise ValueError(f"num_outputs is {attrs.num_outputs}, the bodies have {[g.outputs for g in graphs]} outputs")
+            found = [g.outputs for g in graphs]
+            raise ValueError(f"num_outputs is {attrs.num_outputs}, needed {found}, as many as the bodies have outputs")
         if states is not None and len(states) != attrs.num_outputs - attrs.num_out_data:
             raise ValueError(f"{len(states)} states and num_out_data {attrs.num_out_data}, needed {attrs.num_outputs} together")
         if not all(0 <= at < len(attrs.func_input_locs) for at in attrs.get("func_var_locs", ())):

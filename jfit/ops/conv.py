@@ -46,7 +46,9 @@ def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
     channels = data[layout.index("C")]
     for what, count in (("data channels", channels), ("num_filter", attrs.num_filter)):
         if count % max(attrs.num_group, 1):
-            raise ValueError(f"{op}: {what} {count} cannot be split into num_group={attrs.num_group} groups")
+            raise ValueError(
+                f"{op}: {what} {count} cannot be split into num_group={attrs.num_group} groups; change one of them"
+            )
     return channels
 
 

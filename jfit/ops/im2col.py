@@ -24,7 +24,10 @@ def _geometry(op: str, attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, 
     for n, k, s, d, p in zip(sizes, attrs.kernel, *given, strict=True):
         reach = d * (k - 1) + 1
         if n + 2 * p < reach:
-            raise ValueError(f"{op}: a kernel that reaches over {reach} entries does not fit {n} entries with pad {p}")
+            raise ValueError(
+                f"{op}: a kernel that reaches over {reach} entries does not fit {n} entries with pad {p}; pad more, or make "
+                "kernel or dilate smaller"
+            )
         found.append((k, s, d, p, (n + 2 * p - reach) // s + 1))
     return found
 
