@@ -240,9 +240,9 @@ def test_files_with_wrong_bodies_are_refused():
     refused(lambda n: n.update(subgraphs=[7]), "body >> top level: needed an object")
     refused(lambda n: n["subgraphs"][0].update(heads=[]), "body >> field 'heads': it is empty")
     refused(lambda n: n["subgraphs"][0]["nodes"][0].update(op="nonsense"), "body >> node 0.*unknown operator")
-    refused(lambda n: n["attrs"].update(in_data_locs="[9]"), "attributes do not say its outputs.*in_data_locs")
-    refused(lambda n: n["attrs"].update(remain_locs="[0]"), "attributes do not say its outputs.*in_data_locs")
-    refused(lambda n: n["attrs"].update(num_out_data="9"), "attributes do not say its outputs.*1 states and")
+    refused(lambda n: n["attrs"].update(in_data_locs="[9]"), "attributes do not say its inputs and outputs.*in_data_locs")
+    refused(lambda n: n["attrs"].update(remain_locs="[0]"), "attributes do not say its inputs and outputs.*in_data_locs")
+    refused(lambda n: n["attrs"].update(num_out_data="9"), "attributes do not say its inputs and outputs.*1 states and")
 
     def deep(node):
         inner = node["subgraphs"]

@@ -307,7 +307,7 @@ class _Reader:
             count = len(node.op.output_names(node.params))
             node.input_names()
         except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-            _fail(where, f"{node.op.name}: its attributes do not say its inputs and outputs ({_short(str(error))[1:-1]})")
+            _fail(where, f"{node.op.name}: its attributes do not say its inputs and outputs ({str(error)[:200]})")
         self.outputs += count
         if self.outputs > MOST_OUTPUTS + len(self.nodes):
             _fail(where, f"the graph has more than {MOST_OUTPUTS} outputs")
