@@ -128,7 +128,12 @@ def test_kinks_have_the_recorded_gradients():
     assert gradient("abs", [0.0]) == 0 and gradient("relu", [0.0]) == 0
     assert gradient("clip", [-1.0, 1.0, 1.5], a_min=-1, a_max=1).tolist() == [1, 1, 0]
     assert gradient("norm", [0.0, 0.0]).tolist() == [0, 0]
-    assert call("norm", np.float16([300, 400])).tolist() == [500]  # the squares are infinite in half precision
+
+
+def test_lengths_do_not_overflow():
+    assert call("norm", np.float16([300, 400])).tolist() == [500]
+    assert call("norm", np.int8([60, 80])).tolist() == [100]
+    assert call("norm", np.int32([30000, 40000])).tolist() == [50000]
 
 
 @pytest.mark.parametrize("name", ["sign", "floor", "ceil", "round", "rint", "fix", "trunc", "logical_not", "zeros_like"])

@@ -102,6 +102,9 @@ def test_rows_of_a_point_process():
     arrays = [lda, *shared, lda, lags, marks, np.float32([2, 3, 4]), np.float32([9, 9, 9])]
     marked = [None if k in (1, 2, 5) else R for k in range(8)]
     assert rows_after("_contrib_hawkesll", arrays, marked) == [R, R]
+    op, shapes = lookup("_contrib_hawkesll"), [a.shape for a in arrays]
+    for lost in ([SECOND, *[None] * 7], [R, R, *[None] * 6]):
+        assert list(op.rows(op.parse({}), lost, shapes, [(3,), (3, 2)])) == [LOST, LOST]
     assert filled("_contrib_hawkesll", (3, 2), None, None, None, (3, 4), None, None, None)[5:] == [(3, 4), (3,), (3,)]
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, agreed
+from jfit.ops.rows import LOST
+from jfit.ops.rules import accumulating, shared_batch_rows
 
 
 def _shapes(attrs, ins, outs):
@@ -27,7 +28,10 @@ def _types(attrs, ins):
 
 
 def _rows(attrs, rows, shapes, outs):
-    return [agreed([*rows[:1], *rows[3:]])] * 2
+    """Sequences are the rows; alpha and beta belong to all of them."""
+    if any(r is not None for r in rows[1:3]):
+        return [LOST] * 2
+    return shared_batch_rows(attrs, [*rows[:1], *rows[3:]], shapes, outs)
 
 
 @operator(

@@ -108,10 +108,10 @@ def norm(ctx, attrs, data):
     if attrs.ord not in (1, 2):
         raise ValueError(f"ord is {attrs.ord}, norm knows 1 (sum of magnitudes) and 2 (Euclidean); choose one of them")
     axes = reduced_axes(attrs, data.ndim)
-    wide = data.astype(accumulating(data.dtype))  # the square of 300 is infinite in half precision
     if attrs.ord == 1:
-        result = jnp.sum(magnitude(wide), axes, keepdims=attrs.keepdims)
-    else:
+        result = jnp.sum(magnitude(data.astype(accumulating(data.dtype))), axes, keepdims=attrs.keepdims)
+    else:  # squares are too large for half precision from 256 on, for small integers sooner
+        wide = data.astype(jnp.promote_types(data.dtype, jnp.float32))
         squares = jnp.sum(jnp.square(wide), axes, keepdims=attrs.keepdims)
         result = jnp.where(squares == 0, jnp.zeros_like(squares), jnp.sqrt(jnp.where(squares == 0, 1, squares)))
     result = result.astype(data.dtype if attrs.out_dtype is None else dtype_of(attrs.out_dtype))
