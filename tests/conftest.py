@@ -25,3 +25,18 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def rng() -> np.random.Generator:
     """The same random numbers in every test and on every machine."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def quickly():
+    """Programs that run once need no optimization, which takes a third of the time to compile them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True)
+def operators_quickly(request: pytest.FixtureRequest):
+    """Tests of operators compile thousands of programs for a handful of numbers; nets are compiled as users compile them."""
+    if request.path.name.startswith("test_ops_"):
+        request.getfixturevalue("quickly")

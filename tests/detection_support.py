@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 
-import golden_ops
 import jax
-import pytest
 
 from jfit.ops import Ctx, lookup
 
@@ -25,17 +23,3 @@ def call(name, attrs, *inputs):
     """What an operator computes, compiled."""
     op = compiled_op(name)
     return op.fn(None, op.parse(attrs), *inputs)
-
-
-@pytest.fixture
-def quickly():
-    """Programs that run once need no optimization, which takes a third of the time to compile them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """Recorded cases run compiled."""
-    monkeypatch.setattr(golden_ops, "lookup", compiled_op)

@@ -59,7 +59,8 @@ def run_case(case: Case, arrays: Arrays, tolerance: float = 1e-4) -> None:
         if key not in skip:
             assert_near(f"{case['id']} {key}", got, arrays[recorded or key], tolerance)
 
-    outputs, moved = _call(op, attrs, args, aux, train=False)
+    found = _replay(op, case, attrs, args, aux, arrays)
+    outputs, moved = found["eval"]
     assert len(outputs) == case["n_outputs"], "number of visible outputs"
     for i, out in enumerate(outputs):
         compare(f"eval/{i}", out)
@@ -68,14 +69,27 @@ def run_case(case: Case, arrays: Arrays, tolerance: float = 1e-4) -> None:
         compare(key, value, key if key in arrays else f"aux/{name}")
     if not case["has_train"]:
         return
-    outputs, moved = _call(op, attrs, args, aux, train=True)
+    outputs, moved = found["train"]
     for i, out in enumerate(outputs):
         compare(f"train/{i}", out)
     for name, value in zip(case["list_auxiliary_states"], moved, strict=True):
         compare(f"aux_train/{name}", value)
-    if case["has_grad"]:
-        for name, value in _gradients(op, case, attrs, args, aux, arrays).items():
-            compare(f"grad/{name}", value)
+    for name, value in found.get("grad", {}).items():
+        compare(f"grad/{name}", value)
+
+
+def _replay(op: Op, case: Case, attrs: Attrs, args: list[jax.Array], aux: list[jax.Array], arrays: Arrays) -> dict[str, Any]:
+    """Everything a case records, as one program: compiling primitive by primitive is what would take the time."""
+
+    def everything(args: list[jax.Array], aux: list[jax.Array]) -> dict[str, Any]:
+        found: dict[str, Any] = {"eval": _call(op, attrs, args, aux, train=False)}
+        if case["has_train"]:
+            found["train"] = _call(op, attrs, args, aux, train=True)
+            if case["has_grad"]:
+                found["grad"] = _gradients(op, case, attrs, args, aux, arrays)
+        return found
+
+    return jax.jit(everything)(args, aux)
 
 
 def assert_near(what: str, got: Any, want: np.ndarray, tolerance: float = 1e-4) -> None:

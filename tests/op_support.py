@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,11 +16,17 @@ from jfit.ops.__main__ import load_all
 load_all()
 
 
+@functools.cache
+def compiled(fn: Callable[..., Any], params: Any) -> Callable[..., Any]:
+    """An operator function as one program for all calls: compiling its primitives one by one takes longer."""
+    return jax.jit(lambda *arrays: fn(Ctx(rows=(None,) * len(arrays)), params, *arrays))
+
+
 def call(name: str, *arrays: Any, **attrs: Any) -> Any:
     """The outputs of an operator: an array, or a tuple of them."""
     op = lookup(name)
     count = {op.variadic: len(arrays)} if op.variadic else {}
-    return op.fn(Ctx(rows=(None,) * len(arrays)), op.parse(count | attrs), *map(jnp.asarray, arrays))
+    return compiled(op.fn, op.parse(count | attrs))(*map(jnp.asarray, arrays))
 
 
 def filled(name: str, *ins: Any, out: Any = None, **attrs: Any) -> list[Any]:
@@ -38,9 +47,10 @@ def rows_after(name: str, arrays: list[np.ndarray], rows: list[Any], **attrs: An
     """Rows of the outputs by the operator's rule, after checking them: changing row k changes entries of row k alone."""
     op = lookup(name)
     params = op.parse(({op.variadic: len(arrays)} if op.variadic else {}) | attrs)
+    program = compiled(op.fn, params)
 
     def outputs(given: list[np.ndarray]) -> list[np.ndarray]:
-        found = call(name, *given, **attrs)
+        found = program(*given)
         return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
 
     base = outputs(arrays)

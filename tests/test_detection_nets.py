@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from detection_support import quickly  # noqa: F401  a fixture
 from golden_mx import arrays_of, assert_close, host, under
 
 import jfit

@@ -4,15 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from detection_support import call, compiled, quickly  # noqa: F401  two fixtures
+from detection_support import call
 from golden_ops import case_id, load_cases, run_case
 
 from jfit.ops import LOST, Rows, lookup
 
-pytestmark = pytest.mark.usefixtures("quickly")
 
-
-@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("case", "arrays"), load_cases("detection"), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
