@@ -42,6 +42,13 @@ def test_shapes_dtypes_and_out():
     assert mx.sym.random.normal(shape=(2, 3)).eval()[0].shape == (2, 3)
 
 
+def test_wrong_dtypes_and_seeds_are_refused():
+    with pytest.raises(mx.MXNetError, match="attribute dtype is 'int32', needed one of float16"):
+        mx.nd.random.uniform(dtype="int32")
+    with pytest.raises(ValueError, match=r"the seed is 1.5, needed a whole number"):
+        mx.random.seed(1.5)
+
+
 def test_seed_repeats_and_moves_on():
     mx.random.seed(3)
     first, second = mx.nd.random.exponential(2, shape=5).asnumpy(), mx.nd.random.exponential(2, shape=5).asnumpy()

@@ -31,6 +31,8 @@ def seed(seed_state: int, ctx: Any = "all") -> None:
         >>> uniform(shape=2).asnumpy().tolist() == first
         True
     """
+    if not isinstance(seed_state, numbers.Integral):
+        raise ValueError(f"the seed is {seed_state!r}, needed a whole number; convert it by int()")
     rng.seed(int(seed_state))
 
 
@@ -95,15 +97,15 @@ def shuffle(data: Any, out: Any = None) -> NDArray:
 
 
 def _drawn(law: str, parameters: Mapping[str, Any], shape: Any, dtype: Any, ctx: Any, out: Any) -> NDArray:
+    kind = None if dtype is None else np.dtype(dtype).name
     kinds = {is_array(v) if not isinstance(v, numbers.Number) else False for v in parameters.values()}
     if kinds == {True}:
-        kind = None if dtype is None else np.dtype(dtype).name
         return function(f"_sample_{law}")(*parameters.values(), shape=_sizes(shape), dtype=kind, out=out)
     if kinds != {False} or not all(isinstance(v, numbers.Number) for v in parameters.values()):
         found = {k: type(v).__name__ for k, v in parameters.items()}
         raise ValueError(f"random.{law}: the parameters are {found}, needed numbers only or NDArrays only; convert them")
     size = out.shape if out is not None and shape is None else _sizes(shape) or (1,) if shape is None else _sizes(shape)
-    drawn = function(f"_random_{law}")(shape=size, **parameters)
+    drawn = function(f"_random_{law}")(shape=size, dtype=kind, **parameters)
     if out is not None:
         out[:] = drawn
         return out

@@ -143,7 +143,10 @@ _AXIS = {
 def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
     """y = γ (x - μ) / √(σ² + ε) + β; training: μ, σ² of the batch (σ² biased), moving ← m * moving + (1 - m) * batch."""
     axis = data.ndim - 1 if ctx.channels_last else positive(attrs.get("axis", 1), data.ndim)
-    wide = accumulating(data.dtype)
+    wide, shapes = accumulating(data.dtype), {a.shape for a in (gamma, beta, moving_mean, moving_var)}
+    if shapes != {(data.shape[axis],)}:
+        found = ", ".join(map(str, sorted(shapes)))
+        raise ValueError(f"parameters and states have shapes {found}, needed ({data.shape[axis]},): a number for each channel")
     scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
     shift = beta.astype(wide)
     if not ctx.train or attrs.use_global_stats:

@@ -72,6 +72,9 @@ _scattered.defvjp(_scattered_forward, _scattered_backward)
 @operator("scatter_nd", inputs=("data", "indices"), attrs={"shape": shape()}, types=first_types, rows=lost_rows)
 def scatter_nd(ctx, attrs, data, indices):
     """y[indices[0, i...], indices[1, i...], ...] = x[i...], all other entries 0; of equal numbers the last one counts."""
+    wanted = (*indices.shape[1:], *attrs.shape[indices.shape[0] :])
+    if data.shape != wanted:
+        raise ValueError(f"data has shape {data.shape}, needed {wanted} for these indices and shape {attrs.shape}")
     return _scattered(data, indices, attrs.shape)
 
 
@@ -193,7 +196,10 @@ def _dropped(attrs, rows, shapes, outs):
 def ravel_multi_index(ctx, attrs, data):
     """y = the number in an array of `shape`, C order, of the entry whose number along axis k is x[k]."""
     if len(attrs.shape) != data.shape[0]:
-        raise ValueError(f"shape {attrs.shape} has {len(attrs.shape)} axes, data of shape {data.shape} names {data.shape[0]}")
+        raise ValueError(
+            f"shape {attrs.shape} has {len(attrs.shape)} axes, data of shape {data.shape} names {data.shape[0]}; needed a row "
+            "of data for each axis"
+        )
     ids = data.astype(jnp.int32)
     total = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))
     return (total.reshape((1,)) if total.ndim == 0 else total).astype(data.dtype)

@@ -177,7 +177,12 @@ def _check_counts(node: Node) -> None:
 
 
 def _inputs(op: Op, probe: Node, symbols: list[Symbol], named: dict[str, Symbol], attrs: dict[str, str]) -> tuple[Entry, ...]:
-    names = probe.input_names()
+    try:
+        names = probe.input_names()
+    except GraphError:
+        raise
+    except ValueError as error:
+        raise GraphError(f"{probe.name}: {error}") from None
     if len(symbols) > len(names):
         raise GraphError(f"{probe.name}: {len(symbols)} inputs given, but {op.name} takes {len(names)}: {', '.join(names)}")
     found: dict[str, Symbol] = dict(zip(names, symbols, strict=False))

@@ -50,9 +50,12 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
     op = record_for(name, attrs)
     if op.variadic:
         attrs = {op.variadic: len(arrays), **attrs}
-    params = op.parse(attrs) if attrs else _defaults(op.name)
+    try:
+        params = op.parse(attrs) if attrs else _defaults(op.name)
+        wanted = len(op.input_names(params)) + len(op.aux)
+    except ValueError as error:
+        raise MXNetError(str(error)) from None
     values = [on_device(a) for a in arrays]
-    wanted = len(op.input_names(params)) + len(op.aux)
     if len(values) != wanted:
         names = (*op.input_names(params), *op.aux)
         raise MXNetError(f"{op.name} takes {wanted} arrays ({', '.join(names)}), {len(values)} were given")
