@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,9 @@ def fit(
         eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
     )
     model, params, aux = split_trained(model, params, aux)
-    model, params, aux = _model_and_values(_with_inputs(model, train_data), loss, params, aux)
+    if isinstance(model, Symbol) and isinstance(train_data, Mapping):
+        model = lower_feeding(model, train_data)
+    model, params, aux = _model_and_values(model, loss, params, aux)
     settings = settings_of(
         devices=devices,
         batch_size=batch_size,
@@ -212,14 +214,12 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
     )
 
 
-def _with_inputs(model: Any, data: Any) -> Any:
-    """A symbol lowered so that the arrays that the data names are inputs and no parameters."""
-    if not isinstance(model, Symbol) or not isinstance(data, Mapping):
-        return model
-    usual, variables = lower(model), model.list_inputs()
-    named = [n for n in data if n in variables]
+def lower_feeding(symbol: Symbol, names: Iterable[str]) -> Model:
+    """A symbol lowered so that these variables, where it has them, are inputs and no parameters, whatever their names."""
+    usual, variables = lower(symbol), set(symbol.list_inputs())
     fed = {*usual.inputs, *usual.labels}
-    return usual if fed >= set(named) else lower(model, inputs=sorted(fed | set(named)))
+    named = {n for n in names if n in variables}
+    return usual if fed >= named else lower(symbol, inputs=sorted(fed | named))
 
 
 def _model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jfit.fitting import as_model
+from jfit.fitting import as_model, lower_feeding
 from jfit.formats import FormatError, bounded_dense, load_arrays, load_tensors
 from jfit.lowering import lower
 from jfit.model import Aux, Model, Params, count_parameters
@@ -77,7 +77,7 @@ class Loaded(Trained):
             >>> old.onto(jfit.sym.SoftmaxOutput(top, name="softmax")).params.keys() == params.keys()
             True
         """
-        model = as_model(net)
+        model = lower_feeding(net, (*self.model.inputs, *self.model.labels)) if isinstance(net, Symbol) else as_model(net)
         if model.symbol is None:
             raise ValueError("onto needs a network of a graph: the parameters of a function have no names in it; pass a Symbol")
         known = set(model.symbol.list_inputs())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.init import InitDesc, default
+from jfit.init import get as get_initializer
 from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, specs_of
 from jfit.ops import nearest
@@ -130,6 +132,8 @@ def init_state(
     resolved = get_optimizer(optimizer)
     init_key, run_key = jax.random.split(_key_of(seed))
     specs = specs_of(inputs or {})
+    if model.symbol is not None:
+        initializer = _unless_given({*(params or ()), *(aux or ())}, initializer)
     drawn, drawn_aux = model.init(init_key, specs, initializer)
     drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
     ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
@@ -175,6 +179,18 @@ def _base_rate(resolved: Resolved, given: Any) -> Any:
             "give it to the optimizer's constructor, or pass the optimizer by name"
         )
     return None
+
+
+def _unless_given(given: Collection[str], initializer: Any) -> Any:
+    """The initializer, for all but the names given: their rules, which files may hold of any kind, are not asked."""
+    if not given:
+        return initializer
+    start = default() if initializer is None else get_initializer(initializer)
+
+    def draw(key: Array, desc: InitDesc, shape: tuple[int, ...], dtype: Any) -> Array:
+        return jnp.zeros(shape, dtype) if desc.name in given else start(key, desc, shape, dtype)
+
+    return draw
 
 
 def _replaced(kind: str, drawn: dict[str, Array], given: Mapping[str, Any] | None) -> dict[str, Array]:

@@ -250,3 +250,15 @@ def test_counts_that_no_graph_has_are_refused_at_once(count):
         sym.SliceChannel(sym.Variable("x"), num_outputs=count, name="parts")
     with pytest.raises(GraphError, match=f"sum: add_n has num_args {count}, needed 1 to"):
         sym.add_n(num_args=count, name="sum")
+
+
+def test_weights_of_both_directions_share_what_the_layer_leaves_them():
+    def net(*weights):
+        flat = [sym.Reshape(w, shape=(-1,)) for w in (*weights, V("b", shape=(40,)))]
+        packed = apply_op("_rnn_param_concat", flat, {"num_args": 3, "dim": 0})
+        return sym.RNN(V("data"), packed, V("h"), state_size=5, num_layers=1, bidirectional=True, mode="rnn_tanh", name="r")
+
+    alike = V("left", shape=(5, 0)), V("right", shape=(5, 0))  # 130 in all, 40 of them taken
+    found = shapes(net(*alike), data=(2, 3, 6))
+    assert found["left"] == found["right"] == (5, 9) and found["r_output"] == (2, 3, 10)
+    assert shapes(net(V("left", shape=(5, 9)), alike[1]), data=(2, 3, 6))["right"] == (5, 9)

@@ -182,6 +182,23 @@ def test_variables_without_values_in_no_parameters_slot_are_inputs(tmp_path, mon
     assert jfit.load("odd", inputs=["x", "im_info"]).predict(given).tolist() == [[3, 8]]
 
 
+def test_training_asks_no_rule_for_parameters_of_the_file_and_keeps_the_inputs_of_its_graph(tmp_path):
+    own = V("w", init='["fusedrnn", {"num_hidden": 2}]')  # rules may be of any kind in files
+    body = sym.FullyConnected(sym.concat(V("data"), V("len"), dim=1), own, no_bias=True, num_hidden=2, name="body")
+    sym.SoftmaxOutput(sym.broadcast_mul(body, V("scale", shape=(1, 2))), name="softmax").save(tmp_path / "net-symbol.json")
+    save_arrays(tmp_path / "net-0000.params", {"arg:w": np.ones((2, 3), "float32"), "arg:scale": np.ones((1, 2), "float32")})
+    loaded = jfit.load(tmp_path / "net")
+    x = {"data": np.ones((4, 2), "float32"), "len": np.ones((4, 1), "float32")}
+    run = jfit.fit(loaded, {**x, "softmax_label": np.arange(4) % 2}, num_epoch=1, batch_size=4, progress=False)
+    assert set(run.params) == {"w", "scale"}
+    top = sym.FullyConnected(loaded.symbol.get_internals()["body_output"], num_hidden=3, name="new")
+    tuned = loaded.onto(sym.SoftmaxOutput(top, name="other"), drop=True)
+    assert tuned.model.inputs == ("data", "len") and set(tuned.params) == {"w"}
+    run = jfit.fit(tuned, {**x, "other_label": np.arange(4) % 3}, num_epoch=1, batch_size=4, frozen=["w"], progress=False)
+    np.testing.assert_array_equal(run.params["w"], np.ones((2, 3)))
+    assert run.params["new_weight"].any()  # drawn
+
+
 def test_a_label_that_outputs_are_made_of_is_fed_to_predict(tmp_path):
     label = V("softmax_label")
     score = sym.FullyConnected(V("data"), num_hidden=3, no_bias=True, name="fc")

@@ -29,6 +29,19 @@ def _concat_shapes(attrs, ins, outs):
     return filled
 
 
+def _weight_shapes(attrs, ins, outs):
+    """Several missing sizes are alike: the weights of the two directions that read the data."""
+    filled = _concat_shapes(attrs, ins, outs)
+    if outs[0] is None or any(s is None for s in filled):
+        return filled
+    axis = positive(attrs.dim, len(outs[0]), "dim")
+    missing = [i for i, s in enumerate(filled) if not s[axis]]
+    share, odd = divmod(outs[0][axis] - sum(s[axis] for s in filled), max(len(missing), 1))
+    for i in missing if share > 0 and not odd else ():
+        filled[i] = (*filled[i][:axis], share, *filled[i][axis + 1 :])
+    return filled
+
+
 def _concat_rows(attrs, rows, shapes, outs):
     together = agreed(rows)
     lost = isinstance(together, Rows) and together.axis == positive(attrs.dim, len(outs[0]), "dim")
@@ -54,7 +67,7 @@ operator(
     inputs=argument_names,
     variadic="num_args",
     attrs={"num_args": integer(), "dim": integer(1)},
-    fill=_concat_shapes,
+    fill=_weight_shapes,
     rows=_concat_rows,
 )(concat)
 
