@@ -14,12 +14,20 @@ from golden_ops import GOLDEN, load_cases
 from jfit.ops.context import Ctx
 from jfit.ops.registry import REGISTRY, lookup
 
-CASES_EACH = 3  # recorded cases of each operator that are checked
+CASES_EACH = 2  # recorded cases of each operator that are checked
 STEP = 1e-6
 # Operators whose gradient is not the derivative of their value, as MXNet has it.
 OWN_GRADIENT = {
     "BlockGrad": "stops the gradient",
+    "IdentityAttachKLSparseReg": "adds the gradient of a penalty that its value does not show",
     "_contrib_gradientmultiplier": "multiplies the gradient",
+    **dict.fromkeys(
+        ["_contrib_Proposal", "_contrib_MultiProposal", "_contrib_MultiBoxDetection"], "is 0: boxes that were chosen"
+    ),
+    **dict.fromkeys(["_contrib_MultiBoxTarget", "_contrib_box_decode", "_contrib_box_iou"], "is 0: boxes are no parameters"),
+    **dict.fromkeys(["_image_adjust_lighting", "_image_flip_left_right", "_image_flip_top_bottom"], "passes straight through"),
+    **dict.fromkeys(["_image_random_contrast", "_image_random_brightness", "_image_random_hue"], "passes straight through"),
+    "_image_random_saturation": "reads blue only",
     "_contrib_hawkesll": "gives the state no gradient",
     "_contrib_index_copy": "reads the gradient back also where a later row overwrote",
     "_contrib_round_ste": "passes the gradient straight through",
@@ -36,7 +44,14 @@ OWN_GRADIENT = {
     "scatter_nd": "reads the gradient back also where a later entry overwrote",
 }
 # Inputs that choose and do not weigh: MXNet gives them a gradient of zero, and a step on them is no small one.
-CHOOSING = {"index", "indices", "index_vector", "label", "sequence_length", "condition"}
+CHOOSING = {"index", "indices", "index_vector", "label", "sequence_length", "condition", "rois"}
+# Cases recorded on purpose where the value has a bend or a jump: the derivative is one-sided there.
+BENDS = {
+    "BilinearSampler.6": "the grid lies on pixels",
+    "SpatialTransformer.8": "the grid lies on pixels",
+    "_contrib_DeformableConvolution.8": "offsets of 0 lie on pixels",
+    "ROIPooling.11": "maxima are equal",
+}
 HALF = [jnp.float16, jnp.bfloat16]
 
 
@@ -60,7 +75,7 @@ def cases_of(name: str):
     """(attributes, inputs, auxiliary states) of the first few recorded cases of an operator that take floats."""
     op, count = lookup(name), 0
     for case, arrays in load_cases(*recorded().get(name, ())):
-        if lookup(case["op"]).name != name or not case["has_grad"]:
+        if lookup(case["op"]).name != name or not case["has_grad"] or case["id"] in BENDS:
             continue
         given = [i["name"] for i in case["inputs"] if i["name"] not in case["list_auxiliary_states"]]
         attrs = op.parse(({op.variadic: len(given)} if op.variadic else {}) | case["attrs"])
@@ -111,6 +126,8 @@ def test_numeric_gradient_in_float64(name):
             def values(at, wide=wide, attrs=attrs, states=states, moved=moved):
                 full = [wide[n] + at * moved[n] if n in moved else wide[n] for n in wide]
                 found = outputs_of(op, attrs, full, states)
+                if attrs.get("output_mean_var"):
+                    found = found[:1]  # the statistics are for looking at: no gradient comes from them, as in MXNet
                 return [o for o in found if jnp.issubdtype(o.dtype, jnp.floating)]
 
             heads = [jnp.asarray(draw.standard_normal(o.shape)) for o in values(0.0)]

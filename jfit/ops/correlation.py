@@ -65,7 +65,8 @@ def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
 
     @jax.checkpoint  # keeps the displaced copies out of the memory of the gradient
     def at(shift: Array) -> Array:
-        moved = lax.dynamic_slice(second, (0, 0, start + shift[0], start + shift[1]), (rows, channels, *span))
+        zero = jnp.zeros((), shift.dtype)  # of one dtype in 64-bit mode, too
+        moved = lax.dynamic_slice(second, (zero, zero, start + shift[0], start + shift[1]), (rows, channels, *span))
         values = fixed * moved if attrs.is_multiply else _distance(fixed, moved)
         summed = jnp.sum(values, axis=1)
         window, strides = (1, kernel, kernel), (1, step, step)
