@@ -1,25 +1,11 @@
-"""Operators run compiled: those with loops cost more to run step by step than to compile once, and once quickly."""
+"""Operators of detection by name: attributes are given as a dict, inputs may be missing."""
 
-import dataclasses
-import functools
+from op_support import compiled
 
-import jax
-
-from jfit.ops import Ctx, lookup
-
-
-def compiled_op(name):
-    """The record of an operator, its function compiled once for each set of attributes."""
-    op = lookup(name)
-
-    @functools.cache
-    def jitted(attrs):
-        return jax.jit(lambda *inputs: op.fn(Ctx(rows=(None,) * len(inputs)), attrs, *inputs))
-
-    return dataclasses.replace(op, fn=lambda ctx, attrs, *inputs: jitted(attrs)(*inputs))
+from jfit.ops import lookup
 
 
 def call(name, attrs, *inputs):
     """What an operator computes, compiled."""
-    op = compiled_op(name)
-    return op.fn(None, op.parse(attrs), *inputs)
+    op = lookup(name)
+    return compiled(op.fn, op.parse(attrs))(*inputs)

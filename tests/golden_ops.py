@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jfit.ops.attributes import Attrs
 from jfit.ops.context import Ctx
@@ -42,6 +43,16 @@ def load_cases(*names: str) -> list[tuple[Case, Arrays]]:
             start = case["id"] + "/"
             found.append((case, {key[len(start) :]: value for key, value in stored.items() if key.startswith(start)}))
     return found
+
+
+def spread_out(cases: list[tuple[Case, Arrays]], each: int = 3) -> list[Any]:
+    """Parameters of a test: `each` cases of every operator, far apart in its table, run at once; the others are slow ones."""
+    places: dict[str, list[int]] = {}
+    for i, (case, _) in enumerate(cases):
+        places.setdefault(case["op"], []).append(i)
+    steps = np.linspace(0, 1, each)
+    at_once = {of[round(step * (len(of) - 1))] for of in places.values() for step in steps}
+    return [pytest.param(*pair, marks=() if i in at_once else pytest.mark.slow) for i, pair in enumerate(cases)]
 
 
 def case_id(value: Any) -> str:

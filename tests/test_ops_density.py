@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_ops import case_id, load_cases, run_case
+from golden_ops import case_id, load_cases, run_case, spread_out
 
 from jfit.ops import LOST, Ctx, Rows, lookup
 
 
-@pytest.mark.parametrize(("case", "arrays"), load_cases("density"), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("density")), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_ops import case_id, load_cases, run_case
+from golden_ops import case_id, load_cases, run_case, spread_out
 
 import jfit.mx as mx
 from jfit.ops import LOST, Ctx, Rows, lookup
@@ -15,7 +15,7 @@ DRAW = np.random.default_rng(0)
 BYTES = DRAW.integers(0, 256, (4, 6, 3)).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("case", "arrays"), load_cases("image"), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("image")), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_ops import case_id, load_cases, run_case
+from golden_ops import case_id, load_cases, run_case, spread_out
 from op_support import call, filled, rows_after
 
 from jfit.ops import LOST, Rows
@@ -15,7 +15,7 @@ R = Rows(0, 1, 3, 1)
 SEQUENCES = Rows(1, 1, 2, 1)
 
 
-@pytest.mark.parametrize(("case", "arrays"), load_cases("matrices", "contrib_plain"), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("matrices", "contrib_plain")), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

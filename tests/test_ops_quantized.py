@@ -13,7 +13,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_ops import case_id, load_cases, run_case
+from golden_ops import case_id, load_cases, run_case, spread_out
 
 import jfit.mx as mx
 from jfit.ops import LOST, Ctx, Rows, lookup, quantized
@@ -21,7 +21,7 @@ from jfit.ops import LOST, Ctx, Rows, lookup, quantized
 MODELS = Path(__file__).parent / "golden" / "quantized"
 
 
-@pytest.mark.parametrize(("case", "arrays"), load_cases("quantized"), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("quantized")), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 
