@@ -78,6 +78,8 @@ def cases_of(name: str):
     for case, arrays in load_cases(*recorded().get(name, ())):
         if lookup(case["op"]).name != name or not case["has_grad"] or case["id"] in BENDS:
             continue
+        if not all(np.isfinite(a).all() for k, a in arrays.items() if k.startswith("in/") and a.dtype.kind == "f"):
+            continue  # nan has no derivative
         given = [i["name"] for i in case["inputs"] if i["name"] not in case["list_auxiliary_states"]]
         attrs = op.parse(({op.variadic: len(given)} if op.variadic else {}) | case["attrs"])
         names = op.input_names(attrs)
@@ -121,7 +123,7 @@ def test_numeric_gradient_in_float64(name):
             moved = {
                 n: jnp.asarray(draw.standard_normal(wide[n].shape))
                 for n in learned
-                if wide[n].dtype == np.float64 and n not in CHOOSING
+                if wide[n].dtype == np.float64 and n not in chosen
             }
 
             def values(at, wide=wide, attrs=attrs, states=states, moved=moved):
