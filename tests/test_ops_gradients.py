@@ -24,7 +24,10 @@ OWN_GRADIENT = {
     **dict.fromkeys(
         ["_contrib_Proposal", "_contrib_MultiProposal", "_contrib_MultiBoxDetection"], "is 0: boxes that were chosen"
     ),
-    **dict.fromkeys(["_contrib_MultiBoxTarget", "_contrib_box_decode", "_contrib_box_iou"], "is 0: boxes are no parameters"),
+    **dict.fromkeys(
+        ["_contrib_MultiBoxTarget", "_contrib_box_encode", "_contrib_box_decode", "_contrib_box_iou"],
+        "is 0: boxes are no parameters",
+    ),
     **dict.fromkeys(["_image_adjust_lighting", "_image_flip_left_right", "_image_flip_top_bottom"], "passes straight through"),
     **dict.fromkeys(["_image_random_contrast", "_image_random_brightness", "_image_random_hue"], "passes straight through"),
     "_image_random_saturation": "reads blue only",
@@ -51,7 +54,7 @@ BENDS = {
     "BilinearSampler.6": "the grid lies on pixels",
     "SpatialTransformer.8": "the grid lies on pixels",
     "_contrib_DeformableConvolution.8": "offsets of 0 lie on pixels",
-    "ROIPooling.11": "maxima are equal",
+    **dict.fromkeys(["ROIPooling.11", "max.47", "max.48"], "maxima are equal"),
 }
 HALF = [jnp.float16, jnp.bfloat16]
 
