@@ -1,5 +1,9 @@
 """Custom operators: Python code of the user inside compiled programs, with MXNet's classes; and records of one's own."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -307,3 +311,28 @@ def test_a_failure_in_module_fit_is_the_same_error(rng):
     module = mx.mod.Module(mx.sym.LinearRegressionOutput(mx.sym.sum(net, axis=1), name="softmax"))
     with pytest.raises(CustomError, match="bad: backward"):
         module.fit(mx.io.NDArrayIter(data, label, 10), num_epoch=1, eval_metric="mse")
+
+
+_ARRAYS_IN_FORWARD = """
+import numpy as np, jfit.mx as mx
+class Ones(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], mx.nd.dot(in_data[0], mx.nd.ones((3000, 3000)) * 1e-3))
+@mx.operator.register("ones")
+class OnesProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Ones()
+net = mx.sym.Custom(mx.sym.Variable("data"), op_type="ones", name="o")
+module = mx.mod.Module(net, label_names=None, context=[mx.cpu(0), mx.cpu(1)])
+data = mx.io.NDArrayIter(np.ones((4, 3000), "float32"), batch_size=2)
+module.bind(data.provide_data, for_training=False)
+module.init_params()
+print(round(float(module.predict(data).asnumpy()[0, 0]), 3))
+"""
+
+
+@pytest.mark.slow
+def test_large_arrays_computed_in_the_class_do_not_block_two_devices():
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", _ARRAYS_IN_FORWARD], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split()[-1:] == ["3.0"], done.stderr

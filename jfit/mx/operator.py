@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -36,6 +37,8 @@ __all__ = [
     "get_operator_arguments",
     "register",
 ]
+
+LEAST_THREADS = 8
 
 
 class CustomOp:
@@ -124,13 +127,28 @@ class CustomOpProp:
 
 
 def register(reg_name: str) -> Callable[[type[CustomOpProp]], type[CustomOpProp]]:
-    """Decorator: a `CustomOpProp` class becomes `Custom(..., op_type=reg_name)`; its arguments arrive as strings."""
+    """Decorator: a `CustomOpProp` class becomes `Custom(..., op_type=reg_name)`; its arguments arrive as strings.
+
+    Register before the first computation: the process then gets threads enough for arrays that the class computes with
+    while several devices run it.
+    """
+    _more_threads()
 
     def add(prop_cls: type[CustomOpProp]) -> type[CustomOpProp]:
         HOSTS[reg_name] = lambda own: _PropHost(cast(Any, prop_cls)(**own))
         return prop_cls
 
     return add
+
+
+def _more_threads() -> None:
+    """At least 8 threads for programs on the CPU, if none has run yet and nobody says otherwise.
+
+    The threads that run programs wait in the code of an operator for the programs of its own arrays: where there are as few
+    threads as devices (machines of two cores), all would wait for each other for ever.
+    """
+    if (os.cpu_count() or 1) < LEAST_THREADS:
+        os.environ.setdefault("PJRT_NPROC", str(LEAST_THREADS))
 
 
 def get_all_registered_operators() -> list[str]:
@@ -242,4 +260,4 @@ def _values(boxes: Sequence[NDArray]) -> list[np.ndarray]:
     return [np.asarray(b.value) for b in boxes]
 
 
-register("custom_op")(CustomOpProp)
+HOSTS["custom_op"] = lambda own: _PropHost(cast(Any, CustomOpProp)(**own))
