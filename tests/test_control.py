@@ -261,3 +261,13 @@ def test_shells_run_loops(rng):
     )
     module.fit(data, num_epoch=2, optimizer_params={"learning_rate": 0.1})
     assert module.predict(data).shape == (10, 3)
+
+
+def test_loops_say_what_they_cannot_take():
+    i = mx.sym.Variable("i")
+    with pytest.raises(TypeError, match="while_loop_cond: needs symbols, got int: 1"):
+        mx.sym.contrib.while_loop(lambda i: 1, lambda i: (i, i), i, max_iterations=3)
+    with pytest.raises(ValueError, match="max_iterations, which is -3"):
+        mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i, i), i, max_iterations=-3)
+    with pytest.raises(ValueError, match="foreach needs data with at least one step"):
+        mx.nd.contrib.foreach(lambda d, s: (d, s), mx.nd.zeros((0, 3)), mx.nd.ones(3))

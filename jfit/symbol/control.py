@@ -93,8 +93,8 @@ def while_loop(
         [6.0]
     """
     variables, form = _flat(loop_vars)
-    if not variables or max_iterations is None:
-        raise ValueError(f"while_loop {name!r} needs at least one loop variable, and max_iterations")
+    if not variables or max_iterations is None or int(max_iterations) < 0:
+        raise ValueError(f"while_loop {name!r} needs a loop variable, and max_iterations, which is {max_iterations!r}")
     cls = type(variables[0])
 
     def condition(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
@@ -200,6 +200,8 @@ def _composed(
         used = {id(end.heads[0].node) for end in outs} if apart else set()
         ends: list[Symbol] = []
         for end in (*outs, *states):
+            if not isinstance(end, Symbol):
+                raise TypeError(f"{name}: needs symbols, got {type(end).__name__}: {end!r}; make it a symbol, by sym.full")
             node = end.heads[0].node
             own = node.op is not None and node.attrs.get(MARK) == mark and not (len(ends) >= len(outs) and id(node) in used)
             ends.append(end if own else apply_op("identity", (end,), {}, cls=cls))

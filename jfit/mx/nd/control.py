@@ -29,6 +29,10 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
     """
     items, form = _flat(data)
     states, steps, out_form = init_states, [], None
+    if not items or not items[0].shape or not items[0].shape[0]:
+        raise ValueError(
+            "foreach needs data with at least one step along its first axis; leave the loop out where there is none"
+        )
     for at in range(items[0].shape[0]):
         outs, states = body(_nested([item[at] for item in items], form), states)
         flat, out_form = _flat(outs)
