@@ -167,7 +167,7 @@ def apply_op(
 def _check_counts(node: Node) -> None:
     """Refuses counts of inputs and outputs that no graph has, before anything makes that many names."""
     assert node.op is not None
-    for key in (*OUTPUT_COUNTS, node.op.variadic):
+    for key in (*OUTPUT_COUNTS, node.op.variadic or ""):
         count = node.params.get(key)
         least = int(key == node.op.variadic or key == "num_outputs")
         if isinstance(count, int) and not least <= count <= MOST_OUTPUTS:
