@@ -3,14 +3,13 @@
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_ops import GOLDEN, assert_near, load_cases
+from golden_ops import GOLDEN, assert_near, case_id, load_cases, spread_out
 from test_models_golden import RECORDED, loaded, near
 
 import jfit
@@ -52,15 +51,6 @@ def _exportable(case, arrays):
 
 
 CASES = [pair for pair in load_cases(*sorted(p.stem for p in GOLDEN.glob("*.json"))) if _exportable(*pair)]
-EACH = 3  # cases of an operator that every run of the tests sees
-
-
-def _marked(cases):
-    """All cases; those behind the first few of an operator are left to the long run."""
-    count = Counter()
-    for case, arrays in cases:
-        count[case["op"]] += 1
-        yield pytest.param(case, arrays, id=case["id"], marks=[pytest.mark.slow] if count[case["op"]] > EACH else [])
 
 
 def as_graph(case):
@@ -75,7 +65,7 @@ def as_graph(case):
     return Symbol([Entry(node, i) for i in range(case["n_outputs"])]), list(order), list(slots)
 
 
-@pytest.mark.parametrize(("case", "arrays"), _marked(CASES))
+@pytest.mark.parametrize(("case", "arrays"), spread_out(CASES, each=2), ids=case_id)
 def test_a_recorded_operator_gives_the_same_in_onnx_runtime(case, arrays):
     symbol, order, slots = as_graph(case)
     label = lookup(case["op"]).label
