@@ -309,18 +309,17 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
     _check_channels(op, channels, dim, group)
     part = attrs.part_size or bins
     wide = accumulating(data.dtype)
-    if trans is None:
-        trans = jnp.zeros((rois.shape[0], 2, part, part), wide)
-    if trans.ndim != 4 or trans.shape[2:] != (part, part) or trans.shape[1] % 2 or dim % (trans.shape[1] // 2):
+    offsets: Any = jnp.zeros((rois.shape[0], 2, part, part), wide) if trans is None else trans
+    if offsets.ndim != 4 or offsets.shape[2:] != (part, part) or offsets.shape[1] % 2 or dim % (offsets.shape[1] // 2):
         raise ValueError(
-            f"{op}: trans has shape {trans.shape}, needed (regions, 2 * classes, {part}, {part}) where the classes divide "
+            f"{op}: trans has shape {offsets.shape}, needed (regions, 2 * classes, {part}, {part}) where the classes divide "
             f"output_dim {dim}; change part_size or trans"
         )
-    classes = trans.shape[1] // 2
+    classes = offsets.shape[1] // 2
     regions = lax.stop_gradient(rois).astype(wide)
     image, real = _image(regions, data)
     parts = np.arange(bins) * part // bins
-    moves = trans.astype(wide)[:, :, parts[:, None], parts[None, :]].reshape(-1, classes, 2, bins, bins) * attrs.trans_std
+    moves = offsets.astype(wide)[:, :, parts[:, None], parts[None, :]].reshape(-1, classes, 2, bins, bins) * attrs.trans_std
     # (batch, classes, groups, groups, height, width, channels of a class)
     maps = jnp.moveaxis(data.reshape(batch, classes, -1, group, group, height, width), 2, -1)
     places = _groups(bins, group)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +202,7 @@ def ravel_multi_index(ctx, attrs, data):
             "of data for each axis"
         )
     ids = data.astype(jnp.int32)
-    total = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))
+    total: Any = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))
     return (total.reshape((1,)) if total.ndim == 0 else total).astype(data.dtype)
 
 
