@@ -11,6 +11,8 @@ _FLAGS = {
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Eight devices that all wait in Python code need more threads than two cores have; see `mx.operator.register`.
+os.environ.setdefault("PJRT_NPROC", "32")
 # Figures are drawn to files; without a display the default backend would fail or warn.
 os.environ.setdefault("MPLBACKEND", "Agg")
 

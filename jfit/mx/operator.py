@@ -38,7 +38,7 @@ __all__ = [
     "register",
 ]
 
-LEAST_THREADS = 8
+LEAST_THREADS = 32
 
 
 class CustomOp:
@@ -142,10 +142,10 @@ def register(reg_name: str) -> Callable[[type[CustomOpProp]], type[CustomOpProp]
 
 
 def _more_threads() -> None:
-    """At least 8 threads for programs on the CPU, if none has run yet and nobody says otherwise.
+    """Threads enough for programs on the CPU, if none has run yet and nobody says otherwise.
 
-    The threads that run programs wait in the code of an operator for the programs of its own arrays: where there are as few
-    threads as devices (machines of two cores), all would wait for each other for ever.
+    A thread that runs the code of an operator waits there for the copies of its arrays, and for programs on them, which other
+    threads make: where there are as few threads as (emulated) devices, all would wait for each other for ever.
     """
     if (os.cpu_count() or 1) < LEAST_THREADS:
         os.environ.setdefault("PJRT_NPROC", str(LEAST_THREADS))
