@@ -40,7 +40,7 @@ OWN_GRADIENT = {
     "_linalg_syevd": "is symmetric, the value reads one half",
     "_mod": "is 1 where the divisor is 0",
     "_mod_scalar": "is 1 where the divisor is 0",
-    "_ravel_multi_index": "is 0: numbers of places",
+    **dict.fromkeys(["argmax", "argmin", "_ravel_multi_index"], "is 0: numbers of places"),
     "_rmod_scalar": "is infinite where the divisor is 0",
     "_unravel_index": "is 0: numbers of places",
     "broadcast_mod": "is 1 where the divisor is 0",
@@ -54,7 +54,7 @@ BENDS = {
     "BilinearSampler.6": "the grid lies on pixels",
     "SpatialTransformer.8": "the grid lies on pixels",
     "_contrib_DeformableConvolution.8": "offsets of 0 lie on pixels",
-    **dict.fromkeys(["ROIPooling.11", *(f"max.{n}" for n in range(47, 60))], "maxima are equal"),
+    **dict.fromkeys([*(f"ROIPooling.{n}" for n in range(11, 20)), *(f"max.{n}" for n in range(47, 60))], "maxima are equal"),
 }
 HALF = [jnp.float16, jnp.bfloat16]
 
