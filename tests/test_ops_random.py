@@ -24,6 +24,7 @@ def run(name, *arrays, seed=0, rows=None, row_ids=None, **attrs):
     return op.fn(ctx, op.parse(attrs), *arrays)
 
 
+SLOW = pytest.mark.slow
 CONTINUOUS = [
     ("uniform", {"low": -1.0, "high": 3.0}, stats.uniform(-1, 4)),
     ("normal", {"loc": 2.0, "scale": 0.5}, stats.norm(2, 0.5)),
@@ -47,13 +48,17 @@ def _distance(drawn, law):
     return np.abs(own - law.cdf(at)).max()
 
 
-@pytest.mark.parametrize(("name", "attrs", "law"), CONTINUOUS + COUNTING)
+@pytest.mark.parametrize(
+    ("name", "attrs", "law"),
+    [*CONTINUOUS[:2], COUNTING[0], *(pytest.param(*c, marks=SLOW) for c in CONTINUOUS[2:] + COUNTING[1:])],
+)
 def test_distribution(name, attrs, law):
     drawn = run(f"_random_{name}", shape=(COUNT,), **attrs)
     assert drawn.shape == (COUNT,) and drawn.dtype == jnp.float32
     assert _distance(drawn, law) < FAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "attrs", "law"), [*CONTINUOUS[:3], CONTINUOUS[4], COUNTING[0]])
 def test_distribution_of_samples(name, attrs, law):
     parameters = [jnp.full(2, v, jnp.float32) for v in attrs.values()]
