@@ -10,7 +10,7 @@ from golden_ops import case_id, load_cases, run_case, spread_out
 from jfit.ops import LOST, Ctx, Rows, lookup
 
 
-@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("density"), each=2), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("density"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

@@ -15,7 +15,7 @@ DRAW = np.random.default_rng(0)
 BYTES = DRAW.integers(0, 256, (4, 6, 3)).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("image"), each=2), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("image"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

@@ -15,7 +15,7 @@ R = Rows(0, 1, 3, 1)
 SEQUENCES = Rows(1, 1, 2, 1)
 
 
-@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("matrices", "contrib_plain"), each=2), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("matrices", "contrib_plain"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

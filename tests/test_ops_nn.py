@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_ops import case_id, load_cases, run_case
+from golden_ops import case_id, load_cases, run_case, spread_out
 from jax.test_util import check_grads
 
 import jfit.ops.conv
@@ -22,7 +22,7 @@ from jfit.ops.registry import lookup
 from jfit.ops.rows import Rows
 
 
-@pytest.mark.parametrize(("case", "arrays"), load_cases("nn", "loss", "dtype_nn"), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("nn", "loss", "dtype_nn"), each=2), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

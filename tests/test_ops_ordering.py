@@ -15,7 +15,7 @@ R = Rows(0, 1, 3, 1)
 SECOND = R._replace(axis=1)
 
 
-@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("ordering"), each=2), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("ordering"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

@@ -21,7 +21,7 @@ from jfit.ops import LOST, Ctx, Rows, lookup, quantized
 MODELS = Path(__file__).parent / "golden" / "quantized"
 
 
-@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("quantized"), each=2), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("quantized"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

@@ -14,7 +14,7 @@ DRAW = np.random.default_rng(0)
 ROIS = np.array([[0, 1, 2, 9, 12], [1, -6, -4, 8, 9.5], [1, 5, 6, 5, 6], [0, 40, 40, 44, 48], [1, 0.5, 1.5, 15, 13]], "float32")
 
 
-@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("regions"), each=2), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("regions"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.test_util
 import numpy as np
 import pytest
-from golden_ops import case_id, load_cases, run_case
+from golden_ops import case_id, load_cases, run_case, spread_out
 
 import jfit.ops.rnn as rnn
 from jfit.ops.context import Ctx
@@ -20,7 +20,7 @@ EVAL = Ctx()
 MODES = ["rnn_relu", "rnn_tanh", "lstm", "gru"]
 
 
-@pytest.mark.parametrize(("case", "arrays"), load_cases("rnn"), ids=case_id)
+@pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("rnn"), each=2), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
 

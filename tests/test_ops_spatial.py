@@ -16,7 +16,7 @@ from jfit.ops import LOST, Rows, lookup
 from jfit.ops.context import Ctx
 
 FIXTURES = load_cases("norms", "heads", "spatial", "resized", "moments")
-RECORDED = spread_out(load_cases("normalising", "resizing", "sampling", "unaligned", "first_version", "windows"), each=2)
+RECORDED = spread_out(load_cases("normalising", "resizing", "sampling", "unaligned", "first_version", "windows"), each=1)
 
 
 @pytest.mark.parametrize(("case", "arrays"), FIXTURES, ids=case_id)
