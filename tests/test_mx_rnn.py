@@ -1,6 +1,7 @@
 """Recurrent cells: graphs, numbers and packed weights equal to MXNet's; what it refuses; a language model over buckets."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +220,9 @@ def test_cells_start_with_the_biases_they_ask_for():
 @pytest.mark.slow
 def test_a_language_model_learns_in_buckets(tmp_path):
     """Sentences count up modulo 7: the next word follows from the one before."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    random.seed(0)
     rng = np.random.default_rng(0)
     starts, lengths = rng.integers(0, 7, 160), rng.choice([2, 4], 160)
     sentences = [[(s + k) % 7 + 1 for k in range(n)] for s, n in zip(starts, lengths, strict=True)]
@@ -243,9 +247,9 @@ def test_a_language_model_learns_in_buckets(tmp_path):
         optimizer="adam",
         optimizer_params={"learning_rate": 0.03},
         initializer=mx.init.Xavier(factor_type="in", magnitude=2.34),
-        num_epoch=5,
-        epoch_end_callback=mx.rnn.do_rnn_checkpoint(stack, prefix, 5),
+        num_epoch=8,
+        epoch_end_callback=mx.rnn.do_rnn_checkpoint(stack, prefix, 8),
     )
     assert dict(model.score(train, mx.metric.Perplexity(0)))["perplexity"] < 1.3
-    _, args, _ = mx.rnn.load_rnn_checkpoint(stack, prefix, 5)
+    _, args, _ = mx.rnn.load_rnn_checkpoint(stack, prefix, 8)
     np.testing.assert_array_equal(args["lstm_l0_i2h_weight"].asnumpy(), model.get_params()[0]["lstm_l0_i2h_weight"].asnumpy())
