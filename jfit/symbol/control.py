@@ -42,7 +42,7 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
 
     def compose(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
         count = len(items)
-        outs, new = body(_nested(given[:count], form), _nested(given[count:], state_form))
+        outs, new = body(nested(given[:count], form), nested(given[count:], state_form))
         (flat, out_form), (flat_new, new_form) = _flat(outs), _flat(new)
         if new_form != state_form:
             raise GraphError(f"foreach {name!r}: the body returns states nested in another way than it takes them")
@@ -60,7 +60,7 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
     }
     inputs = [*items, *states, *(step.source(n, cls) for n in rest.values())]
     made = list(apply_op("_foreach", inputs, attrs, cls=cls, subgraphs=(step.graph,)))
-    return _nested(made[: step.count], out_form), _nested(made[step.count :], state_form)
+    return nested(made[: step.count], out_form), nested(made[step.count :], state_form)
 
 
 def while_loop(
@@ -98,10 +98,10 @@ def while_loop(
     cls = type(variables[0])
 
     def condition(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
-        return [], [cond(*_nested(given, form))], None
+        return [], [cond(*nested(given, form))], None
 
     def step(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
-        outs, new = func(*_nested(given, form))
+        outs, new = func(*nested(given, form))
         (flat, out_form), (flat_new, _) = _flat([] if outs is None else outs), _flat([] if new is None else new)
         if len(flat_new) != len(variables):
             raise GraphError(f"while_loop {name!r}: func takes {len(variables)} loop variables and returns {len(flat_new)}")
@@ -119,7 +119,7 @@ def while_loop(
         "num_outputs": len(body.graph),
     }
     made = list(apply_op("_while_loop", inputs, attrs, cls=cls, subgraphs=(test.graph, body.graph)))
-    return _nested(made[: body.count], out_form), _nested(made[body.count :], form)
+    return nested(made[: body.count], out_form), nested(made[body.count :], form)
 
 
 def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any], name: str = "cond") -> Any:
@@ -163,7 +163,7 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
         "else_input_locs": str(else_locs),
         "num_outputs": len(then.graph),
     }
-    return _nested(list(apply_op("_cond", inputs, attrs, cls=cls, subgraphs=(test.graph, then.graph, other.graph))), form)
+    return nested(list(apply_op("_cond", inputs, attrs, cls=cls, subgraphs=(test.graph, then.graph, other.graph))), form)
 
 
 # ------------------------------------------------------------------------------------------------ bodies
@@ -260,7 +260,13 @@ def _flat(value: Any) -> tuple[list[Symbol], Any]:
     return [s for flat, _ in parts for s in flat], [form for _, form in parts]
 
 
-def _nested(flat: Sequence[Symbol], form: Any) -> Any:
+def nested(flat: Sequence[Any], form: Any) -> Any:
+    """The parts in the lists that `form` describes (None for one part, else a list of forms).
+
+    Example:
+        >>> nested([1, 2, 3], [None, [None, None]])
+        [1, [2, 3]]
+    """
     rest = iter(flat)
 
     def build(form: Any) -> Any:

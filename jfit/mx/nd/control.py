@@ -8,6 +8,7 @@ from typing import Any
 from jfit.mx.nd.array import NDArray
 from jfit.mx.nd.create import zeros
 from jfit.mx.nd.invoke import function
+from jfit.symbol.control import nested
 
 
 def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any, Any]:
@@ -34,10 +35,10 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
             "foreach needs data with at least one step along its first axis; leave the loop out where there is none"
         )
     for at in range(items[0].shape[0]):
-        outs, states = body(_nested([item[at] for item in items], form), states)
+        outs, states = body(nested([item[at] for item in items], form), states)
         flat, out_form = _flat(outs)
         steps.append(flat)
-    return _nested([function("stack")(*parts) for parts in zip(*steps, strict=True)], out_form), states
+    return nested([function("stack")(*parts) for parts in zip(*steps, strict=True)], out_form), states
 
 
 def while_loop(
@@ -80,7 +81,7 @@ def while_loop(
         values = new
         steps.append(flat)
     stacked = [_padded(parts, int(max_iterations)) for parts in zip(*steps, strict=True)]
-    return _nested(stacked, out_form), values[0] if alone else values
+    return nested(stacked, out_form), values[0] if alone else values
 
 
 def cond(pred: Any, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
@@ -113,12 +114,3 @@ def _flat(value: Any) -> tuple[list[NDArray], Any]:
         raise TypeError(f"control flow takes arrays and nested lists of arrays, got {type(value).__name__}")
     parts = [_flat(part) for part in value]
     return [array for flat, _ in parts for array in flat], [form for _, form in parts]
-
-
-def _nested(flat: Sequence[Any], form: Any) -> Any:
-    rest = iter(flat)
-
-    def build(form: Any) -> Any:
-        return next(rest) if form is None else [build(f) for f in form]
-
-    return build(form)
