@@ -1,12 +1,28 @@
 """Optimizers shaped as optax transformations with MXNet 1.9.1's exact rules, and learning-rate schedules.
 
+Every optimizer is `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the
+parameters.  The rate is traced, so a schedule or a user may change it without a second compile; None means the one given at
+construction.  It may be one for each leaf: (leaves,), or a tuple of scalars, which XLA compiles ten times faster on a CPU.
+Gradients arrive rescaled; c(.) in the formulas clips to +-clip_gradient, and is absent when that is None or 0.
+
+Parameters that all of them share:
+    wd: weight decay.  wd_mult: "mxnet" (default) decays what MXNet's Module decays, names that end in `_weight` or
+        `_gamma`, or, where the parameters are no flat dict of such names, arrays of two or more dimensions; a dict by name
+        overrides that; a function name -> float replaces it; None decays everything.
+    lr_mult: dict by name (others 1) or function name -> float; None is 1 for all.
+    multi_precision: parameters of 16 bits are kept in float32 as well (slot `master`), and that is what is updated.
+Without it parameters of 16 bits are updated in float32 arithmetic, keep float32 state, and are rounded after every update.
+
 >>> import jfit.optim
 >>> jfit.optim.get("adam").learning_rate
 0.001
 """
 
+from jfit.optim.core import OptState, set_multipliers
+from jfit.optim.moments import adam, adamw
+from jfit.optim.momentum import nag, sgd
 from jfit.optim.registry import OPTIMIZERS, Resolved, get, injected_rate, register
-from jfit.optim.rules import OptState, adam, adamw, nag, rmsprop, set_multipliers, sgd
+from jfit.optim.rms import rmsprop
 from jfit.optim.schedules import (
     SCHEDULES,
     Schedule,

@@ -19,7 +19,8 @@ import optax
 from jax import Array
 
 from jfit.ops.registry import nearest
-from jfit.optim import rules
+from jfit.optim import moments, momentum, rms
+from jfit.optim.core import rate_at
 
 # the rate of an optax optimizer that declares none
 OPTAX_RATE = 1e-3
@@ -60,7 +61,7 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         *aliases: other names.
 
     Example:
-        >>> register("plain", lambda learning_rate=0.5: rules.sgd(learning_rate))
+        >>> register("plain", lambda learning_rate=0.5: momentum.sgd(learning_rate))
         >>> get("plain").learning_rate
         0.5
     """
@@ -69,11 +70,11 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         OPTIMIZERS[each] = Named(make, rate)
 
 
-register("sgd", rules.sgd, "ccsgd")
-register("nag", rules.nag)
-register("adam", rules.adam)
-register("adamw", rules.adamw)
-register("rmsprop", rules.rmsprop)
+register("sgd", momentum.sgd, "ccsgd")
+register("nag", momentum.nag)
+register("adam", moments.adam)
+register("adamw", moments.adamw)
+register("rmsprop", rms.rmsprop)
 
 
 def get(spec: Any, **params: Any) -> Resolved:
@@ -94,7 +95,7 @@ def get(spec: Any, **params: Any) -> Resolved:
     Example:
         >>> get(optax.sgd(0.1)).takes_rate
         False
-        >>> get(rules.sgd(0.1)).learning_rate
+        >>> get(momentum.sgd(0.1)).learning_rate
         0.1
     """
     if isinstance(spec, Resolved):
@@ -157,7 +158,7 @@ def used_rate(resolved: Resolved, fed: Array | None, before: Any, after: Any) ->
         return fed
     base = getattr(resolved.transform.update, "base_rate", None)
     if base is not None:
-        return jnp.asarray(rules.rate_at(base, getattr(before, "count", None)), jnp.float32)
+        return jnp.asarray(rate_at(base, getattr(before, "count", None)), jnp.float32)
     return injected_rate(after)
 
 
@@ -191,14 +192,14 @@ def _of_optax(name: str, params: dict[str, Any]) -> Resolved:
     declared = inspect.signature(make).parameters["learning_rate"].default
     rate = params.get("learning_rate", OPTAX_RATE if declared in (inspect.Parameter.empty, None) else declared)
     others = tuple(p for p in inspect.signature(make).parameters if p != "learning_rate")
-    start = float(rules.rate_at(rate, 0))
+    start = float(rate_at(rate, 0))
     _tiny_state(make(**{**params, "learning_rate": start}), name)
     # only the rate is data: the other parameters stay Python values, as the optimizer's own code expects
     injected = optax.inject_hyperparams(make, static_args=others)(**{**params, "learning_rate": start})
     inner = optax.with_extra_args_support(injected)
 
     def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any = None, **extra: Any) -> tuple[Any, Any]:
-        fed = rules.rate_at(rate, state.count) if learning_rate is None and callable(rate) else learning_rate
+        fed = rate_at(rate, state.count) if learning_rate is None and callable(rate) else learning_rate
         if fed is not None:
             fed = jnp.asarray(fed, state.hyperparams["learning_rate"].dtype)
             state = state._replace(hyperparams={**state.hyperparams, "learning_rate": fed})

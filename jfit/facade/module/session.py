@@ -16,8 +16,7 @@ from jfit.facade.box import Box
 from jfit.facade.optimizer import Optimizer, slot_names, state_from_mxnet, state_to_mxnet
 from jfit.facade.rng import next_key
 from jfit.loop import shielded
-from jfit.optim.registry import Resolved
-from jfit.optim.rules import OptState
+from jfit.optim import OptState, Resolved
 from jfit.parallel import place, place_split
 from jfit.state import TrainState
 from jfit.step.reduce import Reduce, all_reduce

@@ -1,0 +1,272 @@
+"""What every update rule of jfit is made of: the state, what a rule is told, and the transformation around it.
+
+A rule is the arithmetic of ONE parameter, `(gradient, weight, slots, at) -> (what to add to the weight, new slots)`, all in
+float32.  `transformation` makes an optax transformation of it: rates, multipliers, counts, float32 masters of 16-bit weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from jfit.optim.multipliers import Multiplier, leaf_names, multipliers
+from jfit.optim.schedules import Schedule
+
+LearningRate = float | Array | Callable[[Any], Any]
+Slots = tuple[Any, ...]
+MASTER = "master"  # the slot that holds a 16-bit weight in float32
+
+
+class At(NamedTuple):
+    """What a rule is told beside its arrays.
+
+    Attributes:
+        lr: rate of this parameter, its multiplier included.
+        wd: decay, its multiplier included; the float 0.0 where nothing decays.
+        t: number of this update, 1 for the first; None where the rule does not count.
+        name: of the parameter, as `leaf_names` gives it.
+        base: the rate before multipliers.
+        shared: scalars that all parameters have in common.
+    """
+
+    lr: Any
+    wd: Any
+    t: Any
+    name: str
+    base: Any
+    shared: Mapping[str, Array]
+
+
+# (gradient, weight, slots, at) -> (what to add to the weight, new slots), all float32
+Rule = Callable[[Array, Array, Slots, At], tuple[Array, Slots]]
+# weight in float32 -> the first value of a slot
+Start = Callable[[Array], Array]
+
+
+class OptState(NamedTuple):
+    """State of a jfit optimizer.
+
+    Attributes:
+        count: updates so far, int32: () for all parameters, (leaves,) or a tuple of scalars for each, in leaf order; None
+            where the rule does not need it.
+        slots: by name, one tree of float arrays in the parameters' structure (`momentum`, `mean`, `var`, ...); `master` holds
+            16-bit weights in float32 and None for other parameters.
+        lr_mult: float32 (leaves,) in leaf order; None when all are 1.
+        wd_mult: the same for weight decay, or a tuple of scalars.
+        shared: scalars that all parameters have in common (Nadam's schedule, a random key), or None.
+    """
+
+    count: Array | tuple[Array, ...] | None
+    slots: dict[str, Any]
+    lr_mult: Array | None = None
+    wd_mult: Array | tuple[Array, ...] | None = None
+    shared: dict[str, Array] | None = None
+
+
+class Common(NamedTuple):
+    """The parameters that every factory has.
+
+    Attributes:
+        learning_rate: rate, or a schedule of the update count from 0.
+        wd: weight decay.
+        lr_mult: multipliers of the rate, by name.
+        wd_mult: multipliers of the decay, by name.
+        multi_precision: keep 16-bit parameters in float32 too (slot `master`) and update those.
+    """
+
+    learning_rate: LearningRate
+    wd: float = 0.0
+    lr_mult: Multiplier = None
+    wd_mult: Multiplier | str = "mxnet"
+    multi_precision: bool = False
+
+
+class Recipe(NamedTuple):
+    """How the state of one parameter starts, for those who keep states parameter by parameter.
+
+    Attributes:
+        slots: first value of each slot by name, in MXNet's order.
+        counted: whether the rule needs the number of the update.
+        shared: makes the scalars that all parameters have in common; None where there are none.
+    """
+
+    slots: dict[str, Start]
+    counted: bool
+    shared: Callable[[], dict[str, Array]] | None
+
+
+def zeros(w: Array) -> Array:
+    """Zeros in the shape of a weight."""
+    return jnp.zeros(w.shape, jnp.promote_types(w.dtype, jnp.float32))
+
+
+def copied(w: Array) -> Array:
+    """The weight itself, in float32 and in a buffer of its own."""
+    return jnp.array(w, jnp.promote_types(w.dtype, jnp.float32))
+
+
+def transformation(
+    rule: Rule,
+    slots: Sequence[str] | Mapping[str, Start],
+    common: Common,
+    *,
+    counted: bool = False,
+    shared: Callable[[], dict[str, Array]] | None = None,
+    turn: Callable[[Mapping[str, Array], At], dict[str, Array]] | None = None,
+    order: Sequence[str] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """The optax transformation of a rule.
+
+    Args:
+        rule: the arithmetic of one parameter.
+        slots: names of what is kept for each parameter, zeros at first; or a dict name -> first value as a function of the
+            weight (float32).
+        common: what all factories take.
+        counted: the rule reads `at.t`.
+        shared: makes the scalars that all parameters have in common.
+        turn: new shared scalars when a parameter's turn comes, before its rule is asked.
+        order: names in the order of their turns; others follow in leaf order.
+
+    Returns:
+        `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the parameters.
+    """
+    base, wd, lr_mult, wd_mult, multi_precision = common
+    counted = counted or callable(base)
+    starts: dict[str, Start] = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, zeros)
+    if multi_precision:
+        starts[MASTER] = cast(Any, _master)
+    recipe = Recipe(starts, counted, shared)
+
+    def init(params: Any) -> OptState:
+        return OptState(
+            count=jnp.zeros((), jnp.int32) if counted else None,
+            slots={name: jax.tree.map(start, params) for name, start in starts.items()},
+            lr_mult=multipliers(params, lr_mult),
+            wd_mult=multipliers(params, wd_mult, "mxnet") if wd else None,
+            shared=None if shared is None else shared(),
+        )
+
+    def update(
+        grads: Any, state: OptState, params: Any = None, *, learning_rate: Any = None, **extra: Any
+    ) -> tuple[Any, OptState]:
+        if params is None:
+            raise ValueError("the update of a jfit optimizer needs the parameters; call update(grads, state, params).")
+        leaves, tree = jax.tree.flatten(params)
+        names, gradients = leaf_names(params), tree.flatten_up_to(grads)
+        rate = rate_at(base, state.count) if learning_rate is None else learning_rate
+        t = jax.tree.map(lambda c: c + 1, state.count)
+        kept = [tree.flatten_up_to(state.slots[name]) for name in starts]
+        lr = rate if state.lr_mult is None else rate * state.lr_mult
+        decay = wd if state.wd_mult is None or not wd else jax.tree.map(lambda m: wd * m, state.wd_mult)
+        lr, decay, t_of, base_of = (_each(x, len(leaves)) for x in (lr, decay, t, rate))
+        scalars, added, after = dict(state.shared or {}), [None] * len(leaves), [[None] * len(leaves) for _ in starts]
+        for i in _turns(names, order):
+            at = At(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars)
+            if turn is not None:
+                scalars = turn(scalars, at)
+                at = at._replace(shared=scalars)
+            added[i], new = _updated(rule, gradients[i], leaves[i], tuple(column[i] for column in kept), at, multi_precision)
+            for column, value in zip(after, new, strict=True):
+                column[i] = value
+        columns = {name: tree.unflatten(column) for name, column in zip(starts, after, strict=True)}
+        return tree.unflatten(added), state._replace(count=t, slots=columns, shared=scalars if state.shared else state.shared)
+
+    # the train step feeds the rate, whether the optimizer came by name or as an instance: it needs to know where it starts
+    cast(Any, update).base_rate, cast(Any, update).recipe = base, recipe
+    return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
+
+
+def _updated(rule: Rule, g: Array, w: Array, slots: Slots, at: At, multi_precision: bool) -> tuple[Array, Slots]:
+    """(what to add to one parameter, its new slots)."""
+    if not multi_precision:
+        delta, slots = rule(wide(g), wide(w), slots, at)
+        return delta.astype(w.dtype), slots
+    *slots, master = slots
+    exact = w if master is None else master
+    delta, slots = rule(wide(g), wide(exact), tuple(slots), at)
+    if master is None:
+        return delta.astype(w.dtype), (*slots, None)
+    master = master + delta
+    # in float32, so that weight + update rounds to the master's own rounding
+    return wide(master.astype(w.dtype)) - wide(w), (*slots, master)
+
+
+def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd_mult: Multiplier | str = "mxnet") -> OptState:
+    """The state with other multipliers; a state that has them already keeps its structure, so nothing compiles again.
+
+    Args:
+        state: of an optimizer of this module.
+        params: the tree it was made for.
+        lr_mult, wd_mult: see the module.
+
+    Returns:
+        A new state; slots and count are shared with the old one.
+
+    Example:
+        >>> import jfit
+        >>> w = {"a_weight": jnp.ones(2), "b_bias": jnp.ones(2)}
+        >>> set_multipliers(jfit.optim.sgd(0.1).init(w), w, lr_mult={"b_bias": 2.0}).lr_mult.tolist()
+        [1.0, 2.0]
+    """
+    lr = multipliers(params, lr_mult, keep=state.lr_mult is not None)
+    return state._replace(lr_mult=lr, wd_mult=multipliers(params, wd_mult, "mxnet", keep=state.wd_mult is not None))
+
+
+def rate_at(base: LearningRate, count: Any) -> Any:
+    """The rate after `count` updates: jfit's schedules number the coming update from 1, optax's from 0."""
+    if isinstance(base, Schedule):
+        return base(count + 1)
+    return base(count) if callable(base) else base
+
+
+# ------------------------------------------------------------------------------------------------ for the rules
+def clipper(bound: float | None) -> Callable[[Array], Array]:
+    """x -> x clipped to +-bound; x itself where the bound is None or 0."""
+    return (lambda x: jnp.clip(x, -bound, bound)) if bound else (lambda x: x)
+
+
+def decayed(g: Array, wd: Any, w: Array) -> Array:
+    """g + wd * w."""
+    # w may hold inf where nothing decays it, so 0 * w is not written at all
+    return g if isinstance(wd, int | float) and wd == 0 else g + wd * w
+
+
+def moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
+    """Running means of g and of g^2."""
+    return beta1 * slots[0] + (1 - beta1) * g, beta2 * slots[1] + (1 - beta2) * g * g
+
+
+def one_minus_power(beta: float, t: Array) -> Any:
+    """1 - beta^t, float32."""
+    # 1 - 0.999 in float32 is off by 1e-5; expm1 keeps all digits
+    return -jnp.expm1(t.astype(jnp.float32) * math.log(beta)) if beta else 1.0
+
+
+def wide(x: Array) -> Array:
+    """The array in float32, or wider if it is."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def is_small(x: Any) -> bool:
+    """Whether an array holds floats of 16 bits."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(x.dtype).itemsize == 2
+
+
+def _master(w: Array) -> Array | None:
+    return copied(w) if is_small(w) else None
+
+
+def _each(x: Any, n: int) -> list[Any]:
+    return list(x) if isinstance(x, tuple) else [x[i] for i in range(n)] if np.ndim(x) else [x] * n
+
+
+def _turns(names: Sequence[str], order: Sequence[str] | None) -> list[int]:
+    known = {name: i for i, name in enumerate(order or ())}
+    return sorted(range(len(names)), key=lambda i: known.get(names[i], len(known)))
