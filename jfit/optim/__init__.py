@@ -19,10 +19,11 @@ Without it parameters of 16 bits are updated in float32 arithmetic, keep float32
 """
 
 from jfit.optim.core import OptState, set_multipliers
-from jfit.optim.moments import adam, adamw
-from jfit.optim.momentum import nag, sgd
+from jfit.optim.leader import ftml, ftrl
+from jfit.optim.moments import adam, adamax, adamw, nadam
+from jfit.optim.momentum import adding, dcasgd, nag, sgd, signum
 from jfit.optim.registry import OPTIMIZERS, Resolved, get, injected_rate, register
-from jfit.optim.rms import rmsprop
+from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
 from jfit.optim.schedules import (
     SCHEDULES,
     Schedule,
@@ -35,6 +36,7 @@ from jfit.optim.schedules import (
     run_schedule,
     warmup_linear,
 )
+from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
 __all__ = [
     "OPTIMIZERS",
@@ -42,15 +44,25 @@ __all__ = [
     "OptState",
     "Resolved",
     "Schedule",
+    "SvrgState",
+    "adadelta",
+    "adagrad",
     "adam",
+    "adamax",
     "adamw",
+    "adding",
     "as_schedule",
     "constant",
     "cosine",
+    "dcasgd",
     "factor",
+    "ftml",
+    "ftrl",
     "get",
+    "group_adagrad",
     "injected_rate",
     "multifactor",
+    "nadam",
     "nag",
     "poly",
     "register",
@@ -58,5 +70,9 @@ __all__ = [
     "run_schedule",
     "set_multipliers",
     "sgd",
+    "svrg",
+    "svrg_snapshot",
+    "variance_reduced",
+    "signum",
     "warmup_linear",
 ]

@@ -1,6 +1,9 @@
-"""Rules with running means of the gradient and of its square: Adam and its relatives."""
+"""Rules with running means of the gradient and of its size: Adam, AdamW, Adamax, Nadam."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -96,3 +99,107 @@ def adamw(
         return -at.lr * decayed(m / (jnp.sqrt(v) + epsilon), at.wd, w), (mean, var)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+
+
+def adamax(
+    learning_rate: LearningRate = 0.002,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
+
+    Where every gradient so far was 0, mean / u is 0; MXNet 1.9.1 makes it NaN.
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0.
+        beta1: decay of the mean of G.
+        beta2: decay of its largest size.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
+
+    Returns:
+        The transformation; slots `mean` and `var` (u above), one count for all parameters.
+
+    Example:
+        >>> opt = adamax(0.1)
+        >>> w = {"fc_weight": jnp.array([2.0, 0.0])}
+        >>> updates, _ = opt.update(w, opt.init(w), w)
+        >>> [round(float(u), 4) for u in updates["fc_weight"]]
+        [-0.1, -0.0]
+
+    Source: Kingma and Ba 2015, section 7, https://arxiv.org/abs/1412.6980; Apache MXNet 1.9.1, `Adamax`.
+    """
+    clip = clipper(clip_gradient)
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(decayed(g, at.wd, w))
+        mean, size = beta1 * slots[0] + (1 - beta1) * g, jnp.maximum(beta2 * slots[1], jnp.abs(g))
+        rate = at.lr / one_minus_power(beta1, at.t)
+        return -rate * mean / jnp.where(size == 0, 1.0, size), (mean, size)
+
+    return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+
+
+def nadam(
+    learning_rate: LearningRate = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    schedule_decay: float = 0.004,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+    order: Sequence[str] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """w <- w - lr * ((1 - b(t)) * G / (1 - M) + b(t+1) * mean / (1 - M * b(t+1))) / (sqrt(var / (1 - beta2^t)) + epsilon).
+
+    G = c(g + wd * w);  b(t) = beta1 * (1 - 0.5 * 0.96^(t * schedule_decay));  M <- M * b(t) at the turn of EVERY parameter.
+    In the paper M is a product over updates.  In MXNet one M serves all parameters, so it is multiplied once for each of
+    them and what a parameter gets depends on when its turn comes; this is kept, as trainings depend on it.
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0.
+        beta1, beta2: decay of the means of G and of G^2.
+        epsilon: outside the root.
+        schedule_decay: how fast b(t) climbs from beta1 / 2 to beta1.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
+        order: names of parameters in the order of their turns; others follow in leaf order.
+
+    Returns:
+        The transformation; slots `mean` and `var`, shared scalar `m_schedule` (M above), one count for all parameters.
+
+    Example:
+        >>> opt = nadam(0.1)
+        >>> w = {"a_weight": jnp.ones(()), "b_weight": jnp.ones(())}
+        >>> updates, state = opt.update(w, opt.init(w), w)
+        >>> round(float(state.shared["m_schedule"]), 4)  # 0.45 for each
+        0.2026
+        >>> float(updates["a_weight"]) < float(updates["b_weight"])
+        True
+
+    Source: Dozat 2016, https://cs229.stanford.edu/proj2015/054_report.pdf; Apache MXNet 1.9.1, `Nadam`.
+    """
+    clip = clipper(clip_gradient)
+
+    def warmed(t: Any) -> Any:
+        return beta1 * (1 - 0.5 * 0.96 ** (t * schedule_decay))
+
+    def turn(shared: Mapping[str, Array], at: At) -> dict[str, Array]:
+        return {"m_schedule": shared["m_schedule"] * warmed(at.t)}
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(decayed(g, at.wd, w))
+        mean, var = moments(g, slots, beta1, beta2)
+        now, coming, product = warmed(at.t), warmed(at.t + 1), at.shared["m_schedule"]
+        ahead = (1 - now) * g / (1 - product) + coming * mean / (1 - product * coming)
+        return -at.lr * ahead / (jnp.sqrt(var / one_minus_power(beta2, at.t)) + epsilon), (mean, var)
+
+    common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
+    start = lambda: {"m_schedule": jnp.ones((), jnp.float32)}  # noqa: E731
+    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, turn=turn, order=order)

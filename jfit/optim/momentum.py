@@ -1,11 +1,12 @@
-"""Gradient descent and its momenta: SGD, NAG."""
+"""Gradient descent and its momenta: SGD, NAG, Signum, DCASGD; and the sum that MXNet tests its updaters with."""
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, transformation
+from jfit.optim.core import At, Common, LearningRate, Slots, clipper, copied, decayed, transformation, zeros
 from jfit.optim.multipliers import Multiplier
 
 
@@ -29,7 +30,6 @@ def sgd(
         The transformation; slot `momentum`.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> opt = sgd(0.1)
         >>> w = {"fc_weight": jnp.ones(2)}
         >>> updates, _ = opt.update(w, opt.init(w), w)
@@ -72,7 +72,6 @@ def nag(
         The transformation; slot `momentum`.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> opt = nag(0.1, momentum=0.5)
         >>> w = {"fc_weight": jnp.ones(())}
         >>> updates, _ = opt.update(w, opt.init(w), w)
@@ -91,3 +90,135 @@ def nag(
         return delta, (m - at.lr * decayed(g, at.wd, w + delta),)
 
     return transformation(rule, ("momentum",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+
+
+def signum(
+    learning_rate: LearningRate = 0.01,
+    momentum: float = 0.9,
+    wd_lh: float = 0.0,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
+
+    Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0.
+        momentum: 0 keeps no state.
+        wd_lh: decay apart from the momentum; every parameter has it, whatever `wd_mult` says.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
+
+    Returns:
+        The transformation; slot `momentum`.
+
+    Raises:
+        ValueError: wd_lh without momentum.
+
+    Example:
+        >>> opt = signum(0.1)
+        >>> w = {"fc_weight": jnp.array([3.0, -0.5])}
+        >>> updates, _ = opt.update(w, opt.init(w), w)
+        >>> [round(float(u), 4) for u in updates["fc_weight"]]
+        [-0.1, 0.1]
+
+    Source: Bernstein et al. 2018, https://arxiv.org/abs/1802.04434; Apache MXNet 1.9.1, `signum_update`, `signsgd_update`.
+    """
+    if wd_lh and not momentum:
+        raise ValueError(
+            f"signum: wd_lh is {wd_lh} and momentum 0; signSGD has no decay of that kind (MXNet's kernel refuses it too): "
+            "use wd, which is apart from the sign there, or a momentum."
+        )
+    clip = clipper(clip_gradient)
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        if not slots:
+            return -at.lr * decayed(jnp.sign(g), at.wd, w), ()
+        m = momentum * slots[0] - (1 - momentum) * decayed(clip(g), at.wd, w)
+        return at.lr * decayed(jnp.sign(m), -wd_lh, w), (m,)
+
+    return transformation(rule, ("momentum",) if momentum else (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+
+
+def dcasgd(
+    learning_rate: LearningRate = 0.01,
+    momentum: float = 0.0,
+    lamda: float = 0.04,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """m <- momentum * m - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- w;  w <- w + m.
+
+    MXNet 1.9.1 fails with momentum; here it does what its formula says.
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0.
+        momentum: 0 keeps none.
+        lamda: how strongly a late gradient is corrected.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
+
+    Returns:
+        The transformation; slots `momentum` (if there is one) and `previous`, the weight before the last update.
+
+    Example:
+        >>> opt = dcasgd(0.5, lamda=1.0)
+        >>> w = {"fc_weight": jnp.ones(())}
+        >>> updates, state = opt.update(w, opt.init(w), w)
+        >>> half = optax.apply_updates(w, updates)
+        >>> float(opt.update(w, state, half)[0]["fc_weight"])  # 1 + (0.5 - 1)
+        -0.25
+
+    Source: Zheng et al. 2017, https://arxiv.org/abs/1609.08326; Apache MXNet 1.9.1, `DCASGD`.
+    """
+    clip = clipper(clip_gradient)
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(g)
+        step = -at.lr * (decayed(g, at.wd, w) + lamda * g * g * (w - slots[-1]))
+        if not momentum:
+            return step, (w,)
+        m = momentum * slots[0] + step
+        return m, (m, w)
+
+    slots = {"momentum": zeros, "previous": copied} if momentum else {"previous": copied}
+    return transformation(rule, slots, Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+
+
+def adding(
+    learning_rate: LearningRate = 0.01,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """w <- w + g, the gradient ADDED as it comes: the optimizer named "test", with which MXNet tests its updaters.
+
+    Args:
+        learning_rate: unused.
+        wd, clip_gradient, lr_mult, wd_mult: unused.
+        multi_precision: see `jfit.optim`.
+
+    Returns:
+        The transformation; slot `weight`, the new weight.
+
+    Example:
+        >>> opt = adding()
+        >>> w = {"fc_weight": jnp.ones(())}
+        >>> updates, state = opt.update(w, opt.init(w), w)
+        >>> float(updates["fc_weight"]), float(state.slots["weight"]["fc_weight"])
+        (1.0, 2.0)
+
+    Source: Apache MXNet 1.9.1, `Test`.
+    """
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        return g, (w + g,)
+
+    return transformation(rule, ("weight",), Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision))

@@ -19,7 +19,7 @@ import optax
 from jax import Array
 
 from jfit.ops.registry import nearest
-from jfit.optim import moments, momentum, rms
+from jfit.optim import leader, moments, momentum, rms
 from jfit.optim.core import rate_at
 
 # the rate of an optax optimizer that declares none
@@ -72,9 +72,19 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
 
 register("sgd", momentum.sgd, "ccsgd")
 register("nag", momentum.nag)
+register("signum", momentum.signum)
+register("dcasgd", momentum.dcasgd)
+register("test", momentum.adding)
 register("adam", moments.adam)
 register("adamw", moments.adamw)
+register("adamax", moments.adamax)
+register("nadam", moments.nadam)
 register("rmsprop", rms.rmsprop)
+register("adagrad", rms.adagrad)
+register("groupadagrad", rms.group_adagrad, "group_adagrad")
+register("adadelta", rms.adadelta)
+register("ftrl", leader.ftrl)
+register("ftml", leader.ftml)
 
 
 def get(spec: Any, **params: Any) -> Resolved:

@@ -1,4 +1,4 @@
-"""Rules that divide by a root of summed or averaged squares: RMSProp."""
+"""Rules that divide by a root of summed or averaged squares: RMSProp, AdaGrad, GroupAdaGrad, AdaDelta."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, transformation
+from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, transformation, zeros
 from jfit.optim.multipliers import Multiplier
 
 
@@ -64,3 +64,138 @@ def rmsprop(
     return transformation(
         rule, ("n", "g", "delta") if centered else ("n",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     )
+
+
+def adagrad(
+    learning_rate: LearningRate = 0.01,
+    eps: float = 1e-7,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w).
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0.
+        eps: inside the root.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is neither clipped nor divided.
+
+    Returns:
+        The transformation; slot `history`.
+
+    Example:
+        >>> opt = adagrad(0.1)
+        >>> w = {"fc_weight": jnp.full((), 3.0)}
+        >>> updates, _ = opt.update(w, opt.init(w), w)
+        >>> round(float(updates["fc_weight"]), 4)
+        -0.1
+
+    Source: Duchi, Hazan and Singer 2011, https://jmlr.org/papers/v12/duchi11a.html; Apache MXNet 1.9.1, `AdaGrad`.
+    """
+    clip = clipper(clip_gradient)
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(g)
+        history = slots[0] + g * g
+        return -at.lr * decayed(g / jnp.sqrt(history + eps), at.wd, w), (history,)
+
+    return transformation(rule, ("history",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+
+
+def group_adagrad(
+    learning_rate: LearningRate = 0.01,
+    eps: float = 1e-5,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one rate for each row of a matrix.
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0.
+        eps: inside the root.
+        wd: must be 0.
+        clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
+
+    Returns:
+        The transformation; slot `history`, (rows, 1).  Parameters need to be matrices; leave others to another
+        optimizer, for example through `optax.multi_transform`.
+
+    Raises:
+        ValueError: a weight decay, or a parameter that is no matrix.
+
+    Example:
+        >>> opt = group_adagrad(0.1)
+        >>> w = {"embed_weight": jnp.ones((2, 3))}
+        >>> updates, state = opt.update(w, opt.init(w), w)
+        >>> round(float(updates["embed_weight"][0, 0]), 4), state.slots["history"]["embed_weight"].shape
+        (-0.1, (2, 1))
+
+    Source: Duchi, Hazan and Singer 2011, https://jmlr.org/papers/v12/duchi11a.html; Apache MXNet 1.9.1, `GroupAdaGrad`.
+    """
+    if wd:
+        raise ValueError(f"group_adagrad: wd is {wd}, it needs to be 0: the rule has no weight decay.")
+    clip = clipper(clip_gradient)
+
+    def start(w: Array) -> Array:
+        if w.ndim != 2:
+            raise ValueError(
+                f"group_adagrad: a parameter has shape {tuple(w.shape)}, two dimensions are needed, as it keeps one rate for "
+                "each row; give the others to another optimizer, such as adagrad, with optax.multi_transform."
+            )
+        return zeros(w[:, :1])
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(g)
+        history = slots[0] + jnp.mean(g * g, axis=1, keepdims=True)  # (rows, 1)
+        return -at.lr * g / jnp.sqrt(history + eps), (history,)
+
+    return transformation(rule, {"history": start}, Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision))
+
+
+def adadelta(
+    learning_rate: LearningRate = 0.01,
+    rho: float = 0.9,
+    epsilon: float = 1e-5,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
+
+    Then b <- rho * b + (1 - rho) * d^2.  There is no rate in it: the decay is NOT multiplied by one either, so a usual `wd`
+    is a hundred times stronger here than elsewhere.
+
+    Args:
+        learning_rate: unused, as are multipliers of it.
+        rho: decay of the means.
+        epsilon: inside both roots.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
+
+    Returns:
+        The transformation; slots `acc_g` (a above) and `acc_delta` (b above).
+
+    Example:
+        >>> opt = adadelta(epsilon=0.1)
+        >>> w = {"fc_weight": jnp.ones(())}
+        >>> updates, _ = opt.update(w, opt.init(w), w)
+        >>> round(float(updates["fc_weight"]), 4)
+        -0.7071
+
+    Source: Zeiler 2012, https://arxiv.org/abs/1212.5701; Apache MXNet 1.9.1, `AdaDelta`.
+    """
+    clip = clipper(clip_gradient)
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(g)
+        acc_g = rho * slots[0] + (1 - rho) * g * g
+        delta = jnp.sqrt(slots[1] + epsilon) / jnp.sqrt(acc_g + epsilon) * g
+        return -decayed(delta, at.wd, w), (acc_g, rho * slots[1] + (1 - rho) * delta * delta)
+
+    return transformation(rule, ("acc_g", "acc_delta"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))

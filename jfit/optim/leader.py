@@ -1,0 +1,102 @@
+"""Rules that keep a sum and make the weight of it anew: Ftrl, FTML (follow the regularized, the moving leader)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, one_minus_power, transformation
+from jfit.optim.multipliers import Multiplier
+
+
+def ftrl(
+    learning_rate: LearningRate = 0.1,
+    lamda1: float = 0.01,
+    beta: float = 1.0,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2;  w <- soft(z) / ((beta + sqrt(n)) / lr + wd).
+
+    soft(z) = sign(z) * lamda1 - z where |z| > lamda1, else 0: such weights are exactly 0.  The weight is made anew from z and
+    n, so what it was at the start is forgotten, even where a gradient is 0.
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0; not 0.
+        lamda1: strength of the L1 penalty.
+        beta: what sqrt(n) starts from.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is the L2 penalty.
+
+    Returns:
+        The transformation; slots `z` and `n`.
+
+    Example:
+        >>> opt = ftrl(0.1)
+        >>> w = {"fc_weight": jnp.array([1.0, 0.001])}
+        >>> updates, _ = opt.update(w, opt.init(w), w)
+        >>> [round(float(x), 4) for x in optax.apply_updates(w, updates)["fc_weight"]]
+        [0.4495, 0.0]
+
+    Source: McMahan et al. 2013, https://dl.acm.org/doi/10.1145/2487575.2488200; Apache MXNet 1.9.1, `ftrl_update`.
+    """
+    clip = clipper(clip_gradient)
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(g)
+        n = slots[1] + g * g
+        z = slots[0] + g - (jnp.sqrt(n) - jnp.sqrt(slots[1])) * w / at.lr
+        soft = jnp.where(jnp.abs(z) > lamda1, jnp.sign(z) * lamda1 - z, 0.0)
+        # x - w, added to w, is exactly 0 where x is
+        return soft / ((beta + jnp.sqrt(n)) / at.lr + at.wd) - w, (z, n)
+
+    return transformation(rule, ("z", "n"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+
+
+def ftml(
+    learning_rate: LearningRate = 0.01,
+    beta1: float = 0.6,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """z <- beta1 * z + (1 - beta1) * G - (d - beta1 * d_before) * w;  w <- -z / d, with G = c(g + wd * w).
+
+    d = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  v <- beta2 * v + (1 - beta2) * G^2.
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0; not 0.
+        beta1: decay of z.
+        beta2: decay of the mean of G^2.
+        epsilon: outside the root.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
+
+    Returns:
+        The transformation; slots `d`, `v` and `z`, one count for all parameters.
+
+    Example:
+        >>> opt = ftml(0.1)
+        >>> w = {"fc_weight": jnp.ones(())}
+        >>> updates, _ = opt.update(w, opt.init(w), w)
+        >>> round(float(updates["fc_weight"]), 4)
+        -0.1
+
+    Source: Zheng and Kwok 2017, https://proceedings.mlr.press/v70/zheng17a.html; Apache MXNet 1.9.1, `ftml_update`.
+    """
+    clip = clipper(clip_gradient)
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        g = clip(decayed(g, at.wd, w))
+        v = beta2 * slots[1] + (1 - beta2) * g * g
+        d = one_minus_power(beta1, at.t) / at.lr * (jnp.sqrt(v / one_minus_power(beta2, at.t)) + epsilon)
+        z = beta1 * slots[2] + (1 - beta1) * g - (d - beta1 * slots[0]) * w
+        return -z / d - w, (d, v, z)
+
+    return transformation(rule, ("d", "v", "z"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
