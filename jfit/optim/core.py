@@ -17,6 +17,7 @@ import optax
 from jax import Array
 
 from jfit.optim.multipliers import Multiplier, leaf_names, multipliers
+from jfit.optim.rows import Rows, in_rows
 from jfit.optim.schedules import Schedule
 
 LearningRate = float | Array | Callable[[Any], Any]
@@ -95,11 +96,13 @@ class Recipe(NamedTuple):
         slots: first value of each slot by name, in MXNet's order.
         counted: whether the rule needs the number of the update.
         shared: makes the scalars that all parameters have in common; None where there are none.
+        lazy: of a gradient given as `Rows` only those rows are updated; other rules take it as the table it stands for.
     """
 
     slots: dict[str, Start]
     counted: bool
     shared: Callable[[], dict[str, Array]] | None
+    lazy: bool = False
 
 
 def zeros(w: Array) -> Array:
@@ -121,6 +124,7 @@ def transformation(
     shared: Callable[[], dict[str, Array]] | None = None,
     turn: Callable[[Mapping[str, Array], At], dict[str, Array]] | None = None,
     order: Sequence[str] | None = None,
+    lazy: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """The optax transformation of a rule.
 
@@ -133,16 +137,19 @@ def transformation(
         shared: makes the scalars that all parameters have in common.
         turn: new shared scalars when a parameter's turn comes, before its rule is asked.
         order: names in the order of their turns; others follow in leaf order.
+        lazy: rows without a gradient rest: where a gradient is a `Rows` the rule sees those rows of weight and slots alone.
+            A rule that looks at a whole parameter, such as its norm, cannot be.
 
     Returns:
-        `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the parameters.
+        `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the parameters, as
+        `Rows` where the gradient is and the rule is lazy.
     """
     base, wd, lr_mult, wd_mult, multi_precision = common
     counted = counted or callable(base)
     starts: dict[str, Start] = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, zeros)
     if multi_precision:
         starts[MASTER] = cast(Any, _master)
-    recipe = Recipe(starts, counted, shared)
+    recipe = Recipe(starts, counted, shared, lazy)
 
     def init(params: Any) -> OptState:
         return OptState(
@@ -166,13 +173,15 @@ def transformation(
         lr = rate if state.lr_mult is None else rate * state.lr_mult
         decay = wd if state.wd_mult is None or not wd else jax.tree.map(lambda m: wd * m, state.wd_mult)
         lr, decay, t_of, base_of = (_each(x, len(leaves)) for x in (lr, decay, t, rate))
-        scalars, added, after = dict(state.shared or {}), [None] * len(leaves), [[None] * len(leaves) for _ in starts]
+        scalars, added = dict(state.shared or {}), cast(list[Any], [None] * len(leaves))
+        after: list[list[Any]] = [[None] * len(leaves) for _ in starts]
         for i in _turns(names, order):
             at = At(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars)
             if turn is not None:
                 scalars = turn(scalars, at)
                 at = at._replace(shared=scalars)
-            added[i], new = _updated(rule, gradients[i], leaves[i], tuple(column[i] for column in kept), at, multi_precision)
+            held = leaves[i], tuple(column[i] for column in kept)
+            added[i], new = _updated(rule, gradients[i], *held, at, multi_precision, lazy)
             for column, value in zip(after, new, strict=True):
                 column[i] = value
         columns = {name: tree.unflatten(column) for name, column in zip(starts, after, strict=True)}
@@ -183,14 +192,20 @@ def transformation(
     return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
 
 
-def _updated(rule: Rule, g: Array, w: Array, slots: Slots, at: At, multi_precision: bool) -> tuple[Array, Slots]:
+def _updated(
+    rule: Rule, g: Array | Rows, w: Array, slots: Slots, at: At, multi_precision: bool, lazy: bool
+) -> tuple[Array | Rows, Slots]:
     """(what to add to one parameter, its new slots)."""
+    if isinstance(g, Rows):
+        if lazy:
+            return in_rows(lambda g, w, slots: _updated(rule, g, w, slots, at, multi_precision, lazy), g, w, slots)
+        g = g.dense(len(w))
     if not multi_precision:
         delta, slots = rule(wide(g), wide(w), slots, at)
         return delta.astype(w.dtype), slots
-    *slots, master = slots
+    *rest, master = slots
     exact = w if master is None else master
-    delta, slots = rule(wide(g), wide(exact), tuple(slots), at)
+    delta, slots = rule(wide(g), wide(exact), tuple(rest), at)
     if master is None:
         return delta.astype(w.dtype), (*slots, None)
     master = master + delta

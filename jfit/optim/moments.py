@@ -23,6 +23,7 @@ def adam(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
+    lazy_update: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
@@ -31,6 +32,7 @@ def adam(
         beta1, beta2: decay of the means of G and of G^2.
         epsilon: outside the root, and not bias-corrected.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
+        lazy_update: of a gradient by rows, only those rows are updated; the count goes on for all.
 
     Returns:
         The transformation; slots `mean` and `var`, one count for all parameters.
@@ -51,7 +53,8 @@ def adam(
         rate = at.lr * jnp.sqrt(one_minus_power(beta2, at.t)) / one_minus_power(beta1, at.t)
         return -rate * mean / (jnp.sqrt(var) + epsilon), (mean, var)
 
-    return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+    common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
+    return transformation(rule, ("mean", "var"), common, counted=True, lazy=lazy_update)
 
 
 def adamw(

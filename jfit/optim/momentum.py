@@ -18,6 +18,7 @@ def sgd(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
+    lazy_update: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
 
@@ -25,6 +26,7 @@ def sgd(
         learning_rate: rate, or a schedule of the update count from 0.
         momentum: 0 keeps no state.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
+        lazy_update: of a gradient by rows, only those rows are updated: the others neither decay nor move on.
 
     Returns:
         The transformation; slot `momentum`.
@@ -47,7 +49,8 @@ def sgd(
         m = momentum * slots[0] + step
         return m, (m,)
 
-    return transformation(rule, ("momentum",) if momentum else (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+    common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
+    return transformation(rule, ("momentum",) if momentum else (), common, lazy=lazy_update)
 
 
 def nag(

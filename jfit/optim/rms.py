@@ -101,7 +101,7 @@ def adagrad(
         history = slots[0] + g * g
         return -at.lr * decayed(g / jnp.sqrt(history + eps), at.wd, w), (history,)
 
-    return transformation(rule, ("history",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, ("history",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), lazy=True)
 
 
 def group_adagrad(
@@ -154,7 +154,7 @@ def group_adagrad(
         history = slots[0] + jnp.mean(g * g, axis=1, keepdims=True)  # (rows, 1)
         return -at.lr * g / jnp.sqrt(history + eps), (history,)
 
-    return transformation(rule, {"history": start}, Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, {"history": start}, Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision), lazy=True)
 
 
 def adadelta(
