@@ -19,7 +19,7 @@ import optax
 from jax import Array
 
 from jfit.ops.registry import nearest
-from jfit.optim import leader, moments, momentum, rms
+from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
 from jfit.optim.core import rate_at
 
 # the rate of an optax optimizer that declares none
@@ -85,6 +85,10 @@ register("groupadagrad", rms.group_adagrad, "group_adagrad")
 register("adadelta", rms.adadelta)
 register("ftrl", leader.ftrl)
 register("ftml", leader.ftml)
+register("lamb", large_batch.lamb)
+register("lars", large_batch.lars)
+register("lbsgd", large_batch.lbsgd)
+register("sgld", langevin.sgld)
 
 
 def get(spec: Any, **params: Any) -> Resolved:

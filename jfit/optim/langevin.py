@@ -1,0 +1,61 @@
+"""The rule that samples: stochastic gradient Langevin dynamics."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, transformation
+from jfit.optim.multipliers import Multiplier
+
+
+def sgld(
+    learning_rate: LearningRate = 0.01,
+    seed: int = 0,
+    wd: float = 0.0,
+    clip_gradient: float | None = None,
+    lr_mult: Multiplier = None,
+    wd_mult: Multiplier | str = "mxnet",
+    multi_precision: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise from the standard normal distribution.
+
+    The noise comes from fold_in(key; number of the update; crc32 of the parameter's name): other numbers for each parameter
+    and update, the same ones on any number of devices and in any order of the parameters.
+
+    Args:
+        learning_rate: rate, or a schedule of the update count from 0.
+        seed: of the key.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
+
+    Returns:
+        The transformation; no slots, the raw key in `shared`, one count for all parameters.
+
+    Example:
+        >>> opt = sgld(0.01)
+        >>> w = {"fc_weight": jnp.zeros(10000)}
+        >>> updates, state = opt.update(w, opt.init(w), w)
+        >>> round(float(updates["fc_weight"].std()), 2)
+        0.1
+        >>> sorted(state.shared)
+        ['key']
+
+    Source: Welling and Teh 2011, https://icml.cc/2011/papers/398_icmlpaper.pdf; Apache MXNet 1.9.1, `SGLD`.
+    """
+    clip = clipper(clip_gradient)
+
+    def start() -> dict[str, Array]:
+        return {"key": jax.random.key_data(jax.random.key(seed))}
+
+    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+        key: Any = jax.random.wrap_key_data(at.shared["key"])
+        key = jax.random.fold_in(jax.random.fold_in(key, at.t), zlib.crc32(at.name.encode()))
+        noise = jax.random.normal(key, w.shape, w.dtype)
+        return -at.lr / 2 * decayed(clip(g), at.wd, w) + jnp.sqrt(at.lr) * noise, ()
+
+    return transformation(rule, (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True, shared=start)
