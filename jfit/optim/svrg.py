@@ -83,7 +83,7 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=square, params={"w": jnp.zeros(3)})
         >>> batches = [{"x": x[i : i + 6], "label": y[i : i + 6]} for i in range(0, 60, 6)]
         >>> gradient, everything = jfit.step.mean_gradients(model), jfit.step.full_gradients(model)
-        >>> optimizer = jfit.optim.svrg(jfit.optim.sgd(0.05))
+        >>> optimizer = jfit.optim.svrg(jfit.optim.sgd(0.1))
         >>> @jax.jit
         ... def step(params, state, batch):
         ...     at_snapshot = gradient(state.snapshot, {}, batch)
@@ -91,7 +91,7 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
         ...     return optax.apply_updates(params, added), state
         >>> params = {"w": jnp.zeros(3)}
         >>> state = optimizer.init(params)
-        >>> for epoch in range(12):
+        >>> for epoch in range(15):
         ...     state = jfit.optim.svrg_snapshot(state, params, everything(params, {}, batches))
         ...     for batch in batches:
         ...         params, state = step(params, state, batch)
