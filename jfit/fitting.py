@@ -87,7 +87,8 @@ def fit(
         schedule: learning-rate schedule: name ("cosine", "poly", "factor", ...), `jfit.optim` schedule, or an optax schedule
             (a function of the count).
         schedule_params: its parameters where it is a name; base_lr is the optimizer's learning rate and max_update all
-            updates of the run unless given.
+            updates of the run unless given.  Lengths are updates, `jfit.optim.epochs(30)`, parts of the run (0.5), or counted
+            in {"unit": "epoch"}.
         frozen: names or glob patterns of parameters that do not learn.
         micro_batches: the batch in so many parts with added gradients: less memory, and the same update where neither batch
             statistics nor a normalised loss head (normalization="batch" or "valid") look at the whole batch.
@@ -145,7 +146,7 @@ def fit(
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)
     rate = (optimizer_params or {}).get("learning_rate")
-    schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch)
+    schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch, batches)
     resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     probe = first_batch(model, data, batch_size)
     state = init_state(

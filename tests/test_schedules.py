@@ -1,14 +1,18 @@
-"""Schedules: MXNet 1.9.1's values at any update number, traced or not."""
+"""Schedules: MXNet 1.9.1's values at any update number, traced or not; lengths in updates, epochs and parts of the run."""
 
 import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jfit.optim import as_schedule
+from jfit.facade.optimizer import lr_scheduler as stateful
+from jfit.optim import as_optax, as_schedule, epochs, fraction, run_schedule
 from jfit.optim import schedules as room
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "lr_schedulers.json").read_text())
@@ -27,6 +31,55 @@ def test_values_are_mxnets_and_the_number_may_be_traced(case):
     np.testing.assert_allclose(schedule(np.asarray(counts, np.int32)), want, rtol=2e-6, atol=1e-8)
 
 
+# ------------------------------------------------------------------------------------------------ any schedule
+WARMUP = st.fixed_dictionaries(
+    {
+        "warmup_steps": st.integers(0, 7),
+        "warmup_begin_lr": st.sampled_from([0.0, 0.003, 0.01]),
+        "warmup_mode": st.sampled_from(["linear", "constant"]),
+        "base_lr": st.sampled_from([0.02, 0.1, 1.7]),
+    }
+)
+LONG = {"max_update": st.integers(8, 30), "final_lr": st.sampled_from([0.0, 0.003, 0.01])}
+FACTOR = st.sampled_from([0.1, 0.5, 0.9, 1.0])
+ANY = st.one_of(
+    st.tuples(st.just("FactorScheduler"), st.fixed_dictionaries({"step": st.integers(1, 9), "factor": FACTOR})),
+    st.tuples(
+        st.just("MultiFactorScheduler"),
+        st.fixed_dictionaries({"step": st.lists(st.integers(1, 30), min_size=1, unique=True).map(sorted), "factor": FACTOR}),
+    ),
+    st.tuples(st.just("PolyScheduler"), st.fixed_dictionaries({**LONG, "pwr": st.sampled_from([1, 2, 3])})),
+    st.tuples(st.just("CosineScheduler"), st.fixed_dictionaries(LONG)),
+)
+
+
+def rates(schedule, counts, base=None):
+    """Many rates in one program, without a compile for each schedule."""
+    with jax.disable_jit():
+        return np.asarray(jax.vmap(lambda n: schedule(n, base))(jnp.asarray(counts, jnp.int32)))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(ANY, WARMUP, st.permutations(list(range(1, 41))))
+def test_any_order_of_asking_gives_what_the_stateful_class_gives_one_by_one(which, warmup, order):
+    cls, kwargs = which
+    remembering = getattr(stateful, cls)(**kwargs, **warmup)
+    want = np.array([remembering(n) for n in range(1, 41)])
+    if cls in ("PolyScheduler", "CosineScheduler"):  # past the end the class keeps what it gave last: the same, in order
+        assert want[kwargs["max_update"]] == want[kwargs["max_update"] - 1]
+    found = rates(MAKE[cls](**kwargs, **warmup), order)
+    # cos near pi and powers of nearly nothing are differences of numbers near base: float32 of base is what is left
+    np.testing.assert_allclose(found, want[np.array(order) - 1], rtol=4e-6, atol=3e-7 * warmup["base_lr"])
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(ANY, WARMUP, st.sampled_from([0.05, 0.4, 3.0]))
+def test_a_base_at_the_call_is_a_schedule_made_with_that_base(which, warmup, base):
+    cls, kwargs = which
+    moved, made = MAKE[cls](**kwargs, **warmup), MAKE[cls](**kwargs, **{**warmup, "base_lr": base})
+    np.testing.assert_array_equal(rates(moved, range(1, 41), base=base), rates(made, range(1, 41)))
+
+
 def test_base_replaces_base_lr_without_a_second_trace():
     traces = []
 
@@ -40,6 +93,16 @@ def test_base_replaces_base_lr_without_a_second_trace():
     assert len(traces) == 1
 
 
+def test_decays_come_after_the_update_that_is_named_and_warm_ups_end_at_it():
+    multi, warm = room.multifactor([3], 0.5, base_lr=1.0), room.constant(1.0, warmup_steps=4)
+    assert rates(multi, [1, 2, 3, 4]).tolist() == [1, 1, 1, 0.5]
+    assert rates(room.factor(3, 0.5, base_lr=1.0), [3, 4, 6, 7]).tolist() == [1, 0.5, 0.5, 0.25]
+    assert rates(warm, [1, 2, 3, 4, 5]).tolist() == [0.25, 0.5, 0.75, 1, 1]
+    held = room.constant(1.0, warmup_steps=3, warmup_begin_lr=0.25, warmup_mode="constant")
+    assert rates(held, [1, 2, 3]).tolist() == [0.25, 0.25, 1]
+    assert rates(room.cosine(4, base_lr=1.0), [4, 5, 1000]).tolist() == [0, 0, 0]
+
+
 def test_overridden_follows_mxnets_learning_rate_argument():
     late = room.factor(step=100, base_lr=0.1, warmup_steps=10).overridden(0.5)
     assert float(late(5)) == pytest.approx(0.05)  # the warm-up still climbs to the old base
@@ -47,10 +110,25 @@ def test_overridden_follows_mxnets_learning_rate_argument():
     assert float(room.poly(max_update=10, base_lr=0.1).overridden(0.5)(1)) == pytest.approx(0.081)
 
 
+# ------------------------------------------------------------------------------------------------ optax
 def test_an_optax_schedule_counts_from_zero_and_knows_no_base():
     schedule = as_schedule(optax.linear_schedule(1.0, 0.0, 10))
     assert schedule.absolute
     assert float(schedule(1, base=9.0)) == 1.0
+
+
+def test_a_schedule_in_an_optax_optimizer_is_counted_from_one():
+    transform, params = optax.sgd(as_optax("multifactor", step=[2], factor=0.5, base_lr=1.0)), {"w": jnp.ones(())}
+    state, found = transform.init(params), []
+    for _ in range(4):
+        updates, state = transform.update({"w": jnp.ones(())}, state)
+        found.append(-float(updates["w"]))
+    assert found == [1, 1, 0.5, 0.5]
+
+
+def test_there_and_back_is_the_same_schedule():
+    twice = as_schedule(as_optax(room.cosine(20, base_lr=0.4)))
+    np.testing.assert_array_equal(rates(twice, range(1, 25)), rates(room.cosine(20, base_lr=0.4), range(1, 25)))
 
 
 def test_names_numbers_and_functions_of_two_are_schedules():
@@ -58,6 +136,49 @@ def test_names_numbers_and_functions_of_two_are_schedules():
     assert float(as_schedule(0.25)(7)) == 0.25
     assert float(as_schedule(lambda count, base: base / count)(2, 1.0)) == 0.5
     assert float(room.warmup_linear(4, base_lr=1.0)(9)) == 1.0
+
+
+# ------------------------------------------------------------------------------------------------ epochs, parts of the run
+RUN = {"updates": 60, "updates_per_epoch": 20}
+
+
+@pytest.mark.parametrize(
+    ("asked", "plain"),
+    [
+        (room.factor(epochs(1), 0.5, base_lr=1.0), room.factor(20, 0.5, base_lr=1.0)),
+        (room.factor(1, 0.5, base_lr=1.0, unit="epoch"), room.factor(20, 0.5, base_lr=1.0)),
+        (room.multifactor([0.5, 0.75], 0.1, base_lr=1.0), room.multifactor([30, 45], 0.1, base_lr=1.0)),
+        (room.multifactor([epochs(1), 30], 0.1, base_lr=1.0), room.multifactor([20, 30], 0.1, base_lr=1.0)),
+        (
+            room.cosine(1, base_lr=1.0, warmup_steps=0.1, unit="fraction"),
+            room.cosine(60, base_lr=1.0, warmup_steps=6),
+        ),
+        (room.poly(fraction(1), 1.0, warmup_steps=epochs(0.5)), room.poly(60, 1.0, warmup_steps=10)),
+        (room.warmup_linear(epochs(2), base_lr=1.0), room.warmup_linear(40, base_lr=1.0)),
+        (as_schedule("constant", base_lr=1.0, warmup_steps=0.25), room.constant(1.0, warmup_steps=15)),
+    ],
+)
+def test_lengths_in_epochs_and_parts_of_the_run_become_updates(asked, plain):
+    known = asked.over(**RUN)
+    assert known.pending is None and known.over(1, 1) is known
+    np.testing.assert_array_equal(rates(known, range(1, 70)), rates(plain, range(1, 70)))
+
+
+def test_lengths_are_rounded_to_the_nearest_update():
+    assert [fraction(p).updates(total=7) for p in (0.0, 0.5, 1.0)] == [0, 4, 7]
+    assert [epochs(e).updates(per_epoch=10) for e in (0.04, 0.25, 2)] == [0, 3, 20]
+
+
+def test_functions_may_count_in_epochs_or_parts_of_the_run():
+    decay = as_schedule(optax.exponential_decay(1.0, 1, 0.5), unit="epoch").over(**RUN)
+    np.testing.assert_allclose(rates(decay, [1, 21, 41]), [1, 0.5, 0.25])
+    linear = run_schedule(lambda done, base: base * (1 - done), {"unit": "fraction"}, None, 60, 20)
+    np.testing.assert_allclose(rates(linear, [1, 31], base=2.0), [2, 1])
+
+
+def test_a_named_schedule_takes_its_end_and_its_base_from_the_run():
+    found = run_schedule("cosine", {"warmup_steps": 1, "unit": "epoch"}, 0.4, 60, 20)
+    np.testing.assert_array_equal(rates(found, range(1, 61)), rates(room.cosine(60, 0.4, warmup_steps=20), range(1, 61)))
 
 
 @pytest.mark.parametrize(
@@ -68,11 +189,31 @@ def test_names_numbers_and_functions_of_two_are_schedules():
         (lambda: room.multifactor([5, 3]), r"step is \[5, 3\], an increasing list"),
         (lambda: room.constant(0.1, warmup_begin_lr=0.5), "base_lr 0.1 is below warmup_begin_lr 0.5"),
         (lambda: room.constant(0.1, warmup_mode="odd"), "warmup_mode is 'odd'"),
+        (lambda: room.constant(0.1, warmup_steps=-1), "warmup_steps is -1, a whole number"),
         (lambda: room.poly(max_update=3, warmup_steps=5), "max_update is 3"),
         (lambda: as_schedule("cosin"), "unknown schedule 'cosin': the nearest names are 'cosine'"),
         (lambda: as_schedule("factor"), "its parameters are step, factor"),
+        (lambda: epochs(-1), r"epochs\(-1\): a length is a number from 0 on"),
+        (lambda: fraction(30), r"fraction\(30\): a part of the run is at most 1; epochs\(n\) counts epochs"),
+        (lambda: room.factor(3, unit="epochs"), "unit is 'epochs', it needs to be one of 'step', 'epoch', 'fraction'"),
+        (lambda: room.factor(epochs(3))(1), "nobody has told it how long the run is; give it to jfit.fit, or call .over"),
+        (lambda: as_optax("cosine", max_update=0.9), "nobody has told it how long the run is"),
+        (lambda: as_schedule(lambda n: n, unit="epoch")(1), "nobody has told it how long the run is"),
+        (lambda: room.factor(epochs(3)).over(updates=9), r"epochs\(3\): it needs to be known how many updates an epoch has"),
+        (lambda: room.factor(0.5).over(updates_per_epoch=9), r"fraction\(0.5\): it needs to be known how many updates the run"),
+        (
+            lambda: room.multifactor([0.1, 0.2]).over(updates=3),
+            r"step is \[0, 1\].* \(multifactor with step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, in an epoch: None\)",
+        ),
+        (lambda: run_schedule("poly", {}, 0.1), "'poly' needs the number of updates"),
+        (lambda: run_schedule(room.poly(3), {"unit": "epoch"}), "goes with a schedule by name"),
     ],
 )
 def test_errors_say_what_was_found_and_needed(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_is_no_schedule_is_refused():
+    with pytest.raises(TypeError, match="a schedule is a name, a number, a Schedule or a function"):
+        as_schedule([0.1])

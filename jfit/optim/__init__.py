@@ -13,29 +13,26 @@ Parameters that all of them share:
     multi_precision: parameters of 16 bits are kept in float32 as well (slot `master`), and that is what is updated.
 Without it parameters of 16 bits are updated in float32 arithmetic, keep float32 state, and are rounded after every update.
 
+A gradient may be a `Rows`, some rows of a table.  Lazy rules (sgd, adam, adagrad, group_adagrad) then update those rows alone,
+at a cost that is theirs; `jfit.optim.apply_updates` adds the rows in place.  Other rules update the whole table.
+
 >>> import jfit.optim
 >>> jfit.optim.get("adam").learning_rate
 0.001
 """
 
 from jfit.optim.core import OptState, set_multipliers
+from jfit.optim.langevin import sgld
+from jfit.optim.large_batch import lamb, lars, lbsgd
 from jfit.optim.leader import ftml, ftrl
 from jfit.optim.moments import adam, adamax, adamw, nadam
 from jfit.optim.momentum import adding, dcasgd, nag, sgd, signum
 from jfit.optim.registry import OPTIMIZERS, Resolved, get, injected_rate, register
 from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
-from jfit.optim.schedules import (
-    SCHEDULES,
-    Schedule,
-    as_schedule,
-    constant,
-    cosine,
-    factor,
-    multifactor,
-    poly,
-    run_schedule,
-    warmup_linear,
-)
+from jfit.optim.rows import Rows, apply_updates
+from jfit.optim.schedules import Schedule, constant, cosine, factor, multifactor, poly, warmup_linear
+from jfit.optim.scheduling import SCHEDULES, as_optax, as_schedule, run_schedule
+from jfit.optim.spans import Span, epochs, fraction
 from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
 __all__ = [
@@ -43,7 +40,9 @@ __all__ = [
     "SCHEDULES",
     "OptState",
     "Resolved",
+    "Rows",
     "Schedule",
+    "Span",
     "SvrgState",
     "adadelta",
     "adagrad",
@@ -51,16 +50,23 @@ __all__ = [
     "adamax",
     "adamw",
     "adding",
+    "apply_updates",
+    "as_optax",
     "as_schedule",
     "constant",
     "cosine",
     "dcasgd",
+    "epochs",
     "factor",
+    "fraction",
     "ftml",
     "ftrl",
     "get",
     "group_adagrad",
     "injected_rate",
+    "lamb",
+    "lars",
+    "lbsgd",
     "multifactor",
     "nadam",
     "nag",
@@ -70,9 +76,10 @@ __all__ = [
     "run_schedule",
     "set_multipliers",
     "sgd",
+    "sgld",
+    "signum",
     "svrg",
     "svrg_snapshot",
     "variance_reduced",
-    "signum",
     "warmup_linear",
 ]
