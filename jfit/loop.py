@@ -133,6 +133,7 @@ class Loop:
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = False
+        self.told: Any = None  # report of the last call, on the devices
         self._warned = False
         self._pending: _Point | None = None
 
@@ -169,11 +170,12 @@ class Loop:
         if self.batch == 0:
             self.state = self.state._replace(metrics=place(zero_totals(self.metrics), self.devices))
         self._fire("epoch_start", {})
-        window, started, samples, told = Window(), time.perf_counter(), 0, None
+        window, started, samples = Window(), time.perf_counter(), 0
         logged, self._pending = started, None
         with contextlib.closing(self.feed.calls(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
                 self.state, told = call.run(self.state)
+                self.told = told
                 self.step, self.batch = self.step + call.steps, self.batch + call.steps
                 samples += call.rows
                 fence = window.push(told)
@@ -186,15 +188,15 @@ class Loop:
                 self._fire_steps()
                 if self._stopped(flag):
                     return
-        self._end_epoch(told, samples, started)
+        self._end_epoch(samples, started)
 
-    def _end_epoch(self, told: Any, samples: int, started: float) -> None:
-        totals, told = counters.read((self.state.metrics, told))  # sync: once an epoch
+    def _end_epoch(self, samples: int, started: float) -> None:
+        totals, told = counters.read((self.state.metrics, self.told))  # sync: once an epoch
         seconds = time.perf_counter() - started
         self._check_finite(int(totals.first_bad_step))
         logs = values(self.metrics, totals)
         logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds}
-        logs |= _rate(told)
+        logs |= rate_in(told)
         if self.evaluate is not None:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
@@ -244,7 +246,7 @@ class Loop:
             counters.wait(fence)  # sync: host waits for the call 8 back
             return
         (totals, last), _ = counters.read((before.copied, fence))  # sync: the same wait; the copy was computed long ago
-        logs = before.logs | values(self.metrics, totals) | _rate(last)
+        logs = before.logs | values(self.metrics, totals) | rate_in(last)
         self._check_finite(int(totals.first_bad_step))
         self.history.add_point(**before.where, **logs)
         self._fire("log", logs, **before.where)
@@ -268,7 +270,7 @@ class _Point(NamedTuple):
     where: dict[str, int]
 
 
-def _rate(told: Any) -> dict[str, float]:
+def rate_in(told: Any) -> dict[str, float]:
     """The learning rate of a report, where the optimizer tells it."""
     return {} if told is None or math.isnan(told[1]) else {"lr": float(told[1])}
 

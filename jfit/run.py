@@ -19,7 +19,7 @@ from jfit.devices import resolve
 from jfit.evaluation import Predictor, Scorer
 from jfit.feed import data_of
 from jfit.history import History
-from jfit.loop import Loop
+from jfit.loop import Loop, rate_in
 from jfit.lowering import lower
 from jfit.metrics import get as get_metrics
 from jfit.model import Model, Policy, count_parameters
@@ -86,6 +86,17 @@ class Run:
     def lr(self) -> float | None:
         """The base learning rate; None where the optimizer keeps its own."""
         return None if self.state.lr is None else float(counters.read(self.state.lr))
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the last update, schedule included; None before it, and where the optimizer keeps its own.
+
+        Reading it waits for that update: at log points and ends of epochs it is in `event.logs["lr"]` already.
+        """
+        told = None if self._loop is None or self._loop.told is None else counters.read(self._loop.told)
+        if told is None:
+            return next((row["lr"] for row in reversed(self.history.epochs) if "lr" in row), None)
+        return rate_in(told).get("lr")
 
     @property
     def directory(self) -> str | None:

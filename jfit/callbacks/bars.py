@@ -7,7 +7,7 @@ from jfit.callbacks.base import Callback, Event
 from jfit.history import History
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}{postfix}]"
-_HIDDEN = ("samples_per_second", "lr", "time")
+_HIDDEN = ("samples_per_second", "time")
 
 
 def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = None) -> Callback:
