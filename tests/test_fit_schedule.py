@@ -1,19 +1,35 @@
-"""fit's schedules by name: defaults from the run."""
+"""fit's schedules by name: defaults from the run; the rate of every step where somebody looks for it."""
+
+import csv
+import io
+import json
 
 import numpy as np
+import optax
 import pytest
+from fit_support import compiled_once  # noqa: F401
 
 import jfit
-from jfit import sym
+import jfit.mx as mx
+from jfit import loop, sym
+from jfit.callbacks import csv_logger, jsonl_logger, lambda_callback, progress
+from jfit.optim import epochs, fraction
+
+
+def net():
+    return sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc"), name="softmax")
+
+
+def trained(**given):
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    y = (x[:, 0] > 0).astype("float32")
+    data = given.pop("data", (x, y))
+    given = {"optimizer_params": {"learning_rate": 0.2}, "num_epoch": 4, "batch_size": 16, "progress": False, **given}
+    return jfit.fit(net(), data, **given)
 
 
 def rates(**given):
-    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
-    y = (x[:, 0] > 0).astype("float32")
-    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc"), name="softmax")
-    data = given.pop("data", (x, y))
-    run = jfit.fit(net, data, batch_size=16, num_epoch=4, optimizer_params={"learning_rate": 0.2}, progress=False, **given)
-    return run.history.column("lr")
+    return trained(**given).history.column("lr")
 
 
 def test_a_named_schedule_starts_at_the_optimizers_rate_and_ends_with_the_run():
@@ -26,19 +42,118 @@ def test_parameters_of_a_named_schedule_are_taken():
     np.testing.assert_allclose(rates(schedule="factor", schedule_params={"step": 8, "factor": 0.5}), [0.2, 0.2, 0.1, 0.1])
 
 
+@pytest.mark.parametrize(
+    ("schedule", "params"),
+    [
+        ("multifactor", {"step": [2, 3], "factor": 0.1, "unit": "epoch"}),
+        (jfit.optim.multifactor([fraction(0.5), epochs(3)], 0.1, base_lr=0.3), None),
+    ],
+)
+def test_lengths_are_told_in_epochs_or_parts_of_the_run(schedule, params):
+    # the last update of an epoch is the one that a decay comes after; a schedule of its own still starts at the state's rate
+    np.testing.assert_allclose(rates(schedule=schedule, schedule_params=params), [0.2, 0.2, 0.02, 0.002], rtol=1e-6)
+
+
+def test_an_optax_schedule_may_count_epochs():
+    found = rates(schedule=optax.exponential_decay(0.8, 1, 0.5, staircase=True), schedule_params={"unit": "epoch"})
+    np.testing.assert_allclose(found, [0.8, 0.4, 0.2, 0.1], rtol=1e-6)
+
+
 def test_parameters_without_a_name_are_refused():
     with pytest.raises(ValueError, match="goes with a schedule by name"):
         rates(schedule=jfit.optim.cosine(16), schedule_params={"max_update": 3})
 
 
-def test_an_endless_stream_must_tell_how_long_the_schedule_is():
-    def stream():
-        yield {"data": np.ones((16, 4), "float32"), "softmax_label": np.zeros(16, "float32")}
+def stream():
+    yield {"data": np.ones((16, 4), "float32"), "softmax_label": np.zeros(16, "float32")}
 
+
+def test_an_endless_stream_must_tell_how_long_the_schedule_is():
     with pytest.raises(ValueError, match="needs the number of updates"):
         rates(schedule="cosine", data=stream)
+    with pytest.raises(ValueError, match=r"epochs\(1\): it needs to be known how many updates an epoch has, and this data"):
+        rates(schedule="factor", schedule_params={"step": epochs(1)}, data=stream)
+    with pytest.raises(ValueError, match=r"fraction\(0.5\): it needs to be known how many updates the run has"):
+        rates(schedule="factor", schedule_params={"step": 0.5}, data=stream)
+    assert rates(schedule="factor", schedule_params={"step": 2, "factor": 0.5}, data=stream) == pytest.approx(
+        [0.2, 0.2, 0.1, 0.1]
+    )
 
 
 def test_an_unknown_schedule_lists_the_nearest():
     with pytest.raises(ValueError, match="unknown schedule 'cosin': the nearest names are 'cosine'"):
         rates(schedule="cosin")
+
+
+# ------------------------------------------------------------------------------------------------ the rate, seen
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+OPTIMIZERS = {
+    "named": ({"optimizer": "sgd"}, 0.2),
+    "optax by name": ({"optimizer": "lion"}, 0.2),
+    "scheduled": ({"optimizer": "adam", "schedule": "factor", "schedule_params": {"step": 1, "factor": 0.5}}, 0.2 * 0.5**127),
+    "injected": ({"optimizer": optax.inject_hyperparams(optax.sgd)(learning_rate=0.2), "optimizer_params": None}, 0.2),
+    "own": ({"optimizer": jfit.optim.sgd(jfit.optim.factor(1, 0.5, base_lr=0.2)), "optimizer_params": None}, 0.2 * 0.5**127),
+}
+
+
+@pytest.mark.parametrize("which", OPTIMIZERS)
+def test_the_rate_is_shown_wherever_a_run_is_looked_at(which, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "LOG_SECONDS", 0.0)
+    given, last = OPTIMIZERS[which]
+    last = max(last, 1e-8)  # where factor stops
+    screen, seen = Terminal(), []
+
+    def look(event):
+        seen.append((event.step, event.run.rate, event.logs.get("lr")))
+
+    callbacks = [
+        csv_logger(tmp_path / "a.csv"),
+        jsonl_logger(tmp_path / "a.jsonl", every="log"),
+        progress(file=screen),
+        lambda_callback(every=64, step=look, epoch_end=look),
+    ]
+    run = trained(batch_size=1, num_epoch=2, steps_per_call=1, callbacks=callbacks, **given)
+    assert run.rate == run.history.column("lr")[-1] == pytest.approx(last)
+    assert len(run.history.points) > 2 and all(row["lr"] > 0 for row in run.history.points)
+    assert f"lr {last:.4g}" in repr(run)
+    table = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
+    assert [float(row["lr"]) for row in table] == run.history.column("lr")
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in lines] == run.history.column("lr", "points")
+    assert f"lr {last:.4g}" in screen.getvalue()
+    assert [step for step, _, _ in seen] == [64, 64, 128, 128]
+    for _, rate, logged in seen:
+        assert rate > 0 and logged in (None, rate)
+
+
+def test_an_instance_without_a_readable_rate_shows_none():
+    run = trained(optimizer=optax.sgd(0.2), optimizer_params=None, num_epoch=1)
+    assert run.rate is None and "lr" not in run.history.columns()
+
+
+def test_a_loaded_run_still_knows_its_last_rate(tmp_path):
+    run = trained(schedule="poly", num_epoch=2, schedule_params={"max_update": 20})
+    run.save(tmp_path)
+    assert jfit.Run.load(tmp_path).rate == run.rate == pytest.approx(0.2 * 0.6**2)
+
+
+def test_callbacks_of_a_module_read_the_rate_of_their_batch():
+    x = np.ones((12, 3), "float32")
+    seen = []
+
+    def look(param):
+        seen.append((param.locals["self"]._optimizer.learning_rate, param.locals["self"]._optimizer.num_update))
+
+    module = mx.mod.Module(mx.sym.load_json(net().tojson()))
+    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)
+    module.fit(
+        mx.io.NDArrayIter(x, np.zeros(12), 4),
+        optimizer_params={"learning_rate": 1.0, "lr_scheduler": scheduler},
+        batch_end_callback=look,
+        num_epoch=2,
+    )
+    assert seen == [(1.0, 1), (1.0, 2), (0.5, 3), (0.5, 4), (0.25, 5), (0.25, 6)]
