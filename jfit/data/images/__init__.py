@@ -1,0 +1,8 @@
+"""Images: files as arrays, augmentations as pure functions, batches out of record files decoded by worker processes."""
+
+from jfit.data.images.codec import decode, encode, resize
+from jfit.data.images.image_records import ImageRecords
+from jfit.data.images.recipe import Recipe
+from jfit.data.images.source import read_list
+
+__all__ = ["ImageRecords", "Recipe", "decode", "encode", "read_list", "resize"]

@@ -1,0 +1,286 @@
+"""What happens to an image between its file and the batch: a recipe of plain numbers, and the function that follows it.
+
+Random numbers come from (seed, epoch, row) alone: the same row looks the same whoever decodes it, in whatever order.
+Nothing here knows JAX: worker processes import this file, numpy and Pillow, and nothing else.
+
+    decode -> resize -> crop (random size, random place, or the middle) -> border -> colours -> mirror -> (x · c + i - mean) ...
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jfit.data.images import colour
+from jfit.data.images.codec import INTERPOLATIONS, open_image, pillow, pixels
+from jfit.data.images.crops import Box, area_box, interpolation, short_size
+
+_TRIES = 10  # random sizes tried before the middle is taken
+
+
+class Recipe(NamedTuple):
+    """How an image becomes (channels, height, width) numbers.  The names are those of MXNet's ImageRecordIter.
+
+    Attributes:
+        data_shape: (channels, height, width) of the result; 1 channel is grey.
+        channels_last: (height, width, channels) instead.
+        dtype: "float32", "uint8" or "int8" (cut at 127).
+        resize: shorter side after decoding; -1 keeps the size.
+        inter_method: 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos, 9 by size, 10 random.
+        draft: a JPEG much larger than `resize` is decoded at 1/2, 1/4 or 1/8 of its size: faster, slightly other pixels.
+        rand_crop: crop at a random place, else in the middle.
+        random_resized_crop: crop of a random area and shape, resized.
+        min_random_area, max_random_area: part of the area of that crop.
+        min_aspect_ratio, max_aspect_ratio: its width / height.
+        min_crop_size, max_crop_size: a square of a random size is cropped, then resized; -1: not.
+        min_random_scale, max_random_scale: factor of the size before the crop.
+        pad, fill_value: border in pixels, and its value.
+        mirror, rand_mirror: left and right exchanged always, or for half of the images.
+        brightness, contrast, saturation: factor 1 ± a random part; see `jfit.data.images.colour`.
+        pca_noise: standard deviation of the step along the colours of ImageNet.
+        mean, std: a value a channel; `scale`: ((x - mean) · c + i) · scale / std.
+        max_random_contrast, max_random_illumination: c is 1 ± a random part, i is ± a random part.
+    """
+
+    data_shape: tuple[int, int, int]
+    channels_last: bool = False
+    dtype: str = "float32"
+    resize: int = -1
+    inter_method: int = 1
+    draft: bool = False
+    rand_crop: bool = False
+    random_resized_crop: bool = False
+    min_random_area: float = 1.0
+    max_random_area: float = 1.0
+    min_aspect_ratio: float | None = None
+    max_aspect_ratio: float = 0.0
+    min_crop_size: int = -1
+    max_crop_size: int = -1
+    min_random_scale: float = 1.0
+    max_random_scale: float = 1.0
+    pad: int = 0
+    fill_value: int = 255
+    mirror: bool = False
+    rand_mirror: bool = False
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    pca_noise: float = 0.0
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    scale: float = 1.0
+    max_random_contrast: float = 0.0
+    max_random_illumination: float = 0.0
+
+
+DTYPES = ("float32", "uint8", "int8")
+
+
+def checked(recipe: Recipe) -> Recipe:
+    """The recipe itself, if it can be followed.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+
+    Example:
+        >>> checked(Recipe((2, 8, 8)))
+        Traceback (most recent call last):
+        ...
+        ValueError: data_shape is (2, 8, 8), needed (channels, height, width) with 1 or 3 channels and sizes of at least 1.
+    """
+    shape = tuple(recipe.data_shape)
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
+        raise ValueError(
+            f"data_shape is {shape}, needed (channels, height, width) with 1 or 3 channels and sizes of at least 1."
+        )
+    if recipe.dtype not in DTYPES:
+        raise ValueError(f"dtype is {recipe.dtype!r}, needed one of {', '.join(DTYPES)}.")
+    if recipe.inter_method not in (*INTERPOLATIONS, 9, 10):
+        raise ValueError(f"inter_method is {recipe.inter_method}, needed 0 to 4, 9 (by size) or 10 (random).")
+    if recipe.resize != -1 and recipe.resize < 1:
+        raise ValueError(f"resize is {recipe.resize}, needed the size of the shorter side, or -1 to keep the size.")
+    for low, high in (("min_random_area", "max_random_area"), ("min_random_scale", "max_random_scale")):
+        if not 0 < getattr(recipe, low) <= getattr(recipe, high):
+            raise ValueError(f"{low} is {getattr(recipe, low)}, {high} {getattr(recipe, high)}; needed 0 < {low} <= {high}.")
+    if recipe.random_resized_crop and not 0 < _ratios(recipe)[0] <= _ratios(recipe)[1]:
+        raise ValueError(f"the ratios width / height of random crops are {_ratios(recipe)}; needed two positive ones in order.")
+    if (recipe.min_crop_size > 0) != (recipe.max_crop_size > 0) or recipe.min_crop_size > recipe.max_crop_size:
+        found = (recipe.min_crop_size, recipe.max_crop_size)
+        raise ValueError(f"min_crop_size and max_crop_size are {found}; needed both, in order, or -1 for neither.")
+    if 0 in recipe.std[: shape[0]]:
+        raise ValueError(f"std is {recipe.std}: a channel cannot be divided by 0.")
+    return recipe
+
+
+def random_numbers(seed: int, epoch: int, row: int) -> np.random.Generator:
+    """The random numbers of one row in one epoch, whatever was drawn for others.
+
+    Example:
+        >>> random_numbers(1, 2, 3).random() == random_numbers(1, 2, 3).random()
+        True
+    """
+    return np.random.Generator(np.random.Philox(key=[seed & (1 << 64) - 1, epoch], counter=[0, 0, row, 0]))
+
+
+def draws(recipe: Recipe) -> bool:
+    """Whether anything in a recipe is random."""
+    fields = ("rand_crop", "random_resized_crop", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise")
+    ranges = recipe.min_random_scale != recipe.max_random_scale or recipe.min_crop_size != recipe.max_crop_size
+    fields += ("max_random_contrast", "max_random_illumination")
+    return ranges or recipe.inter_method == 10 or any(getattr(recipe, name) for name in fields)
+
+
+def follow(
+    recipe: Recipe, content: bytes, rng: np.random.Generator | None, out: np.ndarray, path: str = "image", where: str = "content"
+) -> None:
+    """Decodes an image file and writes it, augmented, into its place in a batch.
+
+    Args:
+        recipe: what to do.
+        content: the bytes of the file.
+        rng: random numbers; None where nothing is random.
+        out: (channels, H, W) or, channels last, (H, W, channels), of the recipe's dtype: written.
+        path: the file, for messages.
+        where: the place in it, for messages.
+
+    Raises:
+        FormatError: the content is no image, or a damaged one.
+    """
+    channels, height, width = recipe.data_shape
+    image = open_image(content, path, where)
+    mode = "L" if channels == 1 else "RGB"
+    if recipe.draft and recipe.resize > 0:
+        image.draft(mode, short_size(*image.size, recipe.resize))
+    image = _geometry(recipe, pixels(image, mode, path, where), rng, width, height)
+    mirrored = recipe.mirror or (recipe.rand_mirror and rng is not None and rng.random() < 0.5)
+    if recipe.brightness or recipe.contrast or recipe.saturation or recipe.pca_noise:
+        planes = _coloured(recipe, np.asarray(image), rng)
+    else:
+        planes = [np.asarray(plane) for plane in image.split()]
+    if mirrored:
+        planes = [plane[:, ::-1] for plane in planes]
+    factors, offsets = _affine(recipe, rng)
+    for channel, plane in enumerate(planes):
+        target = out[..., channel] if recipe.channels_last else out[channel]
+        _write(plane, factors[channel], offsets[channel], target)
+
+
+def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width: int, height: int) -> Any:
+    """The Pillow image at its final size: resize and crop in one pass over the pixels that remain."""
+    size = short_size(*image.size, recipe.resize) if recipe.resize > 0 else image.size
+    if recipe.random_resized_crop:
+        assert rng is not None
+        return _resample(recipe, rng, image, size, _random_box(recipe, rng, size), (width, height))
+    if (recipe.min_random_scale, recipe.max_random_scale) != (1.0, 1.0):
+        scale = _between(rng, recipe.min_random_scale, recipe.max_random_scale)
+        size = max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
+    if recipe.pad:
+        image = _framed(recipe, _resample(recipe, rng, image, size, (0, 0, *size), size))
+        size = image.size
+    if recipe.max_crop_size > 0:
+        side = recipe.min_crop_size
+        if rng is not None and recipe.max_crop_size > side:
+            side = int(rng.integers(side, recipe.max_crop_size + 1))
+        side = min(side, *size)
+        return _resample(recipe, rng, image, size, _place(recipe, rng, size, (side, side)), (width, height))
+    # An image that is too small grows, its shape kept: first to the height, then to the width.
+    if size[1] < height:
+        size = int(size[0] * height / size[1]), height
+    if size[0] < width:
+        size = width, int(size[1] * width / size[0])
+    return _resample(recipe, rng, image, size, _place(recipe, rng, size, (width, height)), (width, height))
+
+
+def _place(recipe: Recipe, rng: np.random.Generator | None, size: tuple[int, int], wanted: tuple[int, int]) -> Box:
+    free = size[0] - wanted[0], size[1] - wanted[1]
+    if recipe.rand_crop and rng is not None:
+        return int(rng.integers(free[0] + 1)), int(rng.integers(free[1] + 1)), *wanted
+    return free[0] // 2, free[1] // 2, *wanted
+
+
+def _random_box(recipe: Recipe, rng: np.random.Generator, size: tuple[int, int]) -> Box:
+    low, high = _ratios(recipe)
+    for _ in range(_TRIES):
+        area = rng.uniform(recipe.min_random_area, recipe.max_random_area)
+        found = area_box(size, area, math.exp(rng.uniform(math.log(low), math.log(high))))
+        if found is not None and min(found) > 0:
+            return int(rng.integers(size[0] - found[0] + 1)), int(rng.integers(size[1] - found[1] + 1)), *found
+    side = min(size)
+    return (size[0] - side) // 2, (size[1] - side) // 2, side, side
+
+
+def _ratios(recipe: Recipe) -> tuple[float, float]:
+    if recipe.min_aspect_ratio is not None:
+        return recipe.min_aspect_ratio, recipe.max_aspect_ratio
+    return 1.0 - recipe.max_aspect_ratio, 1.0 + recipe.max_aspect_ratio
+
+
+def _resample(
+    recipe: Recipe, rng: np.random.Generator | None, image: Any, size: tuple[int, int], box: Box, target: tuple[int, int]
+) -> Any:
+    """`image` resized to `size`, cut to `box`, resized to `target`; what is cut away is never computed."""
+    x, y, width, height = box
+    if size == image.size and (width, height) == target:
+        return image if box == (0, 0, *size) else image.crop((x, y, x + width, y + height))
+    drawn = int(rng.integers(5)) if recipe.inter_method == 10 and rng is not None else 1
+    across, down = image.size[0] / size[0], image.size[1] / size[1]
+    source = (x * across, y * down, min((x + width) * across, image.size[0]), min((y + height) * down, image.size[1]))
+    method = interpolation(recipe.inter_method, (round(source[3] - source[1]), round(source[2] - source[0])), target[::-1], drawn)
+    return image.resize(target, getattr(pillow().Resampling, INTERPOLATIONS[method]), box=source)
+
+
+def _framed(recipe: Recipe, image: Any) -> Any:
+    value = (recipe.fill_value,) * len(image.getbands())
+    framed = pillow().new(image.mode, (image.width + 2 * recipe.pad, image.height + 2 * recipe.pad), value if len(value) > 1 else value[0])
+    framed.paste(image, (recipe.pad, recipe.pad))
+    return framed
+
+
+def _between(rng: np.random.Generator | None, low: float, high: float) -> float:
+    return low if rng is None or low == high else float(rng.uniform(low, high))
+
+
+def _coloured(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | None) -> list[np.ndarray]:
+    """Channels after the random colours, float32 in 0 .. 255; they come in a random order."""
+    assert rng is not None
+    image = np.asarray(array, np.float32)
+    image = image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
+    jitters = [("brightness", colour.brightness), ("contrast", colour.contrast), ("saturation", colour.saturation)]
+    for number in rng.permutation(3):
+        name, change = jitters[number]
+        if getattr(recipe, name):
+            image = change(image, 1.0 + rng.uniform(-getattr(recipe, name), getattr(recipe, name)))
+    if recipe.pca_noise:
+        image = colour.lighting(image, rng.normal(0.0, recipe.pca_noise, 3))
+    np.clip(image, 0.0, 255.0, out=image)
+    return [image[..., channel] for channel in range(recipe.data_shape[0])]
+
+
+def _affine(recipe: Recipe, rng: np.random.Generator | None) -> tuple[list[np.float32], list[np.float32]]:
+    """A factor and an offset a channel: ((x - mean) · c + i) · scale / std in one pass."""
+    shift, factor = 0.0, 1.0
+    if rng is not None and (recipe.max_random_contrast or recipe.max_random_illumination):
+        factor += rng.uniform(-recipe.max_random_contrast, recipe.max_random_contrast)
+        shift = rng.uniform(-recipe.max_random_illumination, recipe.max_random_illumination)
+    factors, offsets = [], []
+    for mean, std in zip(recipe.mean, recipe.std, strict=True):
+        factors.append(np.float32(factor * recipe.scale / std))
+        offsets.append(np.float32((shift - mean * factor) * recipe.scale / std))
+    return factors, offsets
+
+
+def _write(plane: np.ndarray, factor: np.float32, offset: np.float32, target: np.ndarray) -> None:
+    if target.dtype != np.float32:
+        limits = np.iinfo(target.dtype)
+        if factor != 1 or offset != 0 or plane.dtype != np.uint8:
+            plane = np.rint(plane * factor + offset)
+        np.clip(plane, limits.min, limits.max, out=target, casting="unsafe")
+        return
+    if factor == 1:
+        target[...] = plane
+    else:
+        np.multiply(plane, factor, out=target)
+    if offset != 0:
+        target += offset
