@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -49,7 +50,7 @@ def adam(
     clip = clipper(clip_gradient)
 
     def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        mean, var = moments(clip(decayed(g, at.wd, w)), slots, beta1, beta2)
+        mean, var = _kernel_moments(clip(decayed(g, at.wd, w)), slots, beta1, beta2)
         rate = at.lr * jnp.sqrt(one_minus_power(beta2, at.t)) / one_minus_power(beta1, at.t)
         return -rate * mean / (jnp.sqrt(var) + epsilon), (mean, var)
 
@@ -96,7 +97,7 @@ def adamw(
     clip = clipper(clip_gradient)
 
     def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        mean, var = m, v = moments(clip(g), slots, beta1, beta2)
+        mean, var = m, v = (moments if bias_correction else _kernel_moments)(clip(g), slots, beta1, beta2)
         if bias_correction:
             m, v = m / one_minus_power(beta1, at.t), v / one_minus_power(beta2, at.t)
         return -at.lr * decayed(m / (jnp.sqrt(v) + epsilon), at.wd, w), (mean, var)
@@ -206,3 +207,9 @@ def nadam(
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     start = lambda: {"m_schedule": jnp.ones((), jnp.float32)}  # noqa: E731
     return transformation(rule, ("mean", "var"), common, counted=True, shared=start, turn=turn, order=order)
+
+
+def _kernel_moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
+    """`moments` as MXNet's kernels have them, with 1 - beta in float32: for 0.999 it is 1e-5 less than 0.001."""
+    rest1, rest2 = (float(np.float32(1) - np.float32(beta)) for beta in (beta1, beta2))
+    return beta1 * slots[0] + rest1 * g, beta2 * slots[1] + rest2 * g * g
