@@ -39,6 +39,7 @@ class StreamData:
         self.source, self.names, self.train_pad = source, names, train_pad
         self._makes = callable(source) and not hasattr(source, "__iter__") and not hasattr(source, "as_numpy_iterator")
         self._passes_epoch = self._makes and _takes_argument(source)
+        self._seeks = hasattr(source, "seek_batch")  # it can go to a batch of an epoch by itself
         self._spent = False  # a one-shot iterator has been used
         self._dirty = False  # an MXNet iterator stands in mid-epoch
         self._current: Any = None  # the iterator last opened
@@ -62,7 +63,8 @@ class StreamData:
         Args:
             epoch: index of the epoch, from 0; a callable `f(epoch)` receives it.
             batch_size: ignored, the source has its own.
-            start: batches to read and leave out, the saved position of an interrupted epoch; not used right after `restore`.
+            start: batches to leave out, the saved position of an interrupted epoch; not used right after `restore`.  They are
+                read, unless the source has `seek_batch(epoch, batch)`, which is called instead.
 
         Returns:
             Iterator of `Batch`.
@@ -73,10 +75,15 @@ class StreamData:
         """
         if self._first is not None:
             (at, first, rest), self._first = self._first, None
-            if at == epoch or not self._makes:
+            if (at, start) == (epoch, 0) or not (self._seeks or (self._makes and at != epoch)):
                 yield from _skip(_chain(first, rest), start)
                 return
         restored = self._opened is not None
+        if self._seeks and not restored:
+            self.source.seek_batch(epoch, start)
+            self._dirty = False
+            if start:
+                self._opened, restored = self._open(epoch), True
         yield from _skip(self._read(epoch), 0 if restored else start)
 
     def peek(self, epoch: int = 0) -> Batch:

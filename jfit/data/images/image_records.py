@@ -154,7 +154,11 @@ class ImageRecords(DataIter):
         for name, own in (("rows", len(self.rows)), ("batch_size", self.batch_size)):
             if int(state[name]) != own:
                 raise ValueError(f"the saved position is of images with {name}={int(state[name])}, these have {own}.")
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self.seek_batch(int(state["epoch"]), int(state["position"]))
+
+    def seek_batch(self, epoch: int, batch: int) -> None:
+        """Go to a batch of an epoch; nothing is read.  `jfit.fit` calls it, also when a training is resumed."""
+        self.epoch, self.position = epoch, batch
 
     def close(self) -> None:
         """End the workers and close the file; the next batch starts them again."""
