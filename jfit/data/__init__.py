@@ -3,8 +3,12 @@
 from jfit.data.adapters import as_data
 from jfit.data.arrays import ArrayData, to_array
 from jfit.data.batch import Batch, check_batch, pad_rows, rows
+from jfit.data.combine import PrefetchingIter, ResizeIter
+from jfit.data.csv_iter import CSVIter
 from jfit.data.elements import Names
 from jfit.data.labels import check_labels
+from jfit.data.libsvm_iter import LibSVMIter
+from jfit.data.mnist_iter import MNISTIter
 from jfit.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
 from jfit.data.prefetch import Prefetch, prefetch
 from jfit.data.stream import StreamData
@@ -12,12 +16,17 @@ from jfit.data.stream import StreamData
 __all__ = [
     "ArrayData",
     "Batch",
+    "CSVIter",
     "DataBatch",
     "DataDesc",
     "DataIter",
+    "LibSVMIter",
+    "MNISTIter",
     "NDArrayIter",
     "Names",
     "Prefetch",
+    "PrefetchingIter",
+    "ResizeIter",
     "StreamData",
     "as_data",
     "check_batch",

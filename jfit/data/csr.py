@@ -1,0 +1,84 @@
+"""Rows of matrices in compressed rows (CSR): cut, picked, put one under the other; what iterators do with sparse data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.formats.sparse import SparseArray
+
+
+def as_csr(value: Any) -> SparseArray | None:
+    """The compressed rows of a sparse matrix, None where it is none.
+
+    Args:
+        value: a `SparseArray`, MXNet's box of one (`mx.nd.sparse.csr_matrix`), or a `scipy.sparse` matrix.
+
+    Example:
+        >>> as_csr(np.eye(2)) is None
+        True
+    """
+    if isinstance(value, SparseArray):
+        return value if value.stype == "csr" else None
+    if getattr(value, "stype", None) == "csr":
+        return value.record
+    if hasattr(value, "tocsr") and hasattr(value, "nnz"):
+        rows = value.tocsr()
+        parts = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64))
+        return SparseArray("csr", np.asarray(rows.data), parts, tuple(rows.shape))
+    return None
+
+
+def pick_rows(matrix: SparseArray, pick: slice | np.ndarray) -> SparseArray:
+    """The rows that a slice or an index array picks, in its order.
+
+    Example:
+        >>> matrix = SparseArray("csr", np.array([5.0, 7.0]), (np.array([0, 1, 1, 2]), np.array([0, 1])), (3, 2))
+        >>> pick_rows(matrix, np.array([2, 2, 0])).todense().tolist()
+        [[0.0, 7.0], [0.0, 7.0], [5.0, 0.0]]
+    """
+    starts, columns = matrix.aux
+    if isinstance(pick, slice):
+        low, high, step = pick.indices(matrix.shape[0])
+        if step == 1:
+            high = max(low, high)
+            values = slice(int(starts[low]), int(starts[high]))
+            parts = (starts[low : high + 1] - starts[low], columns[values])
+            return SparseArray("csr", matrix.data[values], parts, (high - low, *matrix.shape[1:]))
+        pick = np.arange(low, high, step)
+    counts = np.diff(starts)[pick]
+    found = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    # the k-th value of a row stands k behind the row's start, there as here
+    places = np.repeat(starts[pick] - found[:-1], counts) + np.arange(found[-1])
+    return SparseArray("csr", matrix.data[places], (found, columns[places]), (len(pick), *matrix.shape[1:]))
+
+
+def stack_rows(parts: Sequence[SparseArray]) -> SparseArray:
+    """Matrices of equal width, one under the other.
+
+    Example:
+        >>> one = SparseArray("csr", np.array([5.0]), (np.array([0, 1]), np.array([1])), (1, 2))
+        >>> stack_rows([one, one]).todense().tolist()
+        [[0.0, 5.0], [0.0, 5.0]]
+    """
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.concatenate([np.diff(p.aux[0]) for p in parts])
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    columns = np.concatenate([p.aux[1] for p in parts])
+    shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
+    return SparseArray("csr", np.concatenate([p.data for p in parts]), (starts, columns), shape)
+
+
+def cut(column: Any, pick: slice | np.ndarray) -> Any:
+    """Rows of an array or of a sparse matrix."""
+    return pick_rows(column, pick) if isinstance(column, SparseArray) else column[pick]
+
+
+def stack(parts: Sequence[Any]) -> Any:
+    """Arrays, or sparse matrices, one under the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return stack_rows(parts) if isinstance(parts[0], SparseArray) else np.concatenate(parts)

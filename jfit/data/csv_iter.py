@@ -1,0 +1,104 @@
+"""Batches from tables of numbers in text files, with commas between them."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from jfit.data.file_iter import FileIter
+from jfit.data.ndarray_iter import DataDesc
+from jfit.data.numbers import parse_table
+from jfit.data.text import RowReader, TextFiles
+
+Path = str | os.PathLike[str]
+
+
+class CSVIter(FileIter):
+    """Batches of equal size from a file of numbers with commas between them, a row a line; read block by block.
+
+    Each epoch begins at the first row.  The last batch is filled up and `pad` says with how many rows: with those of the start,
+    or, without `round_batch`, with those that stood there in the batch before.
+
+    Args:
+        data_csv: the file, several with `;` between them, or a folder of files.
+        data_shape: shape of one row; a line holds as many numbers.
+        label_csv: file of the labels, a row a line; None (or "NULL"): all labels are 0.
+        label_shape: shape of one label; labels of one number come as (batch_size,).
+        batch_size: rows of a batch.
+        round_batch: fill the last batch up with rows of the start.
+        dtype: of data and labels: float32, float64, float16, or an integer type, which then every number must fit.
+        data_name: name of the data.
+        label_name: name of the labels.
+
+    Raises:
+        FormatError: a line is no row; the message names file, line and column.
+        FileNotFoundError: there is no such file.
+        ValueError: no rows, or fewer labels than rows.
+
+    Example:
+        >>> _ = open("x.csv", "w").write("1,2\\n3,4\\n5,6\\n")
+        >>> [(b.data[0].tolist(), b.pad) for b in CSVIter("x.csv", (2,), batch_size=2)]
+        [([[1.0, 2.0], [3.0, 4.0]], 0), ([[5.0, 6.0], [1.0, 2.0]], 1)]
+
+    Source: mxnet.io.CSVIter of Apache MXNet 1.9.1, whose next epoch leaves out the rows that filled the last batch up.
+    """
+
+    def __init__(
+        self,
+        data_csv: Path,
+        data_shape: tuple[int, ...],
+        label_csv: Path | None = None,
+        label_shape: tuple[int, ...] = (1,),
+        batch_size: int = 1,
+        round_batch: bool = True,
+        dtype: Any = np.float32,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+    ):
+        kind = number_type(dtype)
+        self._data_shape, self._label_shape = row_shape(data_shape, "data_shape"), row_shape(label_shape, "label_shape")
+        if math.prod(self._label_shape) == 1:
+            self._label_shape = ()
+        self._zeros = np.zeros((batch_size, *self._label_shape), kind)
+        readers = [_reader(data_csv, self._data_shape, kind)]
+        if label_csv is not None and label_csv != "NULL":
+            readers.append(_reader(label_csv, self._label_shape, kind))
+        data = [DataDesc(data_name, (batch_size, *self._data_shape), kind.type)]
+        label = [DataDesc(label_name, (batch_size, *self._label_shape), kind.type)]
+        super().__init__(readers, batch_size, round_batch, data, label)
+
+    def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        data = columns[0].reshape(-1, *self._data_shape)
+        label = columns[1].reshape(-1, *self._label_shape) if len(columns) > 1 else self._zeros
+        return [data], [label]
+
+
+def _reader(where: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowReader:
+    return RowReader(TextFiles(where), lambda text: (parse_table(text, math.prod(shape), dtype),))
+
+
+def row_shape(shape: Any, name: str) -> tuple[int, ...]:
+    """A shape from a tuple or a single number.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    found = tuple(int(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    if any(size < 1 for size in found):
+        raise ValueError(f"{name} is {shape}, every size must be at least 1.")
+    return found
+
+
+def number_type(dtype: Any) -> np.dtype[Any]:
+    """The dtype of numbers in a file; None is float32.
+
+    Raises:
+        ValueError: it is no type of numbers.
+    """
+    kind = np.dtype(np.float32 if dtype in (None, "None") else dtype)
+    if kind.kind not in "iuf":
+        raise ValueError(f"dtype is {dtype}, a floating or integer type is needed.")
+    return kind

@@ -1,0 +1,169 @@
+"""Numbers written as text: tables with commas, and lines of `label index:value ...`."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from jfit.data.text import WrongText
+from jfit.formats.sparse import SparseArray
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def parse_table(text: bytes, columns: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Lines of numbers with commas between them as an array (lines, columns); empty lines are left out.
+
+    Args:
+        text: whole lines.
+        columns: numbers in a line.
+        dtype: of the array; texts such as `3.0` and `3e2` are whole numbers too.
+
+    Raises:
+        WrongText: a line has more or fewer numbers, a cell is no number, or its value is none that the dtype has.
+
+    Example:
+        >>> parse_table(b"1,2\\n\\n3,4.5\\n", 2, np.dtype("float32")).tolist()
+        [[1.0, 2.0], [3.0, 4.5]]
+    """
+    text = text.removeprefix(_BOM)
+    if not text or text.isspace():
+        return np.zeros((0, columns), dtype)
+    whole = dtype.kind in "iu"
+    as_text = whole and not any(mark in text for mark in (b".", b"e", b"E", b"n", b"N"))
+    kind = (np.int64 if as_text else np.float64) if whole else np.float64 if dtype.itemsize == 8 else np.float32
+    try:
+        found = _load(text, kind)
+    except (ValueError, OverflowError):
+        lines = [line for line in text.splitlines() if line.strip()]  # a line of blanks is an empty one
+        try:
+            found = _load(b"\n".join(lines), kind)
+        except (ValueError, OverflowError) as error:
+            raise _wrong_cell(text, columns, str(error)) from None
+    if found.shape[1] != columns:
+        raise _wrong_cell(text, columns, f"found {found.shape[1]} numbers in a line, needed {columns}")
+    return _as(found, dtype, text)
+
+
+def _load(text: bytes, kind: Any) -> np.ndarray:
+    return np.loadtxt(io.BytesIO(text), kind, delimiter=",", comments=None, ndmin=2, encoding="latin1")
+
+
+def _as(found: np.ndarray, dtype: np.dtype[Any], text: bytes) -> np.ndarray:
+    """The numbers in a dtype that can hold them."""
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        good = (found >= bounds.min) & (found <= bounds.max) & (found == np.trunc(found))
+    else:
+        with np.errstate(over="ignore"):
+            narrow = found.astype(dtype, copy=False)
+        if not np.isinf(narrow).any() or b"inf" in text.lower():
+            return narrow
+        good = np.isfinite(narrow)
+    if not good.all():
+        row, column = (int(k[0]) for k in np.nonzero(~good))
+        line = [k for k, line in enumerate(text.splitlines()) if line.strip()][row]
+        cell = text.splitlines()[line].split(b",")[column].strip()
+        raise WrongText(
+            line, f"column {column + 1} is {_shown(cell)}, which {dtype} cannot hold", "pass another dtype= or change the file."
+        )
+    return found.astype(dtype, copy=False)
+
+
+def _wrong_cell(text: bytes, columns: int, otherwise: str) -> WrongText:
+    """The first line, and the first cell in it, that is not as it should be."""
+    for number, line in enumerate(text.splitlines()):
+        cells = line.split(b",")
+        if not line.strip():
+            continue
+        if len(cells) != columns:
+            problem = f"found {len(cells)} number{'s' * (len(cells) != 1)}, needed {columns}"
+            return WrongText(number, problem, "pass the shape of a row of the file as data_shape (label_shape for labels).")
+        for k, cell in enumerate(cells):
+            if not _is_number(cell):
+                remedy = "delete a header line, fill empty cells and write text as numbers."
+                return WrongText(number, f"column {k + 1} is {_shown(cell.strip())}, needed a number", remedy)
+    return WrongText(0, otherwise, "write one row a line, with commas between the numbers.")
+
+
+def _is_number(text: bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return b"_" not in text
+
+
+def _shown(cell: bytes) -> str:
+    text = cell[:40].decode("latin1")
+    return repr(text) + ("..." if len(cell) > 40 else "") if cell else "empty"
+
+
+def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[SparseArray, np.ndarray]:
+    """Lines of `label index:value index:value ...` as compressed rows (lines, columns) and labels (lines,).
+
+    Args:
+        text: whole lines; what stands behind a `#` is left out, and so are empty lines.
+        columns: width of the rows; indices are 0 .. columns - 1.
+        dtype: of values and labels.
+
+    Returns:
+        The rows, and the first number of each.
+
+    Raises:
+        WrongText: a line is written otherwise, or an index is not one of the columns.
+
+    Example:
+        >>> rows, labels = parse_libsvm(b"1 0:0.5 2:1.5\\n-1\\n", 3, np.dtype("float32"))
+        >>> rows.todense().tolist(), labels.tolist()
+        ([[0.5, 0.0, 1.5], [0.0, 0.0, 0.0]], [1.0, -1.0])
+
+    Source: the file format of LIBSVM (Chang and Lin, 2011), with indices from 0 as MXNet reads them.
+    """
+    text = text.removeprefix(_BOM)
+    if b"#" in text:
+        text = b"\n".join(line.partition(b"#")[0] for line in text.splitlines())
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    raw = np.frombuffer(text, np.uint8)
+    apart = raw <= 32  # blanks and line ends
+    starts = np.flatnonzero(~apart & np.concatenate([[True], apart[:-1]]))  # of each word
+    if not len(starts):
+        return SparseArray("csr", np.zeros(0, dtype), (np.zeros(1, np.int64), np.zeros(0, np.int64)), (0, columns)), np.zeros(
+            0, dtype
+        )
+    line = np.cumsum(raw == ord("\n"))[starts]  # of each word
+    colons = np.add.reduceat(raw == ord(":"), starts, dtype=np.int64)
+    first = np.concatenate([[True], line[1:] != line[:-1]])
+    try:
+        numbers = np.array(list(map(float, text.replace(b":", b" ").split())))
+    except ValueError:
+        numbers = np.zeros(0)
+    if len(numbers) != len(starts) + colons.sum() or (colons != ~first).any() or b"_" in text:
+        raise _wrong_word(text)
+    places = np.cumsum(1 + colons) - 1 - colons  # of each word's first number
+    labels, index, values = numbers[places[first]], numbers[places[~first]], numbers[places[~first] + 1]
+    good = (index >= 0) & (index < columns) & (index == np.trunc(index))
+    if not good.all():
+        bad = int(np.argmin(good))
+        remedy = f"indices count from 0: if the file's begin at 1, a row has {columns + 1} columns."
+        problem = f"found the index {index[bad]:g}, the {columns} columns of data_shape are 0 to {columns - 1}"
+        raise WrongText(int(line[~first][bad]), problem, remedy)
+    ends = np.append(np.flatnonzero(first)[1:], len(starts)) - np.arange(1, len(labels) + 1)  # pairs up to each row's end
+    rows = SparseArray("csr", values.astype(dtype), (np.append(0, ends), index.astype(np.int64)), (len(labels), columns))
+    return rows, labels.astype(dtype)
+
+
+def _wrong_word(text: bytes) -> WrongText:
+    """The first word that is not as it should be."""
+    remedy = "write lines as `label index:value index:value`, with indices from 0."
+    for number, line in enumerate(text.split(b"\n")):
+        for k, word in enumerate(line.split()):
+            left, colon, right = word.partition(b":")
+            if k == 0 and (colon or not _is_number(word)):
+                return WrongText(number, f"word 1 is {_shown(word)}, needed a number, the label", remedy)
+            if k and not (colon and _is_number(left) and _is_number(right)):
+                return WrongText(number, f"word {k + 1} is {_shown(word)}, needed index:value", remedy)
+    return WrongText(0, "it holds no lines of numbers", remedy)
