@@ -12,6 +12,7 @@ from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.facade import optimizer as O
 from jfit.facade.module.module import Module
+from jfit.facade.module.states import export_states
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -168,7 +169,7 @@ def test_fixed_parameters_do_not_move_but_their_moving_statistics_do(tmp_path):
     still = {name for name in before if np.array_equal(before[name], after[name])}
     assert still == {"fc1_weight", "bn_gamma"}
     assert not np.array_equal(aux["bn_moving_mean"], aux2["bn_moving_mean"])
-    states, _ = module._session.export_states()
+    states, _ = export_states(module._session)
     assert {module._optimizer.idx2name[index] for index in states} == set(before) - still
 
 

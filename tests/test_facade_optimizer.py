@@ -15,7 +15,7 @@ import jfit
 import jfit.mx as mx
 from jfit import counters
 from jfit.facade import optimizer as room
-from jfit.facade.box import Box
+from jfit.facade.box import Box, unbox
 from jfit.facade.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
 from jfit.facade.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from jfit.formats.mxnet_states import dump_states
@@ -282,17 +282,67 @@ def test_pickles_and_copies_leave_the_parameters_behind_and_keep_counting():
     assert optimizer.num_update == 1
 
 
-def test_sixteen_bit_weights_have_no_masters_yet():
-    half = Box(jnp.ones(2, jnp.float16))
-    with pytest.raises(NotImplementedError, match="SGD has multi_precision=True and a weight is float16"):
-        get_updater(SGD(multi_precision=True))(0, half, half)
-    with pytest.raises(NotImplementedError, match="multi_precision=False"):
-        apply_update(SGD(multi_precision=True), [0], [half.value], [half.value], [None])
-    get_updater(SGD(multi_precision=True))(0, np.ones(2, "float32"), Box(jnp.ones(2)))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them(dtype):
+    half = Box(jnp.ones(2, dtype))
     updater = get_updater(SGD(learning_rate=0.5, momentum=0.5))
-    with pytest.warns(UserWarning, match="rounds it after every update"):
-        updater(0, np.ones(2, "float16"), half)
-    assert (half.asnumpy().tolist(), half.dtype, updater.states[0].dtype) == ([0.5, 0.5], np.float16, np.float32)
+    with pytest.warns(UserWarning, match=f"a weight is {dtype}.*multi_precision=True"):
+        updater(0, jnp.ones(2, dtype), half)
+    assert (half.asnumpy().tolist(), half.dtype, updater.states[0].dtype) == ([0.5, 0.5], jnp.dtype(dtype), np.float32)
+    for optimizer in (SGD(learning_rate=1e-4, multi_precision=True), Adam(learning_rate=1e-4, multi_precision=True)):
+        half, updater = Box(jnp.ones(2, dtype)), get_updater(optimizer)
+        for _ in range(20):
+            updater(0, jnp.ones(2, dtype), half)
+        master = updater.states[0][1 if optimizer.master_last else 0]
+        np.testing.assert_allclose(master.asnumpy(), 1 - 20e-4, rtol=1e-6)
+        np.testing.assert_array_equal(half.asnumpy(), np.asarray(master.value.astype(dtype)))
+        assert half.value.dtype == dtype and master.dtype == np.float32
+
+
+def test_masters_lie_in_states_as_mxnet_nests_them_and_only_of_sixteen_bit_weights():
+    half, full = Box(jnp.ones(2, jnp.float16)), Box(jnp.ones(2))
+    for kind, last in [(SGD, True), (room.NAG, True), (room.LARS, True), (room.LBSGD, True), (Adam, False), (RMSProp, False)]:
+        optimizer = kind(multi_precision=True, **({"momentum": 0.5} if last else {}))
+        state = optimizer.create_state_multi_precision(0, half)
+        master, own = state[::-1] if last else state
+        assert master.asnumpy().tolist() == [1, 1] and master.dtype == np.float32
+        plain = optimizer.create_state_multi_precision(0, full)
+        assert jax.tree.structure(jax.tree.map(unbox, own)) == jax.tree.structure(jax.tree.map(unbox, plain))
+    assert SGD(multi_precision=True).create_state_multi_precision(0, half)[0] is None
+    assert SGD(multi_precision=True).create_state_multi_precision(0, full) is None
+
+
+def test_states_with_masters_come_back_from_files_and_mixed_weights_are_one_dispatch():
+    def run(updater, weights, steps):
+        for t in steps:
+            updater([0, 1], [jnp.full(2, 0.25 + t, jnp.float16), jnp.full(3, 0.5)], weights)
+
+    make = lambda: get_updater(Adam(learning_rate=1e-3, multi_precision=True, wd=0.1))  # noqa: E731
+    first, weights = make(), [Box(jnp.ones(2, jnp.float16)), Box(jnp.ones(3))]
+    run(first, weights, range(3))
+    second, copies = make(), [Box(jnp.array(w.value)) for w in weights]
+    second.set_states(first.get_states())
+    run(first, weights, range(3, 6))
+    run(second, copies, range(3, 6))
+    for mine, theirs in zip(weights, copies, strict=True):
+        np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
+    with pytest.raises(ValueError, match=r"holds 2 arrays, Adam needs 3 \(mean, var, master\)"):
+        room.state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
+
+
+def test_a_class_of_ones_own_is_given_the_master():
+    class Halving(Optimizer):
+        def create_state(self, index, weight):
+            return Box(jnp.zeros(weight.shape))
+
+        def update(self, index, weight, grad, state):
+            assert weight.dtype == grad.dtype == np.float32
+            weight[:] = weight.value - 1e-4 * grad.value
+
+    half, updater = Box(jnp.ones(2, jnp.float16)), get_updater(Halving(multi_precision=True))
+    for _ in range(20):
+        updater(0, Box(jnp.ones(2, jnp.float16)), half)
+    assert half.dtype == np.float16 and half.asnumpy()[0] == np.float16(1 - 20e-4)
 
 
 # ---- states

@@ -6,6 +6,7 @@ from golden_mx import CASES, FACADE, Trajectory, flat
 
 import jfit
 from jfit.facade.module.module import Module
+from jfit.facade.module.states import export_states
 from jfit.facade.optimizer.lr_scheduler import FactorScheduler
 
 ONE = ("sgd_1", "nag_0", "adam_1", "rmsprop_1", "grad_add", "mult_attr", "fixed_params")
@@ -31,7 +32,7 @@ def trained(case, monkeypatch, read=()):
 @pytest.mark.parametrize("case", SHORT, **ids)
 def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)
-    states, _ = run.module._session.export_states(run.module._fixed_gammas)
+    states, _ = export_states(run.module._session, run.module._fixed_gammas)
     run.check_states({str(index): flat(state) for index, state in states.items()})
 
 
@@ -98,7 +99,7 @@ def resumed_and_continued(tmp_path, devices, store, optimizer, params):
         for batch in batches(4, seed=2):
             each.forward_backward(batch)
             each.update()
-    return [(*each.get_params(), each._session.export_states()) for each in (again, module)]
+    return [(*each.get_params(), export_states(each._session)) for each in (again, module)]
 
 
 def assert_same_bits(found):

@@ -98,8 +98,9 @@ class EpochRunner:
 
     def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
         session = self.passes.session
-        rates = np.zeros(self.steps, np.float32)
-        rates[:steps] = session.begin_updates(steps, self.passes.learns)
+        found = session.begin_updates(steps, self.passes.learns)
+        rates = np.zeros((self.steps, *found.shape[1:]), np.float32)
+        rates[:steps] = found
         told = session.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
         fence = window.push(told)
         if fence is not None:
@@ -160,7 +161,8 @@ class EpochRunner:
                 # behind the barrier the step is compiled, and rounded, as it is alone
                 state, batch = lax.optimization_barrier((state._replace(lr=rates[j]), batch))
                 state, out = step(state, batch, axis_name=axis_name)
-                return state, report(out)
+                several = out.lr is not None and out.lr.ndim  # a report has room for one rate
+                return state, report(out._replace(lr=None) if several else out)
 
             return one(state, 0) if self.steps == 1 else repeat_steps(one)(state, count)
 

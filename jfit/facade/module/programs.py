@@ -94,7 +94,7 @@ class Programs:
         """What an update is compiled for: another one is another program."""
         optimizer = self.session.optimizer
         assert optimizer is not None
-        return optimizer.hyper_key(), self.session.reduce
+        return optimizer.hyper_key(self.session.turns()), self.session.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:
         """Where the rows of the outputs are, for inputs of one device of these shapes."""

@@ -13,7 +13,7 @@ from jax import Array
 
 from jfit import counters
 from jfit.facade.box import Box
-from jfit.facade.optimizer import Optimizer, slot_names, state_from_mxnet, state_to_mxnet
+from jfit.facade.optimizer import Optimizer
 from jfit.facade.rng import next_key
 from jfit.loop import shielded
 from jfit.optim import OptState, Resolved
@@ -53,7 +53,7 @@ class Session:
         self.passes = self.evaluations = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # passes whose outputs may not be computed yet
         self.cell: Callable[[Any], Any] = Box  # what a Python optimizer gets to write into
-        self._rate: float | None = None
+        self._rate: Any = None
         self._multipliers: Any = None
         self._known_indices: Any = None
 
@@ -76,7 +76,7 @@ class Session:
         self.hold()
         placed, moved = place(dict(params), self.devices), place(dict(aux), self.devices)
         if self.split:
-            placed = self._stacked(params)
+            placed = self.stacked(params)
         if self.state is None:
             key = jax.random.key_data(next_key())
             state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), zero_totals(), jnp.zeros(()), key)
@@ -84,7 +84,7 @@ class Session:
         assert self.state is not None
         self.state = self.state._replace(params=placed, aux=moved)
 
-    def _stacked(self, tree: Any) -> Any:
+    def stacked(self, tree: Any) -> Any:
         """A copy for each device, along a leading device axis."""
         host = counters.read(tree)  # sync: once an epoch at most, and only where devices hold arrays of their own
         return place_split(jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self.devices)), host), self.devices)
@@ -110,29 +110,54 @@ class Session:
         local = reduce.init(own)
         count = len(self.devices)
         if local is not None and count > 1:
-            local = self._stacked(local)
-        opt_state = self._stacked(opt_state) if self.split else place(opt_state, self.devices)
+            local = self.stacked(local)
+        opt_state = self.stacked(opt_state) if self.split else place(opt_state, self.devices)
         # devices may have had parameters of their own before, and may have them from now on
-        placed = self._stacked(params) if self.split else place(params, self.devices)
+        placed = self.stacked(params) if self.split else place(params, self.devices)
         self.state = self.state._replace(params=placed)
         begin = place(jnp.int32(optimizer.begin_num_update), self.devices)
         self.state = self.state._replace(opt_state=opt_state, local=local, step=begin)
         self._rate = self._multipliers = None
+        if optimizer.is_pure:
+            optimizer.shared.live_in(self)
         self.sync_multipliers()
 
     def _fresh(self, params: Mapping[str, Array]) -> OptState:
-        """Zero state; all parameters count alike until some of them are left out of an update."""
+        """First state; all parameters count alike until some of them are left out of an update."""
         assert self.optimizer is not None
-        state = self.optimizer.transform().init(dict(params))
+        for weight in params.values():
+            self.optimizer.check_weight(weight)
+        state = self.optimizer.transform(self.turns()).init(dict(params))
         # an optimizer object that was used before goes on counting, as in MXNet
         done, begin = self.optimizer.counts(), self.optimizer.begin_num_update
-        begin = jnp.int32(max((done.get(i, begin) for i in self._indices()), default=begin))
-        return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None)
+        begin = jnp.int32(max((done.get(i, begin) for i in self.indices()), default=begin))
+        shared = state.shared and {**state.shared, **self.optimizer.shared.given()}
+        return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None, shared=shared)
+
+    def shared_scalars(self) -> dict[str, Array]:
+        """The scalars that the optimizer's parameters share, where they lie."""
+        state = self.state
+        shared = state.opt_state.shared if state is not None and isinstance(state.opt_state, OptState) else None
+        return {name: value[0] if self.split else value for name, value in (shared or {}).items()}
+
+    def set_shared_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Replace them."""
+        state = self.state
+        assert state is not None
+        if isinstance(state.opt_state, OptState) and state.opt_state.shared:
+            fresh = {name: scalars[name] for name in state.opt_state.shared}
+            fresh = self.stacked(fresh) if self.split else place(fresh, self.devices)
+            self.state = state._replace(opt_state=state.opt_state._replace(shared=fresh))
+
+    def turns(self) -> Any:
+        """What the optimizer's rule needs to know of the order in which MXNet updates the parameters."""
+        assert self.optimizer is not None
+        return self.optimizer.turns_by_name(self.names, self.update_on_kvstore)
 
     def resolved(self) -> Resolved:
         """The pure optimizer for the train step; its rate is `state.lr`."""
         assert self.optimizer is not None
-        return Resolved(self.optimizer.transform(), None, True, type(self.optimizer).__name__)
+        return Resolved(self.optimizer.transform(self.turns()), None, True, type(self.optimizer).__name__)
 
     def index(self, name: str) -> Index:
         """How the optimizer knows a parameter: by name where the key-value store updates, else by number."""
@@ -140,28 +165,40 @@ class Session:
 
     def begin_update(self, learns: Sequence[str]) -> None:
         """Host counters of one update of `learns`; writes learning rate and multipliers into the state where they changed."""
-        optimizer, state = self.optimizer, self.state
-        assert optimizer is not None and state is not None
-        optimizer.count(self._indices(learns))
-        rate = float(optimizer.rate())
-        if rate != self._rate:
+        state = self.state
+        assert state is not None
+        rate = self._counted(learns)
+        if not np.array_equal(rate, self._rate):
             self._rate = rate
-            self.state = state._replace(lr=place(np.float32(rate), self.devices))
+            self.state = state._replace(lr=place(rate, self.devices))
         self.sync_multipliers()
         self.passes = 0
 
-    def begin_updates(self, count: int, learns: Sequence[str]) -> list[float]:
-        """Host counters of `count` updates of `learns` in a row; the rate of each."""
-        optimizer, indices, rates = self.optimizer, self._indices(learns), []
-        assert optimizer is not None
-        for _ in range(count):
-            optimizer.count(indices)
-            rates.append(float(optimizer.rate()))
+    def begin_updates(self, count: int, learns: Sequence[str]) -> np.ndarray:
+        """Host counters of `count` updates of `learns` in a row; the rate of each, (count,) or (count, parameters)."""
+        rates = np.stack([self._counted(learns) for _ in range(count)])
+        if rates.ndim > 1 and self.state is not None and not np.array_equal(rates[0], self._rate):
+            self.state = self.state._replace(lr=place(rates[0], self.devices))  # as a loop takes it
         self.sync_multipliers()
         self._rate, self.passes = rates[-1], 0
         return rates
 
-    def _indices(self, learns: Sequence[str] | None = None) -> list[Index]:
+    def _counted(self, learns: Sequence[str]) -> np.ndarray:
+        """Counts one update of `learns`; its rate, or one for each where MXNet's order of asking makes them differ."""
+        optimizer, indices = self.optimizer, self.indices(learns)
+        assert optimizer is not None
+        if not (optimizer.rate_first and optimizer.lr_scheduler is not None and optimizer.is_pure):
+            optimizer.count(indices)
+            return np.float32(optimizer.rate())  # type: ignore[return-value]
+        number = {name: i for i, name in enumerate(self.names)}
+        order = sorted(range(len(indices)), key=[number[name] for name in sorted(learns)].__getitem__)
+        _, asked = optimizer.advance([indices[i] for i in order], apart=True)
+        rates = np.empty(len(indices), np.float32)
+        rates[order] = asked
+        return rates
+
+    def indices(self, learns: Sequence[str] | None = None) -> list[Index]:
+        """How the optimizer knows parameters, in the order of their sorted names."""
         names = self.learns if learns is None else learns
         known = self._known_indices
         if known is None or known[0] is not names or known[1:3] != (self.update_on_kvstore, self.names):
@@ -178,7 +215,7 @@ class Session:
             return
         if optimizer.param_dict or (optimizer.lr_mult, optimizer.wd_mult) != self._multipliers:
             self._multipliers = dict(optimizer.lr_mult), dict(optimizer.wd_mult)
-            lr, wd = optimizer.multipliers(self._indices())
+            lr, wd = optimizer.multipliers(self.indices())
             old = self.state.opt_state
             lr, wd = self._multiplier(lr, old.lr_mult), self._multiplier(wd, old.wd_mult, apart=len(wd) > SLICED)
             self.state = self.state._replace(opt_state=old._replace(lr_mult=lr, wd_mult=wd))
@@ -189,7 +226,7 @@ class Session:
             return None
         given: Any = np.asarray(values, np.float32)
         given = tuple(given) if apart else given
-        return self._stacked(given) if self.split else place(given, self.devices)
+        return self.stacked(given) if self.split else place(given, self.devices)
 
     # -------------------------------------------------------------------------------- a part of the parameters
     def view(self, params: Sequence[str], aux: Sequence[str], learns: Sequence[str]) -> TrainState:
@@ -226,7 +263,7 @@ class Session:
                 found = program(passes.view(), *given, np.float32(optimizer.rescale_grad))
             except BaseException:
                 done = optimizer.counts()
-                before = {i: done[i] - count for i in self._indices(passes.learns) if i in done}
+                before = {i: done[i] - count for i in self.indices(passes.learns) if i in done}
                 optimizer.set_counts({**done, **before}, optimizer.num_update - count)
                 raise
             new, told = (found, None) if isinstance(found, TrainState) else found
@@ -248,7 +285,7 @@ class Session:
         count, size = jnp.asarray(state.opt_state.count), len(self.learns)
         if count.ndim == int(self.split):
             count = np.full(size, np.asarray(counters.read(count)).max(), np.int32)
-            count = self._stacked(count) if self.split else place(count, self.devices)
+            count = self.stacked(count) if self.split else place(count, self.devices)
             self.state = state = state._replace(opt_state=state.opt_state._replace(count=count))
         return state
 
@@ -259,7 +296,7 @@ class Session:
             return tuple(v[i] for i in at) if isinstance(v, tuple) else None if v is None else v[..., at]
 
         slots = {slot: {k: tree[k] for k in sorted(learns)} for slot, tree in whole.slots.items()}
-        return OptState(pick(whole.count), slots, pick(whole.lr_mult), pick(whole.wd_mult))
+        return OptState(pick(whole.count), slots, pick(whole.lr_mult), pick(whole.wd_mult), whole.shared)
 
     def _positions(self, learns: Sequence[str]) -> np.ndarray:
         order = {name: i for i, name in enumerate(sorted(self.learns))}
@@ -277,83 +314,10 @@ class Session:
             at, old = self._positions(learns), opt_state
             count = None if old.count is None else old.count.at[..., at].set(new.opt_state.count)
             slots = {slot: {**tree, **new.opt_state.slots[slot]} for slot, tree in old.slots.items()}
-            opt_state = old._replace(count=count, slots=slots)
+            opt_state = old._replace(count=count, slots=slots, shared=new.opt_state.shared)
         local = whole.local and {**whole.local, **new.local}
         params, aux = {**whole.params, **new.params}, {**whole.aux, **new.aux}
         self.state = new._replace(params=params, aux=aux, opt_state=opt_state, local=local)
-
-    # -------------------------------------------------------------------------------- optimizer state in MXNet's form
-    def export_states(self, frozen: Sequence[str] = ()) -> tuple[dict[Index, Any], dict[Index, int]]:
-        """(state by index, update count by index); a parameter in `frozen` has the zero state that MXNet keeps for it."""
-        optimizer, state = self.optimizer, self.state
-        assert optimizer is not None and state is not None
-        whole, devices = state.opt_state, len(self.devices)
-        states: dict[Index, Any] = {}
-        counts: dict[Index, int] = {}
-        done = optimizer.counts()
-        held = counters.read((whole, {k: state.params[k] for k in frozen}))  # sync: the caller writes a file
-        whole, still = held
-        for number, name in enumerate(self.names):
-            if name not in self.learns and name not in frozen:
-                continue
-            for device in range(1 if self.update_on_kvstore else devices):
-                slots = self._slots_of(whole, name, still, device)
-                index: Index = name if self.update_on_kvstore else number * devices + device
-                states[index] = state_to_mxnet(optimizer, slots)
-                counts[index] = int(done.get(name if self.update_on_kvstore else number * devices, optimizer.num_update))
-        return states, counts
-
-    def _slots_of(self, whole: OptState, name: str, still: Mapping[str, Any], device: int) -> tuple[Any, ...]:
-        if name in still:
-            zero = np.zeros_like(still[name][device] if self.split else still[name])
-            return tuple(zero for _ in whole.slots)
-        assert self.optimizer is not None
-        trees = [whole.slots[slot] for slot in slot_names(self.optimizer)]  # a compiled step gives them back in another order
-        return tuple(np.asarray(tree[name][device] if self.split else tree[name]) for tree in trees)
-
-    def import_states(self, states: Mapping[Index, Any], counts: Mapping[Index, int] | None, num_update: int | None) -> None:
-        """Take optimizer state in MXNet's form; without counts they stay as they are (MXNet's own files hold none)."""
-        optimizer, state = self.optimizer, self.state
-        assert optimizer is not None and state is not None
-        whole, devices = state.opt_state, len(self.devices)
-        slots: dict[str, dict[str, Any]] = {slot: dict(tree) for slot, tree in whole.slots.items()}
-        for name in self.learns:
-            number = self.names.index(name)
-            keys = [name, *(number * devices + d for d in range(devices))]
-            given = [states[k] for k in keys if k in states]
-            if not given:
-                raise ValueError(
-                    f"the optimizer states hold nothing for parameter {name!r} ({number}); they are of {list(states)[:12]}; "
-                    "load the states of the same network"
-                )
-            columns = zip(*(state_from_mxnet(optimizer, g) for g in given), strict=True)
-            for slot, column in zip(slot_names(optimizer), columns, strict=True):
-                slots[slot][name] = self._placed_state(name, slot, column, whole.slots[slot][name])
-        count = whole.count
-        if counts is not None or num_update is not None:
-            done, known = max([num_update or 0, *(counts or {}).values()]), counts or {}
-            of_name = {n: known.get(n, known.get(self.names.index(n) * devices, done)) for n in sorted(self.learns)}
-            optimizer.set_counts(dict(zip(self._indices(), of_name.values(), strict=True)), done)
-            self.state = state._replace(step=place(jnp.int32(done), self.devices))
-            if count is not None:
-                full = np.asarray(list(of_name.values()), np.int32)
-                full = full.max() if full.min() == full.max() else full  # one count where all agree
-                count = self._stacked(full) if self.split else place(full, self.devices)
-        assert self.state is not None
-        self.state = self.state._replace(opt_state=whole._replace(slots=slots, count=count))
-
-    def _placed_state(self, name: str, slot: str, column: Sequence[Any], now: Array) -> Any:
-        values = [np.asarray(v) for v in column]
-        needed = now.shape[1:] if self.split else now.shape
-        if values[0].shape != needed:
-            raise ValueError(
-                f"optimizer state {slot!r} of {name!r} has shape {values[0].shape} in the file, the parameter needs {needed}: "
-                "load the states of the same network"
-            )
-        if self.split:
-            values = values if len(values) == len(self.devices) else values[:1] * len(self.devices)
-            return place_split(np.stack(values), self.devices)
-        return place(values[0], self.devices)
 
 
 @jax.jit

@@ -1,27 +1,26 @@
 """Optimizers as objects: counters, rates and multipliers on the host, `jfit.optim` for the arithmetic.
 
-base            what every optimizer knows            named: sgd, adam ... by name
-updater         one dispatch for many parameters; state by index
+base            what every optimizer knows            rates: counts, rates and multipliers of an index
+named           sgd, adam ... by name                 momentum, moments, rms, large_batch, langevin: classes
+apply           one dispatch for many parameters      nesting: a state as MXNet nests it
+updater         states by index                       shared: scalars that all parameters have in common
+settings        an optimizer as plain data, for files
 lr_scheduler    MXNet's schedulers, which remember
 """
 
+from jfit.facade.optimizer import named
+from jfit.facade.optimizer.apply import apply_update, slot_names
 from jfit.facade.optimizer.base import Optimizer
-from jfit.facade.optimizer.named import NAG, SGD, Adam, AdamW, RMSProp, ccSGD, create, register
-from jfit.facade.optimizer.updater import Updater, apply_update, get_updater, slot_names, state_from_mxnet, state_to_mxnet
+from jfit.facade.optimizer.named import *  # noqa: F403
+from jfit.facade.optimizer.nesting import state_from_mxnet, state_to_mxnet
+from jfit.facade.optimizer.updater import Updater, get_updater
 
 __all__ = [
-    "NAG",
-    "SGD",
-    "Adam",
-    "AdamW",
+    *named.__all__,
     "Optimizer",
-    "RMSProp",
     "Updater",
     "apply_update",
-    "ccSGD",
-    "create",
     "get_updater",
-    "register",
     "slot_names",
     "state_from_mxnet",
     "state_to_mxnet",

@@ -9,19 +9,24 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
+import jax.numpy as jnp
 
 from jfit.facade.box import unbox
 from jfit.facade.optimizer import updater
-from jfit.facade.optimizer.lr_scheduler import from_settings
+from jfit.facade.optimizer.apply import apply_update, new_state, rule_of, slot_names
+from jfit.facade.optimizer.nesting import keep_hidden, made_states, parts, state_to_mxnet, warn_of_precision
+from jfit.facade.optimizer.rates import Rates
+from jfit.facade.optimizer.settings import restore_settings, settings_of
+from jfit.facade.optimizer.shared import Shared
 from jfit.ops import nearest
+from jfit.optim.core import MASTER, copied, is_small, wide
 
 Index = int | str
-_SETTINGS = ("lr", "wd", "clip_gradient", "begin_num_update")
+Hyper = tuple[tuple[str, Any], ...]
 OptimizerClass = TypeVar("OptimizerClass", bound=type)
 
 
-class Optimizer:
+class Optimizer(Rates):
     """Base of the optimizers; a subclass of yours writes `create_state` and `update`, or names a rule of `jfit.optim`.
 
     `update(index, weight, grad, state)` gets Boxes and writes `weight[:] = ...`; `_update_count`, `_get_lr` and `_get_wd` tell
@@ -37,7 +42,7 @@ class Optimizer:
         lr_scheduler: called with the number of the update.
         sym: symbol whose `__lr_mult__` and `__wd_mult__` attributes count.
         begin_num_update: number of updates that were done before.
-        multi_precision: float32 masters of 16-bit weights; not there yet.
+        multi_precision: 16-bit weights have float32 masters, which are what is updated.
         param_dict: parameters by index; their `lr_mult` and `wd_mult` go before all other multipliers.
 
     Raises:
@@ -56,10 +61,14 @@ class Optimizer:
     # the rule in jfit.optim, and which attributes of the object are its parameters
     rule: ClassVar[str | None] = None
     parameters: ClassVar[tuple[str, ...]] = ()
+    # attribute -> parameter of the rule, where the names differ
+    renamed: ClassVar[Mapping[str, str]] = {}
     # MXNet's state of one array is the array itself, not a tuple of one
     lone_state: ClassVar[bool] = False
-    # how many indices MXNet counts before it asks for their rate
-    aggregate_num: int = 0
+    # the master of a 16-bit weight: (state, master) instead of (master, state)
+    master_last: ClassVar[bool] = False
+    # slots that MXNet keeps in the optimizer instead of in the states
+    hidden_slots: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -98,6 +107,8 @@ class Optimizer:
         self.sym_info: tuple[Any, ...] = () if sym is None else (sym.attr_dict(), sym.list_arguments())
         self.lr_mult: dict[Any, float] = {}
         self.wd_mult: dict[Any, float] = {}
+        self.shared = Shared(self.first_shared)
+        self.hidden: dict[Any, dict[str, Any]] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
 
@@ -124,149 +135,9 @@ class Optimizer:
             raise ValueError(f"Cannot find optimizer {name}: the nearest names are {near}.")
         return found(**kwargs)
 
-    # ---- rates and multipliers
-
-    @property
-    def learning_rate(self) -> Any:
-        """The rate now: the scheduler's for `num_update`, or `lr`."""
-        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
-
-    def rate(self) -> float:
-        """The rate of the update that was counted last."""
-        return float(self.learning_rate)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the rate.
-
-        Raises:
-            UserWarning: the optimizer has a scheduler (raised, not warned, as in MXNet).
-        """
-        if self.lr_scheduler is not None:
-            raise UserWarning(
-                f"the learning rate comes from the optimizer's lr_scheduler ({type(self.lr_scheduler).__name__}), so {lr} "
-                "would have no effect; change the scheduler's base_lr, or make the optimizer without a scheduler."
-            )
-        self.lr = lr
-
-    def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
-        """Rate multipliers by name or index: those of the symbol's `__lr_mult__` attributes, then these; earlier ones go."""
-        self.lr_mult = {**self._of_symbol("__lr_mult__"), **args_lr_mult}
-
-    def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
-        """Decay multipliers: 0 for names ending neither `_weight` nor `_gamma`, the symbol's `__wd_mult__`, then these."""
-        plain = {name: 0.0 for name in self.idx2name.values() if not name.endswith(("_weight", "_gamma"))}
-        self.wd_mult = {**plain, **self._of_symbol("__wd_mult__"), **args_wd_mult}
-
-    def multipliers(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """(rate, decay) multipliers of the indices, float32 (P,): `param_dict`, else by index, else by name, else 1."""
-        return self._multipliers("lr_mult", indices), self._multipliers("wd_mult", indices)
-
-    def _of_symbol(self, key: str) -> dict[Any, float]:
-        if not self.sym_info:
-            return {}
-        attributes, names = self.sym_info
-        return {name: float(attributes[name][key]) for name in names if key in attributes.get(name, {})}
-
-    def _multiplier(self, kind: str, index: Any) -> float:
-        if index in self.param_dict:
-            return getattr(self.param_dict[index], kind)
-        table = getattr(self, kind)
-        return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
-
-    def _multipliers(self, kind: str, indices: Sequence[Any]) -> np.ndarray:
-        if not self.param_dict and not getattr(self, kind):
-            return np.ones(len(indices), np.float32)
-        return np.asarray([self._multiplier(kind, i) for i in indices], np.float32)
-
-    def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
-        lr = self.learning_rate
-        return [lr * self._multiplier("lr_mult", i) for i in indices]
-
-    def _get_lr(self, index: Any) -> float:
-        return self._get_lrs([index])[0]
-
-    def _get_wds(self, indices: Sequence[Any]) -> list[float]:
-        return [self.wd * self._multiplier("wd_mult", i) for i in indices]
-
-    def _get_wd(self, index: Any) -> float:
-        return self._get_wds([index])[0]
-
-    # ---- counts
-
-    def count(self, indices: Any) -> None:
-        """One more update of these indices, on the current device; `num_update` is the largest count there has been."""
-        counts, before, begin = self._index_update_count, self._counts_before, self.begin_num_update
-        for index in indices if isinstance(indices, (list, tuple)) else (indices,):
-            done = counts.get(index)
-            counts[index] = now = 1 + (before.get(index, begin) if done is None else done)
-            self.num_update = max(self.num_update, now)
-
-    def _update_count(self, index: Any) -> None:
-        self.count(index)
-
-    def advance(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Counts the indices: (updates of each before this one, int32 (P,); the rate of each, float32 (P,)).
-
-        Rates are asked for as MXNet asks: after each group that it updates at once, so that an index which lags behind
-        (its gradient was stale once) sees the `num_update` of that moment.
-        """
-        done, rates = np.empty(len(indices), np.int32), np.empty(len(indices), np.float32)
-        size, rate, at = max(self.aggregate_num, 1), 0.0, None
-        for start in range(0, len(indices), size):
-            group = indices[start : start + size]
-            # MXNet's rules of one parameter at a time hand over the index itself
-            self._update_count(list(group) if self.aggregate_num else group[0])
-            if at != self.num_update:
-                rate, at = self.rate(), self.num_update
-            rates[start : start + size] = self._own("lr", group, rate)
-            done[start : start + size] = [self._index_update_count[i] - 1 for i in group]
-        return done, rates
-
-    def rows(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Counts the indices: (rate, decay, updates before this one) of each, multipliers included, (P,) each."""
-        done, rates = self.advance(indices)
-        lr_mult, wd_mult = self.multipliers(indices)
-        rates = rates if self._hook("lr") else rates * lr_mult
-        return rates, np.asarray(self._own("wd", indices, np.float32(self.wd) * wd_mult), np.float32), done
-
-    def _hook(self, kind: str) -> bool:
-        names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
-        return any(getattr(type(self), name) is not getattr(Optimizer, name) for name in names)
-
-    def _own(self, kind: str, indices: Sequence[Any], usual: Any) -> Any:
-        """What a subclass's own `_get_lr(s)` or `_get_wd(s)` says, asked as MXNet asks; else the usual."""
-        if not self._hook(kind):
-            return usual
-        if self.aggregate_num:
-            return getattr(self, f"_get_{kind}s")(list(indices))
-        return [getattr(self, f"_get_{kind}")(i) for i in indices]
-
-    def _set_current_context(self, device_id: int) -> None:
-        self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})
-
-    def counts(self) -> dict[Any, int]:
-        """Updates of each index so far, the largest over the devices."""
-        found = dict(self._counts_before)
-        for table in self._all_index_update_counts.values():
-            for index, done in table.items():
-                found[index] = max(done, found.get(index, done))
-        return found
-
-    def set_counts(self, counts: Mapping[Any, int], num_update: int | None = None) -> None:
-        """Continue from these counts, on every device; `num_update` is their largest unless given."""
-        self._counts_before = {index: int(done) for index, done in counts.items()}
-        self._all_index_update_counts = {0: {}}
-        self._index_update_count = self._all_index_update_counts[0]
-        largest = max(self._counts_before.values(), default=self.begin_num_update)
-        self.num_update = largest if num_update is None else int(num_update)
-
     def settings(self) -> dict[str, Any]:
         """Class, rate, decay, parameters of the rule and the scheduler, as plain data."""
-        kept = {name: getattr(self, name) for name in (*_SETTINGS, *self.parameters)}
-        scheduler = self.lr_scheduler
-        if hasattr(scheduler, "__dict__"):
-            kept["lr_scheduler"] = {**_numbers(vars(scheduler)), "class": type(scheduler).__name__}
-        return {**_numbers(kept), "class": type(self).__name__}
+        return settings_of(self)
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         """Take over what `settings` of an optimizer of the same class gave, with its scheduler's progress.
@@ -274,20 +145,15 @@ class Optimizer:
         Raises:
             ValueError: another class.
         """
-        _same_class(self, settings)
-        scheduler = settings.get("lr_scheduler")
-        if scheduler is not None and self.lr_scheduler is None:
-            self.lr_scheduler = from_settings(scheduler)
-        elif scheduler is not None:
-            _same_class(self.lr_scheduler, scheduler)
-            vars(self.lr_scheduler).update(_numbers({k: v for k, v in scheduler.items() if k in vars(self.lr_scheduler)}))
-        known = (*_SETTINGS, *self.parameters)
-        vars(self).update(_numbers({name: settings[name] for name in known if name in settings}))
+        restore_settings(self, settings)
 
     # ---- what a compiled update depends on
 
-    def hyper_key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    def hyper_key(self, turns: Hyper = ()) -> tuple[str, Hyper]:
         """(rule, its parameters): changes exactly when a compiled update must; rates, multipliers and rescale_grad are data.
+
+        Args:
+            turns: what `turns` says of the parameters at hand, for rules in which their order or names count.
 
         Raises:
             TypeError: the class has no rule of `jfit.optim`, only Python code of its own.
@@ -299,12 +165,52 @@ class Optimizer:
             )
         clip = self.clip_gradient
         hyper = {"wd": self.wd, "clip_gradient": clip if clip and clip > 0 else None}
-        hyper |= {name: getattr(self, name) for name in self.parameters}
-        return self.rule, tuple((name, _plain(value)) for name, value in hyper.items())
+        hyper |= {self.renamed.get(name, name): getattr(self, name) for name in self.parameters}
+        hyper |= {"multi_precision": True} if self.multi_precision else {}
+        return self.rule, (*((name, _plain(value)) for name, value in hyper.items()), *turns)
 
-    def transform(self) -> Any:
+    def turns(self, indices: Sequence[Any], apart: bool) -> Hyper:
+        """Parameters of the rule that depend on which parameters there are, and in which order they are updated.
+
+        Args:
+            indices: in the order of their updates.
+            apart: one by one, as in MXNet's key-value store, whatever `aggregate_num` is.
+        """
+        return ()
+
+    def turns_by_name(self, names: Sequence[str], apart: bool) -> Hyper:
+        """`turns` for an update that knows its parameters by name, in any order; `names` are in MXNet's."""
+        return ()
+
+    def transform(self, turns: Hyper = ()) -> Any:
         """The optax transformation of `jfit.optim` with these hyperparameters and no multipliers; cached."""
-        return updater.rule_of(self.hyper_key()).transform
+        return rule_of(self.hyper_key(turns)).transform
+
+    def check_weight(self, weight: Any) -> None:
+        """Refuse a weight that the rule cannot update."""
+
+    def nested(self, slots: tuple[Any, ...]) -> Any:
+        """The slots of one float32 parameter, in the nesting of MXNet's `create_state`."""
+        if not slots:
+            return None
+        return slots[0] if self.lone_state else slots
+
+    def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
+        """The scalars that parameters share, for an update of these."""
+        return self.shared.given()
+
+    def keep_shared(self, scalars: Mapping[str, Any]) -> None:
+        """Take the shared scalars that an update gave."""
+        self.shared.keep(scalars)
+
+    def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The shared scalars that attributes of one of MXNet's optimizers hold."""
+        return attributes
+
+    def first_shared(self) -> Mapping[str, Any]:
+        """The first values of the scalars that parameters share."""
+        make = None if self.rule is None else rule_of(self.hyper_key()).shared
+        return {} if make is None else make()
 
     @property
     def is_pure(self) -> bool:
@@ -315,7 +221,7 @@ class Optimizer:
     @property
     def takes_lists(self) -> bool:
         """`update` and the states are the rule's, so one call updates any number of parameters."""
-        own = ("update", "update_multi_precision", "create_state", "create_state_multi_precision")
+        own = ("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
         return self.rule is not None and self._untouched(own)
 
     def _untouched(self, names: Sequence[str]) -> bool:
@@ -327,17 +233,22 @@ class Optimizer:
         """State of one parameter in MXNet's nesting, of the weight's own kind of Box; None where there is none."""
         if self.rule is None:
             return None
-        make, slots = updater.box_of(weight), updater.new_state(self, unbox(weight))
-        return updater.state_to_mxnet(self, tuple(make(slot) for slot in slots))
+        make = updater.box_of(weight)
+        slots = zip(slot_names(self), new_state(self, unbox(weight)), strict=True)
+        return state_to_mxnet(self, tuple(None if name == MASTER or slot is None else make(slot) for name, slot in slots))
 
     def create_state_multi_precision(self, index: Index, weight: Any) -> Any:
-        """`create_state`, after a look at the precision of the weight.
+        """`create_state`, with a float32 master of a 16-bit weight under `multi_precision`: (state, master) or (master, state).
 
-        Raises:
-            NotImplementedError: multi_precision with a 16-bit weight.
+        Without `multi_precision` a 16-bit weight draws a warning.
         """
-        updater.check_precision(self, [unbox(weight)])
-        return self.create_state(index, weight)
+        value = unbox(weight)
+        warn_of_precision(self, value)
+        if not (self.multi_precision and is_small(value)):
+            return self.create_state(index, weight)
+        master = updater.box_of(weight)(copied(value))
+        state = self.create_state(index, master)
+        return (state, master) if self.master_last else (master, state)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update one parameter, or a list of them in one dispatch, in place on Boxes.
@@ -355,16 +266,30 @@ class Optimizer:
             raise NotImplementedError(f"{type(self).__name__} has no update: write update(self, index, weight, grad, state).")
         if not isinstance(index, (list, tuple)):
             index, weight, grad, state = [index], [weight], [grad], [state]
-        slots = updater.made_states(self, index, state)
-        new, after = updater.apply_update(self, index, [unbox(w) for w in weight], [unbox(g) for g in grad], slots)
+        self.update_lists(index, weight, grad, state)
+
+    def update_lists(
+        self, index: Sequence[Any], weight: Sequence[Any], grad: Sequence[Any], state: Sequence[Any], apart: bool = False
+    ) -> None:
+        """`update` of lists in one dispatch; masters of 16-bit weights are updated where states hold them."""
+        weights = [unbox(w) for w in weight]
+        slots = made_states(self, index, state, weights)
+        new, after = apply_update(self, index, weights, [unbox(g) for g in grad], slots, apart)
+        keep_hidden(self, index, after)
         for i, box, value, old, columns in zip(index, weight, new, state, after, strict=True):
             updater.write(box, value, f"the weight of {i!r}")
-            for part, column in zip(updater.parts(old), columns, strict=False):
+            for part, column in zip(parts(old), parts(state_to_mxnet(self, columns)), strict=False):
                 updater.write(part, column, f"the state of {i!r}")
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """`update`; 16-bit weights with float32 masters are refused when their state is made."""
-        self.update(index, weight, grad, state)
+        """`update` of what `create_state_multi_precision` made; a class with an `update` of its own gets the master."""
+        several = isinstance(index, (list, tuple))
+        if self.takes_lists or several or not (self.multi_precision and is_small(unbox(weight))):
+            self.update(index, weight, grad, state)
+            return
+        master, own = state[::-1] if self.master_last else state
+        self.update(index, master, type(master)(wide(jnp.asarray(unbox(grad)))), own)
+        updater.write(weight, master.value.astype(unbox(weight).dtype), f"the weight of {index!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "param_dict"}
@@ -373,23 +298,5 @@ class Optimizer:
         self.__dict__.update(state, param_dict={})
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that a file may hold: numbers, text, None, and lists and dicts of them."""
-
-    def plain(value: Any) -> bool:
-        if isinstance(value, (list, tuple)):
-            return all(map(plain, value))
-        return value is None or type(value) in (bool, int, float, str) or isinstance(value, dict)
-
-    values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
-    return {key: value for key, value in values.items() if plain(value)}
-
-
-def _same_class(mine: Any, settings: Mapping[str, Any]) -> None:
-    found, needed = str(settings.get("class")), type(mine).__name__
-    if found.lower() != needed.lower():
-        raise ValueError(f"the states were saved with {found}, here is {needed}; load them into one of the same class.")
-
-
 def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, str)) else float(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else float(value)
