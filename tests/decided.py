@@ -143,4 +143,19 @@ DECIDED = {
         "what forward writes in training is kept, anything else is lost",
         "test_custom.py::test_numbers_gradients_and_states",
     ),
+    "svrg_full_names": Decided(
+        "SVRGModule assigns the gradient to every parameter with `full` in its name, so that `fullyconnected0` never learns",
+        "it learns as any other; only `<parameter>_full` is a full gradient",
+        "test_mx_svrg.py::test_a_layer_with_full_in_its_name_learns",
+    ),
+    "svrg_first_step": Decided(
+        "SVRGModule overwrites the devices' parameters by zeros where the key-value store updates, until the first update",
+        "the first gradient is taken at the parameters",
+        "test_mx_svrg.py::test_the_first_gradient_is_taken_at_the_parameters_on_several_devices",
+    ),
+    "svrg_begin_epoch": Decided(
+        "a fit of SVRGModule fails if begin_epoch is no multiple of update_freq, or if a parameter is fixed",
+        "it takes the full gradient first; fixed parameters are left alone",
+        "test_mx_svrg.py::test_a_fit_that_begins_between_full_gradients_takes_one_first",
+    ),
 }

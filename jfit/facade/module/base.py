@@ -203,6 +203,7 @@ class BaseModule(ModuleInterface):
             for epoch in range(begin_epoch, num_epoch):
                 start = time.time()
                 eval_metric.reset()
+                self._begin_epoch(train_data, epoch)
                 found = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
                 for name, value in found:
                     self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
@@ -216,8 +217,18 @@ class BaseModule(ModuleInterface):
                     ends = {"score_end_callback": eval_end_callback, "batch_end_callback": eval_batch_end_callback}
                     for name, value in self.score(eval_data, validation_metric, epoch=epoch, **ends):
                         self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
-                train_data.reset()
+                self._end_epoch(train_data)
                 self._stop_if(flag)
+
+    def _begin_epoch(self, train_data: Any, epoch: int) -> None:
+        """What fit does before the first batch of an epoch."""
+
+    def _end_epoch(self, train_data: Any) -> None:
+        train_data.reset()
+
+    def _logged(self, eval_metric: Any) -> list[tuple[str, float]]:
+        """The values that fit logs for a pass."""
+        return eval_metric.get_global_name_value()
 
     @contextlib.contextmanager
     def _stopping_at(self, flag: StopFlag) -> Iterator[None]:
@@ -265,7 +276,7 @@ class BaseModule(ModuleInterface):
             if monitor is not None:
                 monitor.toc_print()
             if following is None:
-                found = eval_metric.get_global_name_value()
+                found = self._logged(eval_metric)
             if callbacks is not None:
                 call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             self._stop_if(flag)

@@ -1,0 +1,10 @@
+"""`mx.contrib.svrg_optimization`: training with variance-reduced gradients.
+
+>>> from jfit.mx.contrib.svrg_optimization.svrg_module import SVRGModule
+>>> SVRGModule.__name__
+'SVRGModule'
+"""
+
+from jfit.mx.contrib.svrg_optimization import svrg_module, svrg_optimizer
+
+__all__ = ["svrg_module", "svrg_optimizer"]

@@ -1,0 +1,10 @@
+"""The optimizers that `SVRGModule` is made with, by the names that MXNet registers.
+
+>>> import jfit.mx as mx
+>>> mx.optimizer.create("_SVRGOptimizer", default_optimizer="sgd", learning_rate=0.5).default_opt.lr
+0.5
+"""
+
+from jfit.facade.optimizer.svrg import _AssignmentOptimizer, _SVRGOptimizer
+
+__all__ = ["_AssignmentOptimizer", "_SVRGOptimizer"]
