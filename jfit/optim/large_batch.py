@@ -160,6 +160,7 @@ def lbsgd(
     begin_epoch: int = 0,
     num_epochs: int = 60,
     grad_scale: float = 1.0,
+    one_buffer: bool = False,
     wd: float = 0.0,
     clip_gradient: float | None = None,
     lr_mult: Multiplier = None,
@@ -184,6 +185,8 @@ def lbsgd(
         begin_epoch: epochs that are behind, for the warm-up.
         num_epochs: unused, as in MXNet.
         grad_scale: what gradients were multiplied by (rescale_grad): strategy "lars" takes |g| as it was before.
+        one_buffer: in MXNet the first sum is the first gradient's own buffer, so where every gradient is written into that
+            buffer, as Module and Trainer do, the second one counts twice and the first not at all; True does the same.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
@@ -216,6 +219,8 @@ def lbsgd(
     def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
         number = behind + at.t
         total = slots[-1] + g if batch_scale > 1 else g
+        if one_buffer and batch_scale > 1:
+            total = jnp.where(jnp.asarray(at.t) == 2, 2 * g, total)
         g = total / batch_scale
         step = -at.lr * factor(number, g, w, at.wd) * decayed(clip(g), at.wd, w)
         delta = momentum * slots[0] + step if momentum else step

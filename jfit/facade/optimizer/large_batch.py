@@ -192,3 +192,7 @@ class LBSGD(Ruled):
         """(rule, its parameters): strategy "lars" needs to know what gradients are multiplied by."""
         scaled = (("grad_scale", float(self.rescale_grad)),) if self.warmup_strategy == "lars" else ()
         return super().hyper_key((*scaled, *turns))
+
+    def turns_by_name(self, names: Sequence[str], apart: bool) -> Hyper:
+        """A module's gradients share a buffer, which MXNet's first sum is: see `jfit.optim.lbsgd`."""
+        return (("one_buffer", True),)
