@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.metrics import Metric
-from jfit.model import Model, row_weights
+from jfit.metrics import Metric, sized
+from jfit.model import Model, row_weights, specs_of
 from jfit.ops.rows import MaybeRows
 
 
@@ -51,31 +52,72 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
     grown = total + part
     lost = (grown - total) - part
     bad = jnp.where((totals.first_bad_step < 0) & ~jnp.isfinite(loss) & (loss_count > 0), step, totals.first_bad_step)
-    folded = tuple(m.update(t, s) for m, t, s in zip(metrics, totals.metrics, shared.metrics, strict=True))
+    folded = tuple(m.update(t, merged(m, s)) for m, t, s in zip(metrics, totals.metrics, shared.metrics, strict=True))
     return Totals(jnp.stack([grown, lost, count + loss_count]), bad, folded)
+
+
+def merged(metric: Metric, stats: Any) -> Any:
+    """The stats of a whole batch: those of a metric that merges come one for each part, (parts, ...), in order."""
+    if metric.merge is None:
+        return stats
+    while (parts := jax.tree.leaves(stats)[0].shape[0]) > 1:
+        one, other = (jax.tree.map(lambda x, i=i: x[i : parts - parts % 2 : 2], stats) for i in (0, 1))
+        last = jax.tree.map(lambda x: x[parts - parts % 2 :], stats)
+        stats = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), jax.vmap(metric.merge)(one, other), last)
+    return jax.tree.map(lambda x: x[0], stats)
+
+
+def shown_heads(model: Model, inputs: Any) -> tuple[int, ...]:
+    """Positions of the outputs that the metrics see: the loss heads with a label, or all loss heads."""
+    heads = [i for i, o in enumerate(model.outputs) if o.kind != "plain"]
+    return tuple(i for i in heads if model.outputs[i].label is not None and model.outputs[i].label in inputs) or tuple(heads)
+
+
+def head_labels(model: Model, inputs: Any) -> tuple[Any, ...]:
+    """The labels of the outputs that the metrics see, from the inputs by name."""
+    labels = (model.outputs[i].label for i in shown_heads(model, inputs))
+    return tuple(inputs[name] for name in labels if name is not None and name in inputs)
 
 
 def head_arguments(
     model: Model, values: Sequence[Array], inputs: Mapping[str, Array], weight: Array | None, rows: Sequence[MaybeRows]
 ) -> tuple[tuple[Array, ...], tuple[Array, ...], tuple[Array | None, ...]]:
     """(labels, outputs, row weights) that the metrics see: the loss heads, paired with their labels."""
-    heads = [(o, v, r) for o, v, r in zip(model.outputs, values, rows, strict=True) if o.kind != "plain"]
-    labelled = [(o, v, r) for o, v, r in heads if o.label is not None and o.label in inputs]
-    shown = labelled or heads
-    labels = tuple(inputs[o.label] for o, _, _ in labelled if o.label is not None)
-    weights = tuple(row_weights(weight, r, v.shape[0]) if v.ndim else None for _, v, r in shown)
-    return labels, tuple(v for _, v, _ in shown), weights
+    shown = [(values[i], rows[i]) for i in shown_heads(model, inputs)]
+    weights = tuple(row_weights(weight, r, v.shape[0]) if v.ndim else None for v, r in shown)
+    return head_labels(model, inputs), tuple(v for v, _ in shown), weights
+
+
+def sized_for(metrics: Sequence[Any], model: Model, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The metrics with sums of the size that a batch of these inputs needs."""
+    if all(getattr(m, "sized", None) is None for m in metrics):
+        return tuple(metrics)
+    outputs = model.plan(specs_of(inputs)).shapes
+    return sized(metrics, [x.shape for x in head_labels(model, inputs)], [outputs[i].shape for i in shown_heads(model, inputs)])
 
 
 def metric_stats(
-    metrics: Sequence[Metric], labels: tuple[Array, ...], outputs: tuple[Array, ...], weights: tuple[Array | None, ...]
+    metrics: Sequence[Metric],
+    labels: tuple[Array, ...],
+    outputs: tuple[Array, ...],
+    weights: tuple[Array | None, ...],
+    part: Any = 0,
+    parts: int = 1,
 ) -> tuple[Any, ...]:
-    """The sums of one batch for each metric."""
-    return tuple(m.stats(labels, outputs, weights) for m in metrics)
+    """The sums of one part of a batch for each metric, such that those of all parts can be added.
+
+    A metric that merges gets a place for each part, and all but the place of this one are 0.
+    """
+
+    def placed(x: Array) -> Array:
+        return x[None] if parts == 1 else jnp.zeros((parts, *x.shape), x.dtype).at[part].set(x)
+
+    found = [m.stats(labels, outputs, weights) for m in metrics]
+    return tuple(s if m.merge is None else jax.tree.map(placed, s) for m, s in zip(metrics, found, strict=True))
 
 
-def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, float]:
-    """Loss and metrics as Python numbers, from totals that are on the host.
+def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
+    """Loss and metrics as Python numbers (a confusion matrix as an array), from totals that are on the host.
 
     Example:
         >>> from jfit.totals import values, zero_totals
@@ -85,5 +127,11 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, float]:
     total, lost, count = np.asarray(totals.loss, np.float64).tolist()
     found = {"loss": (total - lost) / count} if count > 0 else {}
     for metric, sums in zip(metrics, totals.metrics, strict=True):
-        found.update({k: float(np.asarray(v)) for k, v in metric.compute(sums).items()})
+        found.update({k: plain(v) for k, v in metric.compute(sums).items()})
     return found
+
+
+def plain(value: Any) -> Any:
+    """A scalar as a Python float, anything larger as a numpy array."""
+    found = np.asarray(value)
+    return found if found.ndim else float(found)

@@ -1,4 +1,4 @@
-"""What metrics are made of: the records, row masks, and sums that may be added over devices."""
+"""What metrics are made of: the record, how labels, outputs and weights pair up, and sums over the rows that count."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+
+from jfit.metrics.sums import added, divide, kahan, nothing, xp, zero_mean
 
 Arrays = Sequence[Array]
 Weights = Sequence[Array | None] | None
-# (label, output, row mask or None) -> (sum, how many)
+Shapes = Sequence[tuple[int, ...]]
+# (label, output, rows) -> (sum, how much counted); rows: None, or a mask or weights (rows,)
 PairRule = Callable[[Array, Array, Array | None], tuple[Array, Array]]
 
 
@@ -24,11 +26,15 @@ class Metric(NamedTuple):
     Attributes:
         name: what it is called in logs.
         init: `() -> sums`, all zero.
-        stats: `(labels, outputs, weights) -> stats`: sums of one batch on one device, which may be added.  Labels and
-            outputs are paired in order, weights are (rows,) or None for each output.
+        stats: `(labels, outputs, weights) -> stats`: what one batch on one device adds.  Labels and outputs are paired in
+            order, weights are (rows,) or None for each output.
         update: `(sums, stats) -> sums`.
-        compute: `sums -> {name: value}`, on numpy or JAX arrays; nan while nothing has counted.
+        compute: `sums -> {name: value}`, on numpy or JAX arrays; nan while nothing has counted.  Most values are scalars, a
+            confusion matrix is an array.
         host: False; a `HostMetric` has True.
+        merge: `(stats, stats) -> stats` of two parts of a batch; None: stats are added.
+        sized: `(label shapes, output shapes) -> Metric` where the sums have a size that follows from the shapes; None: they
+            do not.  Such a metric has no `init` before it is sized (see `sized`).
     """
 
     name: str
@@ -37,48 +43,39 @@ class Metric(NamedTuple):
     update: Callable[[Any, Any], Any]
     compute: Callable[[Any], dict[str, Any]]
     host: bool = False
+    merge: Callable[[Any, Any], Any] | None = None
+    sized: Callable[[Shapes, Shapes], Metric] | None = None
 
 
-class HostMetric(NamedTuple):
-    """A numpy function of the user's, called on the host once a batch: it forces one read per step.
-
-    Attributes:
-        name: what it is called in logs.
-        feval: `(label, output) -> value` or `-> (sum, count)`, on numpy arrays without padded rows.
-        host: True.
+def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any, ...]:
+    """The metrics with sums of the size that these shapes need; those that need no shapes come back as they are.
 
     Example:
-        >>> bias = HostMetric("bias", lambda label, output: float((output - label).mean()))
-        >>> bias.compute(bias.update(bias.init(), [np.zeros(2)], [np.ones(2)]))
-        {'bias': 1.0}
-
-    Source: Apache MXNet 1.9.1, `CustomMetric`.
+        >>> from jfit.metrics import pcc
+        >>> (metric,) = sized([pcc()], [(8,)], [(8, 3)])
+        >>> metric.init().shape
+        (3, 4)
     """
-
-    name: str
-    feval: Callable[[np.ndarray, np.ndarray], Any]
-    host: bool = True
-
-    def init(self) -> tuple[float, int]:
-        """Sums of no batch."""
-        return 0.0, 0
-
-    def update(self, sums: tuple[float, int], labels: Sequence[Any], outputs: Sequence[Any]) -> tuple[float, int]:
-        """Sums with one batch added; labels and outputs are numpy arrays of the rows that count."""
-        total, count = sums
-        for label, output, _ in pairs(self.name, labels, outputs, None):
-            value = self.feval(np.asarray(label), np.asarray(output))
-            added, number = value if isinstance(value, tuple) else (value, 1)
-            total, count = total + float(added), count + int(number)
-        return total, count
-
-    def compute(self, sums: tuple[float, int]) -> dict[str, float]:
-        """{name: mean}."""
-        return {self.name: sums[0] / sums[1] if sums[1] else float("nan")}
+    return tuple(m if getattr(m, "sized", None) is None else m.sized(labels, outputs) for m in metrics)
 
 
-def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights) -> Iterator[tuple[Any, Any, Any]]:
-    """(label, output, row mask) of each output."""
+def unsized(name: str, make: Callable[[int], Metric], count: Callable[[str, Shapes, Shapes], int]) -> Metric:
+    """A metric whose number of classes is not known yet; `count(name, label shapes, output shapes)` finds it."""
+
+    def missing(*_: Any) -> Any:
+        raise ValueError(
+            f"metric {name}: the number of classes is not known here, and its sums have a place for each; pass num_classes= "
+            "(jfit.fit and score find it in the shapes by themselves)"
+        )
+
+    def fitted(labels: Shapes, outputs: Shapes) -> Metric:
+        return make(count(name, labels, outputs))
+
+    return Metric(name, missing, missing, missing, missing, sized=fitted)
+
+
+def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights, weighted: bool = False) -> Iterator[tuple[Any, Any, Any]]:
+    """(label, output, rows) of each output; rows: a mask or None, with `weighted` always float weights."""
     weights = [None] * len(outputs) if weights is None else weights
     labels = [None] * len(outputs) if labels is None else labels
     if len(labels) != len(outputs):
@@ -86,7 +83,12 @@ def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights) -> Iterator
             f"metric {name}: {len(labels)} labels and {len(outputs)} outputs were given; it needs one label for each output."
         )
     for label, output, weight in zip(labels, outputs, weights, strict=True):
-        yield label, output, None if weight is None else weight > 0
+        if not weighted:
+            yield label, output, None if weight is None else weight > 0
+        elif weight is None:
+            yield label, output, jnp.ones(output.shape[:1], jnp.float32)
+        else:
+            yield label, output, jnp.maximum(weight.astype(jnp.float32), 0.0)
 
 
 def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
@@ -99,28 +101,34 @@ def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
     return label.reshape(shape)
 
 
-def row_mask(values: Array, output: Array, mask: Array | None) -> Array:
-    """The row mask of an output, shaped as the values that were made of it."""
-    if mask is None:
+def each_row(values: Array, output: Array, rows: Array | None) -> Array:
+    """The mask or the weights of an output's rows, shaped as the values that were made of it."""
+    if rows is None:
         return jnp.ones(values.shape, bool)
+    if not output.ndim:
+        return jnp.broadcast_to(rows.reshape(-1)[:1].squeeze(), values.shape)
     per_row = values.size // max(output.shape[0], 1)
-    return jnp.broadcast_to(mask[:, None], (mask.shape[0], per_row)).reshape(values.shape)
+    return jnp.broadcast_to(rows[:, None], (rows.shape[0], per_row)).reshape(values.shape)
 
 
-def sums(values: Array, output: Array, mask: Array | None) -> tuple[Array, Array]:
-    """(sum of the values that count, how many), float."""
-    if mask is None:
-        return jnp.sum(values), jnp.int32(values.size)
-    kept = row_mask(values, output, mask)
-    return jnp.sum(jnp.where(kept, values, 0)), jnp.sum(kept, dtype=jnp.int32)  # where: a padded row may hold nan
+def weigh(values: Array, each: Array) -> Array:
+    """The values by their weights (a mask: 0 or 1); where the weight is 0 the value is not looked at, it may be nan."""
+    kept = jnp.where(each > 0, values, jnp.zeros((), values.dtype))
+    return kept if each.dtype == bool else kept * each
 
 
-def hits(correct: Array, output: Array, mask: Array | None) -> tuple[Array, Array]:
-    """(how many are correct, how many count), int32."""
-    if mask is None:
-        return jnp.sum(correct, dtype=jnp.int32), jnp.int32(correct.size)
-    kept = row_mask(correct, output, mask)
-    return jnp.sum(correct & kept, dtype=jnp.int32), jnp.sum(kept, dtype=jnp.int32)
+def add_up(values: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
+    """(sum of the values, how much counted): int32 for masks and booleans, float32 where weights or values are floats."""
+    if rows is None:
+        return jnp.sum(values, dtype=jnp.int32 if values.dtype == bool else None), jnp.int32(values.size)
+    return add_each(values, each_row(values, output, rows))
+
+
+def add_each(values: Array, each: Array) -> tuple[Array, Array]:
+    """`add_up` with a mask or a weight for each value."""
+    count = jnp.sum(each, dtype=jnp.int32 if each.dtype == bool else None)
+    chosen = weigh(values, each)
+    return jnp.sum(chosen, dtype=jnp.int32 if chosen.dtype == bool else None), count
 
 
 def picked(name: str, label: Array, output: Array, axis: int) -> Array:
@@ -137,13 +145,11 @@ def total(parts: Iterator[Any]) -> Any:
     return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
 
 
-def xp(x: Any) -> Any:
-    """numpy or jax.numpy, whichever `x` belongs to."""
-    return jnp if isinstance(x, jax.Array) else np
-
-
-def ratio(name: str, pair: Callable[..., tuple[Array, Array]]) -> Metric:
-    """Metric of an integer sum over a count."""
+# ------------------------------------------------------------------------------------------------ common forms
+def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
+    """Metric of an integer sum over a count, Σ w v / Σ w where it is weighted."""
+    if weighted:
+        return weighted_mean(name, pair)
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, Array]:
         return total(pair(*each) for each in pairs(name, labels, outputs, weights))
@@ -157,8 +163,10 @@ def ratio(name: str, pair: Callable[..., tuple[Array, Array]]) -> Metric:
     return Metric(name, lambda: (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)), stats, update, compute)
 
 
-def mean(name: str, pair: PairRule, finish: Callable[[Any], Any] | None = None) -> Metric:
-    """Metric of a float sum over a count; `finish` maps the mean (perplexity: exp)."""
+def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = False) -> Metric:
+    """Metric of a float sum over a count; `finish` names the function that maps the mean (perplexity: exp)."""
+    if weighted:
+        return weighted_mean(name, pair, finish)
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, Array]:
         return total(pair(*each) for each in pairs(name, labels, outputs, weights))
@@ -166,50 +174,50 @@ def mean(name: str, pair: PairRule, finish: Callable[[Any], Any] | None = None) 
     return Metric(name, zero_mean, stats, lambda sums, seen: kahan(sums, *seen), computed(name, finish))
 
 
-def batch_mean(name: str, error: Callable[[Array, Array], Array], finish: Callable[[Array], Array] | None = None) -> Metric:
-    """Metric that averages, over batches and outputs, `finish` of the mean error of a batch."""
+def weighted_mean(name: str, pair: PairRule, finish: str | None = None) -> Metric:
+    """Metric Σ w v / Σ w over everything that was seen; both sums keep what their additions round off."""
 
-    def pair(label: Array, output: Array, mask: Array | None) -> tuple[Array, Array]:
+    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
+        found = (pair(*each) for each in pairs(name, labels, outputs, weights, True))
+        return total(jnp.stack([s.astype(jnp.float32), c.astype(jnp.float32)]) for s, c in found)
+
+    def compute(running: Any) -> dict[str, Any]:
+        sum_, count = running[0] + running[1]
+        lib = xp(count)
+        value = lib.where(count > 0, sum_ / lib.where(count > 0, count, 1), jnp.nan)
+        return {name: value if finish is None else getattr(lib, finish)(value)}
+
+    return Metric(name, lambda: nothing(2), stats, added, compute)
+
+
+def batch_mean(name: str, error: Callable[[Array, Array], Array], finish: str | None = None, weighted: bool = False) -> Metric:
+    """Metric that averages, over batches and outputs, `finish` of the mean error of a batch; weighted: over all rows."""
+
+    def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
         wanted = like(name, label, output.shape).astype(jnp.float32)
-        return sums(error(wanted, output.astype(jnp.float32)), output, mask)
+        return add_up(error(wanted, output.astype(jnp.float32)), output, rows)
+
+    if weighted:
+        return weighted_mean(name, pair, finish)
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[tuple[Array, Array], ...]:
         return tuple(pair(*each) for each in pairs(name, labels, outputs, weights))
 
     def update(running: Any, seen: tuple[tuple[Array, Array], ...]) -> Any:
-        for added, count in seen:
-            value = added / jnp.maximum(count, 1)
-            running = kahan(running, finish(value) if finish else value, (count > 0).astype(jnp.int32))
+        for part, count in seen:
+            value = part / jnp.maximum(count, 1)
+            running = kahan(running, getattr(jnp, finish)(value) if finish else value, (count > 0).astype(jnp.int32))
         return running
 
     return Metric(name, zero_mean, stats, update, computed(name))
 
 
-def zero_mean() -> tuple[Array, Array, Array]:
-    """(sum, what its additions rounded off, count), each its own buffer."""
-    return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-
-
-def kahan(running: tuple[Array, Array, Array], value: Array, count: Array) -> tuple[Array, Array, Array]:
-    """Running sums with `value` added, unless its count is 0; what the addition rounds off goes to the next one."""
-    sum_, lost, number = running
-    part = jnp.where(count > 0, value, 0.0) - lost
-    grown = sum_ + part
-    return grown, (grown - sum_) - part, number + count
-
-
-def computed(name: str, finish: Callable[[Any], Any] | None = None) -> Callable[[Any], dict[str, Any]]:
+def computed(name: str, finish: str | None = None) -> Callable[[Any], dict[str, Any]]:
     """The `compute` of sums made by `kahan`."""
 
     def compute(running: tuple[Any, Any, Any]) -> dict[str, Any]:
         sum_, lost, count = running
         value = divide(sum_ - lost, count)
-        return {name: value if finish is None else (xp(value).exp(value) if finish is jnp.exp else finish(value))}
+        return {name: value if finish is None else getattr(xp(value), finish)(value)}
 
     return compute
-
-
-def divide(value: Any, count: Any) -> Any:
-    """value / count, nan for a count of 0; numpy in, numpy out."""
-    lib = xp(count)
-    return lib.where(count > 0, value / lib.maximum(count, 1), np.float32(np.nan))

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, Policy, loss_sums
-from jfit.step.slices import Shared, parts_of, plan_of
+from jfit.step.slices import Shared, part_of, parts_of, plan_of
 from jfit.totals import Totals, fold, head_arguments, metric_stats
 
 
@@ -37,7 +37,7 @@ def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | 
         plan, key = plan_of(model, inputs), _key(model, number)
         values, _ = model.apply(params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy)
         losses = loss_sums(model, values, inputs, weight, plan.rows)
-        stats = metric_stats(metrics, *head_arguments(model, values, inputs, weight, plan.rows))
+        stats = metric_stats(metrics, *head_arguments(model, values, inputs, weight, plan.rows), *part_of(axis_name))
         shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)

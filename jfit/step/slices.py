@@ -96,7 +96,7 @@ def gradients_of(how: How, learns: Params, still: Params, state: TrainState, slo
     slots = slots._replace(row_ids=jnp.arange(rows) + device * rows)
 
     def part(aux: Aux, number: Any, slots: Slots):
-        return _part(how, learns, still, aux, slots, part_key(state.key, state.step, number), axis_name)
+        return _part(how, learns, still, aux, slots, number, part_key(state.key, state.step, number), axis_name)
 
     if how.micro_batches == 1:
         return part(state.aux, 0, slots)
@@ -110,7 +110,7 @@ def gradients_of(how: How, learns: Params, still: Params, state: TrainState, slo
     return _accumulate(part, how, state.aux, slots)
 
 
-def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, key: Array, axis_name: str | None):
+def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, number: Any, key: Array, axis_name: str | None):
     """Summed gradients, new aux and sums of one micro-batch."""
     model, (inputs, weight, metric_weight, row_ids) = how.model, slots
     plan = plan_of(model, inputs)
@@ -128,10 +128,19 @@ def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, key: 
     gradients, rested = of_real_rows(weight, gradients, moved, aux)
     moved = moved if how.sync_batch_stats else rested
     losses = loss_sums(model, values, inputs, weight, plan.rows)
-    stats = metric_stats(how.metrics, *head_arguments(model, values, inputs, metric_weight, plan.rows))
+    heads = head_arguments(model, values, inputs, metric_weight, plan.rows)
+    part, parts = part_of(axis_name, number, how.micro_batches)
+    stats = metric_stats(how.metrics, *heads, part, parts)
     count = jnp.sum(weight) if weight is not None else jnp.asarray(row_ids.shape[0], jnp.float32)
     shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
     return gradients, moved, Sums(count, shared, losses is not None, values if how.keep_outputs else None)
+
+
+def part_of(axis_name: str | None, number: Any = 0, micro_batches: int = 1) -> tuple[Any, int]:
+    """(which part of the global batch this is, of how many): micro-batch `number` of this device's slice."""
+    if axis_name is None:
+        return number, micro_batches
+    return lax.axis_index(axis_name) * micro_batches + number, lax.psum(1, axis_name) * micro_batches
 
 
 def of_real_rows(weight: Array | None, gradients: Any, moved: Aux, aux: Aux) -> tuple[Any, Aux]:

@@ -79,6 +79,7 @@ class EvalMetric:
     """
 
     needs_labels = True
+    grows = False  # whether the size of its sums depends on what it sees
     num_inst: Any
     sum_metric: Any
     global_num_inst: Any
@@ -172,6 +173,9 @@ class EvalMetric:
         chosen = _select(self, "label", self.label_names, labels, by_name)
         return [(self, Pick(chosen, _select(self, "output", self.output_names, outputs, by_name)))]
 
+    def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Called before a batch is folded: sums whose size follows from the shapes get it here."""
+
     def running(self) -> tuple[Any, Any]:
         """Local and global sums as the pure metric counts them; None where nothing has counted."""
         raise NotImplementedError
@@ -208,6 +212,8 @@ class EvalMetric:
 def _fold(
     picks: Sequence[tuple[EvalMetric, Pick]], labels: Sequence[Any], outputs: Sequence[Any], weights: Any, names: Any = None
 ) -> None:
+    for metric, pick in picks:
+        metric.prepare([labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs])
     device = [(m, m.pure, p if m.needs_labels else p._replace(labels=())) for m, p in picks if m.pure is not None]
     if device:
         rules, seen = tuple(rule for _, rule, _ in device if rule is not None), tuple(p for _, _, p in device)

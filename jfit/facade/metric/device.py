@@ -81,13 +81,13 @@ class DeviceMetric(EvalMetric):
     def _store(self, sums: tuple[Any, Any]) -> None:
         self._sums, self._host = sums, None
 
-    def _value(self, which: int) -> float:
+    def _value(self, which: int) -> Any:
         rule, sums = _made(*self._rule), read([self])[0][which]
         if sums is None:
             return float("nan")
         with np.errstate(all="ignore"):  # a perplexity may overflow
-            (value,) = rule.compute(_form(rule, sums, False)).values()
-        return float(value)
+            value = np.asarray(next(iter(rule.compute(_form(rule, sums, False)).values())))
+        return float(value) if not value.ndim else value
 
     def _counts(self, which: int) -> _Written:
         sums = read([self])[0][which]
@@ -95,9 +95,14 @@ class DeviceMetric(EvalMetric):
             return _Written(0.0, 0)
         if isinstance(sums, _Written):
             return _Written(float(sums.total), int(sums.count))
-        if isinstance(sums, np.ndarray):  # the four cells of a binary confusion matrix
-            return _Written(self._value(which) * int(sums.sum()), int(sums.sum()))
+        if isinstance(sums, np.ndarray):  # the four cells of a binary confusion matrix, or more
+            count = self._number(which, sums)
+            return _Written(self._value(which) * count if count else 0.0, count)
         return _Written(float(sums[0] - sums[1] if len(sums) == 3 else sums[0]), int(sums[-1]))
+
+    def _number(self, which: int, sums: np.ndarray) -> int:
+        """How many an array of counts counts."""
+        return int(sums.sum())
 
     def _assign(self, which: int, **part: Any) -> None:
         written = self._counts(which)._replace(**part)
@@ -141,6 +146,27 @@ class DeviceMetric(EvalMetric):
         self._assign(1, count=value)
 
 
+class UpdatesMetric(DeviceMetric):
+    """A metric whose `num_inst` is a number of updates, whatever else its sums hold."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._updates = (0, 0)
+
+    def reset_local(self) -> None:
+        """Forget the local sums; the global ones go on."""
+        super().reset_local()
+        self._updates = (0, self._updates[1])
+
+    def _store(self, sums: tuple[Any, Any]) -> None:
+        super()._store(sums)
+        self._updates = (self._updates[0] + 1, self._updates[1] + 1)
+
+    def _number(self, which: int, sums: np.ndarray) -> int:
+        return self._updates[which]
+
+
 # ------------------------------------------------------------------------------------------------ helpers
 @functools.lru_cache(maxsize=512)
 def _made(make: Callable[..., Metric], settings: tuple[tuple[str, Any], ...]) -> Metric:
@@ -154,7 +180,7 @@ def _form(rule: Metric, sums: Any, cast: bool) -> Any:
         return sums
     zero = jax.eval_shape(rule.init)
     if not isinstance(zero, tuple):
-        raise TypeError(f"metric {rule.name} counts a confusion matrix: its sum cannot be assigned; reset() it instead.")
+        raise TypeError(f"metric {rule.name} counts more than a sum: it cannot be assigned; reset() it instead.")
     parts = (sums.total, 0.0, sums.count) if len(zero) == 3 else sums
     return tuple(np.asarray(p, z.dtype if cast else None) for p, z in zip(parts, zero, strict=True))
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,23 +19,28 @@ from jfit.facade.metric.fold import Pick
 from jfit.facade.metric.named import (
     F1,
     MAE,
+    MCC,
     MSE,
+    PCC,
     RMSE,
     Accuracy,
     Caffe,
     CrossEntropy,
     Loss,
     NegativeLogLikelihood,
+    PearsonCorrelation,
     Perplexity,
     TopKAccuracy,
     Torch,
 )
-from jfit.metrics import HostMetric, Metric
+from jfit.metrics import ExactRocAuc, HostMetric, Metric
 
 __all__ = [
     "F1",
     "MAE",
+    "MCC",
     "MSE",
+    "PCC",
     "REGISTRY",
     "RMSE",
     "Accuracy",
@@ -46,6 +52,7 @@ __all__ = [
     "EvalMetric",
     "Loss",
     "NegativeLogLikelihood",
+    "PearsonCorrelation",
     "Perplexity",
     "TopKAccuracy",
     "Torch",
@@ -211,6 +218,60 @@ def _itself(metric: Metric) -> Metric:
     return metric
 
 
+class _OnHost(EvalMetric):
+    """A metric of `jfit.metrics` that counts on the host: local and global sums of whatever form it keeps."""
+
+    def __init__(self, metric: Any):
+        self._rule = metric
+        super().__init__(metric.name, has_global_stats=True)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sums = (self._rule.init(), self._rule.init())
+
+    def reset_local(self) -> None:
+        """Forget the local sums."""
+        self._sums = (self._rule.init(), self._sums[1])
+
+    def update(self, labels: Any, preds: Any) -> None:
+        """Add a batch: the arrays are read, so this waits."""
+        arrays = [[self._box(x).asnumpy() for x in xs] for xs in (labels, preds)]
+        local, everything = (self._rule.update(sums, *arrays) for sums in self._sums)
+        self._sums = (local, everything)
+
+    def get(self) -> tuple[Any, Any]:
+        """(name, value) since the last `reset_local`."""
+        return self._named(0)
+
+    def get_global(self) -> tuple[Any, Any]:
+        """(name, value) since the last `reset`."""
+        return self._named(1)
+
+    def _named(self, which: int) -> tuple[Any, Any]:
+        (value,) = self._rule.compute(self._sums[which]).values()
+        return self.name, float(value) if not getattr(value, "ndim", 0) else value
+
+
+def _configured(config: Mapping[str, Any]) -> EvalMetric:
+    """A metric from what `get_config` gave."""
+    if "metric" not in config:
+        raise ValueError(f"the configuration of a metric needs an entry 'metric', its name; found the entries {list(config)}.")
+    return create(config["metric"], **{k: v for k, v in config.items() if k != "metric"})
+
+
+def _from_text(text: str) -> EvalMetric:
+    """A metric from the JSON text of a configuration, or of [name, settings]."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the metric {text[:80]!r} is neither a name nor JSON: {error}") from error
+    if isinstance(found, dict):
+        return _configured(found)
+    if isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict):
+        return create(found[0], **found[1])
+    raise ValueError(f"the metric {text[:80]!r} is JSON, but neither a configuration nor [name, settings].")
+
+
 def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_extra_outputs: bool = False) -> CustomMetric:
     """A metric from a function of numpy arrays, `feval(label, output) -> value` or `-> (sum, count)`.
 
@@ -227,11 +288,11 @@ def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_ex
 
 
 def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
-    """A metric from a name, a function, an instance, or a list of these.
+    """A metric from a name, a function, an instance, a configuration, or a list of these.
 
     Args:
         metric: name (case ignored), `EvalMetric`, `jfit.metrics.Metric`, function `(label, output) -> value` on numpy
-            arrays, or a list of these.
+            arrays, what `get_config` gave, JSON text of it or of `[name, settings]`, or a list of these.
         *args: of the metric's class.
         **kwargs: of the metric's class.
 
@@ -242,6 +303,8 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
     Example:
         >>> create("acc").name, create(["acc", "ce"]).get()[0], create(lambda label, pred: 0.0).name
         ('accuracy', ['accuracy', 'cross-entropy'], 'custom(<lambda>)')
+        >>> create(create("top_k_accuracy", top_k=3, name="best").get_config() | {"name": "best"}).name
+        'best_3'
     """
     if isinstance(metric, EvalMetric):
         return metric
@@ -249,10 +312,14 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
         return _Wrapped(metric)
     if isinstance(metric, HostMetric):
         return CustomMetric(metric.feval, metric.name)
+    if isinstance(metric, ExactRocAuc):
+        return _OnHost(metric)
+    if isinstance(metric, Mapping):
+        return _configured(metric)
     if isinstance(metric, (list, tuple)):
         return CompositeEvalMetric([create(m, *args, **kwargs) for m in metric])
     if isinstance(metric, str):
-        return lookup(metric)(*args, **kwargs)
+        return _from_text(metric) if metric[:1] in ("[", "{") else lookup(metric)(*args, **kwargs)
     if callable(metric):
         return CustomMetric(metric, *args, **kwargs)
     raise TypeError(f"a metric is a name, an EvalMetric, a function (label, output) or a list of these; found {metric!r}.")
@@ -272,7 +339,7 @@ def pure_metrics(metric: EvalMetric) -> tuple[Metric, ...] | None:
     if isinstance(metric, CompositeEvalMetric):
         parts = [pure_metrics(m) for m in metric.metrics]
         return None if any(p is None for p in parts) else tuple(m for p in parts for m in p or ())
-    return None if metric.pure is None else (metric.pure,)
+    return None if metric.pure is None or metric.grows else (metric.pure,)
 
 
 def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool = False) -> tuple[Any, Any]:

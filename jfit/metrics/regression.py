@@ -1,0 +1,147 @@
+"""How far numbers are off: MAE, MSE, RMSE, and how well they go together: Pearson's correlation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit.metrics.core import Arrays, Metric, Weights, batch_mean, computed, each_row, like, pairs
+from jfit.metrics.sums import added, exact, kahan, nothing, two_sum, xp, zero_mean
+
+
+def mae(name: str = "mae", weighted: bool = False) -> Metric:
+    """Mean over batches of mean |label - output|; weighted: Σ w |label - output| / Σ w over all rows.
+
+    Example:
+        >>> mae().name
+        'mae'
+
+    Source: Apache MXNet 1.9.1, `MAE`, over the whole batch on any number of devices.
+    """
+    return batch_mean(name, lambda label, output: jnp.abs(label - output), weighted=weighted)
+
+
+def mse(name: str = "mse", weighted: bool = False) -> Metric:
+    """Mean over batches of mean (label - output)^2; weighted: Σ w (label - output)^2 / Σ w over all rows.
+
+    Example:
+        >>> mse().name
+        'mse'
+
+    Source: Apache MXNet 1.9.1, `MSE`, over the whole batch on any number of devices.
+    """
+    return batch_mean(name, lambda label, output: jnp.square(label - output), weighted=weighted)
+
+
+def rmse(name: str = "rmse", weighted: bool = False) -> Metric:
+    """Mean over batches of sqrt(mean (label - output)^2); weighted: the root of the weighted mean over all rows.
+
+    Example:
+        >>> rmse().name
+        'rmse'
+
+    Source: Apache MXNet 1.9.1, `RMSE`, over the whole batch on any number of devices.
+    """
+    return batch_mean(name, lambda label, output: jnp.square(label - output), "sqrt", weighted)
+
+
+def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = False) -> Metric:
+    """cov(output, label) / √(var(output) var(label)); "macro": the mean over batches, "micro": of everything that was seen.
+
+    Sums are kept around the means, and parts are merged, so a large offset costs no digits.  A batch whose labels or
+    outputs are all equal has no correlation: nan, and so is a mean that it belongs to.
+
+    Args:
+        average: "macro" or "micro".
+        name: for logs.
+        weighted: rows count by their weights.
+
+    Returns:
+        A `Metric`; its stats are merged, not added.
+
+    Example:
+        >>> pearsonr("micro").name
+        'pearsonr'
+
+    Source: Apache MXNet 1.9.1, `PearsonCorrelation`; T. Chan, G. Golub and R. LeVeque, Updating formulae and a pairwise
+    algorithm for computing sample variances, 1979.
+    """
+    if average not in ("macro", "micro"):
+        raise ValueError(f"metric pearsonr: average is {average!r}, it needs to be 'macro' or 'micro'.")
+
+    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, ...]:
+        return tuple(_moments(name, *each) for each in pairs(name, labels, outputs, weights, weighted))
+
+    def merge(one: tuple[Array, ...], other: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(_merged(a, b) for a, b in zip(one, other, strict=True))
+
+    if average == "macro":
+
+        def average_of(running: Any, seen: tuple[Array, ...]) -> Any:
+            for part in seen:
+                running = kahan(running, _correlation(part), (part[0, 0] > 0).astype(jnp.int32))
+            return running
+
+        return Metric(name, zero_mean, stats, average_of, computed(name), merge=merge)
+
+    def update(running: Array, seen: tuple[Array, ...]) -> Array:
+        for part in seen:
+            running = _merged(running, part)
+        return running
+
+    return Metric(name, lambda: nothing(6), stats, update, lambda running: {name: _correlation(running)}, merge=merge)
+
+
+# ------------------------------------------------------------------------------------------------ moments, (2, 6) float32
+# [0]: Σw, mean x, mean y, Σw(x - mean)², Σw(y - mean)², Σw(x - mean)(y - mean); [1]: what was rounded off
+def _moments(name: str, label: Array, output: Array, rows: Array | None) -> Array:
+    """The moments of the outputs (x) and labels (y) of one batch."""
+    each = each_row(output, output, rows).reshape(-1).astype(jnp.float32)
+    x = output.reshape(-1).astype(jnp.float32)
+    y = like(name, label, x.shape).astype(jnp.float32)
+    first = jnp.argmax(each > 0)  # measured from a value that counts, equal values are exactly 0 apart
+    count = jnp.sum(each)
+    parts = [_centred(z, z[first], each, count) for z in (x, y)]
+    (high_x, low_x, dx, rest_x), (high_y, low_y, dy, rest_y) = parts
+    squares = [
+        jnp.sum(each * a * b) - count * p * q
+        for a, b, p, q in ((dx, dx, rest_x, rest_x), (dy, dy, rest_y, rest_y), (dx, dy, rest_x, rest_y))
+    ]
+    zero = jnp.zeros((), jnp.float32)
+    found = jnp.stack([jnp.stack([count, high_x, high_y, *squares]), jnp.stack([zero, low_x, low_y, zero, zero, zero])])
+    return jnp.where(count > 0, found, 0.0)
+
+
+def _centred(values: Array, start: Array, each: Array, count: Array) -> tuple[Array, Array, Array, Array]:
+    """(mean rounded, what was rounded off, values around it, the mean of those: what is left of rounding)."""
+    moved = jnp.where(each > 0, values - start, 0.0)
+    size = jnp.where(count > 0, count, 1.0)
+    middle = jnp.sum(each * moved) / size
+    around = jnp.where(each > 0, moved - middle, 0.0)
+    rest = jnp.sum(each * around) / size
+    high, low = two_sum(start, middle)
+    return high, low + rest, around, rest
+
+
+def _merged(one: Array, other: Array) -> Array:
+    """The moments of two parts together."""
+    a, b = one[0, 0] + one[1, 0], other[0, 0] + other[1, 0]
+    both = jnp.where(a + b > 0, a + b, 1.0)
+    apart = (other[0, 1:3] - one[0, 1:3]) + (other[1, 1:3] - one[1, 1:3])
+    shift = apart * (b / both)
+    between = jnp.stack([apart[0] * apart[0], apart[1] * apart[1], apart[0] * apart[1]]) * (a * (b / both))
+    grown = added(one, jnp.concatenate([other[0, :1], shift, other[0, 3:]]))
+    grown = grown.at[1].add(jnp.concatenate([other[1, :1], jnp.zeros(2), other[1, 3:]]))
+    grown = added(grown, jnp.concatenate([jnp.zeros(3), between]))
+    return jnp.where(b == 0, one, jnp.where(a == 0, other, grown))
+
+
+def _correlation(moments: Any) -> Any:
+    """The correlation of moments; nan where nothing varies."""
+    found, lib = exact(moments), xp(moments)
+    with np.errstate(all="ignore"):
+        value = found[5] / (lib.sqrt(found[3]) * lib.sqrt(found[4]))
+    return lib.clip(value, -1.0, 1.0)
