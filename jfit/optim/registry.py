@@ -9,6 +9,7 @@ True
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from jax import Array
 
 from jfit.ops.registry import nearest
@@ -24,6 +26,24 @@ from jfit.optim.core import rate_at
 
 # the rate of an optax optimizer that declares none
 OPTAX_RATE = 1e-3
+# of optax: those that find their rate themselves, and whole ones among the names of parts
+_RATELESS = ("polyak_sgd",)
+_WHOLE = ("schedule_free_adamw", "schedule_free_sgd")
+# and those that a train step cannot serve
+_UNSERVED = {
+    "sophia": "asks for the loss as a function inside the update, and the train step offers gradients and the value only",
+    "dpsgd": "needs the gradient of every example apart, and the train step sums them",
+}
+# what MXNet's optimizers take, and where it is here
+_BELONGS = {
+    "rescale_grad": " Gradients arrive rescaled: rescale= of the train step says by what, fit divides by the batch; MXNet's "
+    "classes (jfit.mx.optimizer) have it.",
+    "lr_scheduler": " A schedule is learning_rate= here, or schedule= of fit and of the train step; MXNet's classes "
+    "(jfit.mx.optimizer) take a scheduler.",
+    "lazy_update": " Only sgd and adam have a choice there; gradients by rows are lazy for adagrad and group_adagrad always.",
+    "begin_num_update": " The number of updates is part of the optimizer's state: set its count.",
+    "param_idx2name": " Parameters have names here, so nothing is numbered.",
+}
 
 
 class Resolved(NamedTuple):
@@ -64,6 +84,8 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         >>> register("plain", lambda learning_rate=0.5: momentum.sgd(learning_rate))
         >>> get("plain").learning_rate
         0.5
+        >>> OPTIMIZERS.pop("plain").default_learning_rate
+        0.5
     """
     rate = float(inspect.signature(make).parameters["learning_rate"].default)
     for each in (name, *aliases):
@@ -95,8 +117,9 @@ def get(spec: Any, **params: Any) -> Resolved:
     """The optimizer that `spec` means.
 
     Args:
-        spec: a name, case ignored: one of jfit's (`OPTIMIZERS`), else one of optax's; or a transformation with `init`
-            and `update`, returned unchanged (one of jfit's takes its rate as if named); or a `Resolved`.
+        spec: a name, case ignored: one of jfit's (`OPTIMIZERS`), else one of optax's or optax.contrib's; or a transformation
+            with `init` and `update`, returned unchanged (one of jfit's takes its rate as if named); or a `Resolved`.  A name
+            that both have means jfit's; optax's goes in as an instance: `optax.lamb(...)`.
         **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
 
     Returns:
@@ -182,8 +205,8 @@ def _named(name: str, params: dict[str, Any]) -> Resolved:
         _check_params(name, entry.make, params)
         rate = params.get("learning_rate", entry.default_learning_rate)
         return Resolved(entry.make(**params), _plain(rate), True, name.lower())
-    if not _is_optax(name.lower()):
-        known = [*OPTIMIZERS, *(n for n in dir(optax) if _is_optax(n))]
+    if _of_optax_by(name.lower()) is None:
+        known = [*OPTIMIZERS, *optax_names()]
         near = nearest(name, known) or ", ".join(map(repr, OPTIMIZERS))
         raise ValueError(f"unknown optimizer {name!r}: the nearest names are {near}.")
     return _of_optax(name.lower(), params)
@@ -193,16 +216,34 @@ def _plain(rate: Any) -> float | None:
     return None if callable(rate) else float(rate)
 
 
-def _is_optax(name: str) -> bool:
-    make = getattr(optax, name, None)
-    if name.startswith(("_", "scale")) or not inspect.isfunction(make):
-        return False
-    return "learning_rate" in inspect.signature(make).parameters
+def optax_names() -> list[str]:
+    """The names of the installed optax and optax.contrib that `get` takes, without those that mean jfit's own.
+
+    Example:
+        >>> {"lion", "muon"} <= set(optax_names()), "adam" in optax_names()
+        (True, False)
+    """
+    found = {*vars(optax), *vars(optax.contrib)} - set(OPTIMIZERS)
+    return sorted(name for name in found - {"lbfgs", *_UNSERVED} if _of_optax_by(name) is not None)
+
+
+def _of_optax_by(name: str) -> Callable[..., Any] | None:
+    """The optimizer's factory in optax, else in optax.contrib: what takes a learning rate, and is no part of one."""
+    if name.startswith(("_", "scale", "schedule_free")) and name not in _WHOLE:
+        return None
+    make = vars(optax).get(name) or vars(optax.contrib).get(name)  # not getattr, which answers to names of the past
+    if not (inspect.isfunction(make) or isinstance(make, functools.partial)):
+        return None
+    return cast(Any, make) if name in _RATELESS or "learning_rate" in inspect.signature(make).parameters else None
 
 
 def _of_optax(name: str, params: dict[str, Any]) -> Resolved:
-    make = getattr(optax, name)
+    if name in _UNSERVED:
+        raise ValueError(f"optimizer {name!r} {_UNSERVED[name]}. Choose another, such as 'adam'.")
+    make = cast(Any, _of_optax_by(name))
     _check_params(name, make, params)
+    if name in _RATELESS:
+        return Resolved(make(**params), None, False, name)
     declared = inspect.signature(make).parameters["learning_rate"].default
     rate = params.get("learning_rate", OPTAX_RATE if declared in (inspect.Parameter.empty, None) else declared)
     others = tuple(p for p in inspect.signature(make).parameters if p != "learning_rate")
@@ -227,7 +268,11 @@ def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]
     for key in params:
         if key not in known:
             near = nearest(key, known) or ", ".join(map(repr, known))
-            raise ValueError(f"optimizer {name!r} has no parameter {key!r}; the nearest it has: {near}.")
+            hint = _BELONGS.get(key, "")
+            other = _of_optax_by(name)
+            if other not in (None, make) and key in inspect.signature(cast(Any, other)).parameters:
+                hint = f" That is a parameter of optax's: pass optax.{name}(...) instead of the name."
+            raise ValueError(f"optimizer {name!r} has no parameter {key!r}; the nearest it has: {near}.{hint}")
 
 
 def _tiny() -> dict[str, Array]:
