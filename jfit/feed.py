@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows
+from jfit.hosted import seen_of
 from jfit.model import Model, count_parameters
 from jfit.parallel import STATE_AXES, compile_spmd, place, place_split, split_batch
 from jfit.state import TrainState
@@ -48,6 +49,12 @@ class FeedSpec(NamedTuple):
     batch_size: int
     micro_batches: int = 1
     steps_per_call: int = 1
+    watch: bool = False  # calls report (report, what metrics see); needs a step with outputs=True and one step a call
+
+    @property
+    def out_axes(self) -> Any:
+        """Where the devices' results lie: the state and the report are shared, what metrics see is each device's own."""
+        return STATE_AXES, (None, 0) if self.watch else None
 
 
 def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:
@@ -78,10 +85,13 @@ def report(out: StepOut) -> Array:
     return jnp.stack([out.loss, rate])
 
 
-def _step(spec: FeedSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Array]:
+def _step(spec: FeedSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Any]:
     # Behind the barrier a step is compiled the same wherever its batch comes from: gathered, cut from a stack or an argument.
     state, batch = lax.optimization_barrier((state, batch))
     state, out = spec.step(state, batch, axis_name=axis_name)
+    if spec.watch:
+        assert out.outputs is not None
+        return state, (report(out), seen_of(spec.model, out.outputs, batch, axis_name))
     return state, report(out)
 
 
@@ -170,7 +180,7 @@ class ResidentFeed:
         if name not in self._programs:
             axes = {"arrays": None, "weight": None, "order": 0, "first": None}
             in_axes = (STATE_AXES, axes, None) if counted else (STATE_AXES, axes)
-            self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, (STATE_AXES, None), donate=(0,), name=name)
+            self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
     def _full_program(self, pack: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
@@ -280,7 +290,7 @@ class StreamFeed:
     def _program(self, name: str, fn: Callable[..., Any], more: tuple[Any, ...] = ()) -> Any:
         if name not in self._programs:
             axes = (STATE_AXES, 0, *more)
-            self._programs[name] = compile_spmd(fn, self.spec.devices, axes, (STATE_AXES, None), donate=(0,), name=name)
+            self._programs[name] = compile_spmd(fn, self.spec.devices, axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
 
@@ -315,6 +325,17 @@ def data_of(
         require_labels=labels,
         axes=model.batch_axes,
     )
+
+
+def epoch_start(feed: Any, epoch: int) -> Any | None:
+    """Where the data of a feed stood when an epoch began, as JSON; None where the batch's number says it all."""
+    return feed.data.epoch_start(epoch) if isinstance(getattr(feed, "data", None), StreamData) else None
+
+
+def start_epoch(feed: Any, epoch: int, position: Any | None) -> None:
+    """Let the data of a feed go to what `epoch_start` gave."""
+    if position is not None and isinstance(getattr(feed, "data", None), StreamData):
+        feed.data.start_epoch(epoch, position)
 
 
 def make_feed(data: ArrayData | StreamData, spec: FeedSpec, *, paddable: bool = True, on_device: bool | str = "auto") -> Any:

@@ -17,7 +17,7 @@ from jfit import checkpoint as checkpoints
 from jfit import counters
 from jfit.devices import resolve
 from jfit.evaluation import Predictor, Scorer
-from jfit.feed import data_of
+from jfit.feed import data_of, epoch_start, start_epoch
 from jfit.history import History
 from jfit.loop import Loop, rate_in
 from jfit.lowering import lower
@@ -155,6 +155,7 @@ class Run:
             "history": self.history.to_json(),
             "callbacks": [list(p) for p in zip(names, states, strict=True)],
             "batch_size": self.batch_size,
+            "data": epoch_start(self._loop.feed, self._loop.epoch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
 
@@ -196,6 +197,7 @@ class Run:
             raise ValueError(f"the checkpoint in {directory} is {found}; resume with batch_size={then}, or from an epoch's end")
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
+        start_epoch(loop.feed, loop.epoch, meta.get("data"))
         saved: dict[str, list[Any]] = {}
         for name, state in meta["callbacks"]:
             saved.setdefault(name, []).append(state)
@@ -379,16 +381,16 @@ def _policy(given: Any) -> Policy | None:
 
 
 def resolve_metrics(spec: Any) -> tuple[Any, ...]:
-    """Metrics from a name, a Metric, or a list of them; None for none.
+    """Metrics from a name, a Metric, a function `(label, output)` of numpy arrays, or a list of them; None for none.
 
     Raises:
-        ValueError: an unknown name (nearest names listed), or a metric that computes on the host.
+        ValueError: an unknown name (nearest names listed), or a function where several processes share the outputs.
     """
-    found = () if spec is None else get_metrics(spec)
-    for metric in found:
-        if metric.host:
-            raise ValueError(
-                f"metric {metric.name!r} is a host function: fit keeps its metrics on the devices; write it as a "
-                "jfit.metrics.Metric of jax functions, or compute it from run.predict()"
-            )
-    return tuple(found)
+    found = get_metrics(spec)
+    here = [m.name for m in found if m.host]
+    if here and jax.process_count() > 1:
+        raise ValueError(
+            f"metric {here[0]!r} runs on the host, but each of the {jax.process_count()} processes holds only its own outputs; "
+            "write it as a jfit.metrics.Metric of jax functions"
+        )
+    return found

@@ -6,6 +6,7 @@ from jfit.data.batch import Batch, check_batch, pad_rows, rows
 from jfit.data.combine import PrefetchingIter, ResizeIter
 from jfit.data.csv_iter import CSVIter
 from jfit.data.elements import Names
+from jfit.data.images import ImageRecords
 from jfit.data.labels import check_labels
 from jfit.data.libsvm_iter import LibSVMIter
 from jfit.data.mnist_iter import MNISTIter
@@ -20,6 +21,7 @@ __all__ = [
     "DataBatch",
     "DataDesc",
     "DataIter",
+    "ImageRecords",
     "LibSVMIter",
     "MNISTIter",
     "NDArrayIter",

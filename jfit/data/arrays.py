@@ -22,7 +22,7 @@ def to_array(value: Any, name: str) -> np.ndarray:
     """A host array with a dtype that devices have, from anything array-like.
 
     Args:
-        value: numpy or jax array, torch tensor, pandas frame or series, (nested) list of numbers.
+        value: numpy or jax array, torch tensor, pandas frame or series, (nested) list of numbers; sparse matrices become dense.
         name: the input's name, for messages.
 
     Returns:
@@ -54,6 +54,8 @@ def _host(value: Any, name: str) -> np.ndarray:
         return value.numpy()
     if hasattr(value, "to_numpy"):  # pandas, polars
         return np.asarray(value.to_numpy())
+    if hasattr(value, "todense"):  # SparseArray, scipy, BCOO
+        return np.asarray(value.todense())
     if hasattr(value, "asnumpy"):  # MXNet's box
         return np.asarray(value.asnumpy())
     try:

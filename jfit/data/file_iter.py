@@ -51,6 +51,20 @@ class Positioned(DataIter):
             if not self.iter_next():
                 break
 
+    def seek_batch(self, epoch: int, batch: int) -> None:
+        """Go to a batch of an epoch, from 0; all epochs are equal.  `jfit.fit` calls it, also when a training is resumed.
+
+        Raises:
+            ValueError: an epoch has fewer batches.
+        """
+        self.reset()
+        self.skip(batch)
+        if self.batches_read < batch:
+            raise ValueError(
+                f"cannot continue at batch {batch}: the {type(self).__name__} ended after {self.batches_read}; it must give "
+                "the same batches as when the position was saved."
+            )
+
     def getdata(self) -> Any:
         """Data arrays of the current batch."""
         return self._current()[0]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import to_array
+from jfit.data.csr import as_csr, cut
+from jfit.data.lazy import as_lazy
 
 HANDLES = ("pad", "discard", "roll_over")
 
@@ -171,7 +173,8 @@ class NDArrayIter(DataIter):
 
     Args:
         data: array, list of arrays or dict name -> array, rows on axis 0.  A dict is read in the order of its sorted keys;
-            arrays of a list with more than one element are named `_0_data`, `_1_data` ...
+            arrays of a list with more than one element are named `_0_data`, `_1_data` ...  Sparse matrices (CSR) give
+            sparse batches; datasets of h5py are read batch by batch.
         label: the same for labels, or None.
         batch_size: rows of a batch.
         shuffle: a new order at construction and at each reset.
@@ -331,13 +334,13 @@ class NDArrayIter(DataIter):
         low = self._position * self.batch_size
         plain = not self.shuffle and not len(self._carry) and low + self.batch_size <= self.num_data
         pick = slice(low, low + self.batch_size) if plain else self.getindex()
-        return [array[pick] for _, array in named]
+        return [cut(array, pick) for _, array in named]
 
     def _describe(self, named: list[tuple[str, Any]]) -> list[DataDesc]:
         return [DataDesc(k, (self.batch_size, *a.shape[1:]), a.dtype.type, self.layout) for k, a in named]
 
 
-def _named(value: Any, default: str) -> list[tuple[str, np.ndarray]]:
+def _named(value: Any, default: str) -> list[tuple[str, Any]]:
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -349,15 +352,21 @@ def _named(value: Any, default: str) -> list[tuple[str, np.ndarray]]:
     return [(name, _array(v, name)) for name, v in pairs]
 
 
-def _array(value: Any, name: str) -> np.ndarray:
+def _array(value: Any, name: str) -> Any:
+    sparse = as_csr(value)
+    if sparse is not None:
+        return sparse if hasattr(value, "stype") else sparse._replace(data=sparse.data.astype(np.float32))
+    lazy = as_lazy(value)
+    if lazy is not None:
+        return lazy
     array = to_array(value, name)
     # MXNet keeps the dtype of device arrays and reads everything else as float32.
     keeps = hasattr(value, "asnumpy") or hasattr(value, "addressable_shards")
     return array if keeps else array.astype(np.float32, copy=False)
 
 
-def _count(named: list[tuple[str, np.ndarray]]) -> int:
-    counts = {name: len(array) if array.ndim else 0 for name, array in named}
+def _count(named: list[tuple[str, Any]]) -> int:
+    counts = {name: array.shape[0] if array.shape else 0 for name, array in named}
     if not counts or min(counts.values()) == 0:
         raise ValueError(f"empty data: rows by name are {counts}; at least one array with one row is needed.")
     if len(set(counts.values())) > 1:

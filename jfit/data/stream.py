@@ -9,6 +9,7 @@ from typing import Any
 
 from jfit.data.batch import Batch
 from jfit.data.elements import Names, is_mxnet_iter, to_batch
+from jfit.data.positions import decode, encode
 
 _STATE_METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
@@ -40,6 +41,8 @@ class StreamData:
         self._makes = callable(source) and not hasattr(source, "__iter__") and not hasattr(source, "as_numpy_iterator")
         self._passes_epoch = self._makes and _takes_argument(source)
         self._seeks = hasattr(source, "seek_batch")  # it can go to a batch of an epoch by itself
+        self._keeps = is_mxnet_iter(source) and hasattr(source, "load_state_dict") and not self._seeks
+        self._begun: tuple[int, Any] | None = None  # the epoch last begun, and the source's position then
         self._spent = False  # a one-shot iterator has been used
         self._dirty = False  # an MXNet iterator stands in mid-epoch
         self._current: Any = None  # the iterator last opened
@@ -84,7 +87,40 @@ class StreamData:
             self._dirty = False
             if start:
                 self._opened, restored = self._open(epoch), True
+        if start and not restored and self._begun is not None and self._begun[0] == epoch:
+            self._go_to(*self._begun)  # the same order again, not the next one
         yield from _skip(self._read(epoch), 0 if restored else start)
+
+    def epoch_start(self, epoch: int) -> Any | None:
+        """Where the source stood when an epoch began, as JSON: with it, and a number of batches, a training is resumed.
+
+        Args:
+            epoch: the epoch last begun, or the one that comes next.
+
+        Returns:
+            The `state_dict()` of an MXNet iterator by `jfit.data.positions.encode`; None where the source keeps no position
+            (its batches are counted instead), or finds a batch by itself (`seek_batch`).
+        """
+        begun = self._begun if self._begun is not None and self._begun[0] == epoch else (epoch, self._position())
+        try:
+            return encode(begun[1])
+        except TypeError:  # a position that JSON cannot hold: the batches are counted
+            return None
+
+    def start_epoch(self, epoch: int, position: Any) -> None:
+        """Go to what `epoch_start` gave for an epoch; sources that keep no position stay where they are."""
+        if self._keeps:
+            self._go_to(epoch, decode(position))
+
+    def _go_to(self, epoch: int, position: Any) -> None:
+        self.source.load_state_dict(position)
+        self._begun, self._first, self._opened, self._dirty = (epoch, position), None, None, False
+
+    def _position(self) -> Any | None:
+        try:
+            return self.source.state_dict() if self._keeps else None
+        except ValueError:  # an iterator around one that keeps no position
+            return None
 
     def peek(self, epoch: int = 0) -> Batch:
         """The first batch of an epoch, which `batches` will give again: shapes and dtypes before training starts."""
@@ -137,6 +173,8 @@ class StreamData:
         resets = is_mxnet_iter(iterator)
         # A roll_over batch is all real: its pad counts rows that the epoch before has left over.
         wraps = getattr(iterator, "last_batch_handle", "pad") != "roll_over"
+        if self._keeps and not restored and (position := self._position()) is not None:
+            self._begun = (epoch, position)
         self._dirty = resets
         count = 0
         for element in _steps(iterator):

@@ -70,7 +70,9 @@ def pixels(image: Any, mode: str | None, path: str | os.PathLike[str] = "image",
         raise FormatError(path, where, problem, "it is damaged or cut off: pack it again.") from None
 
 
-def decode(content: bytes, mode: str | None = "RGB", path: str | os.PathLike[str] = "image", where: str = "content") -> np.ndarray:
+def decode(
+    content: bytes, mode: str | None = "RGB", path: str | os.PathLike[str] = "image", where: str = "content"
+) -> np.ndarray:
     """The pixels of an image file.
 
     Args:
@@ -142,8 +144,8 @@ def resize(array: np.ndarray, width: int, height: int, interp: int = 2) -> np.nd
     Raises:
       ValueError: a size below 1 or an unknown interpolation.
 
-    Where an image grows the values are OpenCV's to a level or two (a = -0.5 instead of -0.75 in the cubic one); where it shrinks,
-    bilinear, bicubic and Lanczos look at all pixels that a new one covers, OpenCV at 2, 4 or 8 of them on each axis.
+    Where an image grows, bilinear values are OpenCV's to a level (the cubic one has a = -0.5 instead of -0.75).  Where it
+    shrinks, bilinear, bicubic and Lanczos look at all pixels that a new one covers, OpenCV at 2, 4 or 8 on each axis.
 
     Example:
       >>> resize(np.arange(4, dtype="uint8").reshape(2, 2, 1), 1, 1, interp=3).item()

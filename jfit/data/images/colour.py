@@ -42,8 +42,8 @@ def saturation(image: np.ndarray, factor: float) -> np.ndarray:
     """x · factor + (1 - factor) · luma, luma of each pixel.
 
     Example:
-      >>> saturation(np.array([[[10, 20, 30]]], "float32"), 0.0).ravel().round(2).tolist()
-      [18.15, 18.15, 18.15]
+      >>> saturation(np.array([[[10, 20, 30]]], "float32"), 0.0).ravel().round(2)
+      array([18.15, 18.15, 18.15], dtype=float32)
     """
     return image * np.float32(factor) + (image @ LUMA)[..., None] * np.float32(1.0 - factor)
 

@@ -33,7 +33,9 @@ def interpolation(interp: int, old: tuple[int, int], new: tuple[int, int], drawn
         return 2 if all(grows) else 3 if all(shrinks) else 1
     interp = drawn if interp == 10 else interp
     if interp not in INTERPOLATIONS:
-        raise ValueError(f"interpolation {interp}; needed 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos, 9 by size, 10 random.")
+        raise ValueError(
+            f"interpolation {interp}; needed 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos, 9 by size, 10 random."
+        )
     return interp
 
 

@@ -22,8 +22,8 @@ _HANDLES = ("pad", "discard")
 class ImageRecords(DataIter):
     """Batches of decoded, augmented images and their labels, epoch after epoch.
 
-    The random numbers of a row in an epoch follow from (seed, epoch, row), its place in the order from (seed, epoch): the batches
-    are the same for any number of workers, and after `load_state_dict`.
+    The random numbers of a row in an epoch follow from (seed, epoch, row), its place in the order from (seed, epoch): the
+    batches are the same for any number of workers, and after `load_state_dict`.
 
     Args:
         path: the record file (.rec).
@@ -34,9 +34,11 @@ class ImageRecords(DataIter):
         label_width: labels of a row.
         shuffle: a new order every epoch.
         seed: fixes orders and augmentations.
+        seed_augment: fixes augmentations, instead of `seed`.
         part_index: which part of the file to read, of `num_parts` whose sizes differ by at most one row.
         num_parts: into how many parts the rows are split.
-        last_batch_handle: "pad" fills the last batch with rows from the start of the order, which `pad` counts; "discard" drops it.
+        last_batch_handle: "pad" fills the last batch with rows from the start of the order, which `pad` counts; "discard"
+            drops it.
         layout: "NCHW" or "NHWC".
         dtype: "float32", "uint8" or "int8".
         workers: processes that decode; 0 decodes in this one.
@@ -77,6 +79,7 @@ class ImageRecords(DataIter):
         label_width: int = 1,
         shuffle: bool = False,
         seed: int = 0,
+        seed_augment: int | None = None,
         part_index: int = 0,
         num_parts: int = 1,
         last_batch_handle: str = "pad",
@@ -90,14 +93,27 @@ class ImageRecords(DataIter):
     ) -> None:
         super().__init__(batch_size)
         pillow()
-        for name, value, least in (("batch_size", batch_size, 1), ("label_width", label_width, 1), ("workers", workers, 0), ("ahead", ahead, 1)):
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("label_width", label_width, 1),
+            ("workers", workers, 0),
+            ("ahead", ahead, 1),
+        ):
             if value < least:
                 raise ValueError(f"{name} is {value}, needed at least {least}.")
         if layout not in ("NCHW", "NHWC") or last_batch_handle not in _HANDLES:
-            raise ValueError(f"layout is {layout!r}, needed NCHW or NHWC; last_batch_handle {last_batch_handle!r}, needed {_HANDLES}.")
+            raise ValueError(
+                f"layout is {layout!r}, needed NCHW or NHWC; last_batch_handle {last_batch_handle!r}, needed {_HANDLES}."
+            )
         recipe = checked(Recipe(tuple(map(int, data_shape)), layout == "NHWC", dtype, **augment))  # type: ignore[arg-type]
-        self.job = Job(os.fspath(path), None if path_list is None else os.fspath(path_list), label_width, seed, recipe)
-        self.shuffle, self.last_batch_handle, self.layout = shuffle, last_batch_handle, layout
+        self.job = Job(
+            os.fspath(path),
+            None if path_list is None else os.fspath(path_list),
+            label_width,
+            seed if seed_augment is None else seed_augment,
+            recipe,
+        )
+        self.shuffle, self.seed, self.last_batch_handle, self.layout = shuffle, seed, last_batch_handle, layout
         self.workers, self.ahead = workers, ahead
         self.data_name, self.label_name = data_name, label_name
         offsets = record_offsets(path) if path_index is None else _index(path_index)
@@ -120,7 +136,11 @@ class ImageRecords(DataIter):
     @property
     def provide_data(self) -> list[DataDesc]:
         """Description of the images."""
-        return [DataDesc(self.data_name, (self.batch_size, *self.job.data_shape()), np.dtype(self.job.recipe.dtype).type, self.layout)]
+        return [
+            DataDesc(
+                self.data_name, (self.batch_size, *self.job.data_shape()), np.dtype(self.job.recipe.dtype).type, self.layout
+            )
+        ]
 
     @property
     def provide_label(self) -> list[DataDesc]:
@@ -176,7 +196,7 @@ class ImageRecords(DataIter):
         if not self.shuffle:
             return self.rows
         if epoch not in self._orders:
-            mixed = np.random.Generator(np.random.Philox(key=[self.job.seed & (1 << 64) - 1, epoch], counter=[0, 0, 0, 1]))
+            mixed = np.random.Generator(np.random.Philox(key=[self.seed & (1 << 64) - 1, epoch], counter=[0, 0, 0, 1]))
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) < 2}
             self._orders[epoch] = mixed.permutation(self.rows)
         return self._orders[epoch]
@@ -227,7 +247,7 @@ class ImageRecords(DataIter):
         while self._pool.pending:
             try:
                 self._pool.take()
-            except FormatError:  # noqa: PERF203  of a batch that nobody asked for
+            except FormatError:  # of a batch that nobody asked for
                 continue
 
 

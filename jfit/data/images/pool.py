@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import mmap
 import os
@@ -62,7 +63,7 @@ class Pool:
         self._free = list(range(self._slots))
         self._asked: collections.deque[int] = collections.deque()  # slots, the oldest batch first
         bounds = [batch_size * k // workers for k in range(workers + 1)]
-        self._parts = [(low, high) for low, high in zip(bounds, bounds[1:], strict=False) if high > low]
+        self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
         handle = _shared_file(total)
         try:

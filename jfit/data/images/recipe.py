@@ -133,7 +133,12 @@ def draws(recipe: Recipe) -> bool:
 
 
 def follow(
-    recipe: Recipe, content: bytes, rng: np.random.Generator | None, out: np.ndarray, path: str = "image", where: str = "content"
+    recipe: Recipe,
+    content: bytes,
+    rng: np.random.Generator | None,
+    out: np.ndarray,
+    path: str = "image",
+    where: str = "content",
 ) -> None:
     """Decodes an image file and writes it, augmented, into its place in a batch.
 
@@ -152,7 +157,7 @@ def follow(
     image = open_image(content, path, where)
     mode = "L" if channels == 1 else "RGB"
     if recipe.draft and recipe.resize > 0:
-        image.draft(mode, short_size(*image.size, recipe.resize))
+        image.draft(mode, short_size(image.width, image.height, recipe.resize))
     image = _geometry(recipe, pixels(image, mode, path, where), rng, width, height)
     mirrored = recipe.mirror or (recipe.rand_mirror and rng is not None and rng.random() < 0.5)
     if recipe.brightness or recipe.contrast or recipe.saturation or recipe.pca_noise:
@@ -169,7 +174,9 @@ def follow(
 
 def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width: int, height: int) -> Any:
     """The Pillow image at its final size: resize and crop in one pass over the pixels that remain."""
-    size = short_size(*image.size, recipe.resize) if recipe.resize > 0 else image.size
+    size: tuple[int, int] = image.size
+    if recipe.resize > 0:
+        size = short_size(*size, recipe.resize)
     if recipe.random_resized_crop:
         assert rng is not None
         return _resample(recipe, rng, image, size, _random_box(recipe, rng, size), (width, height))
@@ -177,7 +184,7 @@ def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width
         scale = _between(rng, recipe.min_random_scale, recipe.max_random_scale)
         size = max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
     if recipe.pad:
-        image = _framed(recipe, _resample(recipe, rng, image, size, (0, 0, *size), size))
+        image = _framed(recipe, _resample(recipe, rng, image, size, (0, 0, size[0], size[1]), size))
         size = image.size
     if recipe.max_crop_size > 0:
         side = recipe.min_crop_size
@@ -196,8 +203,8 @@ def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width
 def _place(recipe: Recipe, rng: np.random.Generator | None, size: tuple[int, int], wanted: tuple[int, int]) -> Box:
     free = size[0] - wanted[0], size[1] - wanted[1]
     if recipe.rand_crop and rng is not None:
-        return int(rng.integers(free[0] + 1)), int(rng.integers(free[1] + 1)), *wanted
-    return free[0] // 2, free[1] // 2, *wanted
+        return int(rng.integers(free[0] + 1)), int(rng.integers(free[1] + 1)), wanted[0], wanted[1]
+    return free[0] // 2, free[1] // 2, wanted[0], wanted[1]
 
 
 def _random_box(recipe: Recipe, rng: np.random.Generator, size: tuple[int, int]) -> Box:
@@ -227,13 +234,14 @@ def _resample(
     drawn = int(rng.integers(5)) if recipe.inter_method == 10 and rng is not None else 1
     across, down = image.size[0] / size[0], image.size[1] / size[1]
     source = (x * across, y * down, min((x + width) * across, image.size[0]), min((y + height) * down, image.size[1]))
-    method = interpolation(recipe.inter_method, (round(source[3] - source[1]), round(source[2] - source[0])), target[::-1], drawn)
+    before = round(source[3] - source[1]), round(source[2] - source[0])
+    method = interpolation(recipe.inter_method, before, (target[1], target[0]), drawn)
     return image.resize(target, getattr(pillow().Resampling, INTERPOLATIONS[method]), box=source)
 
 
 def _framed(recipe: Recipe, image: Any) -> Any:
-    value = (recipe.fill_value,) * len(image.getbands())
-    framed = pillow().new(image.mode, (image.width + 2 * recipe.pad, image.height + 2 * recipe.pad), value if len(value) > 1 else value[0])
+    value = recipe.fill_value if image.mode == "L" else (recipe.fill_value,) * 3
+    framed = pillow().new(image.mode, (image.width + 2 * recipe.pad, image.height + 2 * recipe.pad), value)
     framed.paste(image, (recipe.pad, recipe.pad))
     return framed
 

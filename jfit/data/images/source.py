@@ -118,7 +118,9 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
             except ValueError:
                 key, values = 0, np.zeros(0, np.float32)
             if not len(values) or labels not in (None, len(values)):
-                needed = f"needed a number, {'labels' if labels is None else f'{labels} labels'} and a file name, with tabs between"
+                needed = (
+                    f"needed a number, {'labels' if labels is None else f'{labels} labels'} and a file name, with tabs between"
+                )
                 raise FormatError(path, f"line {number}", f"found {line[:60]!r}, {needed}", "make the list again.")
             found.append((key, (values, parts[-1])))
     return found
