@@ -1,4 +1,4 @@
-"""RecordIO: records of bytes one after the other (.rec), an index of where they begin (.idx), and the header of an image record.
+"""RecordIO: records of bytes one after the other (.rec), an index of where they begin (.idx), headers of image records.
 
 A record is one or more parts.  A part is the magic number, a word that holds its kind and its length, the bytes, and zeros up
 to a multiple of 4.  Bytes that hold the magic number at a multiple of 4 are cut there, and the number itself is left out: a
@@ -67,7 +67,9 @@ class RecordWriter:
           ValueError: a part would be longer than 512 MB, which the format cannot say.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(f"{self.path}: a record is bytes, found {type(data).__name__}; encode it first, text with .encode().")
+            raise TypeError(
+                f"{self.path}: a record is bytes, found {type(data).__name__}; encode it first, text with .encode()."
+            )
         data = bytes(data)
         parts = _cut(data)
         longest = max(map(len, parts))
@@ -162,7 +164,9 @@ class RecordReader:
           FormatError: the file is shorter.
         """
         if not 0 <= at <= self.size:
-            raise FormatError(self.path, f"byte {at}", f"the file has {self.size} bytes", "the index is of another file: make it again.")
+            raise FormatError(
+                self.path, f"byte {at}", f"the file has {self.size} bytes", "the index is of another file: make it again."
+            )
         self._at = self._file.seek(at)
 
     def tell(self) -> int:
@@ -257,8 +261,11 @@ def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = in
                 key, at = line.rstrip("\n").split("\t")[:2]
                 found[key_type(key)] = int(at)
             except ValueError:
-                problem = f"found {line[:60]!r}, needed a key of type {getattr(key_type, '__name__', key_type)}, a tab and a byte number"
-                raise FormatError(path, f"line {number}", problem, "make the index again, or give the right key_type.") from None
+                kind = getattr(key_type, "__name__", key_type)
+                problem = f"found {line[:60]!r}, needed a key of type {kind}, a tab and a byte number"
+                raise FormatError(
+                    path, f"line {number}", problem, "make the index again, or give the right key_type."
+                ) from None
     return found
 
 
@@ -270,8 +277,8 @@ def pack(header: Any, content: bytes) -> bytes:
     """Header, labels and content as one record.
 
     Args:
-      header: an `IRHeader` or (flag, label, id, id2). A number as label is written with flag 0; an array of n labels as n float32
-        behind a header with flag n. The flag given counts for nothing.
+      header: an `IRHeader` or (flag, label, id, id2). A number as label is written with flag 0; an array of n labels as n
+        float32 behind a header with flag n. The flag given counts for nothing.
       content: the bytes of the image file.
 
     Raises:

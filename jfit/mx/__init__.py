@@ -20,6 +20,7 @@ from jfit.mx import (
     contrib,
     executor,
     gluon,
+    image,
     initializer,
     io,
     kvstore,
@@ -33,6 +34,7 @@ from jfit.mx import (
     operator,
     optimizer,
     random,
+    recordio,
     rnn,
     symbol,
     util,
@@ -44,6 +46,7 @@ from jfit.mx.context import Context, cpu, cpu_pinned, current_context, gpu, num_
 from jfit.mx.executor import Executor
 from jfit.mx.spelling import absent
 
+img = image
 init = initializer
 kv = kvstore
 mod = module
@@ -70,6 +73,8 @@ __all__ = [
     "executor",
     "gluon",
     "gpu",
+    "image",
+    "img",
     "init",
     "initializer",
     "io",
@@ -89,6 +94,7 @@ __all__ = [
     "operator",
     "optimizer",
     "random",
+    "recordio",
     "rnd",
     "rnn",
     "sym",

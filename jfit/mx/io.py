@@ -14,10 +14,25 @@ from typing import Any, NoReturn
 
 from jfit import data
 from jfit.data import DataBatch, DataDesc, DataIter
+from jfit.mx.image.record_iter import ImageRecordInt8Iter, ImageRecordIter, ImageRecordUInt8Iter
 from jfit.mx.nd.array import NDArray, held
 from jfit.mx.spelling import absent
 
-__all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
+__all__ = [
+    "DataBatch",
+    "DataDesc",
+    "DataIter",
+    "ImageRecordInt8Iter",
+    "ImageRecordIter",
+    "ImageRecordIter_v1",
+    "ImageRecordUInt8Iter",
+    "ImageRecordUInt8Iter_v1",
+    "NDArrayIter",
+    "PrefetchingIter",
+    "ResizeIter",
+]
+
+ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter  # older readers of the same files
 
 
 class NDArrayIter(data.NDArrayIter):

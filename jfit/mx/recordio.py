@@ -119,7 +119,9 @@ class MXRecordIO:
             # MXNet asserts this, so scripts that look for it catch an AssertionError.
             raise AssertionError(f"{self.uri} is open with flag {self.flag!r}; needed {'w' if writing else 'r'!r} for this.")
         if self.pid != os.getpid():
-            raise RuntimeError(f"{self.uri} was opened by process {self.pid}, which shares its place in the file; call reset() here.")
+            raise RuntimeError(
+                f"{self.uri} was opened by process {self.pid}, which shares its place in the file; call reset() here."
+            )
 
 
 class MXIndexedRecordIO(MXRecordIO):
