@@ -10,28 +10,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from jfit.facade.optimizer import NAG, SGD, Adam, AdamW, Optimizer, RMSProp, ccSGD, create, register
+from jfit.facade.optimizer import named
 from jfit.facade.optimizer import updater as _facade
+from jfit.facade.optimizer.base import Optimizer
+from jfit.facade.optimizer.named import *  # noqa: F403
+from jfit.facade.optimizer.named import GroupAdaGrad
 from jfit.mx.nd import NDArray
 from jfit.mx.spelling import absent
 
-__all__ = [
-    "NAG",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Optimizer",
-    "RMSProp",
-    "Updater",
-    "ccSGD",
-    "create",
-    "get_updater",
-    "opt_registry",
-    "register",
-]
+__all__ = [*named.__all__, "Optimizer", "Updater", "contrib", "get_updater", "opt_registry"]
 
+# `mx.optimizer.contrib.GroupAdaGrad`
+contrib = SimpleNamespace(GroupAdaGrad=GroupAdaGrad, register=Optimizer.register)
 # class by lower-case name, one table for everything that makes optimizers
 opt_registry = Optimizer.opt_registry
 
