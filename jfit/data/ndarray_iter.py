@@ -244,6 +244,11 @@ class NDArrayIter(DataIter):
         return len(self._stream) // self.batch_size
 
     @property
+    def in_memory(self) -> bool:
+        """Whether all arrays are dense ones of the host: none is sparse, or read from its file batch by batch."""
+        return all(isinstance(array, np.ndarray) for _, array in self.data + self.label)
+
+    @property
     def started(self) -> bool:
         """Whether a batch of the current epoch was read."""
         return self._position >= 0

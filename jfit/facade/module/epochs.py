@@ -189,7 +189,7 @@ def looks_every(callbacks: Sequence[Any]) -> int | None:
 
 def runs_whole(passes: Passes, data: Any, label_names: Sequence[str]) -> bool:
     """True where a pass may run in few dispatches: plain arrays in memory, outputs that are heads with their own labels."""
-    if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started:
+    if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
     session, model = passes.session, passes.programs.model
     optimizer = session.optimizer
