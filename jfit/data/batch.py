@@ -69,6 +69,20 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
     raise ValueError(f"a batch with the inputs {list(batch.inputs)} has no rows; at least one input needs a batch axis.")
 
 
+def wrapped_rows(batch: Batch) -> int:
+    """How many rows at the end were there before: they train (no weight of their own) and count in no metric.
+
+    Example:
+        >>> import numpy as np
+        >>> wrapped_rows(Batch({"data": np.ones((4, 2))}, None, np.array([1.0, 1.0, 0.0, 0.0])))
+        2
+    """
+    if batch.weight is not None or batch.metric_weight is None:
+        return 0
+    counted = np.flatnonzero(np.asarray(batch.metric_weight))
+    return len(batch.metric_weight) - (int(counted[-1]) + 1 if len(counted) else 0)
+
+
 def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
     """Σᵢ wᵢ xᵢ is the same before and after: a batch grown to `size` rows whose new rows weigh 0.
 

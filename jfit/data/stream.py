@@ -173,17 +173,22 @@ class StreamData:
         resets = is_mxnet_iter(iterator)
         # A roll_over batch is all real: its pad counts rows that the epoch before has left over.
         wraps = getattr(iterator, "last_batch_handle", "pad") != "roll_over"
-        if self._keeps and not restored and (position := self._position()) is not None:
-            self._begun = (epoch, position)
-        self._dirty = resets
-        count = 0
-        for element in _steps(iterator):
-            yield to_batch(element, self.names, described=iterator, train_pad=self.train_pad, wraps=wraps)
-            count += 1
+        found = False
+        for attempt in range(2 if resets and not restored else 1):
+            if attempt:  # it was read to its end before it came here
+                iterator.reset()
+            if self._keeps and not restored and (position := self._position()) is not None:
+                self._begun = (epoch, position)
+            self._dirty = resets
+            for element in _steps(iterator):
+                found = True
+                yield to_batch(element, self.names, described=iterator, train_pad=self.train_pad, wraps=wraps)
+            if found:
+                break
         if resets:
             iterator.reset()
         self._dirty = False
-        if not count and not restored:
+        if not found and not restored:
             raise ValueError(
                 f"epoch {epoch}: the {_kind(self.source)} yielded no batch; at least one is needed: check its length, its "
                 "filter and, where it drops a short last batch, its batch size."
