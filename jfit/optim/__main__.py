@@ -70,10 +70,12 @@ def markdown() -> str:
     return head + _TEXT + "\n".join([line(COLUMNS), line(("---",) * len(COLUMNS)), *map(line, rows)]) + "\n"
 
 
+_SHARED = ", ".join(f"`{name}`" for name in SHARED)
 _TEXT = f"""Each is a function of `jfit.optim`, and goes into `fit`, the train step and `jfit.optim.get` by name. In the
-formulas `g` is the rescaled gradient, `w` the weight, `lr` the rate, `t` the number of the update, `c(.)` clips to
-±clip_gradient. All take {", ".join(f"`{name}`" for name in SHARED)} as well; the table shows those whose default is another one. With
-multi_precision there is a last slot, `master`: 16-bit weights in float32.
+formulas `g` is the rescaled gradient, `w` the weight, `lr` the rate, `t` the number of the update; `c(.)` clips to
+±clip_gradient.
+All take {_SHARED} as well; the table shows those whose default is another one.
+With multi_precision there is a last slot, `master`: 16-bit weights in float32.
 
 Any other name means an optimizer of optax or optax.contrib with its own parameters, such as `"lion"` or `"muon"`;
 `python -m jfit.optim` lists those of the optax that is installed. Where both have a name it means jfit's, whose numbers are
