@@ -1,0 +1,197 @@
+"""lr_find: the sweep of rates, what it suggests, and that it leaves nothing behind."""
+
+import os
+import signal
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fit_support import bits, blobs, compiled_once, mlp  # noqa: F401
+
+import jfit
+from jfit import counters
+from jfit.lr_range import RateRange, smooth
+
+SHORT = {"batch_size": 8, "steps": 40}
+
+
+def find(net=None, data=None, **given):
+    return jfit.lr_find(mlp() if net is None else net, blobs(100) if data is None else data, **{**SHORT, **given})
+
+
+# ------------------------------------------------------------------------------------------------ the sweep
+def test_rates_climb_evenly_in_the_logarithm():
+    found = find(start=1e-5, end=0.1)
+    assert len(found) == len(found.rates) == len(found.losses) == len(found.smoothed) == 40 and found.stopped == "end"
+    np.testing.assert_allclose(found.rates, np.geomspace(1e-5, 0.1, 40), rtol=2e-6)
+
+
+def test_each_step_trains_at_its_rate_as_a_loop_by_hand_would():
+    x, y = blobs(16)
+    found = find(data=(x, y), start=0.01, end=1.0, steps=6, shuffle=False, smoothing=0.0, seed=3)
+    model = jfit.lower(mlp())
+    batches = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in (0, 8)]
+    state, step = jfit.init_state(model, "sgd", batches[0], seed=3), jax.jit(jfit.train_step(model, "sgd"))
+    losses = []
+    for i, rate in enumerate(np.geomspace(0.01, 1.0, 6)):
+        state, out = step(state._replace(lr=jnp.float32(rate)), batches[i % 2])
+        losses.append(float(out.loss))
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
+
+
+def test_the_running_mean_starts_unbiased():
+    losses = np.random.default_rng(0).normal(size=9)
+    weights = 0.7 ** np.arange(9)[::-1]
+    want = [np.average(losses[: n + 1], weights=weights[8 - n :]) for n in range(9)]
+    np.testing.assert_allclose(smooth(losses, 0.7), want)
+
+
+def test_the_same_seed_is_the_same_sweep_on_one_device_and_to_rounding_on_eight():
+    one, again, other = find(), find(), find(seed=1)
+    np.testing.assert_array_equal(one.losses, again.losses)
+    assert not np.array_equal(one.losses, other.losses)
+    np.testing.assert_allclose(find(devices=8, end=0.1).losses, find(end=0.1).losses, rtol=1e-4)
+
+
+def test_a_sweep_that_diverges_ends_there():
+    found = find(optimizer_params={"momentum": 0.9}, end=1e4, diverge=2.0)
+    assert found.stopped == "diverged" and len(found) < 40 and "diverged there" in repr(found)
+    assert found.smoothed[-1] > 2 * found.smoothed.min() and found.smoothed[-1] > found.smoothed[0]
+    assert (found.smoothed[1:-1] <= np.maximum(2 * np.minimum.accumulate(found.smoothed)[1:-1], found.smoothed[0])).all()
+
+
+def test_the_host_waits_once_in_eight_steps_and_compiles_once():
+    with counters.counted() as seen:
+        find(steps=64, end=0.1)
+    assert seen["traces:train"] == 1 and seen["traces:train_tail"] == 0
+    assert seen["host_syncs"] <= 64 // 8 + 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lion"])
+def test_a_network_trains_at_the_suggestion(optimizer):
+    x, y = blobs(400)
+    found = find(data=(x, y), optimizer=optimizer, steps=100)
+    given = {"optimizer": optimizer, "optimizer_params": {"learning_rate": found.suggestion}, "progress": False}
+    losses = jfit.fit(mlp(), (x, y), batch_size=8, num_epoch=4, **given).history.column("loss")
+    assert losses[-1] < 0.5 * found.smoothed[0], (found, losses)
+
+
+def test_the_suggestion_is_where_the_loss_falls_fastest_however_it_was_smoothed():
+    rates = np.geomspace(1e-6, 1e2, 200)
+    losses = 1 + 2 / (1 + (rates / 1e-2) ** 2)  # falls fastest at 0.01
+    for smoothing in (0.0, 0.5, 0.8, 0.9):  # a span of 9 steps is most of this fall: it begins a little before its middle
+        assert RateRange(rates, losses, smoothing=smoothing).suggestion == pytest.approx(1e-2, rel=0.3)
+
+
+def test_noise_of_small_batches_does_not_decide():
+    rates = np.geomspace(1e-6, 1e2, 120)
+    for seed in range(10):
+        noise = np.random.default_rng(seed).normal(scale=0.2, size=120)
+        seen = RateRange(rates, 1 + 2 / (1 + (rates / 1e-2) ** 2) + noise)
+        assert 1e-3 < seen.suggestion < 5e-2
+
+
+# ------------------------------------------------------------------------------------------------ nothing is left behind
+def test_what_is_given_stays_as_it_was():
+    run = jfit.fit(mlp(batch_norm=True), blobs(40), batch_size=8, num_epoch=1, progress=False)
+    before = bits(run.state)
+    find(run.model, params=run.params, aux=run.aux)
+    assert bits(run.state) == before
+    params, (x, y) = {"w": jnp.ones((4, 3))}, blobs(16)
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    find(lambda p, x: x @ p["w"], (x, y.astype("int32")), loss=loss, params=params)
+    assert params["w"].tolist() == np.ones((4, 3)).tolist()
+
+
+def test_an_iterator_of_mxnets_begins_anew_afterwards():
+    source = jfit.NDArrayIter(*blobs(40), batch_size=8)
+    find(data=source, steps=3)
+    assert len(list(source)) == 5
+
+
+def test_streams_of_any_kind_are_swept_and_a_spent_one_says_how_far_it_came():
+    x, y = blobs(40)
+    batches = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in range(0, 40, 8)]
+    whole = find(data=batches, steps=12, end=0.1)
+    assert len(whole) == 12
+    np.testing.assert_array_equal(find(data=lambda: iter(batches), steps=12, end=0.1).losses, whole.losses)
+    with pytest.raises(ValueError, match="used up") as caught:
+        find(data=iter(batches), steps=12)
+    assert any("did 5 of its 12 steps; steps=5" in note for note in caught.value.__notes__)
+
+
+def test_ctrl_c_keeps_what_is_there():
+    x, y = blobs(16)
+
+    def source(epoch):
+        if epoch == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield {"data": x, "softmax_label": y}
+
+    found = find(data=source, steps=500, batch_size=16)
+    assert found.stopped == "interrupted" and 9 <= len(found) < 500 and np.isfinite(found.losses).all()
+    assert "interrupted" in repr(found)
+
+
+# ------------------------------------------------------------------------------------------------ what it tells
+def curve(losses, **given):
+    return RateRange(np.geomspace(1e-5, 1.0, len(losses)), losses, **given)
+
+
+def test_a_loss_that_never_falls_has_no_suggestion_and_can_still_be_seen(tmp_path):
+    rising = curve(np.linspace(1, 2, 20))
+    with pytest.raises(ValueError, match="the loss never fell in 20 steps from rate 1e-05 to 1, so there is no rate"):
+        _ = rising.suggestion
+    assert "none, the loss never fell" in repr(rising) and "<img" in rising._repr_html_()
+    rising.plot(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_the_curve_has_a_logarithmic_axis_and_marks_the_suggestion():
+    seen = curve(3 - 2 / (1 + np.exp(-np.linspace(-8, 4, 60))))
+    axis = seen.plot().axes[0]
+    assert axis.get_xscale() == "log" and axis.get_xlabel() == "learning rate"
+    marked = [line for line in axis.lines if "suggestion" in str(line.get_label())]
+    assert marked[0].get_xdata()[0] == seen.suggestion
+    assert "data:image/png;base64," in seen._repr_html_()
+
+
+def test_without_matplotlib_there_is_the_text(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    seen = curve(np.linspace(2, 1, 20))
+    assert "<img" not in seen._repr_html_() and "suggestion" in seen._repr_html_()
+    with pytest.raises(ImportError, match="lr_find: plot needs matplotlib"):
+        seen.plot("a.png")
+
+
+def test_infinite_losses_are_no_obstacle():
+    seen = curve([3, 2.5, 2, 1, 1.5, np.inf])
+    assert 1e-5 < seen.suggestion < 1 and "<img" in seen._repr_html_()
+
+
+def test_nothing_to_plot_is_said():
+    with pytest.raises(ValueError, match="nothing to plot"):
+        RateRange([], []).plot()
+    assert "0 steps" in repr(RateRange([], []))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"start": 0.0}, "start is 0.0 and end 10.0; rates climb"),
+        ({"start": 1.0, "end": 0.1}, "start is 1.0 and end 0.1; rates climb"),
+        ({"steps": 1}, "steps is 1; a sweep has at least 2"),
+        ({"smoothing": 1.0}, "smoothing is 1.0; it needs to be from 0"),
+        ({"diverge": 1.0}, "diverge is 1.0; it needs to be above 1"),
+        ({"optimizer": optax.adam(0.1)}, "lr_find moves the learning rate, and the optimizer is .* keeps its own"),
+        ({"optimizer": "adm"}, "unknown optimizer 'adm'"),
+        ({"data": (np.full((16, 4), np.nan, "float32"), np.zeros(16))}, "the loss of the first step is nan, at a rate of"),
+        ({"data": (np.zeros((0, 4), "float32"), np.zeros(0))}, "row"),
+    ],
+)
+def test_errors_say_what_was_found_and_needed(given, message):
+    with pytest.raises(ValueError, match=message):
+        find(**given)
