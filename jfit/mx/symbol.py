@@ -262,6 +262,7 @@ _FUNCTIONS = SimpleNamespace(
 contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator, (control.foreach, control.while_loop, control.cond))
 linalg = Namespace("mx.sym.linalg", ("_linalg_",), operator)
 image = Namespace("mx.sym.image", ("_image_",), operator)
+sparse = Namespace("mx.sym.sparse", ("_sparse_",), operator)
 op = Namespace("mx.sym.op", ("",), operator)
 _internal = Namespace("mx.sym._internal", ("",), operator)
 
