@@ -59,14 +59,14 @@ class OptState(NamedTuple):
             where the rule does not need it.
         slots: by name, one tree of float arrays in the parameters' structure (`momentum`, `mean`, `var`, ...); `master` holds
             16-bit weights in float32 and None for other parameters.
-        lr_mult: float32 (leaves,) in leaf order; None when all are 1.
-        wd_mult: the same for weight decay, or a tuple of scalars.
+        lr_mult: float32 (leaves,) in leaf order, or a tuple of scalars; None when all are 1.
+        wd_mult: the same for weight decay.
         shared: scalars that all parameters have in common (Nadam's schedule, a random key), or None.
     """
 
     count: Array | tuple[Array, ...] | None
     slots: dict[str, Any]
-    lr_mult: Array | None = None
+    lr_mult: Array | tuple[Array, ...] | None = None
     wd_mult: Array | tuple[Array, ...] | None = None
     shared: dict[str, Array] | None = None
 
@@ -170,7 +170,7 @@ def transformation(
         rate = rate_at(base, state.count) if learning_rate is None else learning_rate
         t = jax.tree.map(lambda c: c + 1, state.count)
         kept = [tree.flatten_up_to(state.slots[name]) for name in starts]
-        lr = rate if state.lr_mult is None else rate * state.lr_mult
+        lr = rate if state.lr_mult is None else _times(rate, state.lr_mult, len(leaves))
         decay = wd if state.wd_mult is None or not wd else jax.tree.map(lambda m: wd * m, state.wd_mult)
         lr, decay, t_of, base_of = (_each(x, len(leaves)) for x in (lr, decay, t, rate))
         scalars, added = dict(state.shared or {}), cast(list[Any], [None] * len(leaves))
@@ -280,6 +280,12 @@ def _master(w: Array) -> Array | None:
 
 def _each(x: Any, n: int) -> list[Any]:
     return list(x) if isinstance(x, tuple) else [x[i] for i in range(n)] if np.ndim(x) else [x] * n
+
+
+def _times(rate: Any, multiplier: Any, n: int) -> Any:
+    if not isinstance(multiplier, tuple):
+        return rate * multiplier
+    return tuple(r * m for r, m in zip(_each(rate, n), multiplier, strict=True))
 
 
 def _turns(names: Sequence[str], order: Sequence[str] | None) -> list[int]:

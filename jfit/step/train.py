@@ -18,6 +18,7 @@ from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, Policy
 from jfit.optim import as_schedule
 from jfit.optim import get as get_optimizer
+from jfit.optim.core import is_small, wide
 from jfit.optim.registry import Resolved, used_rate
 from jfit.state import TrainState, split_params
 from jfit.step.reduce import Reduce, all_reduce
@@ -199,7 +200,8 @@ class _Update(NamedTuple):
     ) -> tuple[Params, Any, Array | None]:
         """(new parameters, new optimizer state, the rate that was used)."""
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        gradients = jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), gradients)
+        exact = hasattr(self.resolved.transform.update, "recipe")
+        gradients = jax.tree.map(lambda g: _scaled(g, factor, exact), gradients)
         gradients = _clip(gradients, self.clip_norm, self.clip_value)
         rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": rate} if self.resolved.takes_rate and rate is not None else {})
@@ -244,6 +246,11 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
     summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
     found = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
     return {**aux, **found}
+
+
+def _scaled(g: Array, factor: Any, exact: bool) -> Array:
+    # jfit's own rules compute in float32, so 16-bit gradients keep the digits that a factor of 1 / batch size would cost them
+    return wide(g) * factor if exact and is_small(g) else g * jnp.asarray(factor, g.dtype)
 
 
 def _clip(gradients: Params, norm: float | None, value: float | None) -> Params:

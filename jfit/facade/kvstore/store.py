@@ -199,7 +199,9 @@ class KVStore(KVStoreBase):
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Update the stored values with an optimizer from now on; its object is shared, so later changes count."""
-        self.set_updater(self._updater_of(optimizer))
+        updater = self._updater_of(optimizer)
+        updater.apart = True
+        self.set_updater(updater)
 
     def set_updater(self, updater: Callable[[Any, Any, Any], Any]) -> None:
         """Call `updater(key, sum, stored)` on every push; both are cells, and it writes into `stored`.

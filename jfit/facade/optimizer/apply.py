@@ -131,14 +131,14 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
         weights: tuple[Array, ...],
         states: tuple[Slots, ...],
         grads: tuple[Array, ...],
-        data: tuple[Any, Any, Any],
+        data: tuple[Any, Any, Any, Any],
         scale: Array,
         shared: dict[str, Array],
     ) -> tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]:
         counters.count_trace("apply_update")
-        rates, decays, done = data
+        rates, decays, done, mults = data
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.slots)}
-        state = optim.OptState(done if rule.counted else None, slots, None, decays, shared or None)
+        state = optim.OptState(done if rule.counted else None, slots, mults if len(mults) else None, decays, shared or None)
         # 16-bit gradients are rescaled in float32: 1 / batch size would cost them their last digits
         grads = tuple((wide(g) * scale if is_small(g) else g * scale.astype(g.dtype)) for g in grads)
         updates, after = rule.transform.update(grads, state, weights, learning_rate=rates)

@@ -84,6 +84,7 @@ class LARS(Ruled):
     lone_state = True
     master_last = True
     decayed_endings = ("_weight",)
+    rates_apart = True
 
     def __init__(
         self,

@@ -133,6 +133,8 @@ class DCASGD(Ruled):
 class Test(Ruled):
     """w <- w + rescale_grad * g, the gradient added as it is; its state is the weight.  MXNet tests updaters with it.
 
+    It counts its updates, which MXNet's does not.
+
     Args:
         **kwargs: of `Optimizer`.
 

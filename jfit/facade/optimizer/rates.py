@@ -23,6 +23,8 @@ class Rates:
     aggregate_num: int = 0
     # within those, each index is counted and asked for its rate alone
     counts_apart: ClassVar[bool] = False
+    # the rule looks at rates before multipliers
+    rates_apart: ClassVar[bool] = False
     # the rate of an index is asked for before its update is counted
     rate_first: ClassVar[bool] = False
 
@@ -144,12 +146,17 @@ class Rates:
             done[start : start + size] = [self._index_update_count[i] - 1 for i in group]
         return done, rates
 
-    def rows(self, indices: Sequence[Any], apart: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Counts the indices: (rate, decay, updates before this one) of each, multipliers included, (P,) each."""
+    def rows(self, indices: Sequence[Any], apart: bool = False) -> tuple[np.ndarray | tuple[()], ...]:
+        """Counts the indices: (rate, decay, updates before this one, rate multipliers) of each, (P,) each.
+
+        The rates have their multipliers in them already and the last is empty, except where the rule wants them apart.
+        """
         done, rates = self.advance(indices, apart)
         lr_mult, wd_mult = self.multipliers(indices)
-        rates = rates if self._hook("lr") else rates * lr_mult
-        return rates, np.asarray(self._own("wd", indices, np.float32(self.wd) * wd_mult), np.float32), done
+        decays = np.asarray(self._own("wd", indices, np.float32(self.wd) * wd_mult), np.float32)
+        if self._hook("lr"):
+            return rates, decays, done, ()
+        return (rates, decays, done, lr_mult) if self.rates_apart else (rates * lr_mult, decays, done, ())
 
     def _hook(self, kind: str) -> bool:
         names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
