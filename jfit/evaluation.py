@@ -5,6 +5,7 @@ Rows that only fill up a batch never count and never come out.  Scoring adds to 
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,46 +16,78 @@ from jax import lax
 
 from jfit import counters
 from jfit.data import ArrayData, Batch, StreamData, prefetch
-from jfit.data.batch import pad_rows, rows
+from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.feed import fits_on_device, unpaddable_sentence
-from jfit.metrics import Metric
+from jfit.hosted import HostPass, on_devices, on_host, seen_of
 from jfit.model import Model, Plan, Policy
 from jfit.ops.rows import LOST, Rows
 from jfit.parallel import compile_spmd, place, place_split, split_batch
 from jfit.state import TrainState
 from jfit.step import eval_step, plan_of, predict_step, unrolls
-from jfit.totals import Totals, values, zero_totals
+from jfit.totals import Totals, sized_for, values, zero_totals
 
 IN_FLIGHT = 8
 BATCHES_PER_CALL = 64  # of resident data; bounds how long the host waits behind one call
 
 
 class Scorer:
-    """score(state, data): metrics over a data set.  Compiles one program per batch shape and keeps it."""
+    """score(state, data): metrics over a data set.  Compiles one program per batch shape and keeps it.
+
+    Metrics whose sums have the size of the outputs get it from the first data.
+    """
 
     def __init__(
-        self, model: Model, metrics: Sequence[Metric], devices: Any, batch_size: int, policy: Policy | None = None
+        self, model: Model, metrics: Sequence[Any], devices: Any, batch_size: int, policy: Policy | None = None
     ) -> None:
-        self.model, self.metrics, self.devices, self.batch_size = model, tuple(metrics), devices, batch_size
-        self.step = eval_step(model, metrics=self.metrics, policy=policy)
-        self._program = compile_spmd(self.step, devices, (None, None, None, 0, None), None, donate=(2,), name="eval")
+        self.model, self.devices, self.batch_size, self.policy = model, devices, batch_size, policy
+        self.metrics, self.host = on_devices(metrics), on_host(metrics)
+        self._program: Any = None
 
-    def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, float]:
+    @functools.cached_property
+    def step(self) -> Any:
+        """The pure step: an `eval_step` with the metrics that count on the devices."""
+        return eval_step(self.model, metrics=self.metrics, policy=self.policy)
+
+    def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
         """Loss and metrics over all rows; one read at the end."""
-        return values(self.metrics, counters.read(self.totals(state, data, epoch)))
-
-    def totals(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> Totals:
-        """The sums of the pass, still on the devices."""
+        self._make(data)
+        host = HostPass(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics), self.devices)
-        window: deque[Any] = deque()
         batches = _batches(self.model, data, self.batch_size, len(self.devices), epoch, weights=True)
         for number, (batch, _) in enumerate(batches):
-            totals = self._program(state.params, state.aux, totals, batch, np.int32(number))
-            window.append(batch)
-            if len(window) == 2 * IN_FLIGHT:
+            told = self._program(state.params, state.aux, totals, batch, np.int32(number))
+            totals = told if host is None else host.take(told)
+            if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
+                host.add(counters.read(host.due(IN_FLIGHT)))  # sync: batches that are done; as many are still in flight
+            elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                 counters.wait(totals.loss)  # sync: bounds the batches in flight
-                window.clear()
-        return totals
+        if host is None:
+            return values(self.metrics, counters.read(totals))
+        totals, arrived = counters.read((totals, host.due(0)))  # sync: the end of the pass
+        host.add(arrived)
+        return values(self.metrics, totals) | host.values()
+
+    def _make(self, data: ArrayData | StreamData) -> None:
+        if self._program is not None:
+            return
+        axes = self.model.batch_axes
+        if isinstance(data, ArrayData):
+            first = {k: np.moveaxis(v[: self.batch_size], 0, axes.get(k, 0)) for k, v in data.arrays.items()}
+        else:
+            first = dict(data.peek(0).inputs) if any(m.sized for m in self.metrics) else {}
+        self.metrics = sized_for(self.metrics, self.model, first)
+        axes, out = (None, None, None, 0, None), (None, 0) if self.host else None
+        step = self._watched() if self.host else self.step
+        self._program = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
+
+    def _watched(self) -> Callable[..., Any]:
+        one = eval_step(self.model, metrics=self.metrics, policy=self.policy, outputs=True)
+
+        def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
+            totals, outputs = one(params, aux, totals, batch, number, axis_name=axis_name)
+            return totals, seen_of(self.model, outputs, batch, axis_name)
+
+        return step
 
 
 class ResidentScorer:
@@ -107,7 +140,7 @@ def make_evaluate(
 ) -> Callable[[TrainState, int], Mapping[str, float]]:
     """`(state, epoch) -> logs` for the same data every epoch; it stays on the devices where it fits beside `held` bytes."""
     fits = fits_on_device(data, scorer.devices, held) if on_device == "auto" else bool(on_device)
-    if isinstance(data, ArrayData) and paddable and fits:
+    if isinstance(data, ArrayData) and paddable and fits and not scorer.host:
         return ResidentScorer(scorer, data)
     return lambda state, epoch: scorer(state, data, epoch)
 
@@ -195,15 +228,19 @@ def _batches(
     """(batch for the devices, real rows): every batch padded to one size, weights always present when asked for."""
     axes, largest = model.batch_axes, [batch_size if isinstance(data, ArrayData) else 0]
     paddable: list[bool] = []
+    told: list[bool] = []  # whether the rows of all outputs are known
 
     def prepare(batch: Batch) -> tuple[Batch, int]:
         if isinstance(data, ArrayData):
             batch = batch._replace(inputs={k: np.moveaxis(v, 0, axes.get(k, 0)) for k, v in batch.inputs.items()})
+        wrapped = 0 if weights else wrapped_rows(batch)
         if not weights:
             batch = Batch({k: v for k, v in batch.inputs.items() if k in model.evaluated})
         count = rows(batch, axes)
         if not paddable:
-            paddable.append(plan_of(model, batch.inputs).paddable)
+            plan = plan_of(model, batch.inputs)
+            paddable.append(plan.paddable)
+            told.append(LOST not in plan.rows)
         if not paddable[0]:  # a short batch runs in its own shape
             if count % devices:
                 raise ValueError(unpaddable_sentence(count, devices))
@@ -215,7 +252,7 @@ def _batches(
         if count < largest[0]:
             batch = pad_rows(batch, largest[0], axes)
         batch = split_batch(batch, devices, axes)
-        return (batch if weights else Batch(batch.inputs)), count
+        return (batch if weights else Batch(batch.inputs)), count - wrapped * told[0]
 
     source = _unshuffled(data, batch_size) if isinstance(data, ArrayData) else data.batches(epoch)
     with prefetch(source, size=2, transform=prepare) as stream:

@@ -17,6 +17,7 @@ from jfit.callbacks import progress as progress_bar
 from jfit.data import ArrayData, StreamData, check_labels
 from jfit.evaluation import Scorer, make_evaluate
 from jfit.feed import FeedSpec, auto_steps_per_call, data_of, make_feed
+from jfit.hosted import on_devices, on_host
 from jfit.loop import Loop
 from jfit.lowering import lower
 from jfit.model import Model, Plan, flatten_names, from_function, specs_of
@@ -25,7 +26,7 @@ from jfit.run import Run, settings_of
 from jfit.state import Trained, TrainState, init_state
 from jfit.step import train_step
 from jfit.symbol import Symbol
-from jfit.totals import zero_totals
+from jfit.totals import sized_for, zero_totals
 
 
 def fit(
@@ -73,7 +74,8 @@ def fit(
         num_epoch: epochs in all (with `resume`, the finished ones count).
         optimizer: a name ("sgd", "adam", "lion", ...), a `jfit.optim` optimizer or any optax transformation.
         optimizer_params: its parameters where it is a name, such as {"learning_rate": 0.1, "momentum": 0.9}.
-        eval_metric: name, list of names, or `jfit.metrics.Metric`; of training and evaluation.
+        eval_metric: name, `jfit.metrics.Metric`, function `(label, output)` of numpy arrays, or a list of these; of training
+            and evaluation.  A function runs on the host a few batches behind the devices; steps then go one a dispatch.
         initializer: name or `jfit.init` initializer of the parameters.
         devices: None (one device), a number, "all" or a list of devices; the batch is split over them.
         shuffle: read arrays in a new order every epoch, a function of (seed, epoch).
@@ -130,7 +132,7 @@ def fit(
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_feeding(model, train_data)
-    model, params, aux = _model_and_values(model, loss, params, aux)
+    model, params, aux = model_and_values(model, loss, params, aux)
     settings = settings_of(
         devices=devices,
         batch_size=batch_size,
@@ -141,7 +143,7 @@ def fit(
         directory=directory,
         checkpoint=checkpoint,
     )
-    devices, metrics, policy = settings["devices"], settings["metrics"], settings["policy"]
+    devices, policy = settings["devices"], settings["policy"]
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)
@@ -149,14 +151,23 @@ def fit(
     schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch, batches)
     resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     probe = first_batch(model, data, batch_size)
+    metrics = settings["metrics"] = sized_for(settings["metrics"], model, probe)
     state = init_state(
-        model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, metrics=metrics, frozen=frozen
+        model,
+        resolved,
+        probe,
+        seed=seed,
+        initializer=initializer,
+        params=params,
+        aux=aux,
+        metrics=on_devices(metrics),
+        frozen=frozen,
     )
-    plan = _checked_plan(model, data, probe)
+    plan = checked_plan(model, data, probe)
     step = train_step(
         model,
         resolved,
-        metrics=metrics,
+        metrics=on_devices(metrics),
         schedule=schedule,
         frozen=frozen,
         micro_batches=micro_batches,
@@ -164,9 +175,11 @@ def fit(
         clip_value=clip_value,
         policy=policy,
         sync_batch_stats=sync_batch_stats,
+        outputs=_watched(metrics, micro_batches),
     )
-    per_call = _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
-    spec = FeedSpec(model, step, devices, batch_size, micro_batches, per_call)
+    watch = bool(on_host(metrics))
+    per_call = 1 if watch else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
+    spec = FeedSpec(model, step, devices, batch_size, micro_batches, per_call, watch)
     feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
     state = place(state, devices)
@@ -223,7 +236,7 @@ def lower_feeding(symbol: Symbol, names: Iterable[str]) -> Model:
     return usual if fed >= named else lower(symbol, inputs=sorted(fed | named))
 
 
-def _model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
+def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
     """(model, initial parameters, initial auxiliary states) from what `fit` was given, values as flat dicts."""
     made = as_model(model, loss=loss, params=params, aux=aux)
     if made is not model and made.symbol is None:
@@ -238,7 +251,7 @@ def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> 
     return dict(data.peek(0).inputs)
 
 
-def _checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any]) -> Plan:
+def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any]) -> Plan:
     """The plan for the data's shapes; labels and heads are looked at before anything is compiled."""
     plan = model.plan(specs_of(probe))
     _check_heads(model)
@@ -257,8 +270,8 @@ def _evaluation(
     probe = first_batch(model, data, size)
     scorer = Scorer(model, metrics, settings["devices"], size, settings["policy"])
     try:
-        plan = _checked_plan(model, data, probe)
-        jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(metrics), dict(probe))
+        plan = checked_plan(model, data, probe)
+        jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics), dict(probe))
     except ValueError as error:
         error.add_note("jfit: this is about eval_data; its rows need the shapes that the training data has")
         raise
@@ -290,6 +303,17 @@ def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Mo
             "constructor instead, as in optax.adam(schedule)"
         )
     return resolved
+
+
+def _watched(metrics: Sequence[Any], micro_batches: int) -> bool:
+    """Whether a step has to show its outputs, to metrics on the host."""
+    host = on_host(metrics)
+    if host and micro_batches > 1:
+        raise ValueError(
+            f"metric {host[0].name!r} runs on the host and needs the outputs of a whole batch, but micro_batches="
+            f"{micro_batches} keeps none; write it as a jfit.metrics.Metric of jax functions, or set micro_batches=1"
+        )
+    return bool(host)
 
 
 def _steps_per_call(

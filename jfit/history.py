@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import atomic_write
+from jfit.formats.plain import from_plain, number, to_plain
 
 # Leading columns in reading order; metrics follow as they came, validation last.
 _FIRST = ("epoch", "batch", "step", "time", "samples_per_second", "lr", "loss")
@@ -51,7 +52,8 @@ class History:
         """Appends a row to the epoch table.
 
         Args:
-          **values: column -> number. Device scalars become Python numbers: give values that were already read.
+          **values: column -> number, or an array (kept as lists, shown by `column` and in JSON only). Give values that were
+            already read.
 
         Example:
           >>> history = History()
@@ -59,7 +61,7 @@ class History:
           >>> len(history)
           1
         """
-        self._epochs.append({name: _number(value) for name, value in values.items()})
+        self._epochs.append({name: number(value) for name, value in values.items()})
 
     def add_point(self, **values: Any) -> None:
         """Appends a row to the log-point table.
@@ -73,7 +75,7 @@ class History:
           >>> history.column("batch", "points")
           [5]
         """
-        self._points.append({name: _number(value) for name, value in values.items()})
+        self._points.append({name: number(value) for name, value in values.items()})
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -145,7 +147,7 @@ class History:
           ['epoch,loss', '0,1.0']
         """
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns(table), lineterminator="\n")
+        writer = csv.DictWriter(text, self._flat(table), extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows(table))
         return atomic_write(path, text.getvalue())
@@ -158,7 +160,7 @@ class History:
           [{'epoch': 0}]
         """
         tables = {"epochs": self._epochs, "points": self._points}
-        plain = {table: [{k: _to_plain(v) for k, v in row.items()} for row in rows] for table, rows in tables.items()}
+        plain = {table: [{k: to_plain(v) for k, v in row.items()} for row in rows] for table, rows in tables.items()}
         return json.dumps(plain, allow_nan=False)
 
     @staticmethod
@@ -181,7 +183,7 @@ class History:
         try:
             tables = json.loads(text)
             rows = {
-                table: [{k: _from_plain(v) for k, v in row.items()} for row in tables[table]] for table in ("epochs", "points")
+                table: [{k: from_plain(v) for k, v in row.items()} for row in tables[table]] for table in ("epochs", "points")
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
@@ -295,21 +297,11 @@ class History:
         return self._epochs if table == "epochs" else self._points
 
     def _shown(self, names: Iterable[str] | None) -> list[str]:
-        return [name for name in self.columns() if name != "step"] if names is None else list(names)
+        return [name for name in self._flat("epochs") if name != "step"] if names is None else list(names)
 
-
-def _number(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return value.item() if hasattr(value, "item") else value
-
-
-def _to_plain(value: Any) -> Any:
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _from_plain(value: Any) -> Any:
-    return float(value) if value in ("nan", "inf", "-inf") else value
+    def _flat(self, table: str) -> list[str]:
+        arrays = {name for row in self._rows(table) for name, value in row.items() if isinstance(value, list)}
+        return [name for name in self.columns(table) if name not in arrays]
 
 
 def _cell(name: str, value: Any) -> str:
@@ -337,7 +329,7 @@ def _plot(history: History, path: str | Path | None, axes: Any) -> Any:
         raise ValueError(
             "history: there is nothing to plot, no epoch with a loss or metric is recorded yet; train for an epoch first."
         )
-    figure, axes = _axes(len(curves), path, axes)
+    figure, axes = axes_for("history", len(curves), path, axes)
     xs = [row.get("epoch", i) for i, row in enumerate(history.epochs)]
     for axis, name in zip(axes, curves, strict=False):
         for label, key in (("train", name), ("validation", f"val_{name}")):
@@ -368,19 +360,20 @@ def _is_numeric(history: History, name: str) -> bool:
     return any(isinstance(value, (int, float)) for value in values) and not any(isinstance(value, str) for value in values)
 
 
-def _axes(count: int, path: str | Path | None, axes: Any) -> tuple[Any, list[Any]]:
+def axes_for(who: str, count: int, path: str | Path | None, axes: Any) -> tuple[Any, list[Any]]:
+    """(matplotlib figure, axes to draw `count` curves into): those given, or new ones; outside pyplot for a file."""
     if axes is not None:
         flat = list(axes.flat) if hasattr(axes, "flat") else list(axes) if isinstance(axes, (list, tuple)) else [axes]
         if len(flat) < count:
             raise ValueError(
-                f"history: plot was given {len(flat)} axes but has {count} curves to draw; pass at least {count} axes."
+                f"{who}: plot was given {len(flat)} axes but has {count} curves to draw; pass at least {count} axes."
             )
         return flat[0].figure, flat
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("history: plot needs matplotlib, which is not installed; pip install matplotlib.") from error
+        raise ImportError(f"{who}: plot needs matplotlib, which is not installed; pip install matplotlib.") from error
     size = (4.5 * count, 3.4)
     if path is not None:
         # A figure outside pyplot: the user's backend and open figures stay as they are.

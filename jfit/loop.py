@@ -21,7 +21,7 @@ import jax
 from jfit import counters
 from jfit.callbacks.base import Callback, Event
 from jfit.history import History
-from jfit.metrics import Metric
+from jfit.hosted import HostPass, on_devices, on_host
 from jfit.parallel import place
 from jfit.state import TrainState
 from jfit.totals import values, zero_totals
@@ -119,13 +119,14 @@ class Loop:
         feed: Any,
         *,
         devices: Sequence[Any],
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[Any] = (),
         callbacks: Sequence[Callback] = (),
         evaluate: Callable[[TrainState, int], Mapping[str, float]] | None = None,
         history: History | None = None,
         view: Any = None,
     ) -> None:
-        self.state, self.feed, self.devices, self.metrics = state, feed, list(devices), tuple(metrics)
+        self.state, self.feed, self.devices, self.metrics = state, feed, list(devices), on_devices(metrics)
+        self.host = HostPass(on_host(metrics), len(self.devices)) if on_host(metrics) else None
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
@@ -169,13 +170,15 @@ class Loop:
         """One epoch, or what is left of it; a stop leaves it where it is."""
         if self.batch == 0:
             self.state = self.state._replace(metrics=place(zero_totals(self.metrics), self.devices))
+            if self.host is not None:
+                self.host.reset()
         self._fire("epoch_start", {})
         window, started, samples = Window(), time.perf_counter(), 0
         logged, self._pending = started, None
         with contextlib.closing(self.feed.calls(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
                 self.state, told = call.run(self.state)
-                self.told = told
+                self.told = told = told if self.host is None else self.host.take(told)
                 self.step, self.batch = self.step + call.steps, self.batch + call.steps
                 samples += call.rows
                 fence = window.push(told)
@@ -184,17 +187,19 @@ class Loop:
                     logged = now
                     self._log(samples / (now - started), told, fence)
                 elif fence is not None:
-                    counters.wait(fence)  # sync: host waits for the call 8 back
+                    self._wait(fence)  # sync: host waits for the call 8 back
                 self._fire_steps()
                 if self._stopped(flag):
+                    if self.host is not None:
+                        self._wait(told, behind=0)  # sync: training has stopped
                     return
         self._end_epoch(samples, started)
 
     def _end_epoch(self, samples: int, started: float) -> None:
-        totals, told = counters.read((self.state.metrics, self.told))  # sync: once an epoch
+        totals, told = self._wait((self.state.metrics, self.told), behind=0, read=True)  # sync: once an epoch
         seconds = time.perf_counter() - started
         self._check_finite(int(totals.first_bad_step))
-        logs = values(self.metrics, totals)
+        logs = values(self.metrics, totals) | ({} if self.host is None else self.host.values())
         logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds}
         logs |= rate_in(told)
         if self.evaluate is not None:
@@ -203,6 +208,14 @@ class Loop:
         epoch, batch = self.epoch, self.batch
         self.epoch, self.batch = self.epoch + 1, 0
         self._fire("epoch_end", logs, epoch=epoch, batch=batch)
+
+    def _wait(self, value: Any, *, behind: int = WAIT_EVERY, read: bool = False) -> Any:
+        """Wait for a value, or read it; host metrics get the batches that are done by then, all but the last `behind`."""
+        if self.host is None:
+            return counters.read(value) if read else counters.wait(value)  # sync: the caller says what for
+        found, arrived = counters.read((value, self.host.due(behind)))  # sync: one wait for both
+        self.host.add(arrived)
+        return found
 
     # -------------------------------------------------------------------------------- events
     def _limit(self, step: int) -> int:
@@ -241,12 +254,14 @@ class Loop:
         has to be waited for anyway.
         """
         before, where = self._pending, {"epoch": self.epoch, "batch": self.batch, "step": self.step}
-        self._pending = _Point((_copy(self.state.metrics), told), {"samples_per_second": speed}, where)
+        mark = None if self.host is None else self.host.mark()
+        self._pending = _Point((_copy(self.state.metrics), told), {"samples_per_second": speed}, where, mark)
         if before is None:
-            counters.wait(fence)  # sync: host waits for the call 8 back
+            self._wait(fence)  # sync: host waits for the call 8 back
             return
-        (totals, last), _ = counters.read((before.copied, fence))  # sync: the same wait; the copy was computed long ago
+        (totals, last), _ = self._wait((before.copied, fence), read=True)  # sync: the copy was computed long ago
         logs = before.logs | values(self.metrics, totals) | rate_in(last)
+        logs |= {} if self.host is None else self.host.values(before.mark)
         self._check_finite(int(totals.first_bad_step))
         self.history.add_point(**before.where, **logs)
         self._fire("log", logs, **before.where)
@@ -268,6 +283,7 @@ class _Point(NamedTuple):
     copied: Any
     logs: dict[str, float]
     where: dict[str, int]
+    mark: int | None  # up to where host metrics count
 
 
 def rate_in(told: Any) -> dict[str, float]:

@@ -169,11 +169,11 @@ def test_outputs_without_a_head_have_nothing_to_learn_from():
     refused(r"the outputs \['fc_output'\] are no loss heads", net=net, data={"data": X})
 
 
-def test_a_metric_on_the_host_says_what_to_do_instead():
+def test_a_metric_on_the_host_needs_whole_batches():
     def bias(label, output):
         return float(output.mean())
 
-    refused(r"metric 'bias' is a host function.*run.predict", eval_metric=bias)
+    refused(r"metric 'bias' runs on the host.*micro_batches=2 keeps none", eval_metric=bias, micro_batches=2)
 
 
 def test_data_that_holds_no_batches_is_refused():

@@ -3,7 +3,7 @@
 import sys
 from typing import Any, TextIO
 
-from jfit.callbacks.base import Callback, Event
+from jfit.callbacks.base import Callback, Event, numbers
 from jfit.history import History
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}{postfix}]"
@@ -76,12 +76,12 @@ class _Screen:
             )
         self.bar.set_description_str(f"epoch {event.epoch}", refresh=False)
         if event.kind in ("log", "epoch_end"):
-            self.bar.set_postfix_str(_postfix(event.logs), refresh=False)
+            self.bar.set_postfix_str(_postfix(numbers(event.logs)), refresh=False)
             self.bar.update(done - self.bar.n)
             self.bar.refresh()
 
     def print_row(self, event: Event, file: TextIO) -> None:
-        history = History([{"epoch": event.epoch, "step": event.step, **event.logs}])
+        history = History([{"epoch": event.epoch, "step": event.step, **numbers(event.logs)}])
         names = [name for name in history.columns() if name != "step"]
         lines = []
         if not set(names) <= set(self.names):

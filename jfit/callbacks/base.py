@@ -17,7 +17,8 @@ class Event(NamedTuple):
       step: updates done since the start of the run.
       batch: batches done in this epoch.
       num_batches: batches in an epoch, or None where the data does not tell.
-      logs: loss, lr, samples_per_second and metrics; at "epoch_end" also time and the val_ values.
+      logs: loss, lr, samples_per_second and metrics; at "epoch_end" also time and the val_ values. Numbers; a metric such
+        as the confusion matrix is a numpy array.
       run: a view of the run, valid until the callback returns.
 
     Example:
@@ -31,8 +32,19 @@ class Event(NamedTuple):
     step: int
     batch: int
     num_batches: int | None
-    logs: dict[str, float]
+    logs: dict[str, Any]
     run: Any
+
+
+def numbers(logs: dict[str, Any]) -> dict[str, Any]:
+    """The logs without arrays, such as confusion matrices, which lines and cells have no room for.
+
+    Example:
+      >>> import numpy as np
+      >>> numbers({"loss": 0.5, "confusion_matrix": np.eye(2)})
+      {'loss': 0.5}
+    """
+    return {name: value for name, value in logs.items() if not getattr(value, "ndim", 0)}
 
 
 class Callback(NamedTuple):

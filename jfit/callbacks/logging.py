@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jfit.callbacks.base import Callback, Event
+from jfit.callbacks.base import Callback, Event, numbers
 from jfit.formats.atomic import atomic_write
+from jfit.formats.plain import to_plain
 
 _TIMING = ("loss", "lr", "samples_per_second", "time")
 
@@ -36,7 +37,7 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
         if event.kind == "fit_start":
             _rewind(path, event.step, _csv_rows, _write_csv)
             return state
-        row = {"epoch": event.epoch, "step": event.step, **event.logs}
+        row = {"epoch": event.epoch, "step": event.step, **numbers(event.logs)}
         header = _csv_header(path)
         if header and set(row) <= set(header):
             _append(path, _csv_line([row.get(name, "") for name in header]))
@@ -108,7 +109,7 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
         if event.kind == "epoch_start":
             latest.clear()
         elif event.kind == "log":
-            latest.update(event.logs)
+            latest.update(numbers(event.logs))
             return state
         elif event.kind == "step":
             size = event.run.batch_size if batch_size is None else batch_size
@@ -134,7 +135,7 @@ def _speed_line(event: Event, clock: dict[str, Any], batch_size: int, logs: dict
 
 def _epoch_lines(event: Event) -> None:
     log = logging.getLogger("jfit")
-    metrics = {name: value for name, value in event.logs.items() if name not in _TIMING and value is not None}
+    metrics = {name: value for name, value in numbers(event.logs).items() if name not in _TIMING and value is not None}
     for name, value in metrics.items():
         if not name.startswith("val_"):
             log.info("Epoch[%d] Train-%s=%f", event.epoch, name, value)
@@ -198,10 +199,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _json_line(row: dict[str, Any]) -> str:
-    plain = {
-        name: repr(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
-    }
-    return json.dumps(plain, allow_nan=False) + "\n"
+    return json.dumps({name: to_plain(value) for name, value in row.items()}, allow_nan=False) + "\n"
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:

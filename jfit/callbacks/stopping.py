@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from jfit.callbacks.base import Callback, Event, known_names
+from jfit.callbacks.base import Callback, Event, known_names, numbers
 
 # Parts of metric names where more is better; everything else is an error of some kind and goes down.
 _RISING = ("acc", "f1", "mcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
@@ -68,6 +68,10 @@ def early_stopping(
 
 def _value(event: Event, monitor: str, state: dict[str, Any]) -> float | None:
     value = event.logs.get(monitor)
+    if getattr(value, "ndim", 0):
+        raise ValueError(
+            f"early_stopping: monitor={monitor!r} is an array, needed a number; {known_names('', numbers(event.logs))}"
+        )
     if value is not None:
         return float(value)
     if state["best"] is not None:

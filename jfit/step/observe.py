@@ -15,10 +15,13 @@ from jfit.step.slices import Shared, part_of, parts_of, plan_of
 from jfit.totals import Totals, fold, head_arguments, metric_stats
 
 
-def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | str | None = None) -> Callable[..., Totals]:
+def eval_step(
+    model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | str | None = None, outputs: bool = False
+) -> Callable[..., Any]:
     """(params, aux, totals, batch, number=0) -> totals with this batch folded in; nothing else changes.
 
     `number` counts the batches: operators that draw in evaluation too draw other numbers in each, the same in every pass.
+    With outputs=True the result is (totals, outputs).
 
     Example:
         >>> import jfit, numpy as np
@@ -32,7 +35,7 @@ def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | 
     metrics = tuple(metrics)
     policy = Policy(policy) if isinstance(policy, str) else policy
 
-    def step(params: Params, aux: Aux, totals: Totals, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> Totals:
+    def step(params: Params, aux: Aux, totals: Totals, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> Any:
         inputs, _, weight = parts_of(batch)
         plan, key = plan_of(model, inputs), _key(model, number)
         values, _ = model.apply(params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy)
@@ -41,7 +44,8 @@ def eval_step(model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | 
         shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)
-        return fold(metrics, totals, shared, jnp.zeros((), jnp.int32), jnp.zeros(()))
+        totals = fold(metrics, totals, shared, jnp.zeros((), jnp.int32), jnp.zeros(()))
+        return (totals, values) if outputs else totals
 
     return step
 
