@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,8 @@ class BucketSentenceIter(DataIter):
     """Batches of sentences of one bucket, padded to its length; the label of each word is the next word.
 
     Sentences longer than the longest bucket are left out, and so are those of a bucket that do not fill a batch.  `reset`
-    shuffles the batches with Python's `random` and the sentences with numpy's, as MXNet does.
+    shuffles the batches with Python's `random` and the sentences with numpy's, as MXNet does; with a seed of its own the orders
+    are the same in every process, and after `load_state_dict`.
 
     Args:
         sentences: sentences in numbers.
@@ -77,6 +78,7 @@ class BucketSentenceIter(DataIter):
         label_name: name of the label.
         dtype: dtype of both.
         layout: NT for (batch, length), TN for (length, batch).
+        seed: integer for orders of its own; None draws from the global generators.
 
     Example:
         >>> it = BucketSentenceIter([[1, 2, 3], [4, 5, 6]], 2, buckets=[4], invalid_label=0)
@@ -95,6 +97,7 @@ class BucketSentenceIter(DataIter):
         label_name: str = "softmax_label",
         dtype: Any = "float32",
         layout: str = "NT",
+        seed: int | None = None,
     ) -> None:
         super().__init__(batch_size)
         if sorted(layout) != ["N", "T"]:
@@ -116,6 +119,9 @@ class BucketSentenceIter(DataIter):
         self.idx = [
             (i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)
         ]  # (bucket, first sentence) of each batch
+        self._batches: Any = random if seed is None else random.Random(seed)
+        self._rows: Any = np.random if seed is None else np.random.RandomState(seed % 2**32)
+        self._orders = [np.arange(len(rows)) for rows in self.data]  # of the sentences of each bucket
         self.reset()
 
     def _filled(self, sentences: Sequence[Sequence[int]], lengths: Sequence[int]) -> dict[int, np.ndarray]:
@@ -140,11 +146,42 @@ class BucketSentenceIter(DataIter):
     def reset(self) -> None:
         """Shuffle, and start the next epoch."""
         self.curr_idx = 0
-        random.shuffle(self.idx)
-        for rows in self.data:
-            np.random.shuffle(rows)
-        self.nddata = [nd.array(rows, dtype=self.dtype) for rows in self.data]
-        self.ndlabel = [nd.array(self._next_words(rows), dtype=self.dtype) for rows in self.data]
+        self._batches.shuffle(self.idx)
+        for order in self._orders:
+            self._rows.shuffle(order)  # draws what shuffling the sentences themselves would
+        self._put()
+
+    def _put(self) -> None:
+        """The sentences of each bucket in their order, and their labels."""
+        rows = [found[order] for found, order in zip(self.data, self._orders, strict=True)]
+        self.nddata = [nd.array(r, dtype=self.dtype) for r in rows]
+        self.ndlabel = [nd.array(self._next_words(r), dtype=self.dtype) for r in rows]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and orders: what it takes to continue this epoch (and, with a seed, the later ones)."""
+        kept = None
+        if self._batches is not random:
+            version, words, gauss = self._batches.getstate()
+            kept = {"batches": [version, list(words), gauss], "rows": self._rows.get_state(legacy=False)}
+        return {"curr_idx": self.curr_idx, "idx": list(self.idx), "orders": [o.copy() for o in self._orders], "rng": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict` of an iterator over the same sentences, made with the same arguments.
+
+        Raises:
+            ValueError: the buckets hold other numbers of sentences.
+        """
+        orders = [np.array(order, np.int64) for order in state["orders"]]
+        found, mine = [len(order) for order in orders], [len(rows) for rows in self.data]
+        if found != mine or len(state["idx"]) != len(self.idx):
+            raise ValueError(f"the saved position is of buckets with {found} sentences, this iterator has {mine}.")
+        self.curr_idx, self.idx = int(state["curr_idx"]), [(int(i), int(j)) for i, j in state["idx"]]
+        self._orders = orders
+        if state["rng"] is not None and self._batches is not random:
+            version, words, gauss = state["rng"]["batches"]
+            self._batches.setstate((version, tuple(words), gauss))
+            self._rows.set_state(state["rng"]["rows"])
+        self._put()
 
     def _next_words(self, rows: np.ndarray) -> np.ndarray:
         return np.concatenate([rows[:, 1:], np.full_like(rows[:, :1], self.invalid_label)], axis=1)
