@@ -40,7 +40,10 @@ def followed(case: Case) -> list[np.ndarray]:
     return rows
 
 
-@pytest.mark.parametrize("name", CASES)
+OFTEN = [name for name, case in CASES.items() if not case.half or case.optimizer in ("sgd", "lars")]
+
+
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_weights_and_states_are_mxnets_after_every_step(name):
     case, golden = CASES[name], GOLDEN[name]
     rows = np.stack(followed(case))
@@ -51,7 +54,8 @@ def test_weights_and_states_are_mxnets_after_every_step(name):
     np.testing.assert_allclose(rows[weights], golden[weights], rtol=1e-3 if case.half else 2e-6, atol=1e-6)
     rtol, atol = 2e-6, 1e-6
     if case.optimizer == "ftml":
-        rtol = 2e-5  # MXNet's 1 - beta2^t is off by 6e-8 / (2e-3): a power in float32
+        # MXNet's 1 - beta2^t is off by 6e-8 / (2e-3), a power in float32; in z numbers of d's size cancel
+        rtol, atol = 2e-5, 5e-6
     if case.half and case.optimizer in ("lamb", "lars"):
         atol = 1e-4  # MXNet's norms are those of the 16-bit weight, with squares of 16 bits; jfit's are the master's
     np.testing.assert_allclose(rows[states], golden[states], rtol=rtol, atol=atol)
