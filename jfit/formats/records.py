@@ -96,6 +96,10 @@ class RecordWriter:
         """Close the file; may be called again."""
         self._file.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -176,6 +180,10 @@ class RecordReader:
     def close(self) -> None:
         """Close the file; may be called again."""
         self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -324,8 +332,8 @@ def unpack(record: bytes, path: str | os.PathLike[str] = "record", where: str = 
         header = IRHeader(*_IMAGE.unpack_from(record))
         needed += 4 * header.flag
     if header is None or len(record) < needed:
-        what = "the header" if header is None else f"the header and its {header.flag} labels"
-        problem = f"{what} of an image record take {needed} bytes, the record has {len(record)}"
+        labels = "" if header is None else f" with {header.flag} labels"
+        problem = f"the header of an image record{labels} takes {needed} bytes, the record has {len(record)}"
         raise FormatError(path, where, problem, "it is no image record, or damaged: pack it again.")
     if not header.flag:
         return header, record[_IMAGE.size :]

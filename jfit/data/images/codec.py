@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.data.images.resample import resample
 from jfit.formats.atomic import FormatError
 
 MOST_PIXELS = 1 << 28  # an image says how large it is before it is decoded; a small file must not take all memory
@@ -63,6 +64,8 @@ def pixels(image: Any, mode: str | None, path: str | os.PathLike[str] = "image",
     if mode is None:
         mode = image.mode if image.mode in ("L", "RGB", "RGBA") else "RGB"
     try:
+        if mode == "L" and image.format == "JPEG":
+            image.draft("L", image.size)  # a JPEG holds its brightness: no way through the colours
         image.load()
         return image if image.mode == mode else image.convert(mode)
     except Exception as error:
@@ -129,7 +132,7 @@ def to_image(array: np.ndarray) -> Any:
     return pillow().fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array))
 
 
-def resize(array: np.ndarray, width: int, height: int, interp: int = 2) -> np.ndarray:
+def resize(array: np.ndarray, width: int, height: int, interp: int = 2, antialias: bool = False) -> np.ndarray:
     """The image at another size.
 
     Args:
@@ -137,15 +140,14 @@ def resize(array: np.ndarray, width: int, height: int, interp: int = 2) -> np.nd
       width: wanted.
       height: wanted.
       interp: 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos.
+      antialias: where the image shrinks, look at all pixels that a new one covers (Pillow's filters); else at 2, 4 or 8 on each
+        axis, as OpenCV and MXNet.
 
     Returns:
       (height, width, channels) of the same dtype.
 
     Raises:
       ValueError: a size below 1 or an unknown interpolation.
-
-    Where an image grows, bilinear values are OpenCV's to a level (the cubic one has a = -0.5 instead of -0.75).  Where it
-    shrinks, bilinear, bicubic and Lanczos look at all pixels that a new one covers, OpenCV at 2, 4 or 8 on each axis.
 
     Example:
       >>> resize(np.arange(4, dtype="uint8").reshape(2, 2, 1), 1, 1, interp=3).item()
@@ -155,6 +157,8 @@ def resize(array: np.ndarray, width: int, height: int, interp: int = 2) -> np.nd
         raise ValueError(f"resize to {width} x {height} with interpolation {interp}; needed sizes of at least 1, and 0 to 4.")
     if array.shape[:2] == (height, width):
         return array
+    if not antialias:
+        return resample(array, (width, height), interp)
     method = getattr(pillow().Resampling, INTERPOLATIONS[interp])
     if array.dtype == np.uint8 and array.shape[2] in (1, 3, 4):
         out = np.array(to_image(array).resize((width, height), method))

@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfit.data.images import colour
-from jfit.data.images.codec import INTERPOLATIONS, open_image, pillow, pixels
+from jfit.data.images.codec import INTERPOLATIONS, open_image, pillow, pixels, to_image
 from jfit.data.images.crops import Box, area_box, interpolation, short_size
+from jfit.data.images.resample import resample
+from jfit.formats.atomic import FormatError
 
+MOST_SIDE = 1 << 17  # pixels; a narrow image that grows must not take all memory
 _TRIES = 10  # random sizes tried before the middle is taken
 
 
@@ -29,6 +32,7 @@ class Recipe(NamedTuple):
         dtype: "float32", "uint8" or "int8" (cut at 127).
         resize: shorter side after decoding; -1 keeps the size.
         inter_method: 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos, 9 by size, 10 random.
+        antialias: shrinking looks at all pixels (Pillow's filters); else at the nearest few, as MXNet.
         draft: a JPEG much larger than `resize` is decoded at 1/2, 1/4 or 1/8 of its size: faster, slightly other pixels.
         rand_crop: crop at a random place, else in the middle.
         random_resized_crop: crop of a random area and shape, resized.
@@ -49,6 +53,7 @@ class Recipe(NamedTuple):
     dtype: str = "float32"
     resize: int = -1
     inter_method: int = 1
+    antialias: bool = False
     draft: bool = False
     rand_crop: bool = False
     random_resized_crop: bool = False
@@ -158,10 +163,16 @@ def follow(
     mode = "L" if channels == 1 else "RGB"
     if recipe.draft and recipe.resize > 0:
         image.draft(mode, short_size(image.width, image.height, recipe.resize))
+    sides = max(recipe.resize, width, height) / min(image.size) * recipe.max_random_scale * max(image.size)
+    if sides > MOST_SIDE:
+        problem = f"an image of {image.width} x {image.height} pixels would grow to a side of {int(sides)}, at most {MOST_SIDE} are made"
+        raise FormatError(path, where, problem, "cut the image, it is far too narrow.")
     image = _geometry(recipe, pixels(image, mode, path, where), rng, width, height)
     mirrored = recipe.mirror or (recipe.rand_mirror and rng is not None and rng.random() < 0.5)
     if recipe.brightness or recipe.contrast or recipe.saturation or recipe.pca_noise:
         planes = _coloured(recipe, np.asarray(image), rng)
+    elif isinstance(image, np.ndarray):
+        planes = [image[..., channel] for channel in range(channels)]
     else:
         planes = [np.asarray(plane) for plane in image.split()]
     if mirrored:
@@ -173,7 +184,7 @@ def follow(
 
 
 def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width: int, height: int) -> Any:
-    """The Pillow image at its final size: resize and crop in one pass over the pixels that remain."""
+    """The image at its final size, Pillow's or an array: resize and crop in one pass over the pixels that remain."""
     size: tuple[int, int] = image.size
     if recipe.resize > 0:
         size = short_size(*size, recipe.resize)
@@ -236,10 +247,18 @@ def _resample(
     source = (x * across, y * down, min((x + width) * across, image.size[0]), min((y + height) * down, image.size[1]))
     before = round(source[3] - source[1]), round(source[2] - source[0])
     method = interpolation(recipe.inter_method, before, (target[1], target[0]), drawn)
+    if not recipe.antialias:
+        array = np.asarray(image)
+        array = array if array.ndim == 3 else array[..., None]
+        if (width, height) == target:
+            return resample(array, size, method, box)
+        part = array[y : y + height, x : x + width] if size == image.size else resample(array, size, method, box)
+        return resample(part, target, method)
     return image.resize(target, getattr(pillow().Resampling, INTERPOLATIONS[method]), box=source)
 
 
 def _framed(recipe: Recipe, image: Any) -> Any:
+    image = to_image(image) if isinstance(image, np.ndarray) else image
     value = recipe.fill_value if image.mode == "L" else (recipe.fill_value,) * 3
     framed = pillow().new(image.mode, (image.width + 2 * recipe.pad, image.height + 2 * recipe.pad), value)
     framed.paste(image, (recipe.pad, recipe.pad))
@@ -254,7 +273,8 @@ def _coloured(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | None
     """Channels after the random colours, float32 in 0 .. 255; they come in a random order."""
     assert rng is not None
     image = np.asarray(array, np.float32)
-    image = image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
+    image = image if image.ndim == 3 else image[..., None]
+    image = image if image.shape[2] == 3 else np.repeat(image, 3, axis=2)
     jitters = [("brightness", colour.brightness), ("contrast", colour.contrast), ("saturation", colour.saturation)]
     for number in rng.permutation(3):
         name, change = jitters[number]

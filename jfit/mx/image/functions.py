@@ -81,7 +81,7 @@ def _given(array: np.ndarray, out: Any) -> Any:
 def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
     """The image at the size (h, w); `interp`: 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos.
 
-    Where an image shrinks, Pillow's bilinear, cubic and Lanczos look at every pixel, OpenCV's at the nearest ones.
+    OpenCV's rules, to a level of 255 where it rounds its weights.
     """
     found = on_host(src, lambda image: resized(image, w, h, interp))
     if out is not None:

@@ -60,7 +60,7 @@ class ImageRecordIter(ImageRecords):
         NotImplementedError: one that jfit does not have: rotation, shear, HSL noise, mean images.
 
     Unlike in MXNet, every epoch has all rows: what a batch wraps is not left out of the next epoch, `round_batch=False` gives
-    no undefined rows, random numbers do not depend on the number of workers, and shrinking looks at every pixel.
+    no undefined rows, and random numbers do not depend on the number of workers.
 
     Example:
         >>> from jfit.mx.image.record_iter import ImageRecordIter

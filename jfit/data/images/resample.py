@@ -1,0 +1,112 @@
+"""Resizing with OpenCV's rules, in numpy: a new pixel is a weighted sum of a few old ones on each axis.
+
+The centre of new pixel i lies at c = (i + 1/2) · old / new - 1/2 among the old ones.  Nothing is smoothed where an image
+shrinks, except by `AREA`; Pillow's filters (`resize(..., antialias=True)`) do that.
+
+Source: OpenCV's documentation of `resize`; Keys 1981, "Cubic convolution interpolation" (a = -3/4); Lanczos with 8 taps.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
+_SHARPNESS = -0.75  # a of the cubic kernel
+_DUST = 1e-3  # parts of an old pixel smaller than this do not count
+
+
+def resample(image: np.ndarray, size: tuple[int, int], kind: int, box: tuple[int, int, int, int] | None = None) -> np.ndarray:
+    """The part in a box of the image at another size; what lies outside is never computed.
+
+    Args:
+      image: (H, W, channels) uint8 or float32.
+      size: (width, height) of the whole image after resizing.
+      kind: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos.
+      box: (x, y, width, height) of the part, default everything.
+
+    Returns:
+      (height, width, channels) of the same dtype.
+
+    Example:
+      >>> resample(np.array([[[0], [100]]], "uint8"), (4, 1), LINEAR)[0, :, 0].tolist()
+      [0, 25, 75, 100]
+    """
+    height, width, channels = image.shape
+    x, y, across, down = box or (0, 0, *size)
+    if kind == AREA and (size[0] > width or size[1] > height):
+        kind = AREA + 10  # one axis grows: neighbours are mixed instead of areas
+    rows, row_weights = (part[y : y + down] for part in _taps(height, size[1], kind))
+    columns, column_weights = (part[x : x + across] for part in _taps(width, size[0], kind))
+    if kind == NEAREST:
+        return image[rows[:, 0]][:, columns[:, 0]]
+    lines = _mixed(image.reshape(height, width * channels), rows, row_weights[:, :, None], axis=0)  # (down, W · channels)
+    places = (columns[:, :, None] * channels + np.arange(channels)).transpose(0, 2, 1).reshape(across * channels, -1)
+    out = _mixed(lines, places, np.repeat(column_weights, channels, axis=0), axis=1)  # (down, across · channels)
+    if image.dtype == np.uint8:
+        np.rint(out, out=out)
+        if kind in (CUBIC, LANCZOS):  # their weights may be negative
+            np.clip(out, 0, 255, out=out)
+    return out.astype(image.dtype, copy=False).reshape(down, across, channels)
+
+
+def _mixed(image: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:
+    """Σₖ weights[:, k] · image at places[:, k], float32."""
+    if places.shape[1] == 2:  # a + (b - a) · w is one product less
+        out = image.take(places[:, 0], axis).astype(np.float32, copy=False)
+        step = image.take(places[:, 1], axis) - out
+        step *= weights[:, 1]
+        out += step
+        return out
+    out = image.take(places[:, 0], axis) * weights[:, 0]
+    for k in range(1, places.shape[1]):
+        out += image.take(places[:, k], axis) * weights[:, k]
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _taps(old: int, new: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places (new, taps) and weights (new, taps) float32 of one axis."""
+    scale, number = old / new, np.arange(new)
+    if kind == NEAREST:
+        places, weights = np.floor(number * scale)[:, None], np.ones((new, 1))
+    elif kind == AREA:
+        places, weights = _areas(old, new)
+    elif kind == AREA + 10:
+        first = np.floor(number * scale)
+        part = (number + 1) - (first + 1) / scale
+        part = np.where(part <= 0, 0.0, part - np.floor(part))
+        places, weights = first[:, None] + [0, 1], np.stack([1 - part, part], axis=1)
+    else:
+        centre = (number + 0.5) * scale - 0.5
+        taps = {LINEAR: 2, CUBIC: 4, LANCZOS: 8}[kind]
+        places = np.floor(centre)[:, None] + np.arange(1 - taps // 2, 1 + taps // 2)
+        weights = {LINEAR: _linear, CUBIC: _cubic, LANCZOS: _lanczos}[kind](np.abs(places - centre[:, None]))
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return np.clip(places, 0, old - 1).astype(np.intp), weights.astype(np.float32)
+
+
+def _areas(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """Old pixels that a new one covers, and how much of it each fills."""
+    scale = old / new
+    low = np.arange(new)[:, None] * scale
+    high = np.minimum(low + scale, old)
+    places = np.floor(low) + np.arange(int(np.ceil(scale)) + 1)
+    covered = np.minimum(places + 1, high) - np.maximum(places, low)
+    covered[covered < _DUST] = 0.0
+    return places, covered / covered.sum(axis=1, keepdims=True)
+
+
+def _linear(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(0.0, 1.0 - distance)
+
+
+def _cubic(distance: np.ndarray) -> np.ndarray:
+    near = ((_SHARPNESS + 2) * distance - (_SHARPNESS + 3)) * distance**2 + 1
+    far = _SHARPNESS * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+def _lanczos(distance: np.ndarray) -> np.ndarray:
+    return np.where(distance < 4, np.sinc(distance) * np.sinc(distance / 4), 0.0)

@@ -1,0 +1,268 @@
+"""Images: MXNet's numbers for crops, sizes, colours and decoding; pure functions; hostile files."""
+
+import io
+import random
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import record_images
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_images import AUGMENTERS, BATCHES, FOLDER, pictures, png
+
+import jfit.mx as mx
+from jfit.data.images import Recipe, colour, decode, encode, resize
+from jfit.data.images.crops import interpolation
+from jfit.data.images.recipe import checked, draws, follow, random_numbers
+from jfit.data.images.resample import resample
+from jfit.formats import FormatError
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return np.load(FOLDER / "images.npz")
+
+
+def levels(found, wanted) -> float:
+    assert np.shape(found) == np.shape(wanted)
+    return float(np.abs(np.asarray(found, np.float64) - np.asarray(wanted, np.float64)).max())
+
+
+# ------------------------------------------------------------------------------------------------ what MXNet gives
+@pytest.fixture(scope="module")
+def functions():
+    found: dict = {}
+    record_images.functions(mx, found)
+    return found
+
+
+@pytest.mark.parametrize("size", record_images.SIZES)
+@pytest.mark.parametrize("interp", range(5))
+def test_sizes_are_opencvs_to_one_level(golden, functions, size, interp):
+    # OpenCV rounds its weights to 11 bits; without weights there is nothing to round.
+    assert levels(functions[f"{size} {interp}"], golden[f"{size} {interp}"]) <= (interp > 0)
+
+
+def test_borders_decoded_photos_and_random_boxes_are_mxnets(golden, functions):
+    for name in ("boxes", *(f"border {kind}" for kind in range(5))):
+        assert levels(functions[name], golden[name]) == 0
+    for name in ("photo", "photo grey"):  # decoders of other versions may round differently
+        assert levels(functions[name], golden[name]) <= 2
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_of_image_record_iter_are_mxnets(golden, name):
+    given = {"data_shape": (3, 16, 16), **BATCHES[name]}
+    it = mx.io.ImageRecordIter(path_imgrec=str(FOLDER / "images.rec"), batch_size=2, preprocess_threads=0, **given)
+    mixes = name in ("grown", "grey")  # weights of neighbours, or of colours
+    found = it.next().data[0].asnumpy()[1]
+    assert levels(found, golden[f"batch {name}"]) <= (1 if mixes else 1e-5)
+
+
+@pytest.fixture(scope="module")
+def augmented():
+    found: dict = {}
+    record_images.augmenters(mx, found)
+    return found
+
+
+@pytest.mark.parametrize("name", AUGMENTERS)
+def test_augmenters_draw_and_compute_as_mxnet(golden, augmented, name):
+    np.testing.assert_allclose(augmented[f"augmenter {name}"], golden[f"augmenter {name}"], rtol=1e-6, atol=1e-4)
+    if f"dumps {name}" in golden:
+        assert str(augmented[f"dumps {name}"]) == str(golden[f"dumps {name}"])
+
+
+def test_image_iter_reads_draws_and_pads_as_mxnet(golden):
+    found: dict = {}
+    record_images.image_iter(mx, found)
+    for handle in ("pad", "discard", "roll_over"):
+        np.testing.assert_allclose(found[f"iter {handle}"], golden[f"iter {handle}"], rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ properties
+shapes = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+@settings(max_examples=80, deadline=None)
+@given(shapes, shapes, st.integers(0, 4), st.data())
+def test_a_part_of_a_resized_image_is_the_resized_part(shape, size, kind, data):
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
+    whole = resample(image, size, kind)
+    x, y = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
+    width, height = data.draw(st.integers(1, size[0] - x)), data.draw(st.integers(1, size[1] - y))
+    assert np.array_equal(resample(image, size, kind, (x, y, width, height)), whole[y : y + height, x : x + width])
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes, shapes, st.integers(0, 4), st.integers(0, 255), st.booleans())
+def test_one_colour_stays_one_colour(shape, size, kind, value, antialias):
+    image = np.full((*shape, 3), value, np.uint8)
+    assert (resize(image, *size, kind, antialias) == value).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.sampled_from(["RGB", "L", "RGBA", "P", "1", "I;16", "LA"]), st.booleans())
+def test_every_kind_of_png_becomes_three_channels(shape, mode, grey):
+    out = io.BytesIO()
+    Image.new(mode, shape).save(out, "PNG")
+    assert decode(out.getvalue(), "L" if grey else "RGB").shape == (shape[1], shape[0], 1 if grey else 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 300), st.sampled_from(["png", "jpg"]))
+def test_a_damaged_image_gives_a_sentence_or_pixels(noise, cut, kind):
+    content = png(pictures()[0]) if kind == "png" else (FOLDER / "photo.jpg").read_bytes()
+    try:
+        found = decode(content[:cut] + noise + content[cut + len(noise) :], "RGB", "a.rec", "row 3")
+    except FormatError as error:
+        assert str(error).startswith("a.rec: row 3: ")
+    else:
+        assert found.ndim == 3 and found.dtype == np.uint8
+
+
+def test_a_small_file_that_announces_a_huge_image_is_refused_before_it_is_decoded():
+    content = bytearray(png(pictures()[0]))
+    content[16:24] = (60000).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(bytes(content[12:29])).to_bytes(4, "big")
+    with pytest.raises(FormatError, match="pixels"):
+        decode(bytes(content))
+    narrow = encode(np.zeros((1, 5000, 3), np.uint8), 9, ".png")
+    with pytest.raises(FormatError, match="would grow to a side of 1280000"):
+        follow(Recipe((3, 8, 8), resize=256), narrow, None, np.zeros((3, 8, 8), np.float32))
+
+
+# ------------------------------------------------------------------------------------------------ the recipe
+PHOTO = (FOLDER / "photo.jpg").read_bytes()  # 48 high, 64 wide
+
+
+def followed(seed=0, epoch=0, row=0, content=PHOTO, **fields):
+    recipe = checked(Recipe(**({"data_shape": (3, 24, 32)} | fields)))
+    channels, height, width = recipe.data_shape
+    out = np.zeros((height, width, channels) if recipe.channels_last else (channels, height, width), recipe.dtype)
+    follow(recipe, content, random_numbers(seed, epoch, row) if draws(recipe) else None, out)
+    return out
+
+
+RANDOM = {
+    "place": {"rand_crop": True},
+    "sizes": {"random_resized_crop": True, "min_random_area": 0.1, "max_aspect_ratio": 0.3},
+    "squares": {"min_crop_size": 10, "max_crop_size": 40},
+    "scales": {"min_random_scale": 0.7, "max_random_scale": 1.5},
+    "colours": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "pca_noise": 0.1},
+    "mirrored": {"rand_mirror": True},
+    "interpolations": {"resize": 40, "inter_method": 10},
+    "light": {"max_random_contrast": 0.3, "max_random_illumination": 9},
+}
+
+
+@pytest.mark.parametrize("fields", RANDOM.values(), ids=RANDOM)
+def test_random_numbers_follow_from_seed_epoch_and_row(fields):
+    assert np.array_equal(followed(1, 2, 3, **fields), followed(1, 2, 3, **fields))
+    assert len({followed(1, epoch, row, **fields).tobytes() for epoch in range(5) for row in range(5)}) > 1
+    assert np.isfinite(followed(1, 2, 3, data_shape=(1, 24, 32), **fields)).all()
+
+
+def test_layouts_and_dtypes_hold_the_same_numbers():
+    first = followed(mean=(1, 2, 3), std=(2, 2, 2))
+    assert np.array_equal(followed(mean=(1, 2, 3), std=(2, 2, 2), channels_last=True), first.transpose(1, 2, 0))
+    assert np.array_equal(followed(dtype="uint8"), followed())
+    assert np.array_equal(followed(dtype="int8"), np.minimum(followed(), 127))
+    assert np.array_equal(followed(mirror=True), followed()[:, :, ::-1])
+
+
+def test_a_draft_or_smoothed_image_looks_the_same_from_afar():
+    exact = followed(data_shape=(3, 12, 16), resize=12, inter_method=3)
+    for fields in ({"draft": True}, {"antialias": True}, {"antialias": True, "draft": True}):
+        assert np.abs(followed(data_shape=(3, 12, 16), resize=12, **fields) - exact).mean() < 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"data_shape": (3, 8)}, "data_shape is"),
+        ({"dtype": "float16"}, "dtype is 'float16', needed one of float32"),
+        ({"inter_method": 7}, "inter_method is 7"),
+        ({"resize": 0}, "resize is 0"),
+        ({"min_random_area": 0.0}, "min_random_area is 0.0"),
+        ({"random_resized_crop": True, "max_aspect_ratio": 2.0}, "ratios width / height"),
+        ({"min_crop_size": 4}, "min_crop_size and max_crop_size"),
+        ({"std": (1.0, 0.0, 1.0)}, "cannot be divided by 0"),
+    ],
+)
+def test_a_recipe_that_cannot_be_followed_is_refused(fields, says):
+    with pytest.raises(ValueError, match=says):
+        checked(Recipe(**({"data_shape": (3, 8, 8)} | fields)))
+
+
+# ------------------------------------------------------------------------------------------------ functions
+def test_colours_follow_their_formulas(rng):
+    image = rng.uniform(0, 255, (5, 6, 3)).astype(np.float32)
+    luma = image.astype(np.float64) @ [0.299, 0.587, 0.114]
+    np.testing.assert_allclose(colour.contrast(image, 0.3), image * 0.3 + 0.7 * luma.mean(), rtol=1e-5)
+    np.testing.assert_allclose(colour.saturation(image, 0.3), image * 0.3 + 0.7 * luma[..., None], rtol=1e-5)
+    np.testing.assert_allclose(colour.hue(image, 0.0), image, rtol=0.02, atol=0.6)  # the two matrices are rounded inverses
+    assert np.array_equal(colour.lighting(image, (0, 0, 0)), image)
+
+
+def test_functions_take_numpy_and_ndarrays_alike():
+    image = pictures()[0]
+    boxed = mx.nd.array(image, dtype="uint8")
+    for call in (lambda x: mx.image.resize_short(x, 9), lambda x: mx.image.center_crop(x, (5, 30))[0]):
+        assert isinstance(call(image), np.ndarray) and np.array_equal(call(image), call(boxed).asnumpy())
+    assert mx.image.scale_down((640, 480), (720, 120)) == (640, 106)
+    with pytest.raises(ValueError, match="10 random"):
+        interpolation(5, (1, 1), (2, 2))
+    with pytest.raises(ValueError, match="buf is text"):
+        mx.image.imdecode("text")
+    with pytest.raises(mx.MXNetError, match="no image that Pillow can open"):
+        mx.image.imdecode(b"text")
+    assert mx.image.imdecode(png(image), to_rgb=0).asnumpy()[0, 0].tolist() == image[0, 0, ::-1].tolist()
+
+
+def test_imread_and_a_border_out_of_a_file(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(pictures()[0]))
+    assert np.array_equal(mx.image.imread(str(tmp_path / "a.png")).asnumpy(), pictures()[0])
+    with pytest.raises(mx.MXNetError):
+        mx.image.imread(str(tmp_path / "none.png"))
+    with pytest.raises(ValueError, match="border type 9"):
+        mx.image.copyMakeBorder(pictures()[0], 1, 1, 1, 1, 9)
+
+
+def test_create_augmenter_makes_mxnets_list():
+    found = mx.image.CreateAugmenter(
+        (3, 8, 9), 12, True, True, True, True, True, brightness=0.1, hue=0.1, pca_noise=0.1, rand_gray=0.5
+    )
+    names = [type(augmenter).__name__ for augmenter in found]
+    assert names == [
+        "ResizeAug", "RandomSizedCropAug", "HorizontalFlipAug", "CastAug", "ColorJitterAug", "HueJitterAug", "LightingAug",
+        "RandomGrayAug", "ColorNormalizeAug",
+    ]  # fmt: skip
+    random.seed(0)
+    image = pictures()[0]
+    for augmenter in found:
+        image = augmenter(image)
+    assert image.shape == (8, 9, 3) and image.dtype == np.float32
+    with pytest.raises(ValueError, match="pass rand_crop=True too"):
+        mx.image.CreateAugmenter((3, 8, 9), rand_resize=True)
+    with pytest.deprecated_call():
+        assert mx.image.RandomSizedCropAug((8, 8), 0.1, (1, 1), min_area=0.5).area == 0.5
+
+
+def test_without_pillow_a_sentence_names_the_extra(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match="jfit.image."):
+        decode(PHOTO)
+    with pytest.raises(ImportError, match="jfit.image."):
+        mx.io.ImageRecordIter(path_imgrec=str(FOLDER / "images.rec"), data_shape=(3, 8, 8), batch_size=2)
+
+
+def test_the_photo_is_the_recorded_one():
+    assert np.abs(decode(PHOTO).astype(float) - record_images.photo()).mean() < 8
+    assert Path(FOLDER / "photo.jpg").stat().st_size < 4000
