@@ -158,4 +158,30 @@ DECIDED = {
         "it takes the full gradient first; fixed parameters are left alone",
         "test_mx_svrg.py::test_a_fit_that_begins_between_full_gradients_takes_one_first",
     ),
+    "csv_rounds": Decided(
+        "CSVIter and LibSVMIter leave the rows that filled up the last batch out of the next epoch",
+        "every epoch begins at the first row and has all of them",
+        "test_mx_io_files.py::test_an_epoch_of_a_table_has_every_row_once",
+    ),
+    "small_files": Decided(
+        "CSVIter and LibSVMIter fail where a file has fewer rows than a batch, or, with round_batch=False, fill up with zeros",
+        "the rows are repeated, and `pad` counts the repeated ones",
+        "test_mx_io_files.py::test_a_batch_larger_than_the_file_repeats_its_rows",
+    ),
+    "text_in_tables": Decided(
+        "CSVIter reads text that is no number as the number before it or as 0, and cuts fractions off for integer types; "
+        "LibSVMIter gives matrices whose indices lie beyond their columns",
+        "the file is refused, with line and column",
+        "test_mx_io_files.py::test_text_that_is_no_number_is_refused",
+    ),
+    "shuffled_dtype": Decided(
+        "NDArrayIter with shuffle=True gives arrays of other dtypes as float32",
+        "the dtype stays",
+        "test_mx_io_files.py::test_shuffling_keeps_the_dtype_of_arrays",
+    ),
+    "roll_over_twice": Decided(
+        "NDArrayIter with roll_over forgets the tail when next() is called again behind the end of an epoch",
+        "the tail rolls over",
+        "test_mx_io_files.py::test_asking_again_at_the_end_loses_no_row_that_rolls_over",
+    ),
 }
