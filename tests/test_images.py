@@ -257,9 +257,9 @@ def test_without_pillow_a_sentence_names_the_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match="jfit.image."):
+    with pytest.raises(ImportError, match=r"jfit.image."):
         decode(PHOTO)
-    with pytest.raises(ImportError, match="jfit.image."):
+    with pytest.raises(ImportError, match=r"jfit.image."):
         mx.io.ImageRecordIter(path_imgrec=str(FOLDER / "images.rec"), data_shape=(3, 8, 8), batch_size=2)
 
 

@@ -89,7 +89,7 @@ def test_an_epoch_has_every_row_once_and_wraps_from_its_start():
 def test_parts_hold_every_row_once_and_differ_by_at_most_one(batch_size, parts, handle, shuffle):
     seen = [ImageRecords(TEN, (3, 16, 16), batch_size, num_parts=parts, part_index=k, shuffle=shuffle) for k in range(parts)]
     rows = [it.rows.tolist() for it in seen]
-    assert sorted(sum(rows, [])) == list(range(10))
+    assert sorted(row for part in rows for row in part) == list(range(10))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
@@ -140,10 +140,10 @@ def test_labels_out_of_a_list_and_keys_out_of_an_index(tmp_path):
     it = ImageRecords(TEN, (3, 16, 16), 4, path_list=lines, label_width=2, path_index=FOLDER / "images.idx")
     assert it.provide_label[0].shape == (4, 2)
     assert it.next().label[0].tolist() == [[100 + k, k / 2] for k in range(4)]
-    with pytest.raises(FormatError, match="line 1: found .*needed a number, 1 labels"):
+    with pytest.raises(FormatError, match=r"line 1: found .*needed a number, 1 labels"):
         ImageRecords(TEN, (3, 16, 16), 4, path_list=lines).next()
     lines.write_text("0\t1.0\tx.png\n")
-    with pytest.raises(FormatError, match="row 1, byte .* id 1: the image list .* has no line for it"):
+    with pytest.raises(FormatError, match=r"row 1, byte .* id 1: the image list .* has no line for it"):
         ImageRecords(TEN, (3, 16, 16), 4, path_list=lines).next()
     with pytest.raises(FormatError, match="1 labels, label_width is 3"):
         ImageRecords(TEN, (3, 16, 16), 4, label_width=3).next()
@@ -164,7 +164,7 @@ def test_a_worker_imports_neither_jax_nor_the_users_script():
 def test_a_damaged_record_is_named_and_the_next_batch_is_read(damaged, workers):
     it = images(damaged, shuffle=False, workers=workers)
     it.next()
-    with pytest.raises(FormatError, match="damaged.rec: row 5, byte .*, id 5: 8 bytes that begin with b'no image'"):
+    with pytest.raises(FormatError, match=r"damaged.rec: row 5, byte .*, id 5: 8 bytes that begin with b'no image'"):
         it.next()
     it.position += 1
     assert it.next().index.tolist() == [8, 9, 0, 1]
@@ -205,6 +205,7 @@ pool.take()
 print(*pool.pids, flush=True)
 {then}
 """
+WAITS = "time.sleep(60)"
 WORKER = Path(jfit.data.__file__).parent / "images" / "worker.py"
 
 
@@ -361,7 +362,7 @@ def test_an_image_iter_continues_where_it_was_saved(handle, seed):
 def test_image_iter_says_what_is_wrong(folder, damaged):
     with pytest.raises(ValueError, match="needs path_imgrec, path_imglist or imglist"):
         mx.image.ImageIter(4, (3, 16, 16))
-    with pytest.raises(ValueError, match="needed .3, height, width."):
+    with pytest.raises(ValueError, match=r"needed .3, height, width."):
         mx.image.ImageIter(4, (1, 16, 16), path_imgrec=str(TEN))
     with pytest.raises(RuntimeError, match="Broken image index: 5"):
         list(mx.image.ImageIter(4, (3, 16, 16), path_imgrec=str(damaged)))

@@ -113,7 +113,7 @@ def test_a_writer_that_dies_leaves_the_whole_records(tmp_path):
 def test_a_line_of_an_index_that_is_none_is_named(tmp_path):
     path = tmp_path / "a.idx"
     path.write_text("0\t0\nx\t12\n")
-    with pytest.raises(FormatError, match="line 2: found 'x.t12.n', needed a key of type int"):
+    with pytest.raises(FormatError, match=r"line 2: found 'x.t12.n', needed a key of type int"):
         read_index(path)
     assert read_index(path, str) == {"0": 0, "x": 12}
 
