@@ -165,7 +165,8 @@ def follow(
         image.draft(mode, short_size(image.width, image.height, recipe.resize))
     sides = max(recipe.resize, width, height) / min(image.size) * recipe.max_random_scale * max(image.size)
     if sides > MOST_SIDE:
-        problem = f"an image of {image.width} x {image.height} pixels would grow to a side of {int(sides)}, at most {MOST_SIDE} are made"
+        found = f"an image of {image.width} x {image.height} pixels"
+        problem = f"{found} would grow to a side of {int(sides)}, at most {MOST_SIDE} are made"
         raise FormatError(path, where, problem, "cut the image, it is far too narrow.")
     image = _geometry(recipe, pixels(image, mode, path, where), rng, width, height)
     mirrored = recipe.mirror or (recipe.rand_mirror and rng is not None and rng.random() < 0.5)
