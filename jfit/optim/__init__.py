@@ -3,7 +3,7 @@
 Every optimizer is `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the
 parameters.  The rate is traced, so a schedule or a user may change it without a second compile; None means the one given at
 construction.  It may be one for each leaf: (leaves,), or a tuple of scalars, which XLA compiles ten times faster on a CPU.
-Gradients arrive rescaled; c(.) in the formulas clips to +-clip_gradient, and is absent when that is None or 0.
+Gradients arrive rescaled; c(.) in the formulas clips to +-clip_gradient, and is absent unless that is positive.
 
 Parameters that all of them share:
     wd: weight decay.  wd_mult: "mxnet" (default) decays what MXNet's Module decays, names that end in `_weight` or

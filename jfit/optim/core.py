@@ -243,8 +243,8 @@ def rate_at(base: LearningRate, count: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------------ for the rules
 def clipper(bound: float | None) -> Callable[[Array], Array]:
-    """x -> x clipped to +-bound; x itself where the bound is None or 0."""
-    return (lambda x: jnp.clip(x, -bound, bound)) if bound else (lambda x: x)
+    """x -> x clipped to +-bound; x itself where the bound is None, 0 or negative (MXNet's kernels call -1 none)."""
+    return (lambda x: jnp.clip(x, -bound, bound)) if bound is not None and bound > 0 else (lambda x: x)
 
 
 def decayed(g: Array, wd: Any, w: Array) -> Array:

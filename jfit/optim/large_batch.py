@@ -219,7 +219,7 @@ def lbsgd(
     def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
         number = behind + at.t
         total = slots[-1] + g if batch_scale > 1 else g
-        if one_buffer and batch_scale > 1:
+        if one_buffer and (behind + 1) % batch_scale:  # a sum that starts and ends with the first gradient is its own
             total = jnp.where(jnp.asarray(at.t) == 2, 2 * g, total)
         g = total / batch_scale
         step = -at.lr * factor(number, g, w, at.wd) * decayed(clip(g), at.wd, w)

@@ -1,0 +1,214 @@
+"""What single rules promise beside their trajectories, oracles of optax, where they differ from MXNet, and the table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jfit import optim
+from jfit.optim.__main__ import markdown, plain, table
+from jfit.optim.registry import register
+
+ROOT = Path(__file__).parents[1]
+
+
+def tree(seed: int, dtype: Any = jnp.float32) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {name: jnp.array(draw.normal(size=(3, 2)), dtype) for name in ("fc_bias", "fc_weight")}
+
+
+def run(transform: Any, gradients: list[Any], weights: Any, rates: Any = None) -> tuple[Any, Any]:
+    """(weights, state) after a step for each gradient."""
+    state = transform.init(weights)
+    for k, g in enumerate(gradients):
+        fed = {} if rates is None else {"learning_rate": jnp.float32(rates[k])}
+        updates, state = transform.update(g, state, weights, **fed)
+        weights = optax.apply_updates(weights, updates)
+    return weights, state
+
+
+def close(a: Any, b: Any) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), a, b)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [
+        (optim.adamw(0.1, wd=0.1, wd_mult=None), optax.adamw(0.1, eps=1e-6, weight_decay=0.1)),
+        (optim.lamb(0.1, wd=0.1, wd_mult=None), optax.lamb(0.1, weight_decay=0.1)),
+        (optim.rmsprop(0.1), optax.rmsprop(0.1)),
+        (optim.adadelta(), optax.adadelta(1.0, rho=0.9, eps=1e-5)),
+        (optim.adagrad(0.1), optax.adagrad(0.1, initial_accumulator_value=0.0)),
+        (optim.adamax(0.1), optax.adamax(0.1)),
+        (optim.sgd(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+    ],
+    ids=["adamw", "lamb", "rmsprop", "adadelta", "adagrad", "adamax", "sgd"],
+)
+def test_the_rule_is_that_of_optax_where_both_follow_the_paper(own, theirs):
+    gradients = [tree(k) for k in range(1, 5)]
+    close(run(own, gradients, tree(0))[0], run(theirs, gradients, tree(0))[0])
+
+
+# ------------------------------------------------------------------------------------------------ where MXNet errs
+def test_adamax_rests_where_no_gradient_ever_came():
+    weights = {"w": jnp.array([1.0, 2.0])}
+    found, state = run(optim.adamax(0.1), [{"w": jnp.array([0.0, 1.0])}] * 2, weights)
+    np.testing.assert_allclose(found["w"], [1.0, 1.8], rtol=1e-6)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+
+
+def test_dcasgd_has_momentum():
+    gradients = [tree(k) for k in range(1, 4)]
+    found, _ = run(optim.dcasgd(0.1, momentum=0.9, lamda=0.5, wd=0.1, clip_gradient=1.0, wd_mult=None), gradients, tree(0))
+    for name in found:
+        w = previous = np.asarray(tree(0)[name], np.float64)
+        m = np.zeros_like(w)
+        for step in gradients:
+            g = np.clip(np.asarray(step[name], np.float64), -1, 1)
+            m = 0.9 * m - 0.1 * (g + 0.1 * w + 0.5 * g * g * (w - previous))
+            previous, w = w, w + m
+        np.testing.assert_allclose(found[name], w, rtol=2e-6, atol=1e-6)
+
+
+def test_lamb_alone_moves_its_master():
+    weights = tree(0, jnp.float16)
+    found, state = run(optim.lamb(0.1, multi_precision=True), [weights] * 2, weights)
+    masters = state.slots["master"]
+    for name in found:
+        assert float(jnp.abs(masters[name] - weights[name]).min()) > 0
+        np.testing.assert_array_equal(found[name], masters[name].astype(jnp.float16))
+
+
+@pytest.mark.parametrize("bound", [0, 0.0, -1.0, None])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "nadam"])
+def test_a_bound_that_is_not_positive_clips_nothing(name, bound):
+    make = optim.OPTIMIZERS[name].make
+    found, _ = run(make(0.1, clip_gradient=bound), [tree(1)], tree(0))
+    close(found, run(make(0.1), [tree(1)], tree(0))[0])
+
+
+# ------------------------------------------------------------------------------------------------ large batches
+def test_lars_spares_what_it_is_told_to():
+    weights, gradients = tree(0), tree(1)
+
+    def moved(**given: Any) -> dict[str, bool]:
+        """Whether the rate was adapted, by name; a plain step is lr * g."""
+        found, _ = run(optim.lars(0.1, **given), [gradients], weights)
+        steps = {k: float(jnp.abs((found[k] - weights[k]) / gradients[k]).max()) for k in found}
+        return {k: step < 0.05 for k, step in steps.items()}
+
+    assert moved() == {"fc_bias": False, "fc_weight": True}
+    assert moved(adapt={"fc_bias": True}) == {"fc_bias": True, "fc_weight": True}
+    assert moved(adapt=lambda name: False) == {"fc_bias": False, "fc_weight": False}
+    listed = optim.lars(0.1, adapt=[False, True])
+    pair = list(weights.values())
+    updates, _ = listed.update(list(gradients.values()), listed.init(pair), pair)
+    np.testing.assert_allclose(updates[0], -0.1 * gradients["fc_bias"], rtol=1e-6)
+    assert float(jnp.abs(updates[1]).max()) < 0.01
+
+
+def test_lars_decays_weights_only():
+    tree = {name: jnp.ones(2) for name in ("a_beta", "b_gamma", "c_weight")}
+    decays = lambda **given: optim.lars(0.1, wd=0.1, **given).init(tree).wd_mult.tolist()  # noqa: E731
+    assert decays() == [0.0, 0.0, 1.0]
+    assert decays(wd_mult="mxnet") == [0.0, 1.0, 1.0]
+    assert decays(wd_mult={"a_beta": 0.5}) == [0.5, 0.0, 1.0]
+    assert decays(wd_mult=lambda name: 2.0) == [2.0, 2.0, 2.0]
+
+
+def test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call():
+    plain = lambda **given: optim.lars(1.0, momentum=0.5, adapt=lambda name: False, wd_mult=None, **given)  # noqa: E731
+    ones = {name: jnp.ones(()) for name in "abc"}
+    zero = jax.tree.map(jnp.zeros_like, ones)
+    for group, kept in ((None, [2, 2, 2]), (1, [2, 1, 1]), (2, [2, 2, 1])):
+        found, _ = run(plain(group=group), [ones, zero], zero, rates=[1.0, 2.0])
+        # after the first step w = m = -1; then m = -0.5 * k
+        assert [(-1 - float(x)) / 0.5 for x in found.values()] == kept
+    still, _ = run(plain(momentum_correction=False), [ones, zero], zero, rates=[1.0, 2.0])
+    assert [float(x) for x in still.values()] == [-1.5] * 3
+
+
+def test_lbsgd_moves_once_for_all_that_it_gathered():
+    transform = optim.lbsgd(0.1, momentum=0.9, batch_scale=3, warmup_epochs=0, wd=0.1, wd_mult=None)
+    weights, state = tree(0), transform.init(tree(0))
+    for k in range(1, 6):
+        updates, state = transform.update(tree(k), state, weights)
+        assert bool(np.any(updates["fc_weight"])) == (k == 3)
+        assert bool(np.any(state.slots["sum"]["fc_weight"])) == (k != 3)
+        weights = optax.apply_updates(weights, updates)
+    mean = jax.tree.map(lambda *x: sum(x) / 3, tree(1), tree(2), tree(3))
+    close(weights, run(optim.sgd(0.3, momentum=0.9, wd=0.1, wd_mult=None), [mean], tree(0))[0])
+
+
+def test_a_first_sum_in_the_gradients_own_buffer_counts_the_second_twice():
+    given = {"batch_scale": 2, "warmup_epochs": 0}
+    found, _ = run(optim.lbsgd(0.1, one_buffer=True, **given), [tree(1), tree(2), tree(3), tree(4)], tree(0))
+    close(found, run(optim.lbsgd(0.1, **given), [tree(2), tree(2), tree(3), tree(4)], tree(0))[0])
+    # with an odd number of updates behind, the first sum is one gradient, used up before the second comes
+    late = {**given, "updates_per_epoch": 1, "begin_epoch": 1}
+    found, _ = run(optim.lbsgd(0.1, one_buffer=True, **late), [tree(1), tree(2), tree(3)], tree(0))
+    close(found, run(optim.lbsgd(0.1, **late), [tree(1), tree(2), tree(3)], tree(0))[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.signum(0.1, momentum=0.0, wd_lh=0.1), "signum: wd_lh is 0.1 and momentum 0"),
+        (lambda: optim.group_adagrad(0.1, wd=0.1), "group_adagrad: wd is 0.1, it needs to be 0"),
+        (lambda: optim.group_adagrad(0.1).init({"b": jnp.ones(3)}), r"has shape \(3,\), two dimensions are needed"),
+        (lambda: optim.lbsgd(0.1, batch_scale=0), "lbsgd: batch_scale is 0, a whole number"),
+        (lambda: run(optim.lars(0.1, adapt="all"), [tree(1)], tree(0)), "lars: adapt is 'all'"),
+        (lambda: run(optim.lars(0.1, adapt=[True]), [tree(1)], tree(0)), "a sequence of 1 booleans.*called 'fc_bias'"),
+        (lambda: optim.get("sgd", rescale_grad=1.0), "no parameter 'rescale_grad'.*rescale= of the train step"),
+        (lambda: optim.get("adam", lr_scheduler=1), "no parameter 'lr_scheduler'.*learning_rate= here, or schedule="),
+        (lambda: optim.get("ftrl", lazy_update=True), "no parameter 'lazy_update'.*Only sgd and adam"),
+        (lambda: optim.get("adam", b1=0.5), "no parameter 'b1'.*a parameter of optax's: pass optax.adam"),
+        (lambda: optim.get("ladam"), "unknown optimizer 'ladam': the nearest names are 'adam'"),
+    ],
+)
+def test_errors_are_sentences(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# ------------------------------------------------------------------------------------------------ the table
+def test_every_optimizer_has_a_row_whose_state_is_what_it_keeps():
+    rows = {row[0]: row for row in table()}
+    assert {name for row in rows.values() for name in (row[0], *row[1].split(", ")) if name != "none"} == set(optim.OPTIMIZERS)
+    assert rows["dcasgd"][3] == "momentum (momentum), previous"
+    assert rows["rmsprop"][3] == "n, g (centered), delta (centered)"
+    assert rows["nadam"][3] == "mean, var, of all parameters: m_schedule"
+    assert "wd=0.01" in rows["adamw"][2]
+    assert "wd" not in rows["adam"][2]
+    assert "lion" in plain()
+
+
+def test_what_is_registered_by_hand_is_in_the_table_too():
+    register("mine", lambda learning_rate=0.5: optim.sgd(learning_rate), "own")
+    try:
+        assert optim.get("own").learning_rate == 0.5
+        assert [row[:2] for row in table() if row[0] == "mine"] == [("mine", "own")]
+    finally:
+        for name in ("mine", "own"):
+            del optim.OPTIMIZERS[name]
+
+
+def test_docs_page_is_up_to_date():
+    page = ROOT / "docs" / "optimizers.md"
+    if not page.parent.exists():
+        pytest.skip("an installed package has no docs folder")
+    assert page.read_text() == markdown(), "run python -m jfit.optim --markdown > docs/optimizers.md"
+
+
+@pytest.mark.slow
+def test_module_runs_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "jfit.optim"], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "of optax:" in done.stdout
