@@ -184,4 +184,35 @@ DECIDED = {
         "the tail rolls over",
         "test_mx_io_files.py::test_asking_again_at_the_end_loses_no_row_that_rolls_over",
     ),
+    "adamax_zero": Decided(
+        "Adamax makes a weight NaN whose gradients were all 0 so far (0 / 0), such as a gamma that is fixed",
+        "such a weight rests; every other one has MXNet's numbers",
+        "test_optim_rules.py::test_adamax_rests_where_no_gradient_ever_came",
+    ),
+    "dcasgd_momentum": Decided(
+        "DCASGD with momentum raises ValueError at the first update",
+        "it does what its formula says",
+        "test_optim_rules.py::test_dcasgd_has_momentum",
+    ),
+    "lamb_master": Decided(
+        "LAMB with multi_precision, updated one by one, never changes the float32 masters, so weights stay near the start",
+        "masters are updated, as MXNet does where several parameters are updated by one call",
+        "test_optim_rules.py::test_lamb_alone_moves_its_master",
+    ),
+    "layer_norms": Decided(
+        "LARS and LAMB with multi_precision take the norms of 16-bit weights, squared in 16 bits",
+        "norms are those of the float32 masters; states differ by up to 1e-4",
+        "test_optim_golden.py::test_weights_and_states_are_mxnets_after_every_step",
+    ),
+    "clip_zero": Decided(
+        "clip_gradient=0 clips nothing in SGD, Adam and other kernels, and sets gradients to 0 in AdaGrad, Nadam and others; "
+        "a negative bound clips nothing, or mixes values up",
+        "a bound that is not positive clips nothing, whatever the optimizer",
+        "test_optim_rules.py::test_a_bound_that_is_not_positive_clips_nothing",
+    ),
+    "momentum_of_rates": Decided(
+        "LARS scales momentum by rate / last rate only for the first of its calls with a new rate: four parameters, or one",
+        "so does the class; `jfit.optim.lars` scales it for all parameters unless told the size of a call (group)",
+        "test_optim_rules.py::test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call",
+    ),
 }
