@@ -19,7 +19,7 @@ from jax import Array
 from jfit.model import Model
 from jfit.ops.rows import LOST, MaybeRows, Rows
 from jfit.step import plan_of
-from jfit.step.slices import parts_of
+from jfit.step.inputs import parts_of
 from jfit.totals import plain, shown_heads
 
 

@@ -110,6 +110,8 @@ class Model(NamedTuple):
         frozen: parameters that never learn (gamma of batch norms with fix_gamma).
         traits: what the loop should know: `convolution`, `draws` (random numbers, in evaluation too where operators say so).
         symbol: the graph it was lowered from, or None.
+        tables: parameters of which a batch reads some rows only -> `(inputs, policy) -> their numbers`, int32 (lookups,).
+            `apply` takes `held=`, sorted numbers of the rows that `params` holds of each; its gradient is a `jfit.optim.Rows`.
 
     Example:
         >>> import jfit
@@ -131,6 +133,7 @@ class Model(NamedTuple):
     optional: frozenset[str] = frozenset()
     symbol: Any = None
     shown_labels: tuple[str, ...] = ()
+    tables: Mapping[str, Callable[..., Array]] = {}
 
     @property
     def evaluated(self) -> tuple[str, ...]:

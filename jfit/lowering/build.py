@@ -12,6 +12,7 @@ from jax import Array
 
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
+from jfit.lowering.tables import tables_of
 from jfit.model import Aux, Inputs, Model, Output, Params, Plan, Specs
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
@@ -75,6 +76,7 @@ def lower(
         optional=frozenset(states),
         symbol=symbol,
         shown_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
+        tables=tables_of(order, heads, names, params),
     )
 
 

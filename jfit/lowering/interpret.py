@@ -90,6 +90,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
+        held: Mapping[str, Array] | None = None,
         _rows_out: list[MaybeRows] | None = None,
     ) -> tuple[tuple[Array, ...], Aux]:
         size = _batch_size(variables, inputs, names)
@@ -114,7 +115,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
                 values.update({(id(node), i): None for i in range(len(node.op.output_names(node.params)))})  # type: ignore
                 continue
             ins = [_absent(node, i, ins, train, inputs) if v is None else v for i, v in enumerate(ins)]
-            told = dataclasses.replace(base, overwritten=True) if id(node) in marked else base
+            rows = held.get(node.inputs[1].node.name) if held and len(node.inputs) > 1 else None
+            told = dataclasses.replace(base, overwritten=id(node) in marked, held=rows)
             outs, moved = _run(node, sizes.get(id(node), node.params), ins, told, key, policy)
             values.update({(id(node), i): v for i, v in enumerate(outs)})
             new_aux.update(moved)

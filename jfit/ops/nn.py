@@ -225,21 +225,44 @@ def _embedding_rows(attrs, rows, shapes, outs):
     return [LOST if rows[1] is not None else rows[0]]
 
 
+EMBEDDING = {
+    "input_dim": integer(),
+    "output_dim": integer(),
+    "dtype": choice("bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", default="float32"),
+}
+
+
+def row_numbers(attrs: Attrs, data: Array) -> Array:
+    """The rows of its table that an embedding looks up."""
+    return jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
+
+
 @operator(
     "Embedding",
     inputs=("data", "weight"),
-    attrs={
-        "input_dim": integer(),
-        "output_dim": integer(),
-        "dtype": choice("bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", default="float32"),
-        "sparse_grad": flag(False),
-    },
-    aliases=("_npx_embedding", "_sparse_Embedding", "_contrib_SparseEmbedding"),
+    attrs={**EMBEDDING, "sparse_grad": flag(False)},
+    aliases=("_npx_embedding", "_sparse_Embedding"),
     fill=_embedding_fill,
     types=_embedding_types,
     rows=_embedding_rows,
 )
 def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     """y = weight[clip(ids, 0, input_dim - 1)], weight (input_dim, output_dim)."""
-    ids = jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
+    ids = row_numbers(attrs, data)
+    if ctx.held is not None:
+        ids = jnp.searchsorted(ctx.held, ids)
     return jnp.take(weight, ids, axis=0, mode="clip")  # (*ids, output_dim)
+
+
+@operator(
+    "_contrib_SparseEmbedding",
+    inputs=("data", "weight"),
+    attrs={**EMBEDDING, "deterministic": flag(False)},
+    fill=_embedding_fill,
+    types=_embedding_types,
+    rows=_embedding_rows,
+    hint="sparseembedding",
+)
+def sparse_embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
+    """y = weight[clip(ids, 0, input_dim - 1)], weight (input_dim, output_dim), whose gradient holds the rows that are read."""
+    return embedding(ctx, attrs, data, weight)

@@ -40,6 +40,10 @@ class Rows:
         table = jnp.zeros((size, *self.values.shape[1:]), self.values.dtype)
         return table.at[self.indices].add(self.values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
 
+    def gathered(self, axis_name: str) -> Rows:
+        """The rows of all devices: their sum."""
+        return Rows(*(lax.all_gather(x, axis_name, tiled=True) for x in (self.indices, self.values)))
+
 
 def is_rows(x: Any) -> bool:
     """Whether it is a `Rows`: the `is_leaf` of trees that hold some.
@@ -80,6 +84,17 @@ def coalesce(rows: Rows, size: int) -> Rows:
     return Rows(rest.at[place].set(numbers, indices_are_sorted=True), values, unique=True)
 
 
+def stored_rows(table: Array) -> Rows:
+    """The rows of a whole table that are not all zero.
+
+    Example:
+        >>> stored_rows(jnp.array([[0.0, 0.0], [1.0, 0.0]])).indices.tolist()
+        [2, 1]
+    """
+    size = len(table)
+    return without(Rows(jnp.arange(size, dtype=jnp.int32), table, unique=True), ~jnp.any(table.reshape(size, -1), axis=1), size)
+
+
 def without(rows: Rows, dropped: Array, size: int) -> Rows:
     """The rows but those that are dropped, (n,) or () bool; they name no row any more.
 
@@ -89,6 +104,16 @@ def without(rows: Rows, dropped: Array, size: int) -> Rows:
     """
     rest = size + jnp.arange(len(rows.indices), dtype=rows.indices.dtype)
     return dataclasses.replace(rows, indices=jnp.where(dropped, rest, rows.indices))
+
+
+def read(table: Array, rows: Rows) -> Array:
+    """The rows of a table (size, ...) that others name; what names no row reads any, its result is to be dropped.
+
+    Example:
+        >>> read(jnp.array([4.0, 5.0, 6.0]), Rows(jnp.array([2, 0]), jnp.ones(2))).tolist()
+        [6.0, 4.0]
+    """
+    return table.at[rows.indices].get(mode="clip", unique_indices=rows.unique, wrap_negative_indices=False)
 
 
 def in_rows(update: Callable[..., tuple[Any, Any]], gradient: Rows, weight: Array, slots: Any) -> tuple[Rows, Any]:
@@ -111,7 +136,7 @@ def in_rows(update: Callable[..., tuple[Any, Any]], gradient: Rows, weight: Arra
     """
     gradient = coalesce(gradient, len(weight))
     # a barrier: rows that were read again after the table was written in place would need a copy of it
-    held, kept = lax.optimization_barrier(jax.tree.map(lambda x: _read(x, gradient), (weight, slots)))
+    held, kept = lax.optimization_barrier(jax.tree.map(lambda x: read(x, gradient), (weight, slots)))
     delta, new = update(gradient.values, held, kept)
     return dataclasses.replace(gradient, values=delta), jax.tree.map(lambda x, y: _write(x, gradient, y), slots, new)
 
@@ -135,7 +160,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
         if not isinstance(update, Rows):
             return optax.apply_updates(weight, update)
         update = coalesce(update, len(weight))
-        held = lax.optimization_barrier(_read(weight, update))
+        held = lax.optimization_barrier(read(weight, update))
         return _write(weight, update, (held + update.values).astype(weight.dtype))
 
     return jax.tree.map(add, params, updates)
@@ -152,11 +177,6 @@ def on_values(function: Callable[[Any], Any], tree: Any) -> Any:
     values = structure.flatten_up_to(function(structure.unflatten([x.values if is_rows(x) else x for x in leaves])))
     made = [dataclasses.replace(x, values=y) if is_rows(x) else y for x, y in zip(leaves, values, strict=True)]
     return structure.unflatten(made)
-
-
-def _read(table: Array, rows: Rows) -> Array:
-    # what names no row reads any: its result is dropped
-    return table.at[rows.indices].get(mode="clip", unique_indices=rows.unique, wrap_negative_indices=False)
 
 
 def _write(table: Array, rows: Rows, values: Array) -> Array:

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.model import Aux, Model, Params, Policy, objective
-from jfit.step.slices import check_weights, of_real_rows, part_key, parts_of, rows_of, stand_ins
+from jfit.step.inputs import check_weights, parts_of, rows_of, stand_ins
+from jfit.step.slices import of_real_rows, part_key
+from jfit.step.tables import hold
 from jfit.step.train import mean_aux
 
 Outputs = tuple[Array, ...]
@@ -45,7 +47,7 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
 
 
 def gradient_step(
-    model: Model, wrt: Sequence[str], *, policy: Policy | str | None = None
+    model: Model, wrt: Sequence[str], *, policy: Policy | str | None = None, by_rows: bool = False
 ) -> Callable[..., tuple[Outputs, dict[str, Array], Aux]]:
     """(outputs, Σᵢ wᵢ ∇ℓᵢ by name, new aux) of one device's rows, nothing reduced, nothing updated.
 
@@ -53,6 +55,7 @@ def gradient_step(
         model: the model.
         wrt: names of parameters and inputs whose gradients are wanted; integer ones get zeros.
         policy: mixed precision.
+        by_rows: give the gradients of the model's tables as `jfit.optim.Rows`.
 
     Returns:
         `fn(params, aux, batch, key, step, number, head_gradients=None, axis_name=None)`.  Without head gradients the
@@ -81,18 +84,22 @@ def gradient_step(
         axis_name: str | None = None,
     ) -> tuple[Outputs, dict[str, Array], Aux]:
         inputs, given = _given(model, batch, part_key(key, step, number), axis_name)
-        floats = _floats(params, wanted), _floats(inputs, wanted)
+        known: Mapping[str, Any] = {**params, **inputs}
+        own, held = _floats(params, wanted), None
+        if by_rows:
+            own, held = hold(model, own, inputs, given["weight"], parts_of(batch)[2], policy)
+            given |= held.given
 
         def loss_of(learns: tuple[dict[str, Array], dict[str, Array]]):
             fed = {**inputs, **learns[1]}
             values, moved = model.apply({**params, **learns[0]}, aux, fed, policy=policy, **given)
             return _objective(model, values, fed, given["weight"], head_gradients), (values, moved)
 
-        found, (values, moved) = jax.grad(loss_of, has_aux=True)(floats)
+        found, (values, moved) = jax.grad(loss_of, has_aux=True)((own, _floats(inputs, wanted)))
         gradients, moved = of_real_rows(given["weight"], {**found[0], **found[1]}, moved, aux)
         if axis_name is not None:
             moved = mean_aux(moved, aux, given["weight"], axis_name)
-        known: Mapping[str, Any] = {**params, **inputs}
+        gradients = gradients if held is None else held.by_rows(gradients)
         return values, {n: gradients[n] if n in gradients else jnp.zeros_like(known[n]) for n in wrt}, moved
 
     return step

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jfit.model import Aux, Model, Params, Policy
 from jfit.state import split_params
 from jfit.step.apart import gradient_step
-from jfit.step.slices import parts_of, rows_of
+from jfit.step.inputs import parts_of, rows_of
 
 Gradients = dict[str, Array]
 

@@ -11,7 +11,8 @@ from jax import Array, lax
 
 from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, Policy, loss_sums
-from jfit.step.slices import Shared, part_of, parts_of, plan_of
+from jfit.step.inputs import parts_of
+from jfit.step.slices import Shared, part_of, plan_of
 from jfit.totals import Totals, fold, head_arguments, metric_stats
 
 

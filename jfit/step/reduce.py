@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.model import Params
+from jfit.optim.rows import Rows
 
 
 class Reduce(NamedTuple):
@@ -36,7 +37,7 @@ class Reduce(NamedTuple):
 
 @functools.cache  # one object for one rule: programs are kept by it
 def all_reduce() -> Reduce:
-    """g = Σ_devices g_d, in one all-reduce together with the sums.
+    """g = Σ_devices g_d, in one all-reduce together with the sums; of tables the rows of all devices are gathered.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,7 +47,10 @@ def all_reduce() -> Reduce:
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
         if axis_name is not None:
-            gradients, sums = lax.psum((gradients, sums), axis_name)
+            rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, Rows)}
+            whole = {k: g for k, g in gradients.items() if k not in rows}
+            whole, sums = lax.psum((whole, sums), axis_name)
+            gradients = cast(Params, {**whole, **rows})
         return gradients, sums, local
 
     return Reduce(lambda gradients: None, apply)
@@ -92,6 +96,7 @@ def two_bit(threshold: float = 0.5) -> Reduce:
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
         sent, kept = {}, dict(local)
         for name, gradient in gradients.items():
+            gradient = gradient.dense(len(local[name])) if isinstance(gradient, Rows) else gradient
             sent[name], kept[name] = quantize(gradient, local[name], threshold)
         if axis_name is not None:
             sent, sums = lax.psum((sent, sums), axis_name)

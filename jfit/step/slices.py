@@ -5,7 +5,7 @@ Nothing here crosses devices; what the all-reduce adds is in `Sums.shared`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,8 @@ from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
 from jfit.ops.rows import RowsLost
 from jfit.state import TrainState, typed_key
+from jfit.step.inputs import check_weights, rows_of, stand_ins
+from jfit.step.tables import Held, hold
 from jfit.totals import head_arguments, metric_stats
 
 
@@ -55,51 +57,24 @@ class Shared(NamedTuple):
     metrics: tuple[Any, ...]
 
 
-def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
-    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs; weights float32."""
-    if isinstance(batch, dict):
-        return batch, None, None
-    weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
-    return dict(batch.inputs), weight, weight if metric_weight is None else metric_weight
-
-
-def rows_of(model: Model, inputs: dict[str, Array]) -> int:
-    name = next((n for n in (*model.inputs, *model.labels) if n in inputs), None)
-    if name is None:
-        raise ValueError(f"the batch has the inputs {sorted(inputs)}, the model needs {[*model.inputs, *model.labels]}")
-    return inputs[name].shape[model.batch_axes.get(name, 0)]
-
-
-def check_weights(rows: int, **weights: Array | None) -> None:
-    for name, weight in weights.items():
-        if weight is not None and weight.shape != (rows,):
-            raise ValueError(f"{name} has shape {weight.shape}, the batch has {rows} rows; pass one number per row, ({rows},)")
-
-
-def stand_ins(model: Model, inputs: dict[str, Array], counts: Array) -> dict[str, Array]:
-    """Rows that count nowhere become copies of the first that does: 0 * nan would carry what they hold into the gradient."""
-
-    def real(x: Array, axis: int) -> Array:
-        if x.ndim <= axis or x.shape[axis] != counts.shape[0]:
-            return x
-        shape = [-1 if k == axis else 1 for k in range(x.ndim)]
-        return jnp.where(counts.reshape(shape), x, lax.dynamic_index_in_dim(x, jnp.argmax(counts), axis, keepdims=True))
-
-    return {k: real(jnp.asarray(v), model.batch_axes.get(k, 0)) for k, v in inputs.items()}
-
-
 def gradients_of(how: How, learns: Params, still: Params, state: TrainState, slots: Slots, axis_name: str | None):
     """Summed gradients, new aux and sums of one device's slice, over its micro-batches."""
     rows = rows_of(how.model, slots.inputs)
     check_weights(rows, weight=slots.weight, metric_weight=slots.metric_weight)
     device = 0 if axis_name is None else lax.axis_index(axis_name)
     slots = slots._replace(row_ids=jnp.arange(rows) + device * rows)
+    learns, held = hold(how.model, learns, slots.inputs, slots.weight, slots.metric_weight, how.policy)
 
     def part(aux: Aux, number: Any, slots: Slots):
-        return _part(how, learns, still, aux, slots, number, part_key(state.key, state.step, number), axis_name)
+        return _part(how, learns, still, held, aux, slots, number, part_key(state.key, state.step, number), axis_name)
 
+    gradients, aux, sums = _parts(part, how, rows, state.aux, slots)
+    return held.by_rows(gradients), aux, sums
+
+
+def _parts(part: Callable[..., Any], how: How, rows: int, aux: Aux, slots: Slots):
     if how.micro_batches == 1:
-        return part(state.aux, 0, slots)
+        return part(aux, 0, slots)
     if rows % how.micro_batches:
         raise ValueError(
             f"micro_batches={how.micro_batches} does not divide the {rows} rows of a device's batch; "
@@ -107,10 +82,12 @@ def gradients_of(how: How, learns: Params, still: Params, state: TrainState, slo
         )
     if how.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1: the outputs of all micro-batches would have to be kept")
-    return _accumulate(part, how, state.aux, slots)
+    return _accumulate(part, how, aux, slots)
 
 
-def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, number: Any, key: Array, axis_name: str | None):
+def _part(
+    how: How, learns: Params, still: Params, held: Held, aux: Aux, slots: Slots, number: Any, key: Array, axis_name: str | None
+):
     """Summed gradients, new aux and sums of one micro-batch."""
     model, (inputs, weight, metric_weight, row_ids) = how.model, slots
     plan = plan_of(model, inputs)
@@ -119,6 +96,7 @@ def _part(how: How, learns: Params, still: Params, aux: Aux, slots: Slots, numbe
             raise RowsLost(plan.reason)
         inputs = stand_ins(model, inputs, (weight > 0) | (metric_weight > 0))
     given = {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids, "policy": how.policy}
+    given |= held.given
 
     def loss_of(learns: Params):
         values, moved = model.apply({**still, **learns}, aux, inputs, sync_batch_stats=how.sync_batch_stats, **given)
@@ -180,9 +158,13 @@ def _accumulate(part: Callable[..., Any], how: How, aux: Aux, slots: Slots):
     return gradients, aux, sums._replace(rows=rows, shared=shared)
 
 
-def chosen(condition: Array, new: Any, old: Any) -> Any:
-    """`new` where the condition holds, else `old`, leaf by leaf."""
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+def chosen(condition: Array, new: Any, old: Any, but: Collection[str] = ()) -> Any:
+    """`new` where the condition holds, else `old`, leaf by leaf; `new` always for leaves of these names."""
+
+    def choose(path: Any, n: Array, o: Array) -> Array:
+        return n if path and getattr(path[-1], "key", None) in but else jnp.where(condition, n, o)
+
+    return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
 def unrolls(model: Model) -> bool:

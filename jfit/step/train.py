@@ -20,9 +20,11 @@ from jfit.optim import as_schedule
 from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
 from jfit.optim.registry import Resolved, used_rate
+from jfit.optim.rows import apply_updates, coalesce, is_rows, on_values
 from jfit.state import TrainState, split_params
+from jfit.step.inputs import parts_of
 from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.slices import How, Slots, Sums, chosen, gradients_of, parts_of
+from jfit.step.slices import How, Slots, Sums, chosen, gradients_of
 from jfit.totals import fold
 
 
@@ -35,7 +37,8 @@ class StepOut(NamedTuple):
         lr: the learning rate that was used, () float32, or None.
         first_bad_step: number of the first step since the metrics were reset whose loss was not finite; -1: none.
         outputs: the model's outputs, per row; None unless asked for.
-        gradients: name -> gradient summed over this device's rows, before anything is reduced; None unless asked for.
+        gradients: name -> gradient summed over this device's rows, before anything is reduced, of the model's tables as
+            `jfit.optim.Rows`; None unless asked for.
 
     Example:
         >>> import jax.numpy as jnp
@@ -131,7 +134,8 @@ def train_step(
         learns, opt_state, reported = update(state, learns, summed, total, loss)
         params = {k: learns[k] if k in learns else still[k] for k in state.params}
         if slots.weight is not None:  # a step without rows changes nothing
-            params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), (state.params, state.opt_state, state.aux))
+            old = state.params, state.opt_state, state.aux
+            params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), old, but=update.by_rows(summed))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.lr, state.key, local)
         told = own if gradients else None
@@ -157,7 +161,8 @@ def update_step(
         rescale: r, a number.
 
     Returns:
-        `step(state, gradients, axis_name=None) -> state`; gradients: name -> summed gradient of this device's rows.
+        `step(state, gradients, axis_name=None) -> state`; gradients: name -> summed gradient of this device's rows,
+        an array or a `jfit.optim.Rows`.
         Parameters without a gradient stay as they are.
 
     Example:
@@ -195,19 +200,25 @@ class _Update(NamedTuple):
         rate_of = None if schedule is None else as_schedule(schedule)
         return cls(resolved, _with_extra_args(resolved.transform), rate_of, rescale, norm, value)
 
+    def by_rows(self, gradients: Params) -> set[str]:
+        """Names of the tables of which only some rows are updated."""
+        recipe = getattr(self.resolved.transform.update, "recipe", None)
+        return {name for name, g in gradients.items() if is_rows(g)} if recipe is not None and recipe.lazy else set()
+
     def __call__(
         self, state: TrainState, learns: Params, gradients: Params, total: Array, loss: Array
     ) -> tuple[Params, Any, Array | None]:
         """(new parameters, new optimizer state, the rate that was used)."""
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        exact = hasattr(self.resolved.transform.update, "recipe")
-        gradients = jax.tree.map(lambda g: _scaled(g, factor, exact), gradients)
-        gradients = _clip(gradients, self.clip_norm, self.clip_value)
+        exact, some = hasattr(self.resolved.transform.update, "recipe"), self.by_rows(gradients)
+        gradients = {name: _rows_or_table(g, learns[name], name in some) for name, g in gradients.items()}
+        gradients = on_values(lambda tree: jax.tree.map(lambda g: _scaled(g, factor, exact), tree), gradients)
+        gradients = on_values(lambda tree: _clip(tree, self.clip_norm, self.clip_value), gradients)
         rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": rate} if self.resolved.takes_rate and rate is not None else {})
         updates, opt_state = self.transform.update(gradients, state.opt_state, learns, **extra)
         reported = used_rate(self.resolved, rate, state.opt_state, opt_state)
-        return cast(Params, optax.apply_updates(learns, updates)), opt_state, reported
+        return cast(Params, apply_updates(learns, updates)), opt_state, reported
 
 
 def _check_settings(resolved: Resolved, schedule: Any, micro_batches: int, rescale: Any) -> None:
@@ -246,6 +257,12 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
     summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
     found = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
     return {**aux, **found}
+
+
+def _rows_or_table(gradient: Any, weight: Array, lazy: bool) -> Any:
+    if not is_rows(gradient):
+        return gradient
+    return coalesce(gradient, len(weight)) if lazy else gradient.dense(len(weight))  # the norm takes each row once
 
 
 def _scaled(g: Array, factor: Any, exact: bool) -> Array:

@@ -21,6 +21,7 @@ from jfit.data.batch import rows
 from jfit.facade.box import Box
 from jfit.facade.module.programs import Programs
 from jfit.facade.module.session import Session
+from jfit.facade.module.tables import whole_table
 from jfit.facade.monitor.capture import capture_gradients, capture_outputs
 from jfit.loop import Window
 from jfit.model import Model, Plan
@@ -63,7 +64,7 @@ class Passes:
     ) -> None:
         self.programs, self.params, self.aux = programs, list(params), list(aux)
         self.requests, self.learns = dict(requests), list(learns)
-        self.gradients: dict[str, Array] = {}  # with several devices, a leading device axis
+        self.gradients: dict[str, Any] = {}  # with several devices, a leading device axis; of tables by rows until read
         self._pass: Pass | None = None
         self._outputs: tuple[Array, ...] | None = None
         self._backward: Any = None  # None: not asked for; (): without head gradients; else the head gradients
@@ -241,12 +242,14 @@ class Passes:
         assert whole is not None
         self.session.state = whole._replace(aux={**whole.aux, **aux})
         for name, gradient in found.items():
-            old = self.gradients.get(name) if self.requests[name] == "add" else None
+            old = self.read_gradients().get(name) if self.requests[name] == "add" else None
+            gradient = gradient if old is None else whole_table(self.session, name, gradient)
             self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
 
     def read_gradients(self) -> dict[str, Array]:
         """The gradients by name."""
         self.flush()
+        self.gradients.update({n: whole_table(self.session, n, g) for n, g in self.gradients.items()})
         return self.gradients
 
     def forget(self) -> None:
@@ -314,7 +317,7 @@ class Passes:
             )
         gradients = {n: self.gradients[n] for n in self.learns}
         if not optimizer.is_pure:
-            self._update_in_python(gradients)
+            self._update_in_python({n: whole_table(session, n, g) for n, g in gradients.items()})
             return
         session.begin_update(self.learns)
         session.run(self, self.programs.update(), gradients)

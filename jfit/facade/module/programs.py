@@ -12,6 +12,7 @@ from jax import lax
 
 from jfit.facade.module.session import Session
 from jfit.model import Model, Plan
+from jfit.optim.rows import is_rows, stored_rows
 from jfit.parallel import compile_spmd
 from jfit.state import TrainState
 from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
@@ -53,7 +54,7 @@ class Programs:
 
         def make():
             own = self.axes()[0]
-            fn, axes = gradient_step(self.model, wrt), (own, None, 0, None, None, None)
+            fn, axes = gradient_step(self.model, wrt, by_rows=True), (own, None, 0, None, None, None)
             return fn, (*axes, 0) if heads else axes, (0, 0, None)
 
         return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
@@ -83,7 +84,9 @@ class Programs:
         def make():
             def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
                 step = update_step(self.session.resolved(), rescale=rescale, reduce=self.session.reduce)
-                return step(state, gradients, axis_name=axis_name)
+                # gradients of tables that were read or written on the way hold all rows; those of zeros are not stored
+                tables = {k: stored_rows(g) for k, g in gradients.items() if k in self.model.tables and not is_rows(g)}
+                return step(state, {**gradients, **tables}, axis_name=axis_name)
 
             axes = self.axes()[1]
             return fn, (axes, 0, None), axes

@@ -17,7 +17,7 @@ from jax import Array
 from jfit.lowering import lower
 from jfit.ops import lookup
 from jfit.step import forward_step, gradient_step
-from jfit.step.slices import parts_of
+from jfit.step.inputs import parts_of
 from jfit.symbol.graph import Entry, Node, Symbol, replace_nodes, topological
 
 

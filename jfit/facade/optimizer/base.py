@@ -61,6 +61,8 @@ class Optimizer(Rates):
     # the rule in jfit.optim, and which attributes of the object are its parameters
     rule: ClassVar[str | None] = None
     parameters: ClassVar[tuple[str, ...]] = ()
+    # parameters of the rule that it is told only where they are off
+    switches: ClassVar[tuple[str, ...]] = ()
     # attribute -> parameter of the rule, where the names differ
     renamed: ClassVar[Mapping[str, str]] = {}
     # MXNet's state of one array is the array itself, not a tuple of one
@@ -167,6 +169,7 @@ class Optimizer(Rates):
         hyper = {"wd": self.wd, "clip_gradient": clip if clip and clip > 0 else None}
         hyper |= {self.renamed.get(name, name): getattr(self, name) for name in self.parameters}
         hyper |= {"multi_precision": True} if self.multi_precision else {}
+        hyper |= {name: False for name in self.switches if not getattr(self, name)}
         return self.rule, (*((name, _plain(value)) for name, value in hyper.items()), *turns)
 
     def turns(self, indices: Sequence[Any], apart: bool) -> Hyper:

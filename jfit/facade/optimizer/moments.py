@@ -19,7 +19,7 @@ class Adam(Ruled):
         learning_rate: rate.
         beta1, beta2: decay of the means of G and of G^2.
         epsilon: outside the root.
-        lazy_update: accepted; gradients are dense.
+        lazy_update: of a row_sparse gradient, only the rows that it holds are updated.
         **kwargs: of `Optimizer`.
 
     Example:
@@ -30,7 +30,7 @@ class Adam(Ruled):
     """
 
     rule = "adam"
-    parameters = ("beta1", "beta2", "epsilon")
+    parameters, switches = ("beta1", "beta2", "epsilon"), ("lazy_update",)
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ class SGD(Ruled):
 
     Args:
         momentum: 0 keeps no state.
-        lazy_update: accepted; gradients are dense.
+        lazy_update: of a row_sparse gradient, only the rows that it holds are updated.
         **kwargs: of `Optimizer`.
 
     Example:
@@ -25,7 +25,7 @@ class SGD(Ruled):
     """
 
     rule = "sgd"
-    parameters = ("momentum",)
+    parameters, switches = ("momentum",), ("lazy_update",)
     lone_state = True
     master_last = True
 
