@@ -108,7 +108,7 @@ class ResizeIter(_Whole):
 class PrefetchingIter(_Whole):
     """Several iterators side by side, each read one batch ahead by a thread; their data and labels are put together.
 
-    The threads end with `close()`, or when the last reference is dropped.
+    The threads end with `close()`, or when the last reference is dropped; `reset` starts them again.
 
     Args:
         iters: iterator, or list of iterators of equal length and batch size.
@@ -132,7 +132,7 @@ class PrefetchingIter(_Whole):
         self.rename_data, self.rename_label = rename_data, rename_label
         super().__init__(self.provide_data[0].shape[0])
         self.last_batch_handle = getattr(self.iters[0], "last_batch_handle", "pad")
-        self._pool = ThreadPoolExecutor(len(self.iters), thread_name_prefix="jfit-prefetch")
+        self._pool: ThreadPoolExecutor | None = None
         self._ahead: list[Future[Any]] = []
         self._positions: list[Any] = []  # of the iterators, behind what was handed out
         self._failed = False
@@ -151,6 +151,7 @@ class PrefetchingIter(_Whole):
     def _read_ahead(self) -> None:
         kept = all(hasattr(it, "state_dict") for it in self.iters)
         self._positions = [it.state_dict() for it in self.iters] if kept else []
+        self._pool = self._pool or ThreadPoolExecutor(len(self.iters), thread_name_prefix="jfit-prefetch")
         self._ahead = [self._pool.submit(_next_or_none, it) for it in self.iters]
 
     def reset(self) -> None:
@@ -166,8 +167,10 @@ class PrefetchingIter(_Whole):
 
         Raises:
             ValueError: the iterators end at different batches, or pad differently.
-            Exception: what one of the iterators raised, once; RuntimeError from then on, until `reset`.
+            Exception: what one of the iterators raised, once; RuntimeError from then on, and after `close`, until `reset`.
         """
+        if self._pool is None:
+            raise RuntimeError("this PrefetchingIter was closed; call reset()")
         if self._failed:
             raise RuntimeError("an iterator of this PrefetchingIter has raised, and the others went on; call reset()")
         wait(self._ahead)
@@ -209,8 +212,10 @@ class PrefetchingIter(_Whole):
         self._read_ahead()
 
     def close(self) -> None:
-        """End the threads; nothing can be read any more."""
-        self._pool.shutdown()
+        """End the threads; what was read ahead is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._pool, self._ahead = None, []
 
 
 def _next_or_none(it: Any) -> Any:

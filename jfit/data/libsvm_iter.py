@@ -81,7 +81,9 @@ class LibSVMIter(FileIter):
         super().__init__(readers, batch_size, True, data, label)
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        return [columns[0]], list(columns[2:3] or columns[1:2])  # rows and labels of the data, then those of the labels' own file
+        return [columns[0]], list(
+            columns[2:3] or columns[1:2]
+        )  # rows and labels of the data, then those of the labels' own file
 
 
 def _reader(where: Any, columns: int, dtype: np.dtype[Any], parts: int, part: int) -> RowReader:

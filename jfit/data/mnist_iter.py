@@ -59,11 +59,11 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
             raise FormatError(path, "byte 4", problem, "the file is cut off or damaged: download it again.")
         if not packed:
             return np.memmap(path, np.uint8, "r", offset=len(head), shape=shape) if size else np.zeros(shape, np.uint8)
-        body = _read(file, size, path)
+        body = _read(file, size + 1, path)  # the end of the file is reached, and its check sum looked at
     if len(body) < size:
         problem = f"found {len(body)} bytes behind the head, needed {size}"
         raise FormatError(path, f"byte {len(head)}", problem, "the file is cut off: download it again.")
-    return np.frombuffer(body, np.uint8).reshape(shape)
+    return np.frombuffer(body, np.uint8, size).reshape(shape)
 
 
 def _read(file: Any, size: int, path: Path) -> bytes:

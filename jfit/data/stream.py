@@ -225,7 +225,8 @@ class StreamData:
 
 def _steps(iterator: Any) -> Iterator[Any]:
     if hasattr(iterator, "__next__"):
-        yield from iter(iterator)
+        for element in iterator:  # `yield from` would call its close() when this generator is left
+            yield element
         return
     while True:  # iterators of Python 2's days have next() only
         try:

@@ -1,0 +1,456 @@
+"""Iterators over files: what they give, where they stand, what broken files are told."""
+
+import gc
+import gzip
+import json
+import re
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+from cases import iterators
+from fit_support import blobs, compiled_once, same, train  # noqa: F401
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jfit
+import jfit.mx as mx
+from jfit.callbacks import lambda_callback
+from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter, text
+from jfit.data.csr import pick_rows
+from jfit.data.mnist_iter import mnist_order, read_idx
+from jfit.data.numbers import parse_libsvm, parse_table
+from jfit.data.positions import decode, encode
+from jfit.data.text import TextFiles
+from jfit.formats import FormatError, SparseArray
+
+F32 = np.dtype("float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of 40 rows, and those of the recorded cases."""
+    path = tmp_path_factory.mktemp("files")
+    iterators.write_files(path)
+    x, y = blobs(40)
+    (path / "x40.csv").write_text("".join(",".join(f"{v:.6f}" for v in row) + "\n" for row in x))
+    (path / "y40.csv").write_text("".join(f"{int(v)}\n" for v in y))
+    rows = (" ".join(f"{k}:{v:.4f}" for k, v in enumerate(row) if v > 0.5) for row in x)
+    (path / "40.libsvm").write_text("".join(f"{int(v)} {row}\n" for v, row in zip(y, rows, strict=True)))
+    (path / "images40").write_bytes(iterators.idx((np.abs(x) * 60).clip(0, 255).reshape(40, 2, 2)))
+    (path / "labels40").write_bytes(iterators.idx(y))
+    return path
+
+
+def makers(folder, size=8):
+    """An iterator of each kind over the 40 rows, made anew by each call."""
+    x, y = blobs(40)
+    array = lambda handle, shuffle=True: NDArrayIter(x, y, size, shuffle, handle, seed=4)  # noqa: E731
+    csv = lambda **more: CSVIter(folder / "x40.csv", (4,), folder / "y40.csv", batch_size=size, **more)  # noqa: E731
+    mnist = lambda: MNISTIter(folder / "images40", folder / "labels40", size, flat=True, seed=2)  # noqa: E731
+    return {
+        "csv": csv,
+        "csv kept": lambda: csv(round_batch=False),
+        "libsvm": lambda: LibSVMIter(folder / "40.libsvm", (4,), batch_size=size),
+        "mnist": mnist,
+        "pad": lambda: array("pad"),
+        "discard": lambda: array("discard"),
+        "roll_over": lambda: array("roll_over"),
+        "resized": lambda: ResizeIter(array("pad"), 4),
+        "resized on": lambda: ResizeIter(array("roll_over"), 7, reset_internal=False),
+        "resized file": lambda: ResizeIter(csv(), 7, reset_internal=False),
+        "ahead": lambda: PrefetchingIter(array("roll_over")),
+        "side by side": lambda: PrefetchingIter(
+            [array("pad"), mnist()], [{}, {"data": "more"}], [{}, {"softmax_label": "other"}]
+        ),
+        "boxed": lambda: mx.io.CSVIter(data_csv=folder / "x40.csv", data_shape=(4,), batch_size=size),
+    }
+
+
+KINDS = [*makers(None)]
+
+
+def told(batch):
+    """A batch as numbers."""
+    numbers = lambda a: (a.todense() if isinstance(a, SparseArray) else getattr(a, "asnumpy", lambda: a)()).tolist()  # noqa: E731
+    return [[numbers(a) for a in batch.data], [numbers(a) for a in batch.label], batch.pad]
+
+
+def rest_and_next(it):
+    """The rest of this epoch and the whole of the next one."""
+    found = [told(b) for b in it]
+    it.reset()
+    return found, [told(b) for b in it]
+
+
+# ------------------------------------------------------------------------------------------------ positions
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(size=st.sampled_from([1, 3, 7, 8, 16, 40]), epochs=st.integers(0, 2), batches=st.integers(0, 14))
+def test_what_a_saved_position_continues_is_what_would_have_come(kind, size, epochs, batches, folder):
+    make = makers(folder, size)[kind]
+    if kind == "side by side" and 40 % size:
+        return  # the two end their epochs differently, which is an error of its own
+    it = make()
+    for _ in range(epochs):
+        list(it)
+        it.reset()
+    for _ in range(batches):
+        if next(it, None) is None:
+            break
+    kept = json.loads(json.dumps(encode(it.state_dict())))
+    fresh = make()
+    fresh.load_state_dict(decode(kept))
+    assert rest_and_next(fresh) == rest_and_next(it)
+
+
+def test_a_position_in_the_middle_of_many_blocks(folder, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK", 50)
+    monkeypatch.setattr(text, "KEPT", 200)  # some of the blocks
+    small = makers(folder, 7)
+    for kind in ("csv", "csv kept", "libsvm"):
+        monkeypatch.setattr(text, "BLOCK", 8 << 20)
+        whole = [told(b) for b in small[kind]()]
+        monkeypatch.setattr(text, "BLOCK", 50)
+        it = small[kind]()
+        assert [told(b) for b in it] == whole
+        it.reset()
+        assert [told(it.next()) for _ in range(3)] == whole[:3]
+        fresh = small[kind]()
+        fresh.load_state_dict(it.state_dict())
+        assert [told(b) for b in fresh] == whole[3:]
+
+
+def test_bucketed_sentences_continue_where_they_were():
+    rng = np.random.RandomState(0)
+    sentences = [list(rng.randint(1, 9, rng.randint(1, 8))) for _ in range(60)]
+    make = lambda seed=5: mx.rnn.BucketSentenceIter(sentences, 4, buckets=[3, 5, 7], invalid_label=0, seed=seed)  # noqa: E731
+    for before in (0, 3, 12):
+        it = make()
+        for _ in range(before):
+            it.next()
+        fresh = make()
+        fresh.load_state_dict(decode(json.loads(json.dumps(encode(it.state_dict())))))
+        assert rest_and_next(fresh) == rest_and_next(it)
+    assert rest_and_next(make()) != rest_and_next(make(6))
+    with pytest.raises(ValueError, match="the saved position is of buckets with"):
+        make().load_state_dict(mx.rnn.BucketSentenceIter(sentences[:40], 4, buckets=[3, 5, 7]).state_dict())
+
+
+def test_positions_of_other_data_are_refused(folder):
+    small, other = makers(folder), CSVIter(folder / "x.csv", (6,), batch_size=4)
+    with pytest.raises(ValueError, match="the saved position is of files with"):
+        small["csv"]().load_state_dict({**small["csv"]().state_dict(), "bytes": [1, 2]})
+    with pytest.raises(ValueError, match=r"the saved position is of 40 rows that begin with number \d+, this iterator"):
+        MNISTIter(folder / "images40", folder / "labels40", 8, seed=3).load_state_dict(small["mnist"]().state_dict())
+    with pytest.raises(ValueError, match=r"the position \(byte 99999, row 0\) does not lie in bytes 0 to"):
+        other.load_state_dict({**other.state_dict(), "before": [[99999, 0, 0]], "batch": 1})
+    with pytest.raises(ValueError, match="has no state_dict, so its position cannot be kept"):
+        ResizeIter(type("Bare", (), {"batch_size": 1, "provide_data": [], "provide_label": []})(), 2).state_dict()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"__array__": "<i8", "shape": [1 << 40], "data": "eJwDAAAAAAE="},
+        {"__array__": "|O", "shape": [1], "data": ""},
+        {"__array__": "<i8", "shape": [-1], "data": ""},
+        {"__array__": "<i8", "shape": [1], "data": "not base64"},
+        {"__array__": "<i8", "data": ""},
+    ],
+)
+def test_damaged_positions_are_refused(damaged):
+    with pytest.raises(ValueError, match="a saved position is damaged"):
+        decode({"order": damaged})
+    with pytest.raises(TypeError, match="a position holds a set"):
+        encode({"order": {1}})
+
+
+# ------------------------------------------------------------------------------------------------ through fit
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def dies(event):
+    raise Killed
+
+
+slowly = lambda *kinds: [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]  # noqa: E731
+RESUMED = ["csv", "roll_over", "ahead", *slowly("libsvm", "mnist", "pad", "resized on", "csv kept", "resized file")]
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_training_that_died_goes_on_with_the_batches_that_were_next(kind, folder, tmp_path):
+    make = makers(folder)[kind]
+    straight = train(data=make(), num_epoch=3)
+    stop = lambda_callback(every=9, step=dies)
+    with pytest.raises(Killed):
+        train(data=make(), num_epoch=3, checkpoint=tmp_path, checkpoint_every=4, callbacks=[stop])
+    again = train(data=make(), num_epoch=3, checkpoint=tmp_path, resume=True)
+    assert same(again, straight)
+
+
+def test_a_training_goes_on_between_epochs_and_after_an_interruption(folder, tmp_path):
+    make = makers(folder, 7)["roll_over"]
+    straight = train(data=make(), num_epoch=4)
+    train(data=make(), num_epoch=2, checkpoint=tmp_path)
+    assert same(train(data=make(), num_epoch=4, checkpoint=tmp_path, resume=True), straight)
+    stopping = lambda_callback(every=4, step=lambda event: event.run.stop())
+    run = train(data=make(), num_epoch=4, callbacks=[stopping])
+    while len(run.history) < 4:  # stopped in the middle of an epoch, again and again
+        run.train(4 - len(run.history))
+    assert same(run, straight)
+
+
+@pytest.mark.parametrize("kind", ["libsvm", *slowly("csv", "mnist")])
+def test_files_are_trained_scored_and_predicted_on_as_their_arrays_are(kind, folder):
+    it = makers(folder, 16)[kind]()
+    found = list(it)
+    rows = len(found) * 16 - sum(b.pad for b in found)
+    x, y = (
+        np.concatenate([a.todense() if isinstance(a, SparseArray) else a for a in (getattr(b, side)[0] for b in found)])[:rows]
+        for side in ("data", "label")
+    )
+    run = train(data=it, batch_size=16)  # it stands at its end: it starts again
+    assert run.history.epochs[-1]["step"] == 2 * len(found)
+    loss = run.score((x, y))
+    assert run.score(it) == pytest.approx(loss)  # rows that were wrapped do not count
+    assert run.predict(it).shape == (rows, 3)
+    np.testing.assert_allclose(run.predict(it), run.predict(x), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_wrapped_rows_train_in_fit_as_in_module(folder):
+    make = makers(folder, 16)["csv"]  # 40 rows: 8 are wrapped
+    net = train(num_epoch=1).symbol
+    rate = {"learning_rate": 0.1}
+    module = mx.mod.Module(net)
+    module.bind([("data", (16, 4))], [("softmax_label", (16,))])
+    module.init_params(mx.init.Xavier())
+    values = {k: v.asnumpy() for k, v in module.get_params()[0].items()}
+    module.fit(mx.io.CSVIter(data_csv=folder / "x40.csv", data_shape=(4,), label_csv=folder / "y40.csv", batch_size=16),
+               num_epoch=2, optimizer_params={**rate, "rescale_grad": 1 / 16})  # fmt: skip
+    run = jfit.fit(net, make(), batch_size=16, num_epoch=2, params=values, optimizer_params={**rate, "wd": 0.0}, progress=False)
+    for name, value in module.get_params()[0].items():
+        np.testing.assert_allclose(run.params[name], value.asnumpy(), rtol=2e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ reading ahead
+def test_threads_of_iterators_side_by_side_end(folder):
+    count = threading.active_count()
+    it = makers(folder)["side by side"]()
+    it.next()
+    it.close()
+    assert threading.active_count() == count
+    with pytest.raises(RuntimeError, match=r"was closed; call reset\(\)"):
+        it.next()
+    it.reset()
+    assert it.next().pad == 0
+    it.close()
+    it = makers(folder)["side by side"]()
+    it.next()
+    del it
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == count
+
+
+def test_an_error_in_a_file_comes_through_the_thread_with_its_line(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK", 40)
+    lines = (folder / "x40.csv").read_text().splitlines()
+    lines[30] = "1,2,oops,4"
+    (tmp_path / "bad.csv").write_text("\n".join(lines))
+    it = PrefetchingIter(CSVIter(tmp_path / "bad.csv", (4,), batch_size=4))
+    with pytest.raises(FormatError, match=r"bad\.csv: line 31: column 3 is 'oops', needed a number"):
+        list(it)
+    it.close()
+
+
+# ------------------------------------------------------------------------------------------------ text
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.floats(width=32, allow_nan=False), min_size=3, max_size=3), min_size=1, max_size=9),
+    st.sampled_from(["\n", "\r\n", "\n\n", "\n  \n"]),
+)
+def test_tables_keep_every_float32(rows, end):
+    written = end.join(",".join(repr(v) for v in row) for row in rows)
+    found = parse_table(written.encode(), 3, F32)
+    np.testing.assert_array_equal(found, np.array(rows, np.float32))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 12), st.sampled_from(["\n", "\r\n", " # note\n", "\n\n"]))
+def test_sparse_lines_are_the_matrix_they_were_written_from(seed, count, end):
+    rng = np.random.default_rng(seed)
+    dense = (rng.random((count, 5)) * (rng.random((count, 5)) > 0.5)).astype(np.float32)
+    lines = [" ".join([str(k), *(f"{c}:{v!r}" for c, v in enumerate(row.tolist()) if v)]) for k, row in enumerate(dense)]
+    rows, labels = parse_libsvm("".join(line + end for line in lines).encode(), 5, F32)
+    np.testing.assert_array_equal(rows.todense(), dense)
+    assert labels.tolist() == list(range(count))
+    pick = rng.integers(0, count, 7) if count else np.zeros(0, int)
+    np.testing.assert_array_equal(pick_rows(rows, pick).todense(), dense[pick])
+    np.testing.assert_array_equal(pick_rows(rows, slice(1, 4, 2)).todense(), dense[1:4:2])
+
+
+@pytest.mark.slow
+def test_sparse_lines_as_scikit_learn_reads_them(folder):
+    datasets = pytest.importorskip("sklearn.datasets")
+    want, labels = datasets.load_svmlight_file(str(folder / "a.libsvm"), n_features=50, dtype=np.float32, zero_based=True)
+    batch = LibSVMIter(folder / "a.libsvm", (50,), batch_size=97).next()
+    np.testing.assert_array_equal(batch.data[0].todense(), want.toarray())
+    np.testing.assert_array_equal(batch.label[0], labels)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"1,2\n3\n", "line 2: found 1 number, needed 2"),
+        (b"1,2,3\n4,5,6\n", "line 1: found 3 numbers, needed 2"),
+        (b"a,b\n1,2\n", "line 1: column 1 is 'a', needed a number; delete a header line"),
+        (b"1,2\n\n3,\n", "line 3: column 2 is empty, needed a number"),
+        (b"1,2\n3,1_0\n", "line 2: column 2 is '1_0', needed a number"),
+        (b'1,"2"\n', "line 1: column 2 is '\"2\"', needed a number"),
+        (b"1,2\n3,1e300\n", "line 2: column 2 is '1e300', which float32 cannot hold"),
+        (b"1,\xff\xfe" + b"\0" * 60 + b"\n", "line 1: column 2 is"),
+        (b"", "there is nothing in it"),
+        (b"\n \n\n", "there is no row in it"),
+    ],
+)
+def test_broken_tables_are_told_where(content, message, tmp_path):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        CSVIter(tmp_path / "x.csv", (2,), batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"1 0:1\n2 1 0:3\n", "line 2: word 2 is '1', needed index:value"),
+        (b"1:2 0:1\n", "line 1: word 1 is '1:2', needed a number, the label"),
+        (b"1 0:1: 1:2\n", "line 1: word 2 is '0:1:', needed index:value"),
+        (b"1 0: 1:2\n", "line 1: word 2 is '0:', needed index:value"),
+        (b"1 0:1\n# note\n1 :1 2:\n", "line 3: word 2 is ':1', needed index:value"),
+        (b"1 -1:1\n", "line 1: found the index -1, the 4 columns of data_shape are 0 to 3"),
+        (b"1 1.5:1\n", "line 1: found the index 1.5"),
+        (b"1 0:1\n1 4:1\n", "line 2: found the index 4, the 4 columns of data_shape are 0 to 3; indices count from 0"),
+        (b"x 0:1\n", "line 1: word 1 is 'x', needed a number, the label"),
+        (b"# only a note\n", "there is no row in it"),
+    ],
+)
+def test_broken_sparse_lines_are_told_where(content, message, tmp_path):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        LibSVMIter(tmp_path / "x", (4,), batch_size=1)
+
+
+def test_more_rows_than_labels_is_an_error_and_more_labels_are_not(folder):
+    with pytest.raises(ValueError, match=r"y\.csv: it ends after 11 rows, .*x40\.csv has more"):
+        list(CSVIter(folder / "x40.csv", (4,), folder / "y.csv", batch_size=4))
+    assert len(list(CSVIter(folder / "y.csv", (1,), folder / "y40.csv", batch_size=4))) == 3
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK", 4)
+    monkeypatch.setattr(text, "KEPT", 0)
+    (tmp_path / "x.csv").write_text("1\n2\n3\n4\n5\n6\n")
+    it = CSVIter(tmp_path / "x.csv", (1,), batch_size=2)
+    it.next()
+    (tmp_path / "x.csv").write_text("1\n2\n")
+    with pytest.raises(FormatError, match=r"x\.csv: byte 4: it ends here, it was longer before"):
+        it.next()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 60))
+def test_parts_hold_every_line_once_whatever_their_number(tmp_path_factory, lengths, parts, block):
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "a").write_text("".join("x" * n + "\n" for n in lengths[::2]) or "\n")
+    (folder / "b").write_text("\n".join("y" * n for n in lengths[1::2]))
+    before, text.BLOCK = text.BLOCK, block
+    try:
+        found = []
+        for part in range(parts):
+            files = TextFiles(folder, parts, part)
+            at = files.begin
+            while at < files.end:
+                lines, at = files.block(at)
+                found += lines.splitlines()
+    finally:
+        text.BLOCK = before
+    lines = [line for path in files.paths for line in path.read_bytes().splitlines()]
+    assert [line for line in found if line] == [line for line in lines if line]
+
+
+# ------------------------------------------------------------------------------------------------ MNIST's format
+def test_compressed_images_are_the_same(folder):
+    one, other = (MNISTIter(folder / name, folder / "labels", 50).next() for name in ("images", "images.gz"))
+    np.testing.assert_array_equal(one.data[0], other.data[0])
+    assert one.data[0].max() <= 255 / 256 and one.data[0].dtype == np.float32
+
+
+def test_the_order_is_a_permutation_and_fixed():
+    assert sorted(mnist_order(1000, 9).tolist()) == list(range(1000))
+    assert mnist_order(5, 2**32 + 2).tolist() == mnist_order(5, 2).tolist() == [3, 0, 1, 2, 4]  # never change it
+
+
+HEAD = bytes([0, 0, 8, 1])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "byte 0: found nothing, needed 00 00 08 01"),
+        (HEAD, "byte 0: found 00 00 08 01"),
+        (
+            bytes([0, 0, 13, 1]) + struct.pack(">I", 1) + b"abcd",
+            "byte 0: found 00 00 0d 01, needed 00 00 08 01 (bytes, 1 axes)",
+        ),
+        (HEAD + struct.pack(">I", 9) + b"abc", "byte 4: its head says (9,), 9 bytes, but at most 3 follow"),
+        (HEAD + struct.pack(">I", 2**32 - 1), "byte 4: its head says (4294967295,), 4294967295 bytes, but at most 0 follow"),
+        (gzip.compress(HEAD + struct.pack(">I", 2**31)), "2147483648 bytes, but at most"),
+        (gzip.compress(HEAD + struct.pack(">I", 9) + b"abc"), "byte 8: found 3 bytes behind the head, needed 9"),
+        (gzip.compress(HEAD + struct.pack(">I", 999) + b"abc" * 333)[:-9], "content: it is no whole gzip file"),
+        (b"\x1f\x8bnonsense", "content: it is no whole gzip file"),
+    ],
+)
+def test_broken_idx_files_are_told_what_is_wrong(content, message, tmp_path):
+    (tmp_path / "labels").write_bytes(content)
+    with pytest.raises(FormatError, match=re.escape(message)):
+        read_idx(tmp_path / "labels", 1)
+
+
+def test_images_and_labels_belong_together(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"holds 103 images, .* 40 labels"):
+        MNISTIter(folder / "images", folder / "labels40")
+    with pytest.raises(ValueError, match=r"40 images \(of this part\) do not fill a batch of 41"):
+        MNISTIter(folder / "images40", folder / "labels40", 41)
+    with pytest.raises(ValueError, match="a floating type is needed"):
+        MNISTIter(folder / "images40", folder / "labels40", dtype="uint8")
+
+
+# ------------------------------------------------------------------------------------------------ arrays in files
+def test_datasets_of_h5py_are_read_batch_by_batch(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["y"] = np.arange(22.0).reshape(11, 2), np.arange(11)
+    with h5py.File(tmp_path / "x.h5") as file:
+        for handle in ("pad", "discard", "roll_over"):
+            args = (4, True, handle)
+            lazy = NDArrayIter(file["x"], file["y"], *args, seed=3)
+            held = NDArrayIter(file["x"][:], file["y"][:], *args, seed=3)
+            assert rest_and_next(lazy) == rest_and_next(held)
+            assert not lazy.in_memory and held.in_memory and lazy.provide_data == held.provide_data
+
+
+def test_sparse_rows_of_scipy_are_shuffled_with_their_labels():
+    sparse = pytest.importorskip("scipy.sparse")
+    matrix = sparse.random(11, 5, 0.4, "csr", dtype="float64", random_state=0)
+    it = NDArrayIter(matrix, np.arange(11), 4, shuffle=True, seed=1)
+    for batch in it:
+        rows = batch.label[0].astype(int)
+        assert batch.data[0].dtype == np.float32
+        np.testing.assert_allclose(batch.data[0].todense(), matrix.toarray()[rows], rtol=1e-6)
