@@ -34,6 +34,7 @@ from jfit.facade.trainer import Parameter, ParameterDict, Trainer
 from jfit.fitting import fit
 from jfit.loading import Loaded, load
 from jfit.lowering import lower
+from jfit.lr_range import lr_find
 from jfit.model import Model, Policy
 from jfit.parallel import data_parallel
 from jfit.run import Run, last_run
@@ -84,6 +85,7 @@ __all__ = [
     "last_run",
     "load",
     "lower",
+    "lr_find",
     "metrics",
     "ops",
     "optim",

@@ -13,11 +13,11 @@ an error.  Keys are the caller's: one per parameter, derived from its name, so v
 """
 
 from jfit.init.core import REGISTRY, InitDesc, InitFn, Initializer, draw_all, get, register
+from jfit.init.fused import FusedRNN, fusedrnn
 from jfit.init.rules import (
     Bilinear,
     Constant,
     Default,
-    Load,
     LSTMBias,
     Mixed,
     MSRAPrelu,
@@ -30,7 +30,6 @@ from jfit.init.rules import (
     bilinear,
     constant,
     default,
-    load,
     lstmbias,
     mixed,
     msraprelu,
@@ -41,12 +40,14 @@ from jfit.init.rules import (
     xavier,
     zero,
 )
+from jfit.init.stored import Load, load
 
 __all__ = [
     "REGISTRY",
     "Bilinear",
     "Constant",
     "Default",
+    "FusedRNN",
     "InitDesc",
     "InitFn",
     "Initializer",
@@ -64,6 +65,7 @@ __all__ = [
     "constant",
     "default",
     "draw_all",
+    "fusedrnn",
     "get",
     "load",
     "lstmbias",

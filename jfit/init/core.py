@@ -80,9 +80,14 @@ class Initializer:
         given = desc.attrs.get("__init__")
         if given:
             chosen = get(given)
-            own = chosen.draw if isinstance(chosen, Initializer) else lambda k, n, s: chosen(k, n, s, dtype)
-            return own(key, desc.name, shape).astype(dtype)
+            if isinstance(chosen, Initializer):
+                return chosen.within(self).draw(key, desc.name, shape).astype(dtype)
+            return chosen(key, desc.name, shape, dtype).astype(dtype)
         return self.by_name(key, desc.name, shape).astype(dtype)
+
+    def within(self, outer: Initializer) -> Initializer:
+        """The initializer where it is one variable's own, in a model that starts by `outer`."""
+        return self
 
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         """Values by the end of the name, for parameters without an `__init__` attribute."""
@@ -105,9 +110,24 @@ class Initializer:
             >>> get("uniform", scale=0.2).dumps()
             '["uniform", {"scale": 0.2}]'
         """
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        plain = {k: v.tolist() if isinstance(v, np.ndarray | np.generic | Array) else v for k, v in values.items()}
-        return json.dumps([type(self).__name__.lower(), plain])
+        values = {f.name: _plain(getattr(self, f.name), self) for f in fields(self) if f.init}
+        return json.dumps([type(self).__name__.lower(), values])
+
+
+def _plain(value: Any, owner: Initializer) -> Any:
+    """A parameter of an initializer as JSON has it; initializers within initializers are texts."""
+    if isinstance(value, Initializer):
+        return value.dumps()
+    if isinstance(value, np.ndarray | np.generic | Array):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(v, owner) for v in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(
+        f"{type(owner).__name__} cannot be written as JSON text: it holds {value!r}, which has no text; use initializers by "
+        "name, numbers and arrays."
+    )
 
 
 def draw_all(initializer: InitFn, key: Array, wanted: Mapping[str, tuple[InitDesc, Any]]) -> dict[str, Array]:

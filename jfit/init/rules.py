@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -178,39 +178,6 @@ class LSTMBias(Initializer):
         return jnp.zeros(shape, jnp.float32).at[quarter : 2 * quarter].set(self.forget_bias)
 
 
-@dataclass(frozen=True, eq=False)
-class Load(Initializer):
-    """Values from a dict of arrays (names may carry `arg:` / `aux:`), other parameters by `default_init`.
-
-    Example:
-        >>> import jax
-        >>> start = Load({"arg:fc_weight": np.ones((1, 2))}, default_init="zero")
-        >>> start(jax.random.key(0), InitDesc("fc_weight"), (1, 2)).tolist()
-        [[1.0, 1.0]]
-    """
-
-    param: Mapping[str, Any]
-    default_init: Any = None
-    verbose: bool = field(default=False, repr=False)
-
-    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        desc = InitDesc(desc) if isinstance(desc, str) else desc
-        for name in (desc.name, f"arg:{desc.name}", f"aux:{desc.name}"):
-            if name in self.param:
-                value = np.asarray(self.param[name])
-                if value.shape != tuple(shape):
-                    raise ValueError(
-                        f"parameter {desc.name!r}: the loaded array has shape {value.shape}, the graph needs {tuple(shape)}."
-                    )
-                return jnp.array(value, dtype)
-        if self.default_init is None:
-            raise ValueError(
-                f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays and no default_init is given; "
-                "pass Load(..., default_init='xavier')."
-            )
-        return get(self.default_init)(key, desc, shape, dtype)
-
-
 @register()
 @dataclass(frozen=True)
 class Mixed(Initializer):
@@ -278,4 +245,4 @@ def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
 
 
 zero, one, constant, uniform, normal, orthogonal = Zero, One, Constant, Uniform, Normal, Orthogonal
-xavier, msraprelu, bilinear, lstmbias, load, mixed = Xavier, MSRAPrelu, Bilinear, LSTMBias, Load, Mixed
+xavier, msraprelu, bilinear, lstmbias, mixed = Xavier, MSRAPrelu, Bilinear, LSTMBias, Mixed

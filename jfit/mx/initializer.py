@@ -21,10 +21,12 @@ import numpy as np
 
 from jfit.facade.box import unbox
 from jfit.init import REGISTRY as PURE
+from jfit.init.fused import parts_of
+from jfit.init.stored import named_arrays
+from jfit.mx.base import translated
 from jfit.mx.init_base import InitDesc, Initializer, TwoForms, alias, create, register
 from jfit.mx.keys import next_key
 from jfit.mx.nd.array import NDArray
-from jfit.mx.nd.create import load as load_arrays
 from jfit.mx.spelling import absent
 
 __all__ = [
@@ -148,9 +150,6 @@ class LSTMBias(_Pure):
         self.forget_bias = forget_bias
 
 
-_GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
-
-
 @register
 class FusedRNN(Initializer):
     """The flat parameters of a fused RNN: each gate's weights by `init`, forget biases of an LSTM by `forget_bias`.
@@ -177,38 +176,21 @@ class FusedRNN(Initializer):
             forget_bias=forget_bias,
         )
 
-    def _parts(self, size: int) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of every part in the order of the flat vector: all weights, then all biases."""
-        own = self._kwargs
-        h, layers, gates = own["num_hidden"], own["num_layers"], _GATES[own["mode"]]
-        sides = ["l", "r"] if own["bidirectional"] else ["l"]
-        b, m = len(sides), len(gates)
-        first = size // b // h // m - (layers - 1) * (h + b * h + 2) - h - 2  # size of the input
-        weights, biases = [], []
-        for layer in range(layers):
-            for side in sides:
-                for group, width in (("i2h", first if layer == 0 else b * h), ("h2h", h)):
-                    weights += [(f"{side}{layer}_{group}{g}_weight", (h, width)) for g in gates]
-                    biases += [(f"{side}{layer}_{group}{g}_bias", (h,)) for g in gates]
-        return weights + biases
-
     def _init_weight(self, name: str, arr: Any) -> None:
         outer = getattr(name, "global_init", None)
         start = self._init or outer
         if start is None:
             raise ValueError(f"{name}: FusedRNN(None, ...) needs the initializer of the whole; pass init=")
-        found = []
-        for part, shape in self._parts(int(np.prod(arr.shape))):
+        own, found = self._kwargs, []
+        sizes = (own["num_hidden"], own["num_layers"], own["mode"], own["bidirectional"])
+        for part, shape in parts_of(int(np.prod(arr.shape)), *sizes, name=str(name)):
             box = NDArray(jnp.zeros(shape, jnp.float32))
-            if self._kwargs["mode"] == "lstm" and part.endswith("_f_bias"):
-                box[:] = self._kwargs["forget_bias"]
+            if own["mode"] == "lstm" and part.endswith("_f_bias"):
+                box[:] = own["forget_bias"]
             else:
                 start(InitDesc(part, global_init=outer), box)
             found.append(box.value.reshape(-1))
-        flat = jnp.concatenate(found)
-        if flat.shape != tuple(arr.shape):
-            raise ValueError(f"{name}: the flat parameters have shape {tuple(arr.shape)}, {self!r} makes {flat.shape}")
-        arr[:] = flat
+        arr[:] = jnp.concatenate(found).reshape(arr.shape)
 
 
 class Load(TwoForms):
@@ -220,7 +202,8 @@ class Load(TwoForms):
 
     def __init__(self, param: Any, default_init: Any = None, verbose: bool = False) -> None:
         if not isinstance(param, Mapping):
-            param = load_arrays(param)
+            with translated():
+                param = named_arrays(param)
         self.param = {k[4:] if k.startswith(("arg:", "aux:")) else k: v for k, v in param.items()}
         self.default_init, self.verbose = default_init, verbose
 

@@ -1,0 +1,94 @@
+"""Initial values from a dict or a file.
+
+>>> import tempfile, jax
+>>> from jfit.formats import save_arrays
+>>> path = tempfile.mkdtemp() + "/old.params"
+>>> _ = save_arrays(path, {"arg:fc_weight": np.ones((1, 2), "float32")})
+>>> Load(path, "zero")(jax.random.key(0), "fc_weight", (1, 2)).tolist()
+[[1.0, 1.0]]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit.formats import FormatError, bounded_dense, load_arrays, load_tensors
+from jfit.init.core import InitDesc, Initializer, get
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Initializer):
+    """Values from a dict of arrays or a file (names may carry `arg:` / `aux:`), other parameters by `default_init`.
+
+    Args:
+        param: name -> array, or the path of a `.params` or `.safetensors` file.
+        default_init: initializer of the parameters that are not there; None: each must be.
+        verbose: accepted; nothing is printed.
+
+    Raises:
+        ValueError: a parameter is missing, or has another shape.
+        FormatError: the file is damaged, or holds arrays without names.
+        FileNotFoundError: there is no such file.
+
+    Example:
+        >>> import jax
+        >>> start = Load({"arg:fc_weight": np.ones((1, 2))}, default_init="zero")
+        >>> start(jax.random.key(0), InitDesc("fc_weight"), (1, 2)).tolist()
+        [[1.0, 1.0]]
+    """
+
+    param: Any
+    default_init: Any = None
+    verbose: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.param, Mapping):
+            object.__setattr__(self, "param", named_arrays(self.param))
+
+    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        desc = InitDesc(desc) if isinstance(desc, str) else desc
+        for name in (desc.name, f"arg:{desc.name}", f"aux:{desc.name}"):
+            if name in self.param:
+                value = np.asarray(self.param[name])
+                if value.shape != tuple(shape):
+                    raise ValueError(
+                        f"parameter {desc.name!r}: the loaded array has shape {value.shape}, the graph needs {tuple(shape)}."
+                    )
+                return jnp.array(value, dtype)
+        if self.default_init is None:
+            raise ValueError(
+                f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays and no default_init is given; "
+                "pass Load(..., default_init='xavier')."
+            )
+        return get(self.default_init)(key, desc, shape, dtype)
+
+
+def named_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The arrays of a `.params` or `.safetensors` file by name.
+
+    Raises:
+        FormatError: the file is damaged, or holds arrays without names.
+        FileNotFoundError: there is no such file.
+
+    Example:
+        >>> import tempfile
+        >>> from jfit.formats import save_tensors
+        >>> path = tempfile.mkdtemp() + "/new.safetensors"
+        >>> _ = save_tensors(path, {"w": np.ones(2, "float32")})
+        >>> named_arrays(path)["w"].tolist()
+        [1.0, 1.0]
+    """
+    found: Any = load_tensors(path)[0] if str(path).endswith(".safetensors") else load_arrays(path)
+    if not isinstance(found, Mapping):
+        raise FormatError(path, "names", f"the {len(found)} arrays have no names", "save a dict: parameters go by their names.")
+    return {k: bounded_dense(v, path, f"array {k!r}") for k, v in found.items()}
+
+
+load = Load
