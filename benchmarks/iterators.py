@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -75,7 +75,7 @@ def torch_batches(path: Path, resize: int, workers: int) -> Iterator[Any]:
 
     torch.set_num_threads(1)
     loader = torch.utils.data.DataLoader(
-        Photos(path, resize),
+        cast(Any, Photos(path, resize)),
         BATCH,
         shuffle=True,
         drop_last=True,

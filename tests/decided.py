@@ -215,4 +215,31 @@ DECIDED = {
         "so does the class; `jfit.optim.lars` scales it for all parameters unless told the size of a call (group)",
         "test_optim_rules.py::test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call",
     ),
+    "image_epochs": Decided(
+        "ImageRecordIter leaves the rows that a batch wrapped out of the next epoch; with round_batch=False a short batch ends in "
+        "undefined rows and says pad 0",
+        "every epoch has every row; a short batch is filled from its start, and pad says so",
+        "test_images_iter.py::test_an_epoch_has_every_row_once_and_wraps_from_its_start",
+    ),
+    "image_parts": Decided(
+        "ImageRecordIter splits a file into parts of like bytes, or with an index into parts of ceil(rows / parts) rows, of which "
+        "the last may be empty",
+        "parts differ by at most one row",
+        "test_images_iter.py::test_parts_hold_every_row_once_and_differ_by_at_most_one",
+    ),
+    "image_randomness": Decided(
+        "the random numbers of ImageRecordIter depend on the number of threads",
+        "those of a row follow from seed, epoch and row",
+        "test_images_iter.py::test_batches_do_not_depend_on_the_number_of_workers",
+    ),
+    "record_after_end": Decided(
+        "a record reader that has read to the end gives None for every key from then on, until reset()",
+        "it reads by key from anywhere",
+        "test_records.py::test_files_of_mxnet_are_read_in_order_and_by_key",
+    ),
+    "pickled_writer": Decided(
+        "a copy of an open record writer in another process empties the file",
+        "an open writer cannot be pickled",
+        "test_records.py::test_a_reader_goes_to_another_process_and_starts_there",
+    ),
 }
