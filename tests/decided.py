@@ -216,14 +216,14 @@ DECIDED = {
         "test_optim_rules.py::test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call",
     ),
     "image_epochs": Decided(
-        "ImageRecordIter leaves the rows that a batch wrapped out of the next epoch; with round_batch=False a short batch ends in "
-        "undefined rows and says pad 0",
+        "ImageRecordIter leaves the rows that a batch wrapped out of the next epoch; with round_batch=False a short batch "
+        "ends in undefined rows and says pad 0",
         "every epoch has every row; a short batch is filled from its start, and pad says so",
         "test_images_iter.py::test_an_epoch_has_every_row_once_and_wraps_from_its_start",
     ),
     "image_parts": Decided(
-        "ImageRecordIter splits a file into parts of like bytes, or with an index into parts of ceil(rows / parts) rows, of which "
-        "the last may be empty",
+        "ImageRecordIter splits a file into parts of like bytes, or with an index into parts of ceil(rows / parts) rows, of "
+        "which the last may be empty",
         "parts differ by at most one row",
         "test_images_iter.py::test_parts_hold_every_row_once_and_differ_by_at_most_one",
     ),
