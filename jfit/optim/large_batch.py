@@ -68,7 +68,8 @@ def lamb(
         size, of_step = _norm(w), _norm(u)
         size = jnp.maximum(size, lower_bound) if lower_bound else size
         size = jnp.minimum(size, upper_bound) if upper_bound else size
-        return -at.lr * _ratio(size, of_step, size, of_step) * u, (mean, var)
+        none = (size == 0) | (of_step == 0)  # a NaN is no 0: it shows in the whole parameter, as in MXNet
+        return -at.lr * jnp.where(none, 1.0, size / jnp.where(none, 1.0, of_step)) * u, (mean, var)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 

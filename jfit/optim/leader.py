@@ -49,7 +49,8 @@ def ftrl(
         g = clip(g)
         n = slots[1] + g * g
         z = slots[0] + g - (jnp.sqrt(n) - jnp.sqrt(slots[1])) * w / at.lr
-        soft = jnp.where(jnp.abs(z) > lamda1, jnp.sign(z) * lamda1 - z, 0.0)
+        # this way round a NaN stays one: a training that overflowed would look like a sparse one
+        soft = jnp.where(jnp.abs(z) <= lamda1, 0.0, jnp.sign(z) * lamda1 - z)
         # x - w, added to w, is exactly 0 where x is
         return soft / ((beta + jnp.sqrt(n)) / at.lr + at.wd) - w, (z, n)
 

@@ -1,0 +1,51 @@
+"""Odd gradients and parameters, for every optimizer: NaN shows, nothing to learn is no error, 16 bits keep their dtype."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jfit import optim
+
+pytestmark = pytest.mark.usefixtures("quickly")
+NAMES = sorted({entry: name for name, entry in reversed(optim.OPTIMIZERS.items())}.values())
+START = {
+    "a_weight": jnp.array([[0.5, -1.0], [2.0, 0.25]]),
+    "z_weight": jnp.zeros((0, 2)),
+    "h_weight": jnp.ones((1, 2), "float16"),
+}
+
+
+def moved(name, gradient, **params):
+    made = optim.get(name, learning_rate=0.1, **params).transform
+    grads = jax.tree.map(lambda w: jnp.full_like(w, 0.5), START)
+    grads["a_weight"] = grads["a_weight"].at[0, 0].set(gradient)
+    updates, state = jax.jit(made.update)(grads, made.init(START), START)
+    return optax.apply_updates(START, updates), state
+
+
+FAST = ("adam", "ftrl", "groupadagrad", "lars", "signum")  # moments, a new weight, rows, norms, signs
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+def test_a_nan_reaches_its_weight_and_other_parameters_do_not_see_it(name):
+    after, _ = moved(name, jnp.nan)
+    assert np.isnan(after["a_weight"][0, 0])
+    plain, _ = moved(name, 0.5)
+    np.testing.assert_array_equal(after["h_weight"], plain["h_weight"])
+    assert {n: (w.shape, w.dtype) for n, w in after.items()} == {n: (w.shape, w.dtype) for n, w in START.items()}
+
+
+def test_a_sum_that_overflows_makes_no_sparse_weight_of_ftrl():
+    """MXNet multiplies by |z| > lamda1, so that NaN stays."""
+    after, _ = moved("ftrl", jnp.inf)
+    assert np.isnan(after["a_weight"][0, 0])
+
+
+def test_lamb_spoils_a_whole_parameter_as_mxnet_does():
+    assert np.isnan(moved("lamb", jnp.nan)[0]["a_weight"]).all()
+    still = {"w": jnp.zeros(2)}
+    made = optim.lamb(0.1)
+    updates, _ = made.update({"w": jnp.ones(2)}, made.init(still), still)
+    np.testing.assert_allclose(updates["w"], [-0.1, -0.1], rtol=1e-5)  # of size 0 a parameter still learns
