@@ -18,6 +18,7 @@ import jfit
 import jfit.mx as mx
 from jfit.callbacks import lambda_callback
 from jfit.data import ImageRecords
+from jfit.data.images.pack import pack_list
 from jfit.data.images.source import read_list
 from jfit.formats import FormatError
 from jfit.formats.records import IRHeader, RecordReader, RecordWriter, pack
@@ -372,3 +373,23 @@ def test_image_iter_says_what_is_wrong(folder, damaged):
         mx.image.ImageIter(1, (3, 16, 16), path_imgrec=str(TEN), aug_list=[]).next()
     with pytest.raises(ValueError, match="index: 0 has 1 labels, label_width is 2"):
         mx.image.ImageIter(1, (3, 16, 16), path_imgrec=str(TEN), label_width=2).next()
+
+
+# ------------------------------------------------------------------------------------------------ packing
+def test_a_list_is_packed_as_mxnet_reads_it(folder):
+    (folder / "a.lst").write_text("".join(f"{key}\t{float(key)}\t{key}.png\n" for key in range(10)))
+    assert pack_list(folder / "a.lst", folder, folder / "a") == 10
+    assert (folder / "a.rec").read_bytes() == TEN.read_bytes()
+    assert (folder / "a.idx").read_bytes() == (FOLDER / "images.idx").read_bytes()
+
+
+def test_broken_images_end_the_packing_or_are_left_out(folder, capsys):
+    (folder / "3.png").write_bytes(png(pictures()[3])[:-40])
+    (folder / "a.lst").write_text("".join(f"{key}\t{key}\t{key / 2}\t{key}.png\n" for key in range(5)))
+    with pytest.raises(FormatError, match=r"3.png: content: the image cannot be decoded"):
+        pack_list(folder / "a.lst", folder, folder / "a")
+    assert not list(folder.glob("*.rec")) and not list(folder.glob(".*"))
+    assert pack_list(folder / "a.lst", folder, folder / "a", shorter_side=12, skip_broken=True) == 4
+    assert "left out: " in capsys.readouterr().err
+    batch = ImageRecords(folder / "a.rec", (3, 12, 12), 4, label_width=2).next()
+    assert batch.label[0].tolist() == [[0, 0], [1, 0.5], [2, 1], [4, 2]]
