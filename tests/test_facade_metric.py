@@ -1,7 +1,9 @@
 """MXNet's metric classes over pure metrics: recorded values, no waiting, no second compile, Python metrics of users."""
 
+import copy
 import json
 import math
+import pickle
 from pathlib import Path
 
 import jax
@@ -336,3 +338,65 @@ def test_a_list_keeps_what_its_instances_have_counted():
     one.update([np.array([1, 0])], [np.array([[0.0, 1.0], [0.0, 1.0]])])
     assert M.create([one]).get() == (["accuracy"], [0.5]) and one.get()[1] == 0.5
     assert M.CompositeEvalMetric([one]).get()[1] == [0.5]
+
+
+def test_the_classes_of_pcc_grow_and_sums_stay():
+    metric = M.create("pcc")
+    metric.update([np.array([0, 1, 1])], [np.eye(3, 2)])
+    assert metric.k == 2
+    metric.update([np.array([2, 1, 4])], [np.eye(3, 5)])
+    assert metric.k == 5 and (metric.num_inst, metric.global_num_inst) == (2, 2)
+    whole = M.create("pcc")
+    whole.update([np.array([0, 1, 1, 2, 1, 4])], [np.array([0, 1, 0, 0, 1, 2])])
+    assert metric.get()[1] == pytest.approx(whole.get()[1], rel=1e-6)
+    metric.reset()
+    assert metric.k == 5 and math.isnan(metric.get()[1])
+    assert M.pure_metrics(M.create(["acc", "pcc"])) is None
+    local = M.PCC(has_global_stats=False)
+    local.update([np.array([0, 1])], [np.eye(2)])
+    local.reset_local()
+    assert math.isnan(local.get_global()[1])
+
+
+def test_the_global_value_of_a_micro_correlation_is_that_of_everything():
+    x, y = np.random.default_rng(0).normal(size=(2, 12)).astype("float32")
+    metric = M.create("pearsonr", average="micro")
+    metric.update([y[:6]], [x[:6]])
+    metric.reset_local()
+    assert math.isnan(metric.get()[1]) and not math.isnan(metric.get_global()[1])
+    metric.update([y[6:]], [x[6:]])
+    assert metric.get()[1] == metric.get_global()[1] == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
+    assert (metric.num_inst, metric.global_num_inst) == (1, 2)
+
+
+def test_a_configuration_makes_the_metric_again():
+    for made in (M.create("acc", axis=2, name="a"), M.create(["acc", "ce"]), M.create("pcc"), M.create("pearsonr")):
+        config = made.get_config()
+        for again in (M.create(config), M.create(json.dumps(config))):
+            assert type(again) is type(made) and again.get_config() == config
+    assert M.create('["acc", {"name": "z"}]').name == "z"
+    for bad, message in (({"name": "x"}, "needs an entry 'metric'"), ("[1]", "neither a configuration"), ("{", "nor JSON")):
+        with pytest.raises(ValueError, match=message):
+            M.create(bad)
+
+
+def test_metrics_are_copied_and_pickled_with_what_they_have_counted():
+    for name in ("acc", "mcc", "pcc", "pearsonr"):
+        metric = M.create(name)
+        metric.update([np.array([0, 1, 0])], [np.array([0.0, 1.0, 1.0])] if name == "pearsonr" else [np.eye(3, 2)])
+        for again in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
+            again.update([np.array([0, 1, 0])], [np.array([0.0, 1.0, 1.0])] if name == "pearsonr" else [np.eye(3, 2)])
+            assert again.num_inst == 2 * metric.num_inst and again.get()[1] == pytest.approx(metric.get()[1])
+
+
+def test_metrics_beside_mxnets_are_taken_as_instances():
+    label, output = np.array([0, 1, 1, 0]), np.array([0.1, 0.4, 0.9, 0.5], "float32")
+    exact, table = M.create(pure.roc_auc(bins=None)), M.create(pure.confusion_matrix(2))
+    for metric in (exact, table):
+        metric.update([label[:2]], [output[:2]])
+        metric.reset_local()
+        metric.update([label[2:]], [output[2:]])
+    assert exact.get() == ("roc_auc", 1.0) and exact.get_global() == ("roc_auc", 0.75)
+    assert table.get()[1].tolist() == [[1, 0], [0, 1]] and table.get_global()[1].tolist() == [[2, 0], [1, 1]]
+    exact.reset()
+    assert math.isnan(exact.get()[1])

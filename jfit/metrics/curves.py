@@ -29,7 +29,7 @@ def roc_auc(
 
     Two classes have one curve, that of class 1.  More have one each, against all others (one-vs-rest).  Scores are counted
     in bins, evenly in log(p / (1 - p)), and scores in one bin count as the same: the value is off by at most
-    Σ_b positives_b negatives_b / (2 positives negatives), in all about 1e-4 where scores are spread.
+    Σ_b positives_b negatives_b / (2 positives negatives), and by far less as a rule, as errors go both ways.
 
     Args:
         num_classes: None: as many as the outputs have.

@@ -149,6 +149,8 @@ class DeviceMetric(EvalMetric):
 class UpdatesMetric(DeviceMetric):
     """A metric whose `num_inst` is a number of updates, whatever else its sums hold."""
 
+    _parts = 1  # what an update counts as
+
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
@@ -161,7 +163,7 @@ class UpdatesMetric(DeviceMetric):
 
     def _store(self, sums: tuple[Any, Any]) -> None:
         super()._store(sums)
-        self._updates = (self._updates[0] + 1, self._updates[1] + 1)
+        self._updates = (self._updates[0] + self._parts, self._updates[1] + self._parts)
 
     def _number(self, which: int, sums: np.ndarray) -> int:
         return self._updates[which]

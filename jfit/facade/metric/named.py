@@ -230,6 +230,10 @@ class PearsonCorrelation(UpdatesMetric):
         else:
             super().reset_local()
 
+    def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Each output counts."""
+        self._parts = len(outputs)
+
     def _value(self, which: int) -> float:
         nothing_since = self.average == "micro" and which == 0 and not self._updates[0]
         return float("nan") if nothing_since else super()._value(which)

@@ -1,0 +1,137 @@
+"""Metrics that are Python functions: the same numbers as batch by batch, in order, and devices that never wait for them."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.metrics as oracle
+from engine_nets import CLASSES, batch_of, mlp
+
+import jfit
+from jfit import counters, metrics
+from jfit.callbacks import csv_logger, early_stopping, jsonl_logger, progress, speedometer
+from jfit.history import _curves
+from jfit.hosted import HostPass, Seen, _slab
+from jfit.ops.rows import Rows
+
+DATA = batch_of(45)
+X, Y = DATA["data"], DATA["softmax_label"]
+SETTINGS = {"batch_size": 4, "num_epoch": 2, "progress": False, "shuffle": False, "optimizer_params": {"learning_rate": 0.0}}
+
+
+class Look:
+    """A metric that notes what it was given, and where the run stood."""
+
+    __name__ = "look"
+
+    def __init__(self):
+        self.labels, self.outputs, self.steps = [], [], []
+
+    def __call__(self, label, output):
+        run = jfit.last_run()
+        self.labels.append(label)
+        self.outputs.append(output)
+        self.steps.append(None if run is None else run.position["step"])
+        return float((output.argmax(1) == label).sum()), len(label)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("devices", "resident"), [(3, True), (1, False), pytest.param(1, True, marks=SLOW), pytest.param(3, False, marks=SLOW)]
+)
+def test_functions_see_every_row_once_in_order_and_no_padding(devices, resident):
+    look = Look()
+    run = jfit.fit(mlp(), (X, Y), eval_metric=["acc", look], devices=devices, data_on_device=resident, **SETTINGS)
+    assert [len(x) for x in look.labels] == [*[4] * 11, 1] * 2
+    np.testing.assert_array_equal(np.concatenate(look.labels), np.tile(Y, 2))
+    np.testing.assert_allclose(np.concatenate(look.outputs[12:]), run.predict(X), rtol=1e-5)
+    for row in run.history.epochs:
+        assert row["look"] == row["accuracy"]
+
+
+def test_an_evaluation_and_a_score_run_functions_too():
+    look = Look()
+    run = jfit.fit(mlp(), (X[:8], Y[:8]), (X, Y), eval_metric=look, **{**SETTINGS, "num_epoch": 1})
+    assert run.history.epochs[0]["val_look"] == run.score((X, Y))["look"] == np.mean(run.predict(X).argmax(1) == Y)
+    exact = metrics.roc_auc(bins=None)
+    got = run.score((X, Y), ["acc", exact, metrics.roc_auc()], batch_size=7)
+    wanted = oracle.roc_auc_score(Y, run.predict(X).astype(np.float64), multi_class="ovr")
+    assert got["roc_auc"] == pytest.approx(wanted, abs=0.02)
+    assert run.score((X, Y), exact)["roc_auc"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_queue_stays_filled_and_nothing_waits_more_often():
+    rows = np.tile(X, (6, 1))[:200], np.tile(Y, 6)[:200]
+    seen = {}
+    for name, metric in (("device", "acc"), ("host", Look())):
+        run = jfit.fit(mlp(), rows, eval_metric=metric, steps_per_call=1, **SETTINGS)
+        with counters.counted() as seen[name]:
+            run.train()
+    assert seen["host"]["host_syncs"] == seen["device"]["host_syncs"]
+    assert not seen["host"]["compiles"]
+    steps = metric.steps[-50:-8]  # of the last epoch, but for what is read at its end
+    ahead = [step - 100 - number for number, step in enumerate(steps)]
+    assert min(ahead) > 8, "calls in flight while a function runs"
+
+
+def test_what_a_function_raises_names_the_metric_and_the_state_survives():
+    def broken(label, output):
+        if len(label) == 1:
+            raise RuntimeError("no such thing")
+        return 0.0
+
+    with pytest.raises(RuntimeError, match="no such thing") as caught:
+        jfit.fit(mlp(), (X, Y), eval_metric=broken, **SETTINGS)
+    assert any(
+        "metric 'broken' raised this for batch 11 of the pass (labels [(1,)], outputs" in n for n in caught.value.__notes__
+    )
+    assert jfit.last_run().predict(X).shape == (45, CLASSES)
+    with pytest.raises(TypeError, match=r"metric custom\(<lambda>\): the function gave None, needed a number"):
+        jfit.last_run().score((X, Y), lambda label, output: None)
+
+
+@pytest.mark.parametrize(("axis", "before", "after"), [(0, 1, 1), (0, 3, 2), (1, 2, 1), (2, 1, 2)])
+def test_slices_are_put_together_wherever_their_rows_are(axis, before, after):
+    whole = np.arange(5 * 6 * 4 * before * after).astype("float32")
+    shape = [5, 6]
+    shape.insert(axis, before * 4 * after)
+    whole = whole.reshape(shape)
+    cut = np.moveaxis(whole.reshape(*shape[:axis], before, 4, after, *shape[axis + 1 :]), axis + 1, 0)
+    slices = [
+        _slab(jnp.asarray(np.moveaxis(cut[s], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])), rows)
+        for s in (slice(0, 2), slice(2, 4))
+        for rows in [Rows(axis, before, 2, after)]
+    ]
+    stacked = type(slices[0])(np.stack([np.asarray(s.array) for s in slices]), axis)
+    found = HostPass((), 2)._rows(Seen((), (stacked,), np.array([[1, 1], [1, 0]], np.float32)))[1][0]
+    kept = np.moveaxis(cut[:3], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+    np.testing.assert_array_equal(found, kept)
+
+
+def test_values_may_be_arrays(tmp_path, capsys):
+    table = np.zeros((CLASSES, CLASSES))
+    callbacks = [
+        csv_logger(tmp_path / "log.csv"),
+        jsonl_logger(tmp_path / "log.jsonl"),
+        speedometer(4, 2),
+        progress(force=True),
+    ]
+    settings = {**SETTINGS, "callbacks": callbacks, "checkpoint": tmp_path / "states"}
+    run = jfit.fit(mlp(), (X, Y), (X, Y), eval_metric=["acc", "confusion_matrix"], **settings)
+    table = run.score((X, Y))["confusion_matrix"]
+    assert isinstance(table, np.ndarray) and table.tolist() == oracle.confusion_matrix(Y, run.predict(X).argmax(1)).tolist()
+    assert run.history.column("confusion_matrix")[-1] == table.tolist()
+    assert "confusion" not in repr(run) + run.history.table() + run._repr_html_() + capsys.readouterr().out
+    assert "confusion" not in (tmp_path / "log.csv").read_text()
+    assert "confusion" not in run.history.to_csv(tmp_path / "history.csv").read_text()
+    last = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert last["val_confusion_matrix"] == table.tolist()
+    again = jfit.Run.load(tmp_path / "states", mlp())
+    assert again.history.epochs == run.history.epochs
+    assert _curves(run.history) == ["loss", "accuracy"]
+    with pytest.raises(ValueError, match="monitor='confusion_matrix' is an array, needed a number"):
+        stop = early_stopping("confusion_matrix")
+        jfit.fit(mlp(), (X, Y), eval_metric="confusion_matrix", callbacks=[stop], **SETTINGS)
