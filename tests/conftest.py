@@ -1,6 +1,7 @@
 """Every test sees eight emulated CPU devices and the strictest arithmetic rules; bugs die here, users pay nothing."""
 
 import os
+from pathlib import Path
 
 # Devices are counted when the backend starts, so the flags must be set before jax is first imported.
 _FLAGS = {
@@ -21,6 +22,22 @@ import numpy as np
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+REPEATED = Path(__file__).with_name("slow.txt")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
+    """Marks the repetitions listed in slow.txt as slow; a line that names no test any more is an error."""
+    lines = REPEATED.read_text(encoding="utf-8").splitlines()
+    listed = {line for line in lines if line and not line.startswith("#")}
+    found = {item.nodeid: item for item in items}
+    for name in listed & found.keys():
+        found[name].add_marker(pytest.mark.slow)
+    whole = {name.split("::")[0] for name in found} if not any("::" in arg for arg in config.args) else set()
+    gone = sorted(name for name in listed - found.keys() if name.split("::")[0] in whole)
+    if gone:
+        raise pytest.UsageError(f"{REPEATED.name} names tests that do not exist: {', '.join(gone)}; take them out of the list.")
 
 
 @pytest.fixture
