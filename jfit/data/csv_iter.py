@@ -39,7 +39,8 @@ class CSVIter(FileIter):
         ValueError: no rows, or fewer labels than rows.
 
     Example:
-        >>> _ = open("x.csv", "w").write("1,2\\n3,4\\n5,6\\n")
+        >>> from pathlib import Path
+        >>> _ = Path("x.csv").write_text("1,2\\n3,4\\n5,6\\n")
         >>> [(b.data[0].tolist(), b.pad) for b in CSVIter("x.csv", (2,), batch_size=2)]
         [([[1.0, 2.0], [3.0, 4.0]], 0), ([[5.0, 6.0], [1.0, 2.0]], 1)]
 

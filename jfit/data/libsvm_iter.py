@@ -43,7 +43,8 @@ class LibSVMIter(FileIter):
         ValueError: no rows, fewer labels than rows, or shapes that such a file cannot have.
 
     Example:
-        >>> _ = open("x.libsvm", "w").write("1 0:0.5 2:1.5\\n-1 1:2\\n")
+        >>> from pathlib import Path
+        >>> _ = Path("x.libsvm").write_text("1 0:0.5 2:1.5\\n-1 1:2\\n")
         >>> batch = LibSVMIter("x.libsvm", (3,), batch_size=2).next()
         >>> batch.data[0].todense().tolist(), batch.label[0].tolist()
         ([[0.5, 0.0, 1.5], [0.0, 2.0, 0.0]], [1.0, -1.0])

@@ -37,7 +37,8 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
         FormatError: it is no such file, or its size is not what its head says.
 
     Example:
-        >>> _ = open("labels", "wb").write(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
+        >>> from pathlib import Path
+        >>> _ = Path("labels").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
         >>> read_idx("labels", 1).tolist()
         [7, 9]
 
@@ -125,8 +126,9 @@ class MNISTIter(Positioned):
         ValueError: unequal numbers of images and labels, or fewer than fill a batch.
 
     Example:
-        >>> _ = open("images", "wb").write(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 64, 128, 192]))
-        >>> _ = open("labels", "wb").write(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
+        >>> from pathlib import Path
+        >>> _ = Path("images").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 64, 128, 192]))
+        >>> _ = Path("labels").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
         >>> batch = MNISTIter("images", "labels", batch_size=2, shuffle=False, flat=True, silent=True).next()
         >>> batch.data[0].tolist(), batch.label[0].tolist()
         ([[0.0, 0.25], [0.5, 0.75]], [7.0, 9.0])

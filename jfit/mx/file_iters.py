@@ -32,7 +32,8 @@ class MXDataIter(DataIter):
     """What MXNet's iterators over files have in common: one data and one label array a batch, first batch at hand.
 
     Example:
-        >>> _ = open("x.csv", "w").write("1,2\\n3,4\\n")
+        >>> from pathlib import Path
+        >>> _ = Path("x.csv").write_text("1,2\\n3,4\\n")
         >>> it = CSVIter(data_csv="x.csv", data_shape=(2,), batch_size=2)
         >>> isinstance(it, MXDataIter), it.first_batch.data[0].shape, it.next().pad
         (True, (2, 2), 0)
@@ -131,7 +132,8 @@ class CSVIter(MXDataIter, data.CSVIter):
         MXNetError: an argument is missing, a file too or it is damaged.
 
     Example:
-        >>> _ = open("x.csv", "w").write("1,2\\n3,4\\n5,6\\n")
+        >>> from pathlib import Path
+        >>> _ = Path("x.csv").write_text("1,2\\n3,4\\n5,6\\n")
         >>> it = CSVIter(data_csv="x.csv", data_shape=(2,), batch_size=2)
         >>> [(b.data[0].asnumpy().tolist(), b.pad) for b in it]
         [([[1.0, 2.0], [3.0, 4.0]], 0), ([[5.0, 6.0], [1.0, 2.0]], 1)]
@@ -155,7 +157,8 @@ class LibSVMIter(MXDataIter, data.LibSVMIter):
         MXNetError: an argument is missing, a file too or it is damaged.
 
     Example:
-        >>> _ = open("x.libsvm", "w").write("1 0:0.5 2:1.5\\n-1 1:2\\n")
+        >>> from pathlib import Path
+        >>> _ = Path("x.libsvm").write_text("1 0:0.5 2:1.5\\n-1 1:2\\n")
         >>> batch = LibSVMIter(data_libsvm="x.libsvm", data_shape=(3,), batch_size=2).next()
         >>> batch.data[0].stype, batch.label[0].asnumpy().tolist()
         ('csr', [1.0, -1.0])
@@ -179,8 +182,9 @@ class MNISTIter(MXDataIter, data.MNISTIter):
         MXNetError: a file is missing or damaged.
 
     Example:
-        >>> _ = open("images", "wb").write(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 64, 128, 192]))
-        >>> _ = open("labels", "wb").write(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
+        >>> from pathlib import Path
+        >>> _ = Path("images").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 64, 128, 192]))
+        >>> _ = Path("labels").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
         >>> MNISTIter(image="images", label="labels", batch_size=2, silent=True).next().data[0].shape
         (2, 1, 1, 2)
     """
