@@ -125,6 +125,13 @@ def test_a_damaged_image_gives_a_sentence_or_pixels(noise, cut, kind):
         assert found.ndim == 3 and found.dtype == np.uint8
 
 
+def test_a_kind_of_file_that_runs_other_programs_is_not_opened():
+    out = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(out, "EPS")
+    with pytest.raises(FormatError, match="no image that Pillow can open"):
+        decode(out.getvalue())
+
+
 def test_a_small_file_that_announces_a_huge_image_is_refused_before_it_is_decoded():
     content = bytearray(png(pictures()[0]))
     content[16:24] = (60000).to_bytes(4, "big") * 2

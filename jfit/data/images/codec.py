@@ -12,6 +12,8 @@ from jfit.data.images.resample import resample
 from jfit.formats.atomic import FormatError
 
 MOST_PIXELS = 1 << 28  # an image says how large it is before it is decoded; a small file must not take all memory
+# What Pillow may read: files of pixels.  It knows kinds that run other programs, which a record from elsewhere must not.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000")
 # OpenCV's numbers of interpolations -> Pillow's names.  Pillow's filters widen with the scale when an image shrinks.
 INTERPOLATIONS = {0: "NEAREST", 1: "BILINEAR", 2: "BICUBIC", 3: "BOX", 4: "LANCZOS"}
 
@@ -33,7 +35,7 @@ def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: st
     """A Pillow image that is not decoded yet, its size checked.
 
     Args:
-      content: the bytes of a JPEG, PNG or any other file that Pillow knows.
+      content: the bytes of a file of one of `FORMATS`.
       path: the file they came from, for messages.
       where: their place there, for messages.
 
@@ -42,7 +44,7 @@ def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: st
     """
     image_module = pillow()
     try:
-        image = image_module.open(io.BytesIO(content))
+        image = image_module.open(io.BytesIO(content), formats=FORMATS)
     except image_module.DecompressionBombError as error:
         raise FormatError(path, where, str(error), "make the image smaller.") from None
     except Exception as error:  # a hostile header makes Pillow's readers raise almost anything
