@@ -13,7 +13,16 @@ import jfit
 
 ROOT = Path(__file__).parent.parent
 MODULES = ["jfit", *sorted(module.name for module in pkgutil.walk_packages(jfit.__path__, "jfit."))]
-PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/data.md", "docs/export.md", "docs/files.md", "docs/from_mxnet.md"]
+PAGES = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/data.md",
+    "docs/export.md",
+    "docs/files.md",
+    "docs/from_mxnet.md",
+    "docs/images.md",
+]
 NOTEBOOKS = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("01_fit", "02_pure_step", "03_module", "04_models_from_files")]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
