@@ -13,15 +13,64 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from jfit.facade.optimizer import named
 from jfit.facade.optimizer import updater as _facade
 from jfit.facade.optimizer.base import Optimizer
-from jfit.facade.optimizer.named import *  # noqa: F403
-from jfit.facade.optimizer.named import GroupAdaGrad
+from jfit.facade.optimizer.named import (
+    DCASGD,
+    FTML,
+    LAMB,
+    LARS,
+    LBSGD,
+    NAG,
+    SGD,
+    SGLD,
+    AdaDelta,
+    AdaGrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Ftrl,
+    GroupAdaGrad,
+    Nadam,
+    RMSProp,
+    Signum,
+    Test,
+    ccSGD,
+    create,
+    register,
+)
 from jfit.mx.nd import NDArray
 from jfit.mx.spelling import absent
 
-__all__ = [*named.__all__, "Optimizer", "Updater", "contrib", "get_updater", "opt_registry"]
+__all__ = [
+    "DCASGD",
+    "FTML",
+    "LAMB",
+    "LARS",
+    "LBSGD",
+    "NAG",
+    "SGD",
+    "SGLD",
+    "AdaDelta",
+    "AdaGrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "GroupAdaGrad",
+    "Nadam",
+    "Optimizer",
+    "RMSProp",
+    "Signum",
+    "Test",
+    "Updater",
+    "ccSGD",
+    "contrib",
+    "create",
+    "get_updater",
+    "opt_registry",
+    "register",
+]
 
 # `mx.optimizer.contrib.GroupAdaGrad`
 contrib = SimpleNamespace(GroupAdaGrad=GroupAdaGrad, register=Optimizer.register)

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from jfit.facade.optimizer.base import Hyper, Optimizer
 from jfit.facade.optimizer.ruled import Ruled, group_size
 
@@ -121,6 +123,11 @@ class LARS(Ruled):
         rate, last = attributes.get("cur_lr"), attributes.get("last_lr")
         return {} if rate is None else {"rate": rate, "last": rate if last is None else last}
 
+    def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
+        """The scalars for one call: the parameters that see a change of rate are counted afresh."""
+        shared = self.shared.given()
+        return {**shared, "turn": jnp.zeros_like(shared["turn"])} if shared else shared
+
     def turns(self, indices: Sequence[Any], apart: bool) -> Hyper:
         """Which parameters have a rate of their own, and how many see a change of rate."""
         named = [str(self.idx2name.get(i, i)) for i in indices]
@@ -162,7 +169,6 @@ class LBSGD(Ruled):
     rule = "lbsgd"
     parameters = ("momentum", "warmup_strategy", "warmup_epochs", "batch_scale", "updates_per_epoch", "begin_epoch")
     lone_state = True
-    master_last = True
     hidden_slots = ("sum",)
     rate_first = True
 

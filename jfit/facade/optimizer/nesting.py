@@ -1,7 +1,7 @@
 """The state of one parameter in MXNet's nesting and as the slots of a rule.
 
-    SGD, NAG, LARS, LBSGD of a 16-bit weight with a master:  (momentum, master)
-    every other optimizer of such a weight:                  (master, what it keeps for a float32 weight)
+SGD, NAG, LARS of a 16-bit weight with a master:  (momentum, master)
+every other optimizer of such a weight:           (master, what it keeps for a float32 weight)
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Rates:
             done[start : start + size] = [self._index_update_count[i] - 1 for i in group]
         return done, rates
 
-    def rows(self, indices: Sequence[Any], apart: bool = False) -> tuple[np.ndarray | tuple[()], ...]:
+    def rows(self, indices: Sequence[Any], apart: bool = False) -> tuple[Any, ...]:
         """Counts the indices: (rate, decay, updates before this one, rate multipliers) of each, (P,) each.
 
         The rates have their multipliers in them already and the last is empty, except where the rule wants them apart.

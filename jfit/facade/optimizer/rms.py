@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class AdaGrad(Ruled):
 
     rule = "adagrad"
     parameters = ("float_stable_eps",)
-    renamed = {"float_stable_eps": "eps"}
+    renamed: ClassVar = {"float_stable_eps": "eps"}
     lone_state = True
 
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ class GroupAdaGrad(Ruled):
 
     rule = "groupadagrad"
     parameters = ("float_stable_eps",)
-    renamed = {"float_stable_eps": "eps"}
+    renamed: ClassVar = {"float_stable_eps": "eps"}
     lone_state = True
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from jfit.facade.optimizer.base import Optimizer
 
 _SETTINGS = ("lr", "wd", "clip_gradient", "begin_num_update")
+_TABLES = ("lr_mult", "wd_mult", "idx2name")
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Class, rate, decay, parameters of the rule, scalars that parameters share and the scheduler, as plain data.
+    """Class, rate, decay, multipliers, parameters of the rule, scalars that parameters share, scheduler, as plain data.
 
     Example:
         >>> from jfit.facade.optimizer.named import SGD
@@ -27,7 +28,8 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     scheduler = optimizer.lr_scheduler
     if hasattr(scheduler, "__dict__"):
         kept["lr_scheduler"] = {**_numbers(vars(scheduler)), "class": type(scheduler).__name__}
-    return {**_numbers(kept), **progress_of(optimizer), "class": type(optimizer).__name__}
+    tables = {name: _table(getattr(optimizer, name)) for name in _TABLES}
+    return {**_numbers(kept), **tables, **progress_of(optimizer), "class": type(optimizer).__name__}
 
 
 def progress_of(optimizer: Optimizer) -> dict[str, Any]:
@@ -53,8 +55,17 @@ def restore_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
         known.update(_numbers({k: v for k, v in scheduler.items() if k in known}))
     names = (*_SETTINGS, *optimizer.parameters)
     vars(optimizer).update(_numbers({name: settings[name] for name in names if name in settings}))
+    for name in _TABLES:
+        if isinstance(settings.get(name), Mapping):
+            setattr(optimizer, name, _table(settings[name]))
     shared = settings.get("shared")
     optimizer.shared.restore(shared if isinstance(shared, Mapping) else optimizer.shared_of_mxnet(settings))
+
+
+def _table(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Names and multipliers by index and name."""
+    values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
+    return {k: v for k, v in values.items() if type(k) in (int, str) and type(v) in (bool, int, float, str)}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
