@@ -20,6 +20,7 @@ import jfit.mx as mx
 from jfit.callbacks import lambda_callback
 from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter, text
 from jfit.data.csr import pick_rows
+from jfit.data.decimals import decimals
 from jfit.data.mnist_iter import mnist_order, read_idx
 from jfit.data.numbers import parse_libsvm, parse_table
 from jfit.data.positions import decode, encode
@@ -280,6 +281,41 @@ def test_tables_keep_every_float32(rows, end):
     written = end.join(",".join(repr(v) for v in row) for row in rows)
     found = parse_table(written.encode(), 3, F32)
     np.testing.assert_array_equal(found, np.array(rows, np.float32))
+
+
+def test_tables_keep_every_integer():
+    numbers = [[2**53 + 1, -(2**63)], [2**63 - 1, 7]]
+    written = "".join(f"{a},{b}\n" for a, b in numbers).encode()
+    assert parse_table(written, 2, np.dtype("int64")).tolist() == numbers
+    assert parse_table(b"3.0,3e2\n", 2, np.dtype("int32")).tolist() == [[3, 300]]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.one_of(
+            st.floats().map(repr),
+            st.floats(-1e9, 1e9).map(lambda v: f"{v:.5f}"),
+            st.integers(-(10**20), 10**20).map(str),
+            st.sampled_from(["+5", ".5", "5.", "-.25", "-0", "00012", "0.1234567890123456", "9007199254740993", " 7 ", "1E5"]),
+        ),
+        min_size=1,
+    )
+)
+def test_decimals_are_the_nearest_floats(words):
+    text = ",".join(words).encode()
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    found = decimals(text, np.append(0, ends[:-1] + 1), ends)
+    want = np.array([float(word) for word in words])
+    assert found is not None
+    np.testing.assert_array_equal(found, want)
+    np.testing.assert_array_equal(np.signbit(found[want == 0]), np.signbit(want[want == 0]))
+
+
+@pytest.mark.parametrize("word", [".", "-", "", "1..2", "1.2.3", "--1", "1-", "0x1", "1_0", "e5", "one"])
+def test_what_is_no_decimal_is_none(word):
+    text = f"1,{word},2".encode()
+    assert decimals(text, np.array([0, 2, len(text) - 1]), np.array([1, len(text) - 2, len(text)])) is None
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

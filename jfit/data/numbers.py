@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.data.decimals import decimals
 from jfit.data.text import WrongText
 from jfit.formats.sparse import SparseArray
 
@@ -31,6 +32,9 @@ def parse_table(text: bytes, columns: int, dtype: np.dtype[Any]) -> np.ndarray:
     text = text.removeprefix(_BOM)
     if not text or text.isspace():
         return np.zeros((0, columns), dtype)
+    quick = _even_table(text, columns)
+    if quick is not None and not (dtype.kind in "iu" and (np.abs(quick) >= 2**53).any()):
+        return _as(quick, dtype, text)
     whole = dtype.kind in "iu"
     as_text = whole and not any(mark in text for mark in (b".", b"e", b"E", b"n", b"N"))
     kind = (np.int64 if as_text else np.float64) if whole else np.float64 if dtype.itemsize == 8 else np.float32
@@ -45,6 +49,24 @@ def parse_table(text: bytes, columns: int, dtype: np.dtype[Any]) -> np.ndarray:
     if found.shape[1] != columns:
         raise _wrong_cell(text, columns, f"found {found.shape[1]} numbers in a line, needed {columns}")
     return _as(found, dtype, text)
+
+
+def _even_table(text: bytes, columns: int) -> np.ndarray | None:
+    """The table where every line holds `columns` numbers and none is empty, else None."""
+    raw = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero((raw == ord(",")) | (raw == ord("\n")))
+    if not text.endswith(b"\n"):
+        ends = np.append(ends, len(text))
+    if len(ends) % columns:
+        return None
+    marks = raw.take(ends, mode="clip").reshape(-1, columns)
+    marks[-1, -1] = ord("\n")  # the last line may end without
+    if (marks[:, -1] != ord("\n")).any() or (marks[:, :-1] != ord(",")).any():
+        return None
+    starts = np.append(0, ends[:-1] + 1)
+    ends = ends - (raw.take(ends - 1, mode="clip") == ord("\r"))
+    found = decimals(text, starts, ends)
+    return None if found is None else found.reshape(-1, columns)
 
 
 def _load(text: bytes, kind: Any) -> np.ndarray:
@@ -135,13 +157,15 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
             0, dtype
         )
     line = np.cumsum(raw == ord("\n"))[starts]  # of each word
-    colons = np.add.reduceat(raw == ord(":"), starts, dtype=np.int64)
+    ends = np.flatnonzero(~apart & np.concatenate([apart[1:], [True]])) + 1
+    colon = np.flatnonzero(raw == ord(":"))
+    colons = np.diff(np.searchsorted(colon, np.append(starts, len(raw))))  # in each word
     first = np.concatenate([[True], line[1:] != line[:-1]])
-    try:
-        numbers = np.array(list(map(float, text.replace(b":", b" ").split())))
-    except ValueError:
-        numbers = np.zeros(0)
-    if len(numbers) != len(starts) + colons.sum() or (colons != ~first).any() or b"_" in text:
+    if (colons != ~first).any():
+        raise _wrong_word(text)
+    # a colon ends a number as a blank does
+    numbers = decimals(text, np.sort(np.append(starts, colon + 1)), np.sort(np.append(ends, colon)))
+    if numbers is None:
         raise _wrong_word(text)
     places = np.cumsum(1 + colons) - 1 - colons  # of each word's first number
     labels, index, values = numbers[places[first]], numbers[places[~first]], numbers[places[~first] + 1]
