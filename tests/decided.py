@@ -210,6 +210,29 @@ DECIDED = {
         "a bound that is not positive clips nothing, whatever the optimizer",
         "test_optim_rules.py::test_a_bound_that_is_not_positive_clips_nothing",
     ),
+    "nadam_devices": Decided(
+        "a Module that updates on several devices without its store multiplies Nadam's one schedule for each copy of each "
+        "parameter, so the copies drift apart",
+        "it is multiplied once for each parameter, so copies stay equal and are those of one device",
+        "test_facade_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
+    ),
+    "lbsgd_sums": Decided(
+        "LBSGD's first sum is the first gradient's own buffer, which the second gradient overwrites; between sums it runs an "
+        "update with rate 0, which spreads a NaN of the gradient",
+        "a Module repeats the buffer; an Updater and a Trainer average all gradients; between sums nothing changes",
+        "test_facade_optimizer_named.py::test_sums_of_lbsgd_are_kept_beside_the_states",
+    ),
+    "adadelta_gradient": Decided(
+        "AdaDelta multiplies the caller's gradient by rescale_grad in place",
+        "gradients stay as they are",
+        "test_facade_optimizer_named.py::test_adadelta_leaves_the_gradient_alone",
+    ),
+    "half_updates": Decided(
+        "without multi_precision weights of 16 bits are updated in 16-bit arithmetic with 16-bit state; RMSProp, AdaDelta and "
+        "others fail",
+        "the arithmetic and the state are float32, and the weight is rounded after every update; bfloat16 too",
+        "test_facade_optimizer.py::test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them",
+    ),
     "momentum_of_rates": Decided(
         "LARS scales momentum by rate / last rate only for the first of its calls with a new rate: four parameters, or one",
         "so does the class; `jfit.optim.lars` scales it for all parameters unless told the size of a call (group)",
