@@ -23,6 +23,13 @@ from jfit.formats.atomic import FormatError
 
 _WORKER = Path(__file__).with_name("worker.py")
 _END_SECONDS = 2.0  # a worker that has not ended so long after its input did is killed
+_ENVIRONMENT = {
+    # One thread a worker: the workers are the parallelism.
+    **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # The C library keeps freed memory for the next image: otherwise it goes back to the system and comes, zeroed, from there
+    # for every array, which takes as long as the arithmetic.
+    **dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(1 << 28)),
+}
 _LENT = 2  # batches that may be in the user's hands without a copy; of more the user gets copies
 _ALIGN = 64  # a device on the host takes over memory that begins at such an address
 Rows = Sequence[tuple[int, int]]
@@ -159,8 +166,7 @@ def _shared_file(size: int) -> int:
 
 
 def _start(handle: int) -> subprocess.Popen[bytes]:
-    # One thread a worker: the workers are the parallelism.
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **_ENVIRONMENT}
     # A session of its own: Ctrl-C in a terminal interrupts the parent, who decides what happens to the worker.
     return subprocess.Popen(
         [sys.executable, str(_WORKER), str(handle)],
