@@ -46,7 +46,7 @@ class ImageIter(DataIter):
         dtype: of the labels of lists: float32, float64, int32 or int64; batches hold float32.
         last_batch_handle: "pad", "discard" or "roll_over", as `NDArrayIter`.
         seed: None draws from Python's and numpy's global generators, as MXNet; a number makes orders and augmentations
-            functions of (seed, epoch, row), so that `jfit.fit` can resume in the middle of an epoch (not with roll_over).
+            functions of (seed, epoch, row), so that a resumed `jfit.fit` goes on without reading what came before.
 
     Raises:
         ValueError: no source, or an argument out of range.
