@@ -110,8 +110,25 @@ def test_the_first_gradient_is_taken_at_the_parameters_on_several_devices():
 
 def test_a_fit_that_begins_between_full_gradients_takes_one_first():
     train, module = linear()
-    module.fit(train, begin_epoch=1, num_epoch=2, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
-    assert np.abs(module._param_dict[0]["fc1_weight"].asnumpy()).min() > 0
+    for epoch in (1, 3):
+        module.fit(train, begin_epoch=epoch, num_epoch=epoch + 1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
+        assert np.abs(module._param_dict[0]["fc1_weight"].asnumpy()).min() > 0
+
+
+def test_a_full_gradient_that_was_interrupted_is_taken_anew():
+    train, module = linear()
+    module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
+
+    class Interrupted(type(train)):
+        def next(self):
+            raise KeyboardInterrupt
+
+    broken = Interrupted(train.data[0][1], train.label[0][1], batch_size=4, label_name="label")
+    before = module.get_params()[0]["fc1_weight"].asnumpy()
+    with pytest.raises(KeyboardInterrupt):
+        module.update_full_grads(broken)
+    assert not module._taken
+    np.testing.assert_array_equal(module.get_params()[0]["fc1_weight"].asnumpy(), before)
 
 
 def test_fixed_parameters_stay():

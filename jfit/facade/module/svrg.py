@@ -34,7 +34,8 @@ class SVRGModule(Module):
 
     Where it differs from MXNet 1.9.1, besides `Module`'s differences: parameters with "full" in their names learn; where a
     key-value store updates, the first gradient is taken at the parameters (MXNet's devices hold zeros by then); `fit` with a
-    begin_epoch that is no multiple of update_freq takes the full gradient first (MXNet fails); parameters that are fixed are
+    begin_epoch that is no multiple of update_freq takes the full gradient first (MXNet fails, or a second time goes on
+    with mu 0); parameters that are fixed are
     left alone (MXNet fails); both modules draw the same random numbers for a batch; `load` needs `update_freq`, without it
     it gives a Module, which is what MXNet gives.
 
@@ -85,6 +86,7 @@ class SVRGModule(Module):
         self._mod_aux = self._aux_class(*given, group2ctxs, compression_params)
         self._ctx_len = len(self._devices)
         self._full: dict[str, Array] = {}  # mu by name; with several devices, a leading device axis
+        self._taken = False  # whether mu is that of the snapshot
         self._svrg: _SVRGOptimizer | None = None
         self._keyed: Any = None  # the key-value store that has the keys of full gradients
 
@@ -154,6 +156,7 @@ class SVRGModule(Module):
         """As `Module.init_optimizer`; the optimizer gets the reduced gradients, and mu starts from 0."""
         super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self._passes.learns}
+        self._taken = False
         store = self._kvstore
         if store is not None and store is not self._keyed:
             for name in self._passes.learns:
@@ -198,7 +201,7 @@ class SVRGModule(Module):
             ValueError: the iterator has no batch.
         """
         assert self.binded and self.params_initialized and self.optimizer_initialized
-        aux = self._mod_aux
+        aux, self._taken = self._mod_aux, False
         aux.set_params(*self.get_params())
         train_data.reset()
         batches, pad, sums = 0, 0, self._full
@@ -214,6 +217,7 @@ class SVRGModule(Module):
         if self._kvstore is not None:
             for name in self._full:
                 self._accumulate_kvstore(name, [part[name] for part in self._param_dict])
+        self._taken = True
 
     def _accumulate_kvstore(self, key: str, value: Sequence[Any]) -> None:
         """Add up what the devices give for a full gradient in the store, and share the sum out again."""
@@ -244,7 +248,7 @@ class SVRGModule(Module):
 
     # -------------------------------------------------------------------------------- fit
     def _begin_epoch(self, train_data: Any, epoch: int) -> None:
-        if epoch % self.update_freq == 0 or not self._mod_aux.params_initialized:
+        if epoch % self.update_freq == 0 or not self._taken:
             self.update_full_grads(train_data)
         train_data.reset()
 
