@@ -164,7 +164,7 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
     if (colons != ~first).any():
         raise _wrong_word(text)
     # a colon ends a number as a blank does
-    numbers = decimals(text, np.sort(np.append(starts, colon + 1)), np.sort(np.append(ends, colon)))
+    numbers = decimals(text, _merged(starts, colon + 1), _merged(ends, colon))
     if numbers is None:
         raise _wrong_word(text)
     places = np.cumsum(1 + colons) - 1 - colons  # of each word's first number
@@ -178,6 +178,11 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
     ends = np.append(np.flatnonzero(first)[1:], len(starts)) - np.arange(1, len(labels) + 1)  # pairs up to each row's end
     rows = SparseArray("csr", values.astype(dtype), (np.append(0, ends), index.astype(np.int64)), (len(labels), columns))
     return rows, labels.astype(dtype)
+
+
+def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Two increasing arrays as one."""
+    return np.sort(np.append(one, other), kind="stable")  # which merges runs that are in order
 
 
 def _wrong_word(text: bytes) -> WrongText:
