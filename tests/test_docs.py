@@ -23,7 +23,10 @@ PAGES = [
     "docs/from_mxnet.md",
     "docs/images.md",
 ]
-NOTEBOOKS = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("01_fit", "02_pure_step", "03_module", "04_models_from_files")]
+NOTEBOOKS = [
+    ROOT / "notebooks" / f"{name}.ipynb"
+    for name in ("01_fit", "02_pure_step", "03_module", "04_models_from_files", "05_learning")
+]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
