@@ -117,3 +117,26 @@ def test_a_fused_rnn_gets_its_forget_bias_after_all_weights():
     assert v[408:].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0] * 8
     with pytest.raises(ValueError, match="FusedRNN"):
         mx.init.FusedRNN(None, 3, 2, "gru")._init_weight("rnn_parameters", flat)
+
+
+def test_load_reads_files_of_both_kinds(tmp_path):
+    mx.nd.save(str(tmp_path / "a.params"), {"arg:fc_weight": mx.nd.ones((2, 2)) * 4})
+    jfit.formats.save_tensors(tmp_path / "a.safetensors", {"fc_weight": np.full((2, 2), 4, "float32")})
+    mx.nd.save(str(tmp_path / "list.params"), [mx.nd.ones(2)])
+    for name in ("a.params", "a.safetensors"):
+        mx.init.Load(str(tmp_path / name))("fc_weight", a := mx.nd.zeros((2, 2)))
+        assert a.asnumpy().min() == 4
+    with pytest.raises(mx.base.MXNetError, match="have no names"):
+        mx.init.Load(str(tmp_path / "list.params"))
+
+
+def test_a_fused_rnn_of_other_sizes_is_refused_and_one_of_mx_rnn_is_fitted():
+    with pytest.raises(ValueError, match="'p' has 55 values; 1 layers of mode 'lstm' with 2 hidden"):
+        mx.init.FusedRNN(mx.init.One(), 2, 1, "lstm")._init_weight("p", mx.nd.zeros(55))
+    out, _ = mx.rnn.FusedRNNCell(2, mode="gru", prefix="r_").unroll(
+        2, mx.sym.Variable("data"), layout="NTC", merge_outputs=True
+    )
+    net = jfit.sym.load_json(out.tojson())
+    params, _ = jfit.lower(net).init(jax.random.key(0), {"data": jax.ShapeDtypeStruct((3, 2, 4), "float32")}, "normal")
+    flat = np.asarray(params["r_parameters"])
+    assert flat.shape == (6 * (4 + 2 + 2),) and flat[:36].all() and not flat[36:].any()
