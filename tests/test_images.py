@@ -16,7 +16,7 @@ import jfit.mx as mx
 from jfit.data.images import Recipe, colour, decode, encode, resize
 from jfit.data.images.crops import interpolation
 from jfit.data.images.recipe import checked, draws, follow, random_numbers
-from jfit.data.images.resample import resample
+from jfit.data.images.resample import reach, resample
 from jfit.formats import FormatError
 
 Image = pytest.importorskip("PIL.Image")
@@ -95,7 +95,11 @@ def test_a_part_of_a_resized_image_is_the_resized_part(shape, size, kind, data):
     whole = resample(image, size, kind)
     x, y = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
     width, height = data.draw(st.integers(1, size[0] - x)), data.draw(st.integers(1, size[1] - y))
-    assert np.array_equal(resample(image, size, kind, (x, y, width, height)), whole[y : y + height, x : x + width])
+    wanted, box = whole[y : y + height, x : x + width], (x, y, width, height)
+    assert np.array_equal(resample(image, size, kind, box), wanted)
+    left, top, right, bottom = reach((shape[1], shape[0]), size, kind, box)
+    cut = ((shape[1], shape[0]), (left, top))
+    assert np.array_equal(resample(image[top:bottom, left:right], size, kind, box, cut), wanted)
 
 
 @settings(max_examples=40, deadline=None)

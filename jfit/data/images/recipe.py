@@ -16,7 +16,7 @@ import numpy as np
 from jfit.data.images import colour
 from jfit.data.images.codec import INTERPOLATIONS, open_image, pillow, pixels, to_image
 from jfit.data.images.crops import Box, area_box, interpolation, short_size
-from jfit.data.images.resample import resample
+from jfit.data.images.resample import reach, resample
 from jfit.formats.atomic import FormatError
 
 MOST_SIDE = 1 << 17  # pixels; a narrow image that grows must not take all memory
@@ -249,12 +249,12 @@ def _resample(
     before = round(source[3] - source[1]), round(source[2] - source[0])
     method = interpolation(recipe.inter_method, before, (target[1], target[0]), drawn)
     if not recipe.antialias:
-        array = np.asarray(image)
+        # Pillow's pixels are cut out before they become an array: half of them may never be looked at.
+        region = reach(image.size, size, method, box)
+        array = np.asarray(image.crop(region))
         array = array if array.ndim == 3 else array[..., None]
-        if (width, height) == target:
-            return resample(array, size, method, box)
-        part = array[y : y + height, x : x + width] if size == image.size else resample(array, size, method, box)
-        return resample(part, target, method)
+        part = resample(array, size, method, box, (image.size, region[:2])) if size != image.size else array
+        return part if (width, height) == target else resample(part, target, method)
     return image.resize(target, getattr(pillow().Resampling, INTERPOLATIONS[method]), box=source)
 
 

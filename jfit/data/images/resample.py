@@ -13,11 +13,19 @@ import functools
 import numpy as np
 
 NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
+_MIXED = 13
+Box = tuple[int, int, int, int]
 _SHARPNESS = -0.75  # a of the cubic kernel
 _DUST = 1e-3  # parts of an old pixel smaller than this do not count
 
 
-def resample(image: np.ndarray, size: tuple[int, int], kind: int, box: tuple[int, int, int, int] | None = None) -> np.ndarray:
+def resample(
+    image: np.ndarray,
+    size: tuple[int, int],
+    kind: int,
+    box: Box | None = None,
+    cut: tuple[tuple[int, int], tuple[int, int]] | None = None,
+) -> np.ndarray:
     """The part in a box of the image at another size; what lies outside is never computed.
 
     Args:
@@ -25,6 +33,7 @@ def resample(image: np.ndarray, size: tuple[int, int], kind: int, box: tuple[int
       size: (width, height) of the whole image after resizing.
       kind: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos.
       box: (x, y, width, height) of the part, default everything.
+      cut: (width, height) of an image of which this one is cut out, and the (x, y) where it was; it must hold `reach`.
 
     Returns:
       (height, width, channels) of the same dtype.
@@ -34,11 +43,13 @@ def resample(image: np.ndarray, size: tuple[int, int], kind: int, box: tuple[int
       [0, 25, 75, 100]
     """
     height, width, channels = image.shape
+    old, (left, top) = cut or ((width, height), (0, 0))
     x, y, across, down = box or (0, 0, *size)
-    if kind == AREA and (size[0] > width or size[1] > height):
-        kind = AREA + 10  # one axis grows: neighbours are mixed instead of areas
-    rows, row_weights = (part[y : y + down] for part in _taps(height, size[1], kind))
-    columns, column_weights = (part[x : x + across] for part in _taps(width, size[0], kind))
+    kind = _kind(old, size, kind)
+    rows, row_weights = (part[y : y + down] for part in _taps(old[1], size[1], kind))
+    columns, column_weights = (part[x : x + across] for part in _taps(old[0], size[0], kind))
+    if cut is not None:
+        rows, columns = rows - top, columns - left
     if kind == NEAREST:
         return image[rows[:, 0]][:, columns[:, 0]]
     lines = _mixed(image.reshape(height, width * channels), rows, row_weights[:, :, None], axis=0)  # (down, W · channels)
@@ -49,6 +60,24 @@ def resample(image: np.ndarray, size: tuple[int, int], kind: int, box: tuple[int
         if kind in (CUBIC, LANCZOS):  # their weights may be negative
             np.clip(out, 0, 255, out=out)
     return out.astype(image.dtype, copy=False).reshape(down, across, channels)
+
+
+def reach(old: tuple[int, int], size: tuple[int, int], kind: int, box: Box) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of the old pixels that the part in a box is made of.
+
+    Example:
+      >>> reach((10, 10), (5, 5), LINEAR, (1, 0, 2, 5))
+      (2, 0, 6, 10)
+    """
+    x, y, across, down = box
+    kind = _kind(old, size, kind)
+    columns, rows = _taps(old[0], size[0], kind)[0][x : x + across], _taps(old[1], size[1], kind)[0][y : y + down]
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+def _kind(old: tuple[int, int], size: tuple[int, int], kind: int) -> int:
+    """The kind itself; areas of an image of which one axis grows are neighbours that are mixed."""
+    return _MIXED if kind == AREA and (size[0] > old[0] or size[1] > old[1]) else kind
 
 
 def _mixed(image: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:
@@ -73,7 +102,7 @@ def _taps(old: int, new: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
         places, weights = np.floor(number * scale)[:, None], np.ones((new, 1))
     elif kind == AREA:
         places, weights = _areas(old, new)
-    elif kind == AREA + 10:
+    elif kind == _MIXED:
         first = np.floor(number * scale)
         part = (number + 1) - (first + 1) / scale
         part = np.where(part <= 0, 0.0, part - np.floor(part))
