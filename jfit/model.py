@@ -110,8 +110,7 @@ class Model(NamedTuple):
         frozen: parameters that never learn (gamma of batch norms with fix_gamma).
         traits: what the loop should know: `convolution`, `draws` (random numbers, in evaluation too where operators say so).
         symbol: the graph it was lowered from, or None.
-        tables: parameters of which a batch reads some rows only -> `(inputs, policy) -> their numbers`, int32 (lookups,).
-            `apply` takes `held=`, sorted numbers of the rows that `params` holds of each; its gradient is a `jfit.optim.Rows`.
+        tables: parameters that a batch reads rows of -> `(inputs, policy) -> their numbers`, which `apply` takes as `held=`.
 
     Example:
         >>> import jfit

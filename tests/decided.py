@@ -99,9 +99,10 @@ DECIDED = {
         "test_facade_trainer.py::test_a_stale_gradient_is_raised_and_nothing_was_written",
     ),
     "lazy_update": Decided(
-        "gluon's SGD and Adam update only the rows that a row_sparse gradient holds, unless lazy_update=False",
-        "every row is updated, as with lazy_update=False: decay and momentum move rows that the gradient does not hold",
-        "test_facade_trainer.py::test_parameters_and_gradients_by_rows_are_updated_in_all_rows",
+        "Ftrl with row_sparse weights, LARS and LBSGD update only the rows that a row_sparse gradient holds; SGD with 16-bit "
+        "weights and float32 masters updates all; AdaGrad with decay raises",
+        "SGD, Adam, AdaGrad and GroupAdaGrad update the rows of the gradient, masters and decay included; all others every row",
+        "test_optim_rows.py::test_named_rows_move_as_in_a_whole_update_and_no_other_moves",
     ),
     "whole_passes": Decided(
         "outputs and gradients of the last batch are there after fit",

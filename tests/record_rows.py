@@ -7,7 +7,6 @@ such that 1 - beta is exact: MXNet takes it from beta in float32, which is off b
 import json
 import sys
 
-import mxnet as mx
 import numpy as np
 
 SHAPE, STEPS = (7, 3), ([1, 4], [0, 4, 6], [4])
@@ -42,6 +41,43 @@ def recorded(name, settings, lr_mult):
     return {**told, "before": before.tolist(), "gradients": gradients, "after": weight.asnumpy().tolist(), "slots": slots}
 
 
+NETS = [
+    ("Embedding", "sgd", {"learning_rate": 0.5, "wd": 0.125, "momentum": 0.75}, 1),
+    ("Embedding", "sgd", {"learning_rate": 0.5, "wd": 0.125, "momentum": 0.75, "lazy_update": False}, 1),
+    ("Embedding", "sgd", {"learning_rate": 0.5, "wd": 0.125, "momentum": 0.75}, 2),
+    ("SparseEmbedding", "adam", {"learning_rate": 0.125, "wd": 0.125, **BETAS}, 1),
+    ("Embedding", "adagrad", {"learning_rate": 0.5, "eps": 1e-3}, 2),
+    ("Embedding", "rmsprop", {"learning_rate": 0.125, "wd": 0.125}, 1),
+]
+DATA = np.array([[1, 2], [2, 3], [1, 1], [3, 5], [1, 0], [2, 2]], "float32")
+LABEL = np.array([0, 1, 0, 1, 1, 0], "float32")
+
+
+def network(mx, operator):
+    """The mean of two rows of a table of 8 x 3, classified."""
+    table = mx.sym.Variable("emb_weight")
+    make, more = mx.sym.Embedding, {"sparse_grad": True}
+    if operator == "SparseEmbedding":
+        make, more = mx.sym.contrib.SparseEmbedding, {}
+    rows = make(mx.sym.Variable("data"), weight=table, input_dim=8, output_dim=3, name="emb", **more)
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.mean(rows, axis=1), num_hidden=2, name="fc"), name="softmax")
+
+
+def start():
+    """Parameters that a training starts with."""
+    rng = np.random.RandomState(0)
+    return {"emb_weight": rng.uniform(-0.5, 0.5, (8, 3)), "fc_weight": rng.uniform(-0.5, 0.5, (2, 3)), "fc_bias": np.zeros(2)}
+
+
+def fitted(mx, operator, optimizer, params, devices):
+    """The table after two epochs of Module.fit."""
+    batches = mx.io.NDArrayIter(DATA, LABEL, batch_size=2)
+    module = mx.mod.Module(network(mx, operator), context=[mx.cpu(i) for i in range(devices)])
+    given = {name: mx.nd.array(value) for name, value in start().items()}
+    module.fit(batches, num_epoch=2, optimizer=optimizer, optimizer_params=params, arg_params=given)
+    return module.get_params()[0]["emb_weight"].asnumpy()
+
+
 def main(path):
     """Write all cases."""
     cases = []
@@ -51,9 +87,12 @@ def main(path):
                 told = settings if lazy is None else {**settings, "lazy_update": lazy}
                 cases.append(recorded(name, told, 1.0 if len(cases) % 2 else 0.5))
     with open(path, "w") as file:
-        json.dump(cases, file)
+        nets = [{"net": net, "after": fitted(mx, *net).tolist()} for net in NETS]
+        json.dump({"updates": cases, "nets": nets}, file)
         file.write("\n")
 
 
 if __name__ == "__main__":
+    import mxnet as mx
+
     main(sys.argv[1])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.optim.rows import stored_rows
 
 
 class Box:
@@ -87,6 +88,24 @@ class Box:
         return f"{type(self).__name__}({self.asnumpy()!r})"
 
 
+class RowsBox(Box):
+    """A box of a table of which rows of zeros count as not stored, as in a row_sparse gradient.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> RowsBox(jnp.array([[0.0], [2.0]])).by_rows.indices.tolist()
+        [2, 1]
+    """
+
+    __slots__ = ()
+    stype = "row_sparse"
+
+    @property
+    def by_rows(self) -> Any:
+        """The rows that are stored, as `jfit.optim.Rows`."""
+        return _stored_rows(self.value)
+
+
 def unbox(value: Any) -> Any:
     """The plain array (jax or numpy) behind anything array-like: a Box, an array, a list, a number.
 
@@ -147,3 +166,6 @@ def _back(new: jax.Array, old: jax.Array) -> jax.Array:
 
 def _whole(key: Any) -> bool:
     return key is Ellipsis or (isinstance(key, slice) and key == slice(None))
+
+
+_stored_rows = jax.jit(stored_rows)

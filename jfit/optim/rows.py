@@ -74,14 +74,13 @@ def coalesce(rows: Rows, size: int) -> Rows:
         return rows
     within = (rows.indices >= 0) & (rows.indices < size)
     numbers = jnp.where(within, rows.indices, size)
-    order = jnp.argsort(numbers)
-    numbers = numbers[order]
-    first = jnp.concatenate([jnp.ones(1, bool), numbers[1:] != numbers[:-1]])[: len(numbers)]
-    place = jnp.cumsum(first) - 1  # of each row among those named once
-    values = jax.ops.segment_sum(rows.values[order], place, len(numbers), indices_are_sorted=True)
-    # numbers of their own for what is left over too, as a scatter of unique rows promises
+    ascending = jnp.sort(numbers)
+    first = jnp.concatenate([jnp.ones(1, bool), ascending[1:] != ascending[:-1]])[: len(numbers)]
+    # what is left over gets numbers of its own too, as a scatter of unique rows promises
     rest = size + jnp.arange(len(numbers), dtype=numbers.dtype)
-    return Rows(rest.at[place].set(numbers, indices_are_sorted=True), values, unique=True)
+    once = rest.at[jnp.cumsum(first) - 1].set(ascending, indices_are_sorted=True)
+    place = jnp.searchsorted(once, numbers)  # cheaper than carrying the order through the sort
+    return Rows(once, jax.ops.segment_sum(rows.values, place, len(numbers)), unique=True)
 
 
 def stored_rows(table: Array) -> Rows:
@@ -135,9 +134,9 @@ def in_rows(update: Callable[..., tuple[Any, Any]], gradient: Rows, weight: Arra
         ([1.0], [4.0, 1.0, 4.0])
     """
     gradient = coalesce(gradient, len(weight))
+    held, kept = jax.tree.map(lambda x: read(x, gradient), (weight, slots))
     # a barrier: rows that were read again after the table was written in place would need a copy of it
-    held, kept = lax.optimization_barrier(jax.tree.map(lambda x: read(x, gradient), (weight, slots)))
-    delta, new = update(gradient.values, held, kept)
+    delta, new = lax.optimization_barrier(update(gradient.values, held, kept))
     return dataclasses.replace(gradient, values=delta), jax.tree.map(lambda x, y: _write(x, gradient, y), slots, new)
 
 
@@ -160,8 +159,8 @@ def apply_updates(params: Any, updates: Any) -> Any:
         if not isinstance(update, Rows):
             return optax.apply_updates(weight, update)
         update = coalesce(update, len(weight))
-        held = lax.optimization_barrier(read(weight, update))
-        return _write(weight, update, (held + update.values).astype(weight.dtype))
+        added = lax.optimization_barrier((read(weight, update) + update.values).astype(weight.dtype))
+        return _write(weight, update, added)
 
     return jax.tree.map(add, params, updates)
 

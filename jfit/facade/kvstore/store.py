@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.facade.box import Box, unbox
+from jfit.facade.box import Box, RowsBox, unbox
 from jfit.facade.errors import MXNetError
 from jfit.facade.kvstore import compression
 from jfit.facade.kvstore.base import KVStoreBase, check_capability
-from jfit.facade.kvstore.transfer import apart, home, moved, only_rows, own, total, write
+from jfit.facade.kvstore.transfer import apart, home, largest, moved, only_rows, own, total, write
 from jfit.facade.optimizer import Updater, get_updater
 from jfit.formats.atomic import atomic_write
 
@@ -108,7 +108,9 @@ class KVStore(KVStoreBase):
         """
         del priority
         gathered: dict[Any, list[Any]] = {}
-        for k, values in self._pairs(key, value, known=True):
+        pairs = self._pairs(key, value, known=True)
+        dense = {k for k, values in pairs if any(getattr(v, "stype", "default") != "row_sparse" for v in values)}
+        for k, values in pairs:
             gathered.setdefault(k, []).extend(self._checked(k, v) for v in values)
         # MXNet's order of updates: numbers ascending, names as they were initialized
         keys = sorted(gathered, key=self._order.__getitem__ if self._strings else None)
@@ -121,9 +123,10 @@ class KVStore(KVStoreBase):
         cells = [self._stored[k] for k in keys]
         merged = [self._cell(v) for v in moved(sums, [home(c.value) for c in cells])]
         if isinstance(self._updater, Updater):
+            summed = [m if k in dense else RowsBox(m.value) for k, m in zip(keys, merged, strict=True)]
             for where in dict.fromkeys(home(c.value) for c in cells):
                 mine = [i for i, c in enumerate(cells) if home(c.value) == where]
-                self._updater([keys[i] for i in mine], [merged[i] for i in mine], [cells[i] for i in mine])
+                self._updater([keys[i] for i in mine], [summed[i] for i in mine], [cells[i] for i in mine])
             return
         for k, value, cell in zip(keys, merged, cells, strict=True):
             self._updater(k, value, cell)
@@ -363,7 +366,7 @@ def select(
     if kvstore is None or (isinstance(kvstore, str) and num_device == 1 and "dist" not in kvstore):
         return None, False
     update = bool(int(os.getenv("MXNET_UPDATE_ON_KVSTORE", "1")))
-    if kvstore == "local" and _largest(arg_params) > BIG:
+    if kvstore == "local" and largest(arg_params) > BIG:
         update = False
     store = make(kvstore) if isinstance(kvstore, str) else kvstore
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
@@ -390,11 +393,7 @@ def select_julia(
     if isinstance(kvstore, str):
         kvstore = kvstore.lstrip(":")
         if kvstore == "local":
-            kvstore = "local_update_cpu" if _largest(arg_params) < BIG else "local_allreduce_cpu"
+            kvstore = "local_update_cpu" if largest(arg_params) < BIG else "local_allreduce_cpu"
             kvstore = None if num_device == 1 else kvstore
     store, _ = select(kvstore, num_device, arg_params, make)
     return store, store is not None and "local_allreduce" not in store.type
-
-
-def _largest(arrays: Mapping[str, Any]) -> int:
-    return max((int(np.prod(a.shape, dtype=np.int64)) for a in arrays.values()), default=0)

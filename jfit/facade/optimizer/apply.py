@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import numpy as np
-import optax
 from jax import Array
 
 from jfit import counters, optim
+from jfit.facade.box import unbox
 from jfit.optim.core import MASTER, Start, is_small, wide
+from jfit.optim.rows import on_values
 
 if TYPE_CHECKING:
     from jfit.facade.optimizer.base import Optimizer
@@ -84,7 +85,7 @@ def apply_update(
         optimizer: an `Optimizer` with a rule.
         indices: index or name of each parameter, as its optimizer knows it.
         weights: arrays.
-        grads: arrays, summed over rows and devices.
+        grads: arrays or `jfit.optim.Rows`, summed over rows and devices.
         states: of each parameter a tuple of arrays (`slot_names`), `()` for rules without state, or None where it is still
             to be made.
         apart: count and ask for rates parameter by parameter, as where MXNet's key-value store updates.
@@ -123,6 +124,12 @@ def apply_update(
     return list(new), list(after)
 
 
+def gradient_of(box: Any) -> Any:
+    """The values of a gradient; of one that is stored by rows, those rows."""
+    rows = getattr(box, "by_rows", None)
+    return unbox(box) if rows is None else rows
+
+
 @functools.lru_cache(maxsize=256)
 def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]]:
     rule = rule_of(hyper_key)
@@ -140,11 +147,12 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.slots)}
         state = optim.OptState(done if rule.counted else None, slots, mults if len(mults) else None, decays, shared or None)
         # 16-bit gradients are rescaled in float32: 1 / batch size would cost them their last digits
-        grads = tuple((wide(g) * scale if is_small(g) else g * scale.astype(g.dtype)) for g in grads)
+        scaled = lambda g: wide(g) * scale if is_small(g) else g * scale.astype(g.dtype)  # noqa: E731
+        grads = on_values(lambda each: tuple(map(scaled, each)), grads)
         updates, after = rule.transform.update(grads, state, weights, learning_rate=rates)
         columns = [after.slots[name] for name in rule.slots]
         new = tuple(tuple(column[i] for column in columns) for i in range(len(weights)))
-        return cast(Any, optax.apply_updates(weights, updates)), new, dict(after.shared or {})
+        return optim.apply_updates(weights, updates), new, dict(after.shared or {})
 
     return jax.jit(update)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jfit.facade.box import unbox
 from jfit.facade.optimizer import updater
-from jfit.facade.optimizer.apply import apply_update, new_state, rule_of, slot_names
+from jfit.facade.optimizer.apply import apply_update, gradient_of, new_state, rule_of, slot_names
 from jfit.facade.optimizer.nesting import keep_hidden, made_states, parts, state_to_mxnet, warn_of_precision
 from jfit.facade.optimizer.rates import Rates
 from jfit.facade.optimizer.settings import restore_settings, settings_of
@@ -277,7 +277,7 @@ class Optimizer(Rates):
         """`update` of lists in one dispatch; masters of 16-bit weights are updated where states hold them."""
         weights = [unbox(w) for w in weight]
         slots = made_states(self, index, state, weights)
-        new, after = apply_update(self, index, weights, [unbox(g) for g in grad], slots, apart)
+        new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, apart)
         keep_hidden(self, index, after)
         for i, box, value, old, columns in zip(index, weight, new, state, after, strict=True):
             updater.write(box, value, f"the weight of {i!r}")

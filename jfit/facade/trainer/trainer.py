@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jfit.facade.box import unbox
+from jfit.facade.box import RowsBox, unbox
 from jfit.facade.kvstore.store import KVStore, KVStoreBase, create, select
 from jfit.facade.optimizer import Optimizer, get_updater
 from jfit.facade.optimizer import create as create_optimizer
@@ -34,7 +34,7 @@ class Trainer:
         compression_params: see `KVStore.set_gradient_compression`; without effect where there is no store.
         update_on_kvstore: update in the store; None leaves the choice to `jfit.facade.kvstore.select`.
 
-    Parameters and gradients of storage type `row_sparse` are updated in all rows, which is MXNet's `lazy_update=False`.
+    Of gradients of storage type `row_sparse` the rows that are not zero are updated, all with `lazy_update=False`.
     Parameters' own `lr_mult` and `wd_mult` count; names do not, so biases decay too, unlike in Module.
 
     Raises:
@@ -337,8 +337,9 @@ class Trainer:
         if self._kvstore is None or not learning:
             return
         keys = [i for i, _ in learning]
-        grads = [p._cells(p._with_grad()) for _, p in learning]
-        outs = [p._cells(p._data) for _, p in learning] if self._update_on_kvstore else grads
+        cells = [p._cells(p._with_grad()) for _, p in learning]
+        outs = [p._cells(p._data) for _, p in learning] if self._update_on_kvstore else cells
+        grads = [[_stored(p, c) for c in each] for (_, p), each in zip(learning, cells, strict=True)]
         if isinstance(self._kvstore, KVStore):
             self._kvstore.pushpull(keys, grads, outs)
             return
@@ -353,10 +354,15 @@ class Trainer:
             for i, param in self._learning():
                 cell = param._cells(param._data)[device]
                 if not ignore_stale_grad or getattr(cell, "_fresh_grad", False):
-                    batch.append((i, param._cells(param._with_grad())[device], cell))
+                    batch.append((i, _stored(param, param._cells(param._with_grad())[device]), cell))
             _run(updater, batch)
             for _, _, cell in batch:  # only now: an update that fails leaves the gradients as new as they were
                 cell._fresh_grad = False
+
+
+def _stored(param: Parameter, gradient: Any) -> Any:
+    """A gradient as its storage type says."""
+    return RowsBox(unbox(gradient)) if param.grad_stype == "row_sparse" else gradient
 
 
 def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:

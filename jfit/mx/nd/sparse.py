@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
 from jfit.facade.box import unbox
 from jfit.formats.mxnet_arrays import SparseArray
 from jfit.mx.nd.array import NDArray
+from jfit.optim.rows import Rows
 
 
 class BaseSparseNDArray(NDArray):
@@ -96,6 +98,31 @@ class RowSparseNDArray(BaseSparseNDArray):
     def indices(self) -> NDArray:
         """Number of each stored row, int64."""
         return NDArray(self.record.aux[0])
+
+    @property
+    def by_rows(self) -> Rows:
+        """The stored rows for an optimizer; their number is rounded up to a power of two, so that few programs are compiled."""
+        numbers, data = self.record.aux[0].astype(np.int32), self.record.data
+        spare = (1 << max(len(numbers) - 1, 0).bit_length()) - len(numbers)
+        values = np.pad(data, [(0, spare), *[(0, 0)] * (data.ndim - 1)])
+        return Rows(jnp.asarray(np.pad(numbers, (0, spare), constant_values=self.shape[0])), jnp.asarray(values))
+
+    def retain(self, indices: Any) -> RowSparseNDArray:
+        """Only these rows of those that are stored."""
+        return retain(self, indices)
+
+
+def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
+    """A row-sparse array with only those of its stored rows that `indices` names.
+
+    Example:
+        >>> some = row_sparse_array(([[1.0], [2.0]], [0, 2]), shape=(3, 1))
+        >>> retain(some, [2, 1]).indices.asnumpy().tolist()
+        [2]
+    """
+    record, wanted = data.record, np.asarray(unbox(indices)).astype(np.int64)
+    kept = np.isin(record.aux[0], wanted)
+    return RowSparseNDArray(record._replace(data=record.data[kept], aux=(record.aux[0][kept],)))
 
 
 def record_of(dense: np.ndarray, stype: str) -> SparseArray:

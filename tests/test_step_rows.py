@@ -1,0 +1,110 @@
+"""Tables that a batch reads some rows of: trained by rows from the graph to the update, with MXNet's numbers and no copy."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from record_rows import DATA, LABEL, fitted, network
+
+import jfit
+import jfit.mx as mx
+from jfit.optim import Rows
+
+NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
+BATCH = {"data": DATA, "softmax_label": LABEL}
+
+
+def embedding(sparse, size=8, data=None):
+    table = jfit.sym.Variable("emb_weight")
+    data = jfit.sym.Variable("data") if data is None else data
+    return jfit.sym.Embedding(data, table, input_dim=size, output_dim=3, sparse_grad=sparse, name="emb")
+
+
+def classified(rows):
+    hidden = jfit.sym.FullyConnected(jfit.sym.mean(rows, axis=1), num_hidden=2, name="fc")
+    return jfit.lower(jfit.sym.SoftmaxOutput(hidden, name="softmax"))
+
+
+def stepped(sparse, optimizer, batch=BATCH, steps=2, **how):
+    model = classified(embedding(sparse))
+    state, step = jfit.init_state(model, optimizer, BATCH), jax.jit(jfit.train_step(model, optimizer, **how))
+    for _ in range(steps):
+        state, out = step(state, batch)
+    return state, out
+
+
+@pytest.mark.parametrize("case", NETS, ids=lambda c: "-".join(map(str, (*c["net"][:2], *c["net"][2].values(), c["net"][3]))))
+def test_module_trains_a_table_as_mxnet_does(case):
+    np.testing.assert_allclose(fitted(mx, *case["net"]), case["after"], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", [{"clip_norm": 0.01}, {"clip_value": 0.01}, {"micro_batches": 3}, {"policy": "bfloat16"}])
+def test_plain_descent_by_rows_is_plain_descent(how, quickly):
+    (by_rows, _), (whole, _) = (stepped(sparse, "sgd", **how) for sparse in (True, False))
+    for name, value in whole.params.items():
+        np.testing.assert_allclose(by_rows.params[name], value, rtol=1e-5, atol=2e-3 if "policy" in how else 1e-6)
+
+
+def test_rows_that_no_weighted_row_of_the_batch_names_rest(quickly):
+    optimizer = jfit.optim.sgd(0.5, momentum=0.5, wd=0.5)
+    weight, counted = np.array([1, 0, 1, 0, 0, 0], "float32"), np.ones(6, "float32")
+    batch = jfit.Batch({"data": DATA, "softmax_label": LABEL}, jnp.asarray(weight), jnp.asarray(counted))
+    before = jfit.init_state(classified(embedding(True)), optimizer, BATCH).params["emb_weight"]
+    state, _ = stepped(True, optimizer, batch)
+    moved = np.flatnonzero((np.asarray(state.params["emb_weight"]) != np.asarray(before)).any(axis=1))
+    assert moved.tolist() == [1, 2]
+    none, _ = stepped(True, optimizer, batch._replace(weight=jnp.zeros(6)))
+    np.testing.assert_array_equal(none.params["emb_weight"], before)
+
+
+def test_two_devices_give_the_numbers_of_one(quickly):
+    optimizer, model = jfit.optim.adam(0.1, wd=0.1), classified(embedding(True))
+    one, _ = stepped(True, optimizer)
+    step = jfit.data_parallel(jfit.train_step(model, optimizer), jax.devices()[:2])
+    state = jfit.init_state(model, optimizer, BATCH)
+    for _ in range(2):
+        state, _ = step(state, BATCH)
+    for name, value in one.params.items():
+        np.testing.assert_allclose(state.params[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_tables_come_by_rows(quickly):
+    _, out = stepped(True, "sgd", steps=1, gradients=True)
+    found, (_, whole) = out.gradients["emb_weight"], stepped(False, "sgd", steps=1, gradients=True)
+    assert isinstance(found, Rows) and len(found.indices) == DATA.size
+    np.testing.assert_allclose(found.dense(8), whole.gradients["emb_weight"], rtol=1e-5, atol=1e-7)
+
+
+def test_the_compiled_step_copies_no_table():
+    size = 5003
+    model, optimizer = classified(embedding(True, size)), jfit.optim.adam(wd=0.1)
+    state = jfit.init_state(model, optimizer, BATCH)
+    for batch in (BATCH, jfit.Batch(BATCH, jnp.ones(6), jnp.ones(6))):
+        compiled = jax.jit(jfit.train_step(model, optimizer), donate_argnums=0).lower(state, batch).compile()
+        assert not re.findall(rf"= f32\[{size},3\]\S* (?:copy|select)\(", compiled.as_text())
+        assert compiled.memory_analysis().temp_size_in_bytes < size * 3 * 4 / 2
+
+
+def test_a_table_is_what_sparse_embeddings_alone_read_by_numbers_of_the_batch():
+    data = jfit.sym.Variable("data")
+    assert list(jfit.lower(embedding(True)).tables) == ["emb_weight"]
+    assert not jfit.lower(embedding(False)).tables
+    both = jfit.sym.Group([embedding(True), embedding(False)]) if hasattr(jfit.sym, "Group") else embedding(False)
+    assert not jfit.lower(both).tables
+    assert not jfit.lower(
+        jfit.sym.dot(jfit.sym.mean(embedding(True), axis=1), jfit.sym.Variable("emb_weight"), transpose_b=True)
+    ).tables
+    learned = jfit.sym.argmax(jfit.sym.FullyConnected(data, num_hidden=8), axis=1)
+    assert not jfit.lower(embedding(True, data=learned)).tables
+    assert list(
+        jfit.lower(
+            network(mx, "SparseEmbedding")._symbol
+            if hasattr(network(mx, "SparseEmbedding"), "_symbol")
+            else network(mx, "SparseEmbedding")
+        ).tables
+    ) == ["emb_weight"]
+    assert list(jfit.lower(embedding(True, data=jfit.sym.transpose(data) + 1)).tables) == ["emb_weight"]
