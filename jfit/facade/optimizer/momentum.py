@@ -41,7 +41,7 @@ class ccSGD(SGD):
     """SGD under its oldest name.
 
     Example:
-        >>> create("ccsgd", momentum=0.5).momentum
+        >>> ccSGD(momentum=0.5).momentum
         0.5
     """
 

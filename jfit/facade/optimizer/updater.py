@@ -48,6 +48,7 @@ class Updater:
         apart: a key-value store calls it: MXNet's hands over one key at a time, which matters to counts and rates.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jfit.facade.optimizer.named import SGD
         >>> weight = Box(jnp.ones(2))
         >>> updater = get_updater(SGD(learning_rate=0.5, momentum=0.9))
