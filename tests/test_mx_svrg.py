@@ -202,6 +202,7 @@ def test_states_and_parameters_come_back_from_a_checkpoint(tmp_path):
     assert type(SVRGModule.load(prefix, 2, label_names=["label"])) is mx.mod.Module
 
 
+@pytest.mark.slow
 def test_reshape_predict_and_score_reach_both_modules():
     train, module = linear()
     module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
