@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from jfit.init.core import InitDesc, Initializer, get, register
 
@@ -67,7 +67,7 @@ class Normal(Initializer):
     sigma: float = 0.01
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return self.sigma * jax.random.normal(key, shape, jnp.float32)
+        return self.sigma * _gauss(key, shape)
 
 
 @register()
@@ -86,7 +86,7 @@ class Orthogonal(Initializer):
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         flat = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
-        raw = jax.random.uniform(key, flat, jnp.float32, -1, 1) if self.rand_type == "uniform" else jax.random.normal(key, flat)
+        raw = jax.random.uniform(key, flat, jnp.float32, -1, 1) if self.rand_type == "uniform" else _gauss(key, flat)
         u, _, v = jnp.linalg.svd(raw, full_matrices=False)
         return self.scale * (u if u.shape == flat else v).reshape(shape)
 
@@ -103,7 +103,7 @@ def _xavier(key: Array, name: str, shape: tuple[int, ...], rnd_type: str, factor
     scale = math.sqrt(magnitude / factor) if factor else 0.0
     if rnd_type == "uniform":
         return jax.random.uniform(key, shape, jnp.float32, -scale, scale)
-    return scale * jax.random.normal(key, shape, jnp.float32)
+    return scale * _gauss(key, shape)
 
 
 @register()
@@ -237,6 +237,12 @@ def default() -> Initializer:
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
     return Default()
+
+
+def _gauss(key: Array, shape: Sequence[int]) -> Array:
+    """Standard normal values, float32."""
+    # without the barrier XLA merges its last factor with the caller's, and the last bit depends on the program
+    return lax.optimization_barrier(jax.random.normal(key, shape, jnp.float32))
 
 
 def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
