@@ -49,7 +49,7 @@ class RateRange:
     Example:
         >>> seen = RateRange(np.geomspace(1e-4, 1, 9), np.array([3, 3, 3, 2.5, 1.5, 1, 1, 2, 9.0]), smoothing=0.0)
         >>> round(seen.suggestion, 3), round(seen.minimum, 3)
-        (0.01, 0.032)
+        (0.006, 0.032)
     """
 
     def __init__(self, rates: Any, losses: Any, *, smoothing: float = 0.9, stopped: str = "end") -> None:
