@@ -121,7 +121,8 @@ class LARS(Ruled):
     def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
         """The scalars as an optimizer of MXNet, or a `.states` file, holds them."""
         rate, last = attributes.get("cur_lr"), attributes.get("last_lr")
-        return {} if rate is None else {"rate": rate, "last": rate if last is None else last}
+        number = max(int(attributes.get("num_update", 1)), 1)
+        return {} if rate is None else {"rate": rate, "last": rate if last is None else last, "t": number}
 
     def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
         """The scalars for one call: the parameters that see a change of rate are counted afresh."""
