@@ -68,7 +68,7 @@ def test_xavier_and_msra_spread_by_their_fan(shape, factor):
         (init.Xavier("gaussian", "in", 2), stats.norm(0, math.sqrt(2 / 9))),
         (init.Default(), stats.norm(0, math.sqrt(2 / 9))),
     ],
-    ids=repr,
+    ids=lambda value: repr(value) if not hasattr(value, "rvs") else "law",
 )
 def test_values_have_the_law_and_no_memory(start, law):
     values = many(start, (4, 9))
