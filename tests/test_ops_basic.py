@@ -16,6 +16,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup
 from jfit.ops.rows import LOST, Rows, reshape_rows
 from jfit.ops.shape import reshape_target
+from jfit.ops.unary import tanh
 
 load_all()
 GOLDEN = load_cases("elementwise", "reduce", "shape", "indexing", "sequence", "linalg", "dtype", "edges")
@@ -324,3 +325,14 @@ def test_created_arrays():
     assert call("_arange", start=0, stop=3, step=0.5, dtype="int32").tolist() == [0] * 6
     assert call("_arange", start=2**24, stop=2**24 + 4, dtype="int32").tolist() == [2**24 + k for k in range(4)]
     assert call("_full", shape=(2,), value=7, dtype="int64").dtype in (jnp.int32, jnp.int64)
+
+
+def test_a_tanh_that_is_nearly_1_has_a_slope():
+    x = np.linspace(-12, 12, 100_001, dtype="float32")
+    y, slopes = jax.jit(jax.vmap(jax.value_and_grad(tanh)))(x)
+    true = np.tanh(x.astype("float64"))
+    assert np.max(np.abs(np.asarray(y, "float64") - true) / np.spacing(np.abs(true.astype("float32")))) < 5
+    large = (np.abs(x) > 5) & (np.abs(x) < 8.6)
+    assert np.max(np.abs(np.asarray(y, "float64") - true)[large]) <= 2**-24
+    assert np.all(slopes[large] > 0) and np.all(slopes[np.abs(x) > 10] == 0)
+    assert np.isnan(tanh(jnp.float32(np.nan))) and tanh(jnp.float32(-np.inf)) == -1

@@ -15,6 +15,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, Rows
 from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, known_or, need_rank, same_shape, size_of, unmixed_rows
+from jfit.ops.unary import tanh
 
 # Constants of self-normalizing networks (Klambauer et al. 2017, arXiv:1706.02515).
 SELU_ALPHA = 1.6732632423543772
@@ -76,7 +77,7 @@ def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Ar
 _ACTIVATIONS = {
     "relu": jax.nn.relu,
     "sigmoid": jax.nn.sigmoid,
-    "tanh": jnp.tanh,
+    "tanh": tanh,
     "softrelu": jax.nn.softplus,
     "softsign": jax.nn.soft_sign,
 }

@@ -19,6 +19,7 @@ from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_numb
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, Rows
 from jfit.ops.rules import agreed, unify
+from jfit.ops.unary import tanh
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 Carry = tuple[Array, ...]  # (hidden,) or (hidden, cell), each (batch, size)
@@ -102,10 +103,10 @@ def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
     def lstm(carry: Carry, x: Array) -> Carry:
         gates = x + _affine(carry[0], w.h2h)
         i, f, o = (jax.nn.sigmoid(gates[:, k * size : (k + 1) * size]) for k in (0, 1, 3))
-        c = f * carry[1] + i * jnp.tanh(gates[:, 2 * size : 3 * size])
+        c = f * carry[1] + i * tanh(gates[:, 2 * size : 3 * size])
         if low is not None and high is not None:
             c = jnp.clip(jnp.nan_to_num(c) if attrs.lstm_state_clip_nan else c, low, high)
-        h = o * jnp.tanh(c)
+        h = o * tanh(c)
         return (h if w.h2r is None else _affine(h, w.h2r)), c
 
     def gru(carry: Carry, x: Array) -> Carry:
@@ -113,10 +114,10 @@ def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
         back = _affine(h, w.h2h)
         r, z = (jax.nn.sigmoid(x[:, k * size : (k + 1) * size] + back[:, k * size : (k + 1) * size]) for k in (0, 1))
         # the bias of the candidate's hidden part stands inside the reset gate, so it cannot join the input's
-        n = jnp.tanh(x[:, 2 * size :] + r * (back[:, 2 * size :] + w.h2h_bias[None, 2 * size :]))
+        n = tanh(x[:, 2 * size :] + r * (back[:, 2 * size :] + w.h2h_bias[None, 2 * size :]))
         return (n + z * (h - n),)
 
-    act = jax.nn.relu if attrs.mode == "rnn_relu" else jnp.tanh
+    act = jax.nn.relu if attrs.mode == "rnn_relu" else tanh
 
     def plain(carry: Carry, x: Array) -> Carry:
         return (act(x + _affine(carry[0], w.h2h)),)
