@@ -217,6 +217,22 @@ DECIDED = {
         "it is multiplied once for each parameter, so copies stay equal and are those of one device",
         "test_facade_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
     ),
+    "lars_devices": Decided(
+        "a Module that updates on several devices without its store shows a new rate to LARS's momentum on the first device "
+        "only, so the copies drift apart",
+        "every device sees it as one device does, so copies stay equal and are those of one device",
+        "test_facade_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
+    ),
+    "half_overflow": Decided(
+        "with multi_precision a weight of 16 bits that is inf is finite again once its master is",
+        "it is inf while its master is beyond its type, as in MXNet, and NaN when the master comes back",
+        "test_optim_rules.py::test_a_weight_beyond_its_type_is_inf_and_stays_so_as_in_mxnet",
+    ),
+    "test_counts": Decided(
+        "the optimizer named test counts no updates",
+        "it does",
+        "test_facade_optimizer_named.py::test_test_adds_gradients_and_counts_its_updates",
+    ),
     "lbsgd_sums": Decided(
         "LBSGD's first sum is the first gradient's own buffer, which the second gradient overwrites; between sums it runs an "
         "update with rate 0, which spreads a NaN of the gradient",

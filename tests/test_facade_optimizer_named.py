@@ -82,6 +82,24 @@ def test_rates_of_lars_and_what_it_leaves_alone():
     assert (room.LARS().cur_lr, room.LARS(momentum=0.9, momentum_correction=False).cur_lr) == (None, None)
 
 
+def test_a_momentum_that_is_set_later_brings_the_scalars_that_it_needs():
+    optimizer, weight = room.LARS(learning_rate=0.5, eta=0.1), Box(jnp.ones(2))
+    get_updater(optimizer)(0, jnp.ones(2), weight)
+    assert optimizer.cur_lr is None
+    optimizer.momentum = 0.9
+    get_updater(optimizer)(0, jnp.ones(2), weight)
+    assert optimizer.cur_lr == 0.5
+
+
+def test_test_adds_gradients_and_counts_its_updates():
+    optimizer, weight = room.Test(rescale_grad=0.5), Box(jnp.ones(2))
+    updater = get_updater(optimizer)
+    for _ in range(2):
+        updater(0, jnp.ones(2), weight)
+    assert (weight.asnumpy().tolist(), updater.states[0].asnumpy().tolist()) == ([2, 2], [2, 2])
+    assert optimizer.num_update == 2
+
+
 def test_what_groupadagrad_cannot_update_is_refused():
     updater = get_updater(room.GroupAdaGrad())
     with pytest.raises(AssertionError, match=r"shape \(2,\); GroupAdaGrad needs matrices"):
@@ -182,7 +200,18 @@ def test_a_module_that_loads_its_states_goes_on_bit_for_bit(name, devices, store
         np.testing.assert_array_equal(value, want[key])
 
 
-@pytest.mark.parametrize("name", ["nadam", pytest.param("sgld", marks=pytest.mark.slow)])
+def test_an_optimizer_that_is_replaced_takes_its_scalars_along():
+    module = module_of("nadam", RESUMED["nadam"])
+    one_step(module, 0)
+    old, schedule = module._optimizer, pytest.approx(momentum_of([1] * 4))
+    module.init_optimizer(optimizer="sgd", force_init=True)
+    one_step(module, 1)
+    assert old.m_schedule == schedule and copy.deepcopy(old).m_schedule == schedule
+    module.init_optimizer(optimizer=old, force_init=True)
+    assert old.m_schedule == schedule
+
+
+@pytest.mark.parametrize("name", ["nadam", "lars", pytest.param("sgld", marks=pytest.mark.slow)])
 def test_what_parameters_share_is_the_same_on_any_number_of_devices(name, monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     found = []
@@ -192,6 +221,7 @@ def test_what_parameters_share_is_the_same_on_any_number_of_devices(name, monkey
         assert not module._update_on_kvstore
         for t in range(2):
             one_step(module, t)
+            module._optimizer.lr *= 0.5
         found.append(params_of(module))
     for key, value in found[0].items():
         np.testing.assert_allclose(value, found[1][key], rtol=2e-5, atol=2e-6)

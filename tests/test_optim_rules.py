@@ -87,6 +87,21 @@ def test_lamb_alone_moves_its_master():
         np.testing.assert_array_equal(found[name], masters[name].astype(jnp.float16))
 
 
+def test_a_weight_beyond_its_type_is_inf_and_stays_so_as_in_mxnet():
+    weights = {"a_weight": jnp.array([60000, -jnp.inf, 1], jnp.float16)}
+    steps = [{"a_weight": jnp.array([g, 0, 0], jnp.float16)} for g in (-10000, 0, 0)]
+    found, state = run(optim.sgd(1.0, multi_precision=True), steps, weights)
+    assert found["a_weight"].tolist() == [np.inf, -np.inf, 1]
+    assert state.slots["master"]["a_weight"].tolist() == [70000, -np.inf, 1]
+
+
+@pytest.mark.parametrize(("momentum", "after"), [(0.0, 1.9), (0.9, 2.0)])
+def test_the_sign_of_no_number_is_0_as_in_mxnet(momentum, after):
+    steps = [{"a_weight": jnp.array(g, jnp.float32)} for g in ([1, np.nan, -1], [1, 1, -1])]
+    found, _ = run(optim.signum(0.1, momentum), steps, {"a_weight": jnp.array([1.0, 2.0, 3.0])})
+    np.testing.assert_allclose(found["a_weight"], [0.8, after, 3.2], rtol=1e-6)
+
+
 @pytest.mark.parametrize("bound", [0, 0.0, -1.0, None])
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "nadam"])
 def test_a_bound_that_is_not_positive_clips_nothing(name, bound):

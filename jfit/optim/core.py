@@ -210,7 +210,9 @@ def _updated(
         return delta.astype(w.dtype), (*slots, None)
     master = master + delta
     # in float32, so that weight + update rounds to the master's own rounding
-    return wide(master.astype(w.dtype)) - wide(w), (*slots, master)
+    old, new = wide(w), wide(master.astype(w.dtype))
+    # a weight beyond the largest of its type is inf, as in MXNet; inf - inf would make it NaN in the next update
+    return jnp.where(new == old, 0.0, new - old), (*slots, master)
 
 
 def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd_mult: Multiplier | str = "mxnet") -> OptState:

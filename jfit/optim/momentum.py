@@ -107,7 +107,8 @@ def signum(
 ) -> optax.GradientTransformationExtraArgs:
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
-    Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).
+    Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: such a weight rests, and
+    with momentum it rests from then on.
 
     Args:
         learning_rate: rate, or a schedule of the update count from 0.
@@ -139,9 +140,9 @@ def signum(
 
     def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
         if not slots:
-            return -at.lr * decayed(jnp.sign(g), at.wd, w), ()
+            return -at.lr * decayed(_sign(g), at.wd, w), ()
         m = momentum * slots[0] - (1 - momentum) * decayed(clip(g), at.wd, w)
-        return at.lr * decayed(jnp.sign(m), -wd_lh, w), (m,)
+        return at.lr * decayed(_sign(m), -wd_lh, w), (m,)
 
     return transformation(rule, ("momentum",) if momentum else (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
@@ -225,3 +226,8 @@ def adding(
         return g, (w + g,)
 
     return transformation(rule, ("weight",), Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision))
+
+
+def _sign(x: Array) -> Array:
+    """1, -1 or 0; of NaN 0."""
+    return jnp.where(jnp.isnan(x), 0.0, jnp.sign(x))

@@ -104,6 +104,8 @@ class Session:
         """Fresh optimizer state for the parameters in `learns`, counted from where the optimizer's own counts are."""
         assert self.state is not None
         params, _ = self.arrays()
+        if self.optimizer is not None:
+            self.optimizer.shared.leave(self)
         self.optimizer, self.learns, self.reduce = optimizer, list(learns), reduce
         own = {k: params[k] for k in sorted(self.learns)}
         opt_state = self._fresh(own) if optimizer.is_pure else ()

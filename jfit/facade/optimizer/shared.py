@@ -35,7 +35,7 @@ class Shared:
         """The scalars now, as arrays; copies where they lie in a training state, whose buffers are donated."""
         if self._home is not None:
             return {name: jnp.array(value) for name, value in self._home.shared_scalars().items()}
-        if self._held is None:
+        if not self._held:  # a rule that had none may have some with other settings
             self._held = dict(self._make())
         return dict(self._held)
 
@@ -50,6 +50,11 @@ class Shared:
         """From now on they lie in the training state of a session (`shared_scalars`, `set_shared_scalars`)."""
         if self.given():
             self._home = home
+
+    def leave(self, home: Any) -> None:
+        """Take them along, as copies, out of a training state that gets another optimizer."""
+        if self._home is home:
+            self._held, self._home = self.given(), None
 
     def value(self, name: str) -> Any:
         """One of them as a number; waits for it."""
