@@ -57,7 +57,7 @@ def dropout(graph: Graph, node: At, data: str) -> str:
     return data
 
 
-@converts("Embedding")
+@converts("Embedding", "_contrib_SparseEmbedding")
 def embedding(graph: Graph, node: At, data: str, weight: str) -> str:
     """Gather of ids cut off at the ends."""
     ids = graph.cast(data, np.int64, node.dtype)
