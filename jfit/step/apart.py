@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.model import Aux, Model, Params, Policy, objective
-from jfit.step.inputs import check_weights, parts_of, rows_of, stand_ins
+from jfit.step.inputs import Slots, parts_of, slots_of, stand_ins
 from jfit.step.slices import of_real_rows, part_key
 from jfit.step.tables import hold
 from jfit.step.train import mean_aux
@@ -40,8 +40,8 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
     policy = Policy(policy) if isinstance(policy, str) else policy
 
     def step(params: Params, aux: Aux, batch: Any, key: Array, step: Any, number: Any, *, axis_name: str | None = None):
-        inputs, given = _given(model, batch, part_key(key, step, number), axis_name)
-        return model.apply(params, aux, inputs, policy=policy, **{**given, "train": train})[0]
+        slots, given = _given(model, batch, part_key(key, step, number), axis_name)
+        return model.apply(params, aux, slots.inputs, policy=policy, **{**given, "train": train})[0]
 
     return step
 
@@ -71,6 +71,7 @@ def gradient_step(
         [6.0]
     """
     policy, wanted = Policy(policy) if isinstance(policy, str) else policy, set(wrt)
+    holding = model if by_rows else model._replace(tables={})
 
     def step(
         params: Params,
@@ -83,23 +84,21 @@ def gradient_step(
         *,
         axis_name: str | None = None,
     ) -> tuple[Outputs, dict[str, Array], Aux]:
-        inputs, given = _given(model, batch, part_key(key, step, number), axis_name)
-        known: Mapping[str, Any] = {**params, **inputs}
-        own, held = _floats(params, wanted), None
-        if by_rows:
-            own, held = hold(model, own, inputs, given["weight"], parts_of(batch)[2], policy)
-            given |= held.given
+        slots, given = _given(model, batch, part_key(key, step, number), axis_name)
+        inputs, known = slots.inputs, {**params, **slots.inputs}
+        own, held = hold(holding, _floats(params, wanted), slots, policy)
+        given |= held.given
 
         def loss_of(learns: tuple[dict[str, Array], dict[str, Array]]):
             fed = {**inputs, **learns[1]}
             values, moved = model.apply({**params, **learns[0]}, aux, fed, policy=policy, **given)
-            return _objective(model, values, fed, given["weight"], head_gradients), (values, moved)
+            return _objective(model, values, fed, slots.weight, head_gradients), (values, moved)
 
         found, (values, moved) = jax.grad(loss_of, has_aux=True)((own, _floats(inputs, wanted)))
-        gradients, moved = of_real_rows(given["weight"], {**found[0], **found[1]}, moved, aux)
+        gradients, moved = of_real_rows(slots.weight, {**found[0], **found[1]}, moved, aux)
         if axis_name is not None:
-            moved = mean_aux(moved, aux, given["weight"], axis_name)
-        gradients = gradients if held is None else held.by_rows(gradients)
+            moved = mean_aux(moved, aux, slots.weight, axis_name)
+        gradients = held.by_rows(gradients)
         return values, {n: gradients[n] if n in gradients else jnp.zeros_like(known[n]) for n in wrt}, moved
 
     return step
@@ -109,17 +108,13 @@ def _floats(arrays: Mapping[str, Any], wanted: set[str]) -> dict[str, Array]:
     return {k: jnp.asarray(v) for k, v in arrays.items() if k in wanted and jnp.issubdtype(v.dtype, jnp.floating)}
 
 
-def _given(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[dict[str, Array], dict[str, Any]]:
-    """(inputs, keyword arguments of apply) of a training pass over a Batch or a dict of inputs."""
-    inputs, weight, metric_weight = parts_of(batch)
-    row_ids = None
-    if any(n in inputs for n in (*model.inputs, *model.labels)):
-        rows = rows_of(model, inputs)
-        check_weights(rows, weight=weight, metric_weight=metric_weight)
-        if weight is not None and metric_weight is not None:
-            inputs = stand_ins(model, inputs, (weight > 0) | (metric_weight > 0))
-        row_ids = jnp.arange(rows) + (0 if axis_name is None else jax.lax.axis_index(axis_name) * rows)
-    return inputs, {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids}
+def _given(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[Slots, dict[str, Any]]:
+    """(slots, keyword arguments of apply) of a training pass over a Batch or a dict of inputs."""
+    slots = Slots(*parts_of(batch), row_ids=None)
+    if any(n in slots.inputs for n in (*model.inputs, *model.labels)):  # a graph without inputs has no rows
+        slots = slots_of(model, batch, axis_name)
+        slots = slots._replace(inputs=stand_ins(model, slots))
+    return slots, {"key": key, "train": True, "weight": slots.weight, "axis_name": axis_name, "row_ids": slots.row_ids}
 
 
 def _objective(model: Model, values: Outputs, inputs: Any, weight: Array | None, head_gradients: Any) -> Array:

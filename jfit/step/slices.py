@@ -16,7 +16,7 @@ from jfit.metrics import Metric
 from jfit.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
 from jfit.ops.rows import RowsLost
 from jfit.state import TrainState, typed_key
-from jfit.step.inputs import check_weights, rows_of, stand_ins
+from jfit.step.inputs import Slots, stand_ins
 from jfit.step.tables import Held, hold
 from jfit.totals import head_arguments, metric_stats
 
@@ -30,15 +30,6 @@ class How(NamedTuple):
     policy: Policy | None
     sync_batch_stats: bool
     keep_outputs: bool
-
-
-class Slots(NamedTuple):
-    """The rows of one device's slice: inputs, weights, and the global number of each."""
-
-    inputs: dict[str, Array]
-    weight: Array | None
-    metric_weight: Array | None
-    row_ids: Any
 
 
 class Sums(NamedTuple):
@@ -59,30 +50,14 @@ class Shared(NamedTuple):
 
 def gradients_of(how: How, learns: Params, still: Params, state: TrainState, slots: Slots, axis_name: str | None):
     """Summed gradients, new aux and sums of one device's slice, over its micro-batches."""
-    rows = rows_of(how.model, slots.inputs)
-    check_weights(rows, weight=slots.weight, metric_weight=slots.metric_weight)
-    device = 0 if axis_name is None else lax.axis_index(axis_name)
-    slots = slots._replace(row_ids=jnp.arange(rows) + device * rows)
-    learns, held = hold(how.model, learns, slots.inputs, slots.weight, slots.metric_weight, how.policy)
+    learns, held = hold(how.model, learns, slots, how.policy)
 
     def part(aux: Aux, number: Any, slots: Slots):
-        return _part(how, learns, still, held, aux, slots, number, part_key(state.key, state.step, number), axis_name)
+        key = part_key(state.key, state.step, number)
+        return _part(how, learns, still, held, aux, slots, number, key, axis_name)
 
-    gradients, aux, sums = _parts(part, how, rows, state.aux, slots)
+    gradients, aux, sums = part(state.aux, 0, slots) if how.micro_batches == 1 else _accumulate(part, how, state.aux, slots)
     return held.by_rows(gradients), aux, sums
-
-
-def _parts(part: Callable[..., Any], how: How, rows: int, aux: Aux, slots: Slots):
-    if how.micro_batches == 1:
-        return part(aux, 0, slots)
-    if rows % how.micro_batches:
-        raise ValueError(
-            f"micro_batches={how.micro_batches} does not divide the {rows} rows of a device's batch; "
-            "choose a divisor, or let jfit.data_parallel or jfit.fit pad the batch"
-        )
-    if how.keep_outputs:
-        raise ValueError("outputs=True needs micro_batches=1: the outputs of all micro-batches would have to be kept")
-    return _accumulate(part, how, aux, slots)
 
 
 def _part(
@@ -91,10 +66,9 @@ def _part(
     """Summed gradients, new aux and sums of one micro-batch."""
     model, (inputs, weight, metric_weight, row_ids) = how.model, slots
     plan = plan_of(model, inputs)
-    if weight is not None and metric_weight is not None:
-        if not plan.paddable:
-            raise RowsLost(plan.reason)
-        inputs = stand_ins(model, inputs, (weight > 0) | (metric_weight > 0))
+    if weight is not None and not plan.paddable:
+        raise RowsLost(plan.reason)
+    inputs = stand_ins(model, slots)
     given = {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids, "policy": how.policy}
     given |= held.given
 
@@ -131,7 +105,14 @@ def of_real_rows(weight: Array | None, gradients: Any, moved: Aux, aux: Aux) -> 
 
 def _accumulate(part: Callable[..., Any], how: How, aux: Aux, slots: Slots):
     """Σ over micro-batches, in order; BatchNorm's moving statistics move once per micro-batch."""
-    model, count = how.model, how.micro_batches
+    model, count, rows = how.model, how.micro_batches, len(slots.row_ids)
+    if rows % count:
+        raise ValueError(
+            f"micro_batches={count} does not divide the {rows} rows of a device's batch; "
+            "choose a divisor, or let jfit.data_parallel or jfit.fit pad the batch"
+        )
+    if how.keep_outputs:
+        raise ValueError("outputs=True needs micro_batches=1: the outputs of all micro-batches would have to be kept")
 
     def cut(x: Array, axis: int = 0) -> Array:
         shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])

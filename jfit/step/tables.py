@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,21 +10,19 @@ from jax import Array
 
 from jfit.model import Model, Params, Policy
 from jfit.optim.rows import Rows, coalesce, read, without
-from jfit.step.inputs import stand_ins
+from jfit.step.inputs import Slots, stand_ins
 
 
 class Held(NamedTuple):
     """What stands for the tables in one step.
 
     Attributes:
-        numbers: name -> sorted numbers of the rows that `params` holds of it; the last ones may name no row.
-        trained: name -> which of them a row of the batch with a weight looks up.
-        sizes: name -> rows of the whole table.
+        numbers: name -> sorted numbers of the rows that stand for the table; the last ones may name no row.
+        learns: name -> those of them that a row of the batch with a weight looks up.
     """
 
     numbers: dict[str, Array]
-    trained: dict[str, Array]
-    sizes: dict[str, int]
+    learns: dict[str, Rows]
 
     @property
     def given(self) -> dict[str, Any]:
@@ -31,34 +30,25 @@ class Held(NamedTuple):
         return {"held": self.numbers} if self.numbers else {}
 
     def by_rows(self, gradients: Params) -> dict[str, Any]:
-        """Gradients of what `params` holds, those of tables as `Rows` of the whole."""
-
-        def found(name: str, gradient: Array) -> Any:
-            if name not in self.numbers:
-                return gradient
-            return without(Rows(self.numbers[name], gradient, unique=True), ~self.trained[name], self.sizes[name])
-
-        return {name: found(name, gradient) for name, gradient in gradients.items()}
+        """Gradients of what stands for the parameters, those of tables as `Rows` of the whole."""
+        tables = {n: dataclasses.replace(rows, values=gradients[n]) for n, rows in self.learns.items()}
+        return {**gradients, **tables}
 
 
-def hold(
-    model: Model, params: Params, inputs: dict[str, Array], weight: Any, metric_weight: Any, policy: Policy | None
-) -> tuple[Params, Held]:
+def hold(model: Model, params: Params, slots: Slots, policy: Policy | None) -> tuple[Params, Held]:
     """(parameters, of each table the rows that a batch looks up; which rows these are)."""
-    small, held = dict(params), Held({}, {}, {})
+    small, held = dict(params), Held({}, {})
     tables = {name: model.tables[name] for name in params if name in model.tables}
     if not tables:
         return small, held
-    trained, any_row = inputs, jnp.bool_(True)
-    if weight is not None:
-        # a row that only metrics look at has no gradient: what it looks up neither decays nor moves on
-        trained, any_row = stand_ins(model, inputs, weight > 0), jnp.any(weight > 0)
-        inputs = stand_ins(model, inputs, (weight > 0) | (metric_weight > 0))
+    # a row that only metrics look at has no gradient: what it looks up neither decays nor moves on
+    used, trained = (stand_ins(model, s) for s in (slots, slots._replace(metric_weight=slots.weight)))
+    any_row = slots.weight is None or jnp.any(slots.weight > 0)
     for name, numbers_of in tables.items():
-        numbers, size = numbers_of(inputs, policy), len(params[name])
+        numbers, size = numbers_of(used, policy), len(params[name])
         rows = coalesce(Rows(numbers, jnp.zeros(numbers.shape)), size)
         place = jnp.searchsorted(rows.indices, numbers_of(trained, policy))
-        held.numbers[name], held.sizes[name] = rows.indices, size
-        held.trained[name] = jnp.zeros(rows.indices.shape, bool).at[place].set(any_row, mode="drop")
+        found = jnp.zeros(rows.indices.shape, bool).at[place].set(any_row, mode="drop")
+        held.numbers[name], held.learns[name] = rows.indices, without(rows, ~found, size)
         small[name] = read(params[name], rows)
     return small, held

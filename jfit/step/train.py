@@ -22,9 +22,9 @@ from jfit.optim.core import is_small, wide
 from jfit.optim.registry import Resolved, used_rate
 from jfit.optim.rows import apply_updates, coalesce, is_rows, on_values
 from jfit.state import TrainState, split_params
-from jfit.step.inputs import parts_of
+from jfit.step.inputs import slots_of
 from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.slices import How, Slots, Sums, chosen, gradients_of
+from jfit.step.slices import How, Sums, chosen, gradients_of
 from jfit.totals import fold
 
 
@@ -122,7 +122,7 @@ def train_step(
     update = _Update.of(resolved, schedule, rescale, clip_norm, clip_value)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-        slots = Slots(*parts_of(batch), row_ids=None)
+        slots = slots_of(model, batch, axis_name)
         learns, still = split_params(model, state.params, frozen)
         own, aux, sums = gradients_of(how, learns, still, state, slots, axis_name)
         if axis_name is not None:
@@ -212,8 +212,8 @@ class _Update(NamedTuple):
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         exact, some = hasattr(self.resolved.transform.update, "recipe"), self.by_rows(gradients)
         gradients = {name: _rows_or_table(g, learns[name], name in some) for name, g in gradients.items()}
-        gradients = on_values(lambda tree: jax.tree.map(lambda g: _scaled(g, factor, exact), tree), gradients)
-        gradients = on_values(lambda tree: _clip(tree, self.clip_norm, self.clip_value), gradients)
+        scaled = on_values(lambda tree: jax.tree.map(lambda g: _scaled(g, factor, exact), tree), gradients)
+        gradients = on_values(lambda tree: _clip(tree, self.clip_norm, self.clip_value), scaled)
         rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": rate} if self.resolved.takes_rate and rate is not None else {})
         updates, opt_state = self.transform.update(gradients, state.opt_state, learns, **extra)
