@@ -407,6 +407,27 @@ def test_the_optimizers_settings_go_with_its_states_when_asked():
         get_updater(Adam()).set_states(first.get_states(dump_optimizer=True))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": "abc"}, "lr is abc; a number is needed"),
+        ({"wd": None}, "wd is None; a number is needed"),
+        ({"momentum": [1.0]}, r"momentum is \[1.0\]; a number"),
+        ({"lr_scheduler": 5}, "lr_scheduler is 5; the settings of a scheduler"),
+        ({"class": "Nadam", "shared": {"m_schedule": "abc"}}, "hold abc for 'm_schedule'"),
+        ({"class": "Nadam", "shared": {"m_schedule": [1.0, 2.0]}}, r"it needs float32 of shape \(\)"),
+        ({"class": "SGLD", "shared": {"key": [0.5, 1.5]}}, "it needs uint32"),
+        ({"class": "SGLD", "shared": {"key": {"a": 1}}}, "damaged"),
+        ({"class": "LARS", "momentum": 0.9, "shared": {"t": 2**80}}, "damaged"),
+    ],
+)
+def test_damaged_settings_are_refused_with_a_sentence(settings, message):
+    name = settings.get("class", "SGD")
+    updater = get_updater(room.create(name))
+    with pytest.raises(ValueError, match=message):
+        updater.set_states(dump_states({}, {}, 1, {"class": name, **settings}))
+
+
 def test_settings_of_an_mxnet_trainer_are_taken_over():
     schedule = Inert("mxnet.lr_scheduler.FactorScheduler", vars(FactorScheduler(1, 0.5, base_lr=0.5)))
     attributes = {

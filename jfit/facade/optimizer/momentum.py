@@ -75,7 +75,8 @@ class NAG(Ruled):
 class Signum(Ruled):
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
-    The sign of NaN is 0: such a weight rests.  `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by it, as in MXNet.
+    The sign of NaN is 0: such a weight rests.  `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by
+    it, as in MXNet.
 
     Args:
         learning_rate: rate.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = ("lr", "wd", "clip_gradient", "begin_num_update")
 _TABLES = ("lr_mult", "wd_mult", "idx2name")
+_DAMAGED = "the states say {0} is {1}; {2} is needed there: the file is damaged, load another one."
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
@@ -42,11 +43,13 @@ def restore_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
     """Take over what `settings_of` or `progress_of` gave for an optimizer of the same class, or the attributes of one of MXNet.
 
     Raises:
-        ValueError: another class.
+        ValueError: another class, or a value of another kind.
     """
     if "class" in settings:
         _same_class(optimizer, settings)
     scheduler = settings.get("lr_scheduler")
+    if scheduler is not None and not isinstance(scheduler, Mapping):
+        raise ValueError(_DAMAGED.format("lr_scheduler", str(scheduler)[:60], "the settings of a scheduler"))
     if scheduler is not None and optimizer.lr_scheduler is None:
         optimizer.lr_scheduler = from_settings(scheduler)
     elif scheduler is not None:
@@ -54,12 +57,23 @@ def restore_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
         known = vars(optimizer.lr_scheduler)
         known.update(_numbers({k: v for k, v in scheduler.items() if k in known}))
     names = (*_SETTINGS, *optimizer.parameters)
-    vars(optimizer).update(_numbers({name: settings[name] for name in names if name in settings}))
+    fresh = _numbers({name: settings[name] for name in names if name in settings})
+    for name, value in fresh.items():
+        _same_kind(name, value, getattr(optimizer, name))
+    vars(optimizer).update(fresh)
     for name in _TABLES:
         if isinstance(settings.get(name), Mapping):
-            setattr(optimizer, name, _table(settings[name]))
+            table = _table(settings[name])
+            setattr(optimizer, name, {k: v for k, v in table.items() if isinstance(v, str) == (name == "idx2name")})
     shared = settings.get("shared")
     optimizer.shared.restore(shared if isinstance(shared, Mapping) else optimizer.shared_of_mxnet(settings))
+
+
+def _same_kind(name: str, found: Any, now: Any) -> None:
+    """Refuse text where a number is needed and the other way round; None, for none, is for what may be left out."""
+    kinds: tuple[type, ...] = (str,) if isinstance(now, str) else (bool, int, float)
+    if not isinstance(found, kinds) and (found is not None or name == "wd"):
+        raise ValueError(_DAMAGED.format(name, str(found)[:60], "text" if kinds == (str,) else "a number"))
 
 
 def _table(values: Mapping[Any, Any]) -> dict[Any, Any]:

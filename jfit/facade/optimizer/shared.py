@@ -71,10 +71,30 @@ class Shared:
         return {name: np.asarray(value).tolist() for name, value in counters.read(self.given()).items()}  # sync: for a file
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Take over what `plain` gave; names that are not known here are left out."""
-        now = self.given()
-        self.keep({name: jnp.asarray(plain.get(name, value), value.dtype).reshape(value.shape) for name, value in now.items()})
+        """Take over what `plain` gave; names that are not known here are left out.
+
+        Raises:
+            ValueError: one is no number, or not as many as there must be.
+        """
+        self.keep({name: _like(name, plain.get(name), value) for name, value in self.given().items()})
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy of an optimizer does not belong to the module of the original
         return {"_make": self._make, "_held": {k: np.asarray(v) for k, v in self.given().items()}, "_home": None}
+
+
+def _like(name: str, found: Any, value: Any) -> Any:
+    """What a file has for a scalar, in its dtype and shape; the scalar itself where it has nothing."""
+    if found is None:
+        return value
+    try:
+        fits = np.asarray(found).dtype.kind in ("iu" if value.dtype.kind in "iu" else "iuf")
+        taken = np.asarray(found, value.dtype) if fits else None
+    except (ValueError, TypeError, OverflowError):
+        taken = None
+    if taken is None or taken.shape != value.shape:
+        raise ValueError(
+            f"the states hold {str(found)[:60]} for {name!r}, which all parameters share; it needs {value.dtype} of shape "
+            f"{value.shape}: the file is damaged, or of another optimizer."
+        )
+    return jnp.asarray(taken)
