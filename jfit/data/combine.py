@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from jfit.data.ndarray_iter import DataBatch, DataDesc, DataIter
+from jfit.data.ndarray_iter import DataBatch, DataDesc
+from jfit.data.whole import WholeBatches
 
 
 def position_of(source: Any) -> Any:
@@ -20,43 +21,16 @@ def position_of(source: Any) -> Any:
     return source.state_dict()
 
 
-class _Whole(DataIter):
-    """An iterator that holds its current batch as a whole."""
-
-    def __init__(self, batch_size: int):
-        super().__init__(batch_size)
-        self.current_batch: Any = None
-
-    def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
-        if not self.iter_next():
-            raise StopIteration
-        return self.current_batch
-
-    def getdata(self) -> list[Any]:
-        """Data arrays of the current batch."""
-        return self.current_batch.data
-
-    def getlabel(self) -> list[Any]:
-        """Label arrays of the current batch."""
-        return self.current_batch.label
-
-    def getindex(self) -> Any:
-        """Row indices of the current batch, where known."""
-        return self.current_batch.index
-
-    def getpad(self) -> int:
-        """Padded rows of the current batch."""
-        return self.current_batch.pad
-
-
-class ResizeIter(_Whole):
+class ResizeIter(WholeBatches):
     """So many batches an epoch, whatever the inner iterator's epoch is; it starts again where it ends.
 
     Args:
         data_iter: the inner iterator.
         size: batches an epoch.
         reset_internal: `reset` resets the inner iterator too.
+
+    Raises:
+        ValueError: size is below 1.
 
     Example:
         >>> import numpy as np
@@ -69,6 +43,8 @@ class ResizeIter(_Whole):
     """
 
     def __init__(self, data_iter: Any, size: int, reset_internal: bool = True) -> None:
+        if size < 1:
+            raise ValueError(f"size of a ResizeIter is {size}, at least 1 batch an epoch is needed.")
         super().__init__(data_iter.batch_size)
         self.data_iter, self.size, self.reset_internal = data_iter, size, reset_internal
         self.cur = 0
@@ -105,7 +81,7 @@ class ResizeIter(_Whole):
         self.cur = int(state["cur"])
 
 
-class PrefetchingIter(_Whole):
+class PrefetchingIter(WholeBatches):
     """Several iterators side by side, each read one batch ahead by a thread; their data and labels are put together.
 
     The threads end with `close()`, or when the last reference is dropped; `reset` starts them again.

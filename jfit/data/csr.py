@@ -26,6 +26,9 @@ def as_csr(value: Any) -> SparseArray | None:
         return value.record
     if hasattr(value, "tocsr") and hasattr(value, "nnz"):
         rows = value.tocsr()
+        if not rows.has_canonical_format:  # several values of one place count as their sum
+            rows = rows.copy()
+            rows.sum_duplicates()
         parts = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64))
         return SparseArray("csr", np.asarray(rows.data), parts, tuple(rows.shape))
     return None
@@ -75,6 +78,14 @@ def stack_rows(parts: Sequence[SparseArray]) -> SparseArray:
 def cut(column: Any, pick: slice | np.ndarray) -> Any:
     """Rows of an array or of a sparse matrix."""
     return pick_rows(column, pick) if isinstance(column, SparseArray) else column[pick]
+
+
+def own(column: Any) -> Any:
+    """A copy of an array or of compressed rows, which its holder may write into."""
+    if isinstance(column, SparseArray):
+        starts, columns = column.aux
+        return column._replace(data=column.data.copy(), aux=(starts.copy(), columns.copy()))
+    return column.copy()
 
 
 def stack(parts: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from typing import Any
@@ -63,7 +64,7 @@ class CSVIter(FileIter):
         self._data_shape, self._label_shape = row_shape(data_shape, "data_shape"), row_shape(label_shape, "label_shape")
         if math.prod(self._label_shape) == 1:
             self._label_shape = ()
-        self._zeros = np.zeros((batch_size, *self._label_shape), kind)
+        self._zeros = np.zeros((max(0, batch_size), *self._label_shape), kind)
         readers = [_reader(data_csv, self._data_shape, kind)]
         if label_csv is not None and label_csv != "NULL":
             readers.append(_reader(label_csv, self._label_shape, kind))
@@ -73,12 +74,16 @@ class CSVIter(FileIter):
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
         data = columns[0].reshape(-1, *self._data_shape)
-        label = columns[1].reshape(-1, *self._label_shape) if len(columns) > 1 else self._zeros
+        label = columns[1].reshape(-1, *self._label_shape) if len(columns) > 1 else self._zeros.copy()
         return [data], [label]
 
 
 def _reader(where: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowReader:
-    return RowReader(TextFiles(where), lambda text: (parse_table(text, math.prod(shape), dtype),))
+    return RowReader(TextFiles(where), functools.partial(_table, columns=math.prod(shape), dtype=dtype))
+
+
+def _table(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[np.ndarray]:
+    return (parse_table(text, columns, dtype),)
 
 
 def row_shape(shape: Any, name: str) -> tuple[int, ...]:

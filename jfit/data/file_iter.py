@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.csr import cut, stack
+from jfit.data.csr import cut, own, stack
 from jfit.data.ndarray_iter import DataDesc, DataIter
 from jfit.data.text import RowReader
 
@@ -126,7 +126,7 @@ class FileIter(Positioned):
             reader.rewind()
         self._ended = False
         self._before: list[list[int]] | None = None  # where the current batch begins
-        self._last: tuple[Any, ...] | None = None  # the rows of the current batch
+        self._last: tuple[Any, ...] | None = None  # the rows of the current batch, where the next may need them
 
     def _read(self) -> tuple[list[Any], list[Any], np.ndarray, int] | None:
         before = [reader.tell() for reader in self._readers]
@@ -141,12 +141,13 @@ class FileIter(Positioned):
             columns = self._filled(columns, count)
             index[count:] = np.arange(pad) % (before[0][2] + count)
             self._ended = True
-        self._before, self._last = before, columns
+        self._before = before
+        self._last = None if self.round_batch else tuple(own(c) for c in columns)
         return *self._arrays(columns), index, pad
 
     def _filled(self, columns: tuple[Any, ...], count: int) -> tuple[Any, ...]:
         """A short last batch grown to its size: rows of the start, or those that stood there in the batch before."""
-        if not self.round_batch and self._last is not None:
+        if self._last is not None:
             return tuple(stack([c, cut(old, slice(count, None))]) for c, old in zip(columns, self._last, strict=True))
         for reader in self._readers:
             reader.rewind()

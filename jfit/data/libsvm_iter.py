@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from typing import Any
@@ -82,13 +83,12 @@ class LibSVMIter(FileIter):
         super().__init__(readers, batch_size, True, data, label)
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        return [columns[0]], list(
-            columns[2:3] or columns[1:2]
-        )  # rows and labels of the data, then those of the labels' own file
+        # rows and labels of the data, then those of the labels' own file
+        return [columns[0]], list(columns[2:3] or columns[1:2])
 
 
 def _reader(where: Any, columns: int, dtype: np.dtype[Any], parts: int, part: int) -> RowReader:
-    return RowReader(TextFiles(where, parts, part), lambda text: parse_libsvm(text, columns, dtype))
+    return RowReader(TextFiles(where, parts, part), functools.partial(parse_libsvm, columns=columns, dtype=dtype))
 
 
 def _check(columns: tuple[int, ...], label_columns: tuple[int, ...], own: bool, round_batch: bool) -> None:

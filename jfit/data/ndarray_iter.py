@@ -221,7 +221,7 @@ class NDArrayIter(DataIter):
         self.data, self.label = _named(data, data_name), _named(label, label_name)
         self.num_data = _count(self.data + self.label)
         self.shuffle, self.last_batch_handle, self.layout = (shuffle, last_batch_handle, layout)
-        self._rng: Any = np.random if seed is None else np.random.Generator(np.random.Philox(seed))
+        self._rng = None if seed is None else np.random.Generator(np.random.Philox(seed))  # None: numpy's global one
         self._order = self._mix = np.arange(self.num_data)  # rows in reading order; the permutation that reset applies
         self._carry = self._order[:0]  # rows that roll over into this epoch
         self._begin(self._carry)
@@ -310,7 +310,7 @@ class NDArrayIter(DataIter):
 
     def state_dict(self) -> dict[str, Any]:
         """Position, order and rolled-over rows: what it takes to continue this epoch (and, with a seed, the later ones)."""
-        rng = None if self._rng is np.random else self._rng.bit_generator.state
+        rng = None if self._rng is None else self._rng.bit_generator.state
         return {"position": self._position, "order": self._order, "mix": self._mix, "carry": self._carry, "rng": rng}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,13 +324,13 @@ class NDArrayIter(DataIter):
             raise ValueError(f"the saved position is of data with {len(order)} rows, this iterator has {self.num_data}.")
         self._order, self._mix, self._carry, self._position = order, mix, carry, int(state["position"])
         self._stream = np.concatenate([carry, order])
-        if state.get("rng") is not None and self._rng is not np.random:
+        if state.get("rng") is not None and self._rng is not None:
             self._rng.bit_generator.state = state["rng"]
 
     def _begin(self, carry: np.ndarray) -> None:
         if self.shuffle:
             # MXNet shuffles its index again and permutes data already permuted: with one global seed the orders agree.
-            self._mix = self._mix[self._rng.permutation(self.num_data)]
+            self._mix = self._mix[(self._rng or np.random).permutation(self.num_data)]
             self._order = self._order[self._mix]
         self._carry, self._position = carry, -1
         self._stream = np.concatenate([carry, self._order])  # rows of this epoch in reading order

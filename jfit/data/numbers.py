@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jfit.data.text import WrongText
 from jfit.formats.sparse import SparseArray
 
 _BOM = b"\xef\xbb\xbf"
+_OTHER_DTYPE = "pass another dtype= or change the file."
 
 
 def parse_table(text: bytes, columns: int, dtype: np.dtype[Any]) -> np.ndarray:
@@ -35,17 +37,10 @@ def parse_table(text: bytes, columns: int, dtype: np.dtype[Any]) -> np.ndarray:
     quick = _even_table(text, columns)
     if quick is not None and not (dtype.kind in "iu" and (np.abs(quick) >= 2**53).any()):
         return _as(quick, dtype, text)
-    whole = dtype.kind in "iu"
-    as_text = whole and not any(mark in text for mark in (b".", b"e", b"E", b"n", b"N"))
-    kind = (np.int64 if as_text else np.float64) if whole else np.float64 if dtype.itemsize == 8 else np.float32
-    try:
-        found = _load(text, kind)
-    except (ValueError, OverflowError):
-        lines = [line for line in text.splitlines() if line.strip()]  # a line of blanks is an empty one
-        try:
-            found = _load(b"\n".join(lines), kind)
-        except (ValueError, OverflowError) as error:
-            raise _wrong_cell(text, columns, str(error)) from None
+    kinds: list[Any] = [np.float64 if dtype.kind in "iu" or dtype.itemsize == 8 else np.float32]
+    if dtype.kind in "iu":  # floats do not hold every whole number of 64 bits
+        kinds.insert(0, np.uint64 if dtype == np.uint64 else np.int64)
+    found = _loaded(text, columns, kinds)
     if found.shape[1] != columns:
         raise _wrong_cell(text, columns, f"found {found.shape[1]} numbers in a line, needed {columns}")
     return _as(found, dtype, text)
@@ -69,29 +64,52 @@ def _even_table(text: bytes, columns: int) -> np.ndarray | None:
     return None if found is None else found.reshape(-1, columns)
 
 
+def _loaded(text: bytes, columns: int, kinds: Sequence[Any]) -> np.ndarray:
+    """The table in the first of the dtypes that can be read from all of it."""
+    lines = b"\n".join(line for line in text.splitlines() if line.strip())  # a line of blanks is an empty one
+    said = ""
+    for kind in kinds:
+        try:
+            return _load(lines, kind)
+        except (ValueError, OverflowError) as error:
+            said = str(error)
+    raise _wrong_cell(text, columns, said)
+
+
 def _load(text: bytes, kind: Any) -> np.ndarray:
     return np.loadtxt(io.BytesIO(text), kind, delimiter=",", comments=None, ndmin=2, encoding="latin1")
 
 
 def _as(found: np.ndarray, dtype: np.dtype[Any], text: bytes) -> np.ndarray:
     """The numbers in a dtype that can hold them."""
-    if dtype.kind in "iu":
-        bounds = np.iinfo(dtype)
-        good = (found >= bounds.min) & (found <= bounds.max) & (found == np.trunc(found))
-    else:
+    narrow, good = _narrowed(found, dtype)
+    if good.all():
+        return narrow
+    lines = [(number, line.split(b",")) for number, line in enumerate(text.splitlines()) if line.strip()]
+    for row, column in np.argwhere(~good).tolist():
+        number, cells = lines[row]
+        if not _means_infinity(cells[column], dtype):
+            problem = f"column {column + 1} is {_shown(cells[column].strip())}, which {dtype} cannot hold"
+            raise WrongText(number, problem, _OTHER_DTYPE)
+    return narrow
+
+
+def _narrowed(found: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers in a dtype, and which of them it holds; infinite ones count as too large."""
+    if dtype.kind == "f":
         with np.errstate(over="ignore"):
             narrow = found.astype(dtype, copy=False)
-        if not np.isinf(narrow).any() or b"inf" in text.lower():
-            return narrow
-        good = np.isfinite(narrow)
-    if not good.all():
-        row, column = (int(k[0]) for k in np.nonzero(~good))
-        line = [k for k, line in enumerate(text.splitlines()) if line.strip()][row]
-        cell = text.splitlines()[line].split(b",")[column].strip()
-        raise WrongText(
-            line, f"column {column + 1} is {_shown(cell)}, which {dtype} cannot hold", "pass another dtype= or change the file."
-        )
-    return found.astype(dtype, copy=False)
+        return narrow, ~np.isinf(narrow)
+    bounds = np.iinfo(dtype)
+    if found.dtype.kind in "iu":
+        good = (found >= bounds.min) & (found <= bounds.max)
+    else:  # the first float behind the bounds is exact, the bound itself need not be
+        good = (found >= float(bounds.min)) & (found < float(bounds.max) + 1) & (found == np.trunc(found))
+    return np.where(good, found, np.zeros((), found.dtype)).astype(dtype), good
+
+
+def _means_infinity(word: bytes, dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" and b"inf" in word.lower()
 
 
 def _wrong_cell(text: bytes, columns: int, otherwise: str) -> WrongText:
@@ -135,7 +153,7 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
         The rows, and the first number of each.
 
     Raises:
-        WrongText: a line is written otherwise, or an index is not one of the columns.
+        WrongText: a line is written otherwise, an index is not one of the columns, or the dtype cannot hold a number.
 
     Example:
         >>> rows, labels = parse_libsvm(b"1 0:0.5 2:1.5\\n-1\\n", 3, np.dtype("float32"))
@@ -164,20 +182,29 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
     if (colons != ~first).any():
         raise _wrong_word(text)
     # a colon ends a number as a blank does
-    numbers = decimals(text, _merged(starts, colon + 1), _merged(ends, colon))
+    where = _merged(starts, colon + 1), _merged(ends, colon)
+    numbers = decimals(text, *where)
     if numbers is None:
         raise _wrong_word(text)
     places = np.cumsum(1 + colons) - 1 - colons  # of each word's first number
-    labels, index, values = numbers[places[first]], numbers[places[~first]], numbers[places[~first] + 1]
+    index = numbers[places[~first]]
     good = (index >= 0) & (index < columns) & (index == np.trunc(index))
     if not good.all():
         bad = int(np.argmin(good))
         remedy = f"indices count from 0: if the file's begin at 1, a row has {columns + 1} columns."
         problem = f"found the index {index[bad]:g}, the {columns} columns of data_shape are 0 to {columns - 1}"
         raise WrongText(int(line[~first][bad]), problem, remedy)
+    narrow, good = _narrowed(numbers, dtype)
+    good[places[~first]] = True  # indices are no values
+    for bad in np.flatnonzero(~good).tolist():
+        word = text[where[0][bad] : where[1][bad]]
+        if not _means_infinity(word, dtype):
+            number = int(line[np.searchsorted(places, bad, side="right") - 1])
+            raise WrongText(number, f"found {_shown(word)}, which {dtype} cannot hold", _OTHER_DTYPE)
+    labels, values = narrow[places[first]], narrow[places[~first] + 1]
     ends = np.append(np.flatnonzero(first)[1:], len(starts)) - np.arange(1, len(labels) + 1)  # pairs up to each row's end
-    rows = SparseArray("csr", values.astype(dtype), (np.append(0, ends), index.astype(np.int64)), (len(labels), columns))
-    return rows, labels.astype(dtype)
+    rows = SparseArray("csr", values, (np.append(0, ends), index.astype(np.int64)), (len(labels), columns))
+    return rows, labels
 
 
 def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -68,6 +68,6 @@ def _array(value: Mapping[str, Any]) -> np.ndarray:
         data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), size + 1)
         if len(data) != size:
             raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
+    except (KeyError, OverflowError, SyntaxError, TypeError, ValueError, zlib.error) as error:
         raise ValueError(f"a saved position is damaged: no array can be made of it ({error}).") from error
     return np.frombuffer(data, dtype).reshape(shape).copy()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.csr import cut, stack
+from jfit.data.csr import cut, own, stack
 from jfit.formats.atomic import FormatError
 
 BLOCK = 8 << 20  # bytes of text that are parsed at once
@@ -168,7 +168,7 @@ class RowReader:
         self.seek([self.files.begin, 0, 0])
 
     def take(self, count: int) -> tuple[Any, ...] | None:
-        """The next `count` rows, fewer at the end, None behind it.
+        """The next `count` rows, fewer at the end, None behind it; the caller may write into them.
 
         Raises:
             FormatError: a line is no row; the message names file and line.
@@ -184,7 +184,13 @@ class RowReader:
             self._row, self.number, count = max(low, high), self.number + max(0, high - low), count - max(0, high - low)
             if self._row >= _length(columns):
                 self._at, self._row, self._columns = self._next, 0, None
+        if len(parts) == 1:
+            return tuple(own(column) for column in parts[0])  # the block's own rows are kept for the next epoch
         return tuple(stack(column) for column in zip(*parts, strict=True)) if parts else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Files and place: blocks are read again where they are needed."""
+        return {**self.__dict__, "_kept": {}, "_kept_bytes": 0, "_columns": None}
 
     def _current(self) -> tuple[Any, ...] | None:
         if self._columns is None and self._at < self.files.end:

@@ -191,6 +191,16 @@ class RecordReader:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "at": self._at, "closed": self._file.closed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The same file at the same place, opened again: in another process too."""
+        RecordReader.__init__(self, state["path"])
+        self.seek(state["at"])
+        if state["closed"]:
+            self.close()
+
     def _part(self, start: int, keep: bool, first: bool = True) -> tuple[int, bytes]:
         """Kind and bytes of the part here; the place moves behind it only where it is whole."""
         where, left = f"byte {self._at} (record at byte {start})", self.size - self._at
@@ -267,7 +277,10 @@ def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = in
         for number, line in enumerate(file, 1):
             try:
                 key, at = line.rstrip("\n").split("\t")[:2]
-                found[key_type(key)] = int(at)
+                place = int(at)
+                if not 0 <= place < 1 << 63:
+                    raise ValueError(at)
+                found[key_type(key)] = place
             except ValueError:
                 kind = getattr(key_type, "__name__", key_type)
                 problem = f"found {line[:60]!r}, needed a key of type {kind}, a tab and a byte number"

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jfit import data
@@ -102,14 +102,24 @@ def _arguments(kind: type, positional: tuple[Any, ...], given: dict[str, Any], n
     found = {}
     for key, value in given.items():
         if key in known:
-            found[key] = _value(key, value)
+            found[key] = value_of(key, value)
         elif key not in _UNUSED:
-            near = nearest(key, known)
-            warnings.warn(f"{name} has no argument {key!r}: ignored{f', did you mean {near}?' if near else ''}", stacklevel=4)
+            ignore(name, key, known, 5)
     return found
 
 
-def _value(key: str, value: Any) -> Any:
+def ignore(name: str, key: str, known: Sequence[str], level: int) -> None:
+    """Warns of an argument that an iterator does not have; MXNet's readers ignore such ones without a word."""
+    near = nearest(key, known)
+    warnings.warn(f"{name} has no argument {key!r}: ignored{f', did you mean {near}?' if near else ''}", stacklevel=level)
+
+
+def value_of(key: str, value: Any) -> Any:
+    """The value that an argument written as text stands for, as in `batch_size="32"`.
+
+    Raises:
+        MXNetError: it stands for none.
+    """
     if not isinstance(value, str) or key in ("dtype", "data_name", "label_name") or key.endswith(("_csv", "_libsvm")):
         return value
     if key in ("image", "label"):

@@ -45,7 +45,7 @@ def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: st
     image_module = pillow()
     try:
         image = image_module.open(io.BytesIO(content), formats=FORMATS)
-    except image_module.DecompressionBombError as error:
+    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:  # where warnings are errors
         raise FormatError(path, where, str(error), "make the image smaller.") from None
     except Exception as error:  # a hostile header makes Pillow's readers raise almost anything
         found = f"{len(content)} bytes that begin with {bytes(content[:8])!r}"
@@ -62,13 +62,19 @@ def pixels(image: Any, mode: str | None, path: str | os.PathLike[str] = "image",
 
     Raises:
       FormatError: the file is damaged or cut off.
+
+    Of 16 bits the higher 8 are taken, as OpenCV does.
     """
-    if mode is None:
-        mode = image.mode if image.mode in ("L", "RGB", "RGBA") else "RGB"
     try:
         if mode == "L" and image.format == "JPEG":
             image.draft("L", image.size)  # a JPEG holds its brightness: no way through the colours
         image.load()
+        if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow itself would cut everything above 255 off
+            image = to_image(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
+        if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+            image = image.convert("RGBA")  # the same colours; Pillow warns of the direct way
+        if mode is None:
+            mode = image.mode if image.mode in ("L", "RGB", "RGBA") else "RGB"
         return image if image.mode == mode else image.convert(mode)
     except Exception as error:
         problem = f"the image cannot be decoded ({type(error).__name__}: {error})"

@@ -12,14 +12,15 @@ from jfit.data.images.codec import pillow
 from jfit.data.images.pool import Pool
 from jfit.data.images.recipe import Recipe, checked
 from jfit.data.images.source import Filler, Job
-from jfit.data.ndarray_iter import DataBatch, DataDesc, DataIter
+from jfit.data.ndarray_iter import DataBatch, DataDesc
+from jfit.data.whole import WholeBatches
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
 
 _HANDLES = ("pad", "discard")
 
 
-class ImageRecords(DataIter):
+class ImageRecords(WholeBatches):
     """Batches of decoded, augmented images and their labels, epoch after epoch.
 
     The random numbers of a row in an epoch follow from (seed, epoch, row), its place in the order from (seed, epoch): the
@@ -148,14 +149,21 @@ class ImageRecords(DataIter):
         shape = (self.batch_size,) if self.job.label_width == 1 else (self.batch_size, self.job.label_width)
         return [DataDesc(self.label_name, shape, np.float32)]
 
-    def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
+    @property
+    def batches_read(self) -> int:
+        """Batches of the current epoch that were read or skipped."""
+        return self.position
+
+    def iter_next(self) -> bool:
+        """Move on by one batch; False at the end of the epoch."""
         if self.position >= self.num_batches:
-            raise StopIteration
+            return False
         numbers, pad = self._numbers(self.epoch, self.position)
+        self.current_batch = None  # its memory may be wanted
         data, labels = self._made() if self.workers else self._make(numbers)
         self.position += 1
-        return DataBatch([self._box(data)], [self._box(labels[:, 0] if self.job.label_width == 1 else labels)], pad, numbers)
+        self.current_batch = DataBatch([data], [labels[:, 0] if self.job.label_width == 1 else labels], pad, numbers)
+        return True
 
     def reset(self) -> None:
         """Start the next epoch."""
@@ -188,8 +196,9 @@ class ImageRecords(DataIter):
             self._filler.close()
         self._pool = self._filler = None
 
-    def _box(self, array: np.ndarray) -> Any:
-        return array
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in another process needs; its workers are its own."""
+        return {**self.__dict__, "_pool": None, "_filler": None, "current_batch": None}
 
     def _order(self, epoch: int) -> np.ndarray:
         """Row numbers in the order of an epoch."""

@@ -72,13 +72,18 @@ class Pool:
         bounds = [batch_size * k // workers for k in range(workers + 1)]
         self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._finalizer = weakref.finalize(self, _stop, self._processes)
         handle = _shared_file(total)
         try:
             self._memory = mmap.mmap(handle, total)
-            self._processes = [_start(handle) for _ in self._parts]
+            for _ in self._parts:
+                self._processes.append(_start(handle))
+        except BaseException:
+            self._finalizer()  # those that did start
+            raise
         finally:
             os.close(handle)
-        self._finalizer = weakref.finalize(self, _stop, self._processes)
         setup = {"path": sys.path, "bytes": total, "job": {**job._asdict(), "recipe": job.recipe._asdict()}}
         for process in self._processes:
             _send(process, setup)

@@ -110,11 +110,11 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
         (5, 'cat.jpg')
     """
     found = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:  # a file may be named in any encoding
         for number, line in enumerate(file, 1):
             parts = line.strip().split("\t")
             try:
-                key, values = int(parts[0]), np.array([float(part) for part in parts[1:-1]], np.float32)
+                key, values = int(parts[0]), _float32(parts[1:-1])
             except ValueError:
                 key, values = 0, np.zeros(0, np.float32)
             if not len(values) or labels not in (None, len(values)):
@@ -123,4 +123,14 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
                 )
                 raise FormatError(path, f"line {number}", f"found {line[:60]!r}, {needed}", "make the list again.")
             found.append((key, (values, parts[-1])))
+    return found
+
+
+def _float32(texts: Sequence[str]) -> np.ndarray:
+    """The numbers that are written; ValueError where one is none, or none that float32 can hold."""
+    exact = np.array([float(text) for text in texts])
+    with np.errstate(over="ignore"):
+        found = exact.astype(np.float32)
+    if (np.isinf(found) & np.isfinite(exact)).any():
+        raise ValueError(texts)
     return found

@@ -6,12 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jfit.data.images import ImageRecords
-from jfit.data.ndarray_iter import DataBatch
 from jfit.mx.base import MXNetError, translated
-from jfit.mx.nd.array import NDArray, held
+from jfit.mx.file_iters import MXDataIter, ignore, value_of
 
 # Arguments that are fields of a recipe under the same name.
 _SAME = (
@@ -22,6 +19,7 @@ _SAME = (
 )  # fmt: skip
 _SWITCHES = ("rand_crop", "random_resized_crop", "mirror", "rand_mirror")
 # Arguments that say how MXNet does its work, not what comes out.
+_TEXTS = ("aug_seq", "mean_img", "ctx")  # arguments that are no numbers
 _UNUSED = ("verbose", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")
 # Arguments that jfit does not have -> values that ask for nothing.
 _ABSENT: Mapping[str, tuple[Any, ...]] = {
@@ -31,7 +29,7 @@ _ABSENT: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-class ImageRecordIter(ImageRecords):
+class ImageRecordIter(MXDataIter, ImageRecords):
     """Batches of images out of a record file, decoded by worker processes; arguments and defaults are MXNet 1.9.1's.
 
     Args:
@@ -56,8 +54,9 @@ class ImageRecordIter(ImageRecords):
     Raises:
         MXNetError: a file is missing or damaged.
         ValueError: an argument is out of range.
-        TypeError: an argument that MXNet does not have.
         NotImplementedError: one that jfit does not have: rotation, shear, HSL noise, mean images.
+
+    Texts stand for values, as in `batch_size="32"`; an argument that neither has is ignored, with a warning.
 
     Unlike in MXNet, every epoch has all rows: what a batch wraps is not left out of the next epoch, `round_batch=False` gives
     no undefined rows, and random numbers do not depend on the number of workers.
@@ -93,38 +92,30 @@ class ImageRecordIter(ImageRecords):
     ) -> None:
         if not path_imgrec or data_shape is None or batch_size is None:
             raise MXNetError("ImageRecordIter needs path_imgrec, data_shape and batch_size.")
-        self.round_batch = round_batch
+        self.round_batch = value_of("round_batch", round_batch)
+        threads = value_of("preprocess_threads", preprocess_threads)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with translated():
-            super().__init__(
+            ImageRecords.__init__(
+                self,
                 path_imgrec,
-                data_shape,
-                batch_size,
+                value_of("data_shape", data_shape),
+                value_of("batch_size", batch_size),
                 path_index=path_imgidx or None,
                 path_list=path_imglist or None,
-                label_width=label_width,
-                shuffle=bool(shuffle),
-                seed=seed,
-                seed_augment=seed_aug,
-                part_index=part_index,
-                num_parts=num_parts,
+                label_width=value_of("label_width", label_width),
+                shuffle=bool(value_of("shuffle", shuffle)),
+                seed=value_of("seed", seed),
+                seed_augment=value_of("seed_aug", seed_aug),
+                part_index=value_of("part_index", part_index),
+                num_parts=value_of("num_parts", num_parts),
                 dtype=dtype or "float32",
-                workers=min(
-                    preprocess_threads,
-                    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-                ),
-                ahead=max(1, prefetch_buffer),
+                workers=min(threads, cores),
+                ahead=max(1, value_of("prefetch_buffer", prefetch_buffer)),
                 data_name=data_name,
                 label_name=label_name,
-                **_augment(kwargs),
+                **_augment(type(self).__name__, kwargs),
             )
-
-    def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
-        with translated():
-            return super().next()
-
-    def _box(self, array: np.ndarray) -> Any:
-        return NDArray(held(array, array.dtype))
 
 
 class ImageRecordUInt8Iter(ImageRecordIter):
@@ -141,11 +132,12 @@ class ImageRecordInt8Iter(ImageRecordIter):
         super().__init__(*args, **{"dtype": "int8", **kwargs})
 
 
-def _augment(given: dict[str, Any]) -> dict[str, Any]:
+def _augment(kind: str, given: dict[str, Any]) -> dict[str, Any]:
     """Fields of the recipe from MXNet's arguments."""
     channels = {f"{kind}_{c}": float(kind == "std") for kind in ("mean", "std") for c in "rgb"}
     fields = {}
     for name, value in given.items():
+        value = value if name in _TEXTS else value_of(name, value)
         if name in _SAME:
             fields[name] = bool(value) if name in _SWITCHES else value
         elif name in channels:
@@ -157,8 +149,7 @@ def _augment(given: dict[str, Any]) -> dict[str, Any]:
                     "mx.image.ImageIter with an augmenter of your own."
                 )
         elif name not in _UNUSED:
-            known = ", ".join(sorted([*_SAME, *channels]))
-            raise TypeError(f"ImageRecordIter has no argument {name!r}; its augmentations are {known}.")
+            ignore(kind, name, [*_SAME, *channels], 4)
     if fields.get("max_aspect_ratio") and not fields.get("random_resized_crop"):
         raise NotImplementedError("ImageRecordIter: jfit has max_aspect_ratio with random_resized_crop=True only.")
     return fields | {kind: tuple(channels[f"{kind}_{c}"] for c in "rgb") for kind in ("mean", "std")}

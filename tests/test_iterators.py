@@ -1,0 +1,226 @@
+"""Iterators in the hands of users: batches that are written into, copies by pickle, the protocol step by step."""
+
+import io
+import pickle
+import random
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from record_images import FOLDER, png
+
+import jfit.mx as mx
+from jfit.data import CSVIter, ImageRecords, LibSVMIter, NDArrayIter, ResizeIter
+from jfit.data.images import decode, read_list
+from jfit.data.images.pool import Pool
+from jfit.data.numbers import parse_libsvm, parse_table
+from jfit.data.positions import decode as decode_position
+from jfit.formats import FormatError
+from jfit.formats.records import RecordReader, read_index
+
+TEN = str(FOLDER / "images.rec")
+F32 = np.dtype("float32")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Ten rows as a table, and as sparse lines."""
+    rows = np.arange(30.0).reshape(10, 3)
+    (tmp_path / "x.csv").write_text("".join(",".join(f"{v:g}" for v in row) + "\n" for row in rows))
+    (tmp_path / "x.libsvm").write_text("".join(f"{k % 2} 0:{row[0]:g} 2:{row[2]:g}\n" for k, row in enumerate(rows)))
+    return tmp_path
+
+
+def makers(folder):
+    return {
+        "csv": lambda: CSVIter(folder / "x.csv", (3,), batch_size=4),
+        "csv kept": lambda: CSVIter(folder / "x.csv", (3,), folder / "x.csv", (3,), batch_size=4, round_batch=False),
+        "libsvm": lambda: LibSVMIter(folder / "x.libsvm", (3,), batch_size=4),
+        "boxed": lambda: mx.io.CSVIter(data_csv=folder / "x.csv", data_shape=(3,), batch_size=4),
+        "resized": lambda: ResizeIter(NDArrayIter(np.arange(9.0), batch_size=2), 3),
+        "images": lambda: ImageRecords(TEN, (3, 8, 8), 4, shuffle=True, rand_crop=True, seed=2),
+        "images of workers": lambda: mx.io.ImageRecordIter(path_imgrec=TEN, data_shape=(3, 8, 8), batch_size=4),
+        "image iter": lambda: mx.image.ImageIter(4, (3, 8, 8), path_imgrec=TEN, seed=1, rand_crop=True),
+    }
+
+
+KINDS = [*makers(None)]
+
+
+def dense(array) -> np.ndarray:
+    return np.array(array.todense() if hasattr(array, "todense") else getattr(array, "asnumpy", lambda: array)())
+
+
+def told(batch) -> list:
+    return [dense(a).tolist() for a in (*batch.data, *batch.label)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv kept", "libsvm", "images"])
+def test_what_a_user_writes_into_a_batch_changes_no_other(kind, folder):
+    make = makers(folder)[kind]
+    wanted = [told(batch) for batch in make()]
+    it = make()
+    for number, batch in enumerate(it):
+        assert told(batch) == wanted[number]
+        for array in (*batch.data, *batch.label):
+            (array if isinstance(array, np.ndarray) else array.data)[...] = 77
+    it.reset()
+    if kind != "images":  # whose next epoch is another one
+        assert [told(batch) for batch in it] == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_by_pickle_goes_on_where_the_iterator_stands(kind, folder):
+    it = makers(folder)[kind]()
+    it.next()
+    copy = pickle.loads(pickle.dumps(it))
+    assert told(copy.next()) == told(it.next())
+    for one in (it, copy):
+        getattr(one, "close", lambda: None)()
+
+
+def test_a_record_reader_is_copied_with_its_place_and_stays_closed():
+    with RecordReader(TEN) as file:
+        file.skip()
+        with pickle.loads(pickle.dumps(file)) as copy:
+            assert copy.read() == file.read()
+    with pytest.raises(ValueError, match="closed"):
+        pickle.loads(pickle.dumps(file)).read()
+
+
+def test_image_record_iter_is_driven_as_mxnets():
+    texts = {"data_shape": "(3, 8, 8)", "batch_size": "4", "shuffle": "False", "preprocess_threads": "0", "scale": "0.5"}
+    it = mx.io.ImageRecordIter(path_imgrec=TEN, **texts)
+    assert isinstance(it, mx.io.MXDataIter)
+    with pytest.raises(ValueError, match="there is no current batch before the first"):
+        it.getdata()
+    first, found = it.first_batch, []
+    while it.iter_next():
+        found.append((it.getdata().asnumpy(), it.getlabel().asnumpy().tolist(), it.getpad(), it.getindex().tolist()))
+    assert it.first_batch is None and len(found) == 3
+    np.testing.assert_array_equal(first.data[0].asnumpy(), found[0][0])
+    it.reset()
+    for (data, label, pad, index), batch in zip(found, it, strict=True):
+        np.testing.assert_array_equal(batch.data[0].asnumpy(), data)
+        assert (batch.label[0].asnumpy().tolist(), batch.pad, batch.index.tolist()) == (label, pad, index)
+    with pytest.raises(mx.MXNetError, match="batch_size is 'many'; needed a number"):
+        mx.io.ImageRecordIter(path_imgrec=TEN, data_shape=(3, 8, 8), batch_size="many")
+
+
+def test_workers_that_did_start_end_where_another_cannot(monkeypatch):
+    from jfit.data.images import pool
+
+    started = []
+
+    def start(handle):
+        if started:
+            raise OSError("no more processes")
+        started.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, stdout=-1))
+        return started[0]
+
+    monkeypatch.setattr(pool, "_start", start)
+    with pytest.raises(OSError, match="no more processes"):
+        Pool(ImageRecords(TEN, (3, 8, 8), 4).job, 2, 4, 1)
+    assert started[0].returncode is not None
+
+
+# ------------------------------------------------------------------------------------------------ numbers and files
+@pytest.mark.parametrize(
+    ("line", "dtype", "message"),
+    [
+        ("1 0:1e300", "float32", "found '1e300', which float32 cannot hold"),
+        ("1 0:1 1:2.5", "int32", "found '2.5', which int32 cannot hold"),
+        ("1.5 0:1", "int64", "found '1.5', which int64 cannot hold"),
+        ("nan 0:1", "int8", "found 'nan', which int8 cannot hold"),
+        ("1 0:128", "int8", "found '128', which int8 cannot hold"),
+    ],
+)
+def test_sparse_numbers_that_the_dtype_cannot_hold_are_refused(line, dtype, message, tmp_path):
+    (tmp_path / "x").write_text(f"1 0:1\n{line}\n")
+    with pytest.raises(FormatError, match=re.escape(f"line 2: {message}")):
+        LibSVMIter(tmp_path / "x", (2,), batch_size=1, dtype=dtype).next()
+
+
+def test_infinite_numbers_stay_and_too_large_ones_beside_them_do_not():
+    assert parse_table(b"inf,-Infinity\n", 2, F32).tolist() == [[np.inf, -np.inf]]
+    assert parse_libsvm(b"inf 0:-inf\n", 1, F32)[1].tolist() == [np.inf]
+    with pytest.raises(ValueError, match="column 2 is '1e39', which float32 cannot hold"):
+        parse_table(b"inf,1\n1,1e39\n", 2, F32)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_whole_numbers_of_64_bits_are_read_to_the_last_one(dtype):
+    bounds = np.iinfo(dtype)
+    written = f"{bounds.min},{bounds.max}\n".encode()
+    assert parse_table(written, 2, np.dtype(dtype)).tolist() == [[bounds.min, bounds.max]]
+    with pytest.raises(ValueError, match=f"column 2 is '{bounds.max + 1}', which {dtype} cannot hold"):
+        parse_table(f"1,2\n1,{bounds.max + 1}\n".encode(), 2, np.dtype(dtype))
+
+
+def test_values_of_one_place_in_a_scipy_matrix_are_summed():
+    sparse = pytest.importorskip("scipy.sparse")
+    twice = sparse.csr_matrix((np.array([1.0, 2.0]), np.array([0, 0]), np.array([0, 2])), shape=(1, 2))
+    assert NDArrayIter(twice, batch_size=1).next().data[0].todense().tolist() == [[3.0, 0.0]]
+    assert twice.nnz == 2  # the user's own is as it was
+
+
+@pytest.mark.parametrize("place", ["-5", "9" * 25])
+def test_an_index_names_places_that_files_have(place, tmp_path):
+    (tmp_path / "a.idx").write_text(f"0\t{place}\n")
+    with pytest.raises(FormatError, match="line 1: found"):
+        read_index(tmp_path / "a.idx")
+
+
+def test_lists_are_read_whatever_the_encoding_of_their_names(tmp_path):
+    (tmp_path / "a.lst").write_bytes(b"0\t1.0\tcaf\xe9.png\n")
+    (tmp_path / "caf\udce9.png").write_bytes(b"here")
+    name = read_list(tmp_path / "a.lst")[0][1][1]
+    assert (tmp_path / name).read_bytes() == b"here"
+    (tmp_path / "b.lst").write_text("0\t1e300\ta.png\n")
+    with pytest.raises(FormatError, match="line 1: found"):
+        read_list(tmp_path / "b.lst")
+
+
+def test_positions_and_epochs_that_cannot_be_are_refused():
+    for shape, dtype in (([10**30], "<f4"), ([1], "f4,,")):
+        with pytest.raises(ValueError, match="a saved position is damaged"):
+            decode_position({"__array__": dtype, "shape": shape, "data": "eJw="})
+    with pytest.raises(ValueError, match="size of a ResizeIter is -1"):
+        ResizeIter(NDArrayIter(np.arange(4.0), batch_size=2), -1)
+
+
+# ------------------------------------------------------------------------------------------------ kinds of images
+def saved(image, kind, **how) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **how)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_of_sixteen_bits_the_higher_eight_are_taken_as_mxnet_takes_them(kind):
+    image = pytest.importorskip("PIL.Image")
+    deep = (np.arange(600).reshape(20, 30) * 109).astype(np.uint16)
+    content = saved(image.fromarray(deep), kind)
+    for mode in ("L", "RGB", None):
+        np.testing.assert_array_equal(decode(content, mode)[..., 0], deep >> 8)
+
+
+def test_a_palette_with_transparency_has_its_colours_and_warns_of_nothing():
+    image = pytest.importorskip("PIL.Image")
+    rng = random.Random(0)
+    palette = image.frombytes("P", (4, 4), bytes(rng.randrange(4) for _ in range(16)))
+    palette.putpalette([rng.randrange(256) for _ in range(12)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = decode(saved(palette, "PNG", transparency=bytes([0, 100, 255, 7])))
+    np.testing.assert_array_equal(found, np.asarray(palette.convert("RGB")))
+
+
+def test_an_image_that_pillow_warns_of_is_called_too_large_where_warnings_are_errors(monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(FormatError, match=r"Image size \(144 pixels\) exceeds limit of 100 pixels.*make the image smaller"):
+        decode(png(np.zeros((12, 12, 3), "uint8")))
