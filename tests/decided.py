@@ -171,7 +171,7 @@ DECIDED = {
     ),
     "text_in_tables": Decided(
         "CSVIter reads text that is no number as the number before it or as 0, and cuts fractions off for integer types; "
-        "LibSVMIter gives matrices whose indices lie beyond their columns",
+        "LibSVMIter gives matrices whose indices lie beyond their columns, and reads numbers beyond float32 as 1e38",
         "the file is refused, with line and column",
         "test_mx_io_files.py::test_text_that_is_no_number_is_refused",
     ),

@@ -98,6 +98,7 @@ def test_image_record_iter_is_driven_as_mxnets():
     with pytest.raises(ValueError, match="there is no current batch before the first"):
         it.getdata()
     first, found = it.first_batch, []
+    assert first is not None
     while it.iter_next():
         found.append((it.getdata().asnumpy(), it.getlabel().asnumpy().tolist(), it.getpad(), it.getindex().tolist()))
     assert it.first_batch is None and len(found) == 3
