@@ -24,7 +24,7 @@ from jfit.ops.rows import LOST, Rows
 from jfit.parallel import compile_spmd, place, place_split, split_batch
 from jfit.state import TrainState
 from jfit.step import eval_step, plan_of, predict_step, unrolls
-from jfit.totals import Totals, sized_for, values, zero_totals
+from jfit.totals import Totals, joined, sized_for, values, zero_totals
 
 IN_FLIGHT = 8
 BATCHES_PER_CALL = 64  # of resident data; bounds how long the host waits behind one call
@@ -65,7 +65,7 @@ class Scorer:
             return values(self.metrics, counters.read(totals))
         totals, arrived = counters.read((totals, host.due(0)))  # sync: the end of the pass
         host.add(arrived)
-        return values(self.metrics, totals) | host.values()
+        return joined(values(self.metrics, totals), host.values())
 
     def _make(self, data: ArrayData | StreamData) -> None:
         if self._program is not None:

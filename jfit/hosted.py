@@ -20,7 +20,7 @@ from jfit.model import Model
 from jfit.ops.rows import LOST, MaybeRows, Rows
 from jfit.step import plan_of
 from jfit.step.inputs import parts_of
-from jfit.totals import plain, shown_heads
+from jfit.totals import joined, plain, shown_heads
 
 
 @jax.tree_util.register_dataclass
@@ -116,7 +116,8 @@ class HostPass:
         """
         for seen in arrived:
             labels, outputs, weights = self._rows(seen)
-            for at, metric in enumerate(self.metrics):
+            counts = seen.weight is None or np.any(np.asarray(seen.weight) > 0)
+            for at, metric in enumerate(self.metrics if counts else ()):  # the mean of no rows would make all of it nan
                 try:
                     self._sums[at] = metric.update(self._sums[at], labels, outputs, weights)
                 except Exception as error:
@@ -137,7 +138,7 @@ class HostPass:
         sums = self._sums if mark is None else self._marks.pop(mark)
         found: dict[str, Any] = {}
         for metric, each in zip(self.metrics, sums, strict=True):
-            found.update({k: plain(v) for k, v in metric.compute(each).items()})
+            found = joined(found, {k: plain(v) for k, v in metric.compute(each).items()})
         return found
 
     def _rows(self, seen: Seen) -> tuple[list[np.ndarray], list[np.ndarray], list[Any] | None]:
@@ -149,7 +150,14 @@ class HostPass:
         if weight is None:
             return labels, outputs, None
         weight = weight if kept is None else weight[kept]
-        return labels, outputs, [weight if x.shape[:1] == weight.shape else None for x in outputs]
+        return labels, outputs, [self._weights(slab, weight) for slab in seen.outputs]
+
+    def _weights(self, slab: Slab, weight: np.ndarray) -> np.ndarray | None:
+        """The weights of an output's rows, which may stand several times on its first axis; None where they lie elsewhere."""
+        if slab.axis != 0:
+            return None
+        before, after = np.shape(slab.array)[1 + self._split :][:2]
+        return np.tile(np.repeat(weight, after), before)
 
     def _whole(self, slab: Slab, kept: np.ndarray | None) -> np.ndarray:
         array = np.asarray(slab.array)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from jfit.metrics import Metric, sized
+from jfit.metrics.sums import finite
 from jfit.model import Model, row_weights, specs_of
 from jfit.ops.rows import MaybeRows
 
@@ -50,7 +51,7 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
     # Kahan: what the addition rounds away is carried to the next one
     part = loss_sum - lost
     grown = total + part
-    lost = (grown - total) - part
+    lost = finite(grown, (grown - total) - part)
     bad = jnp.where((totals.first_bad_step < 0) & ~jnp.isfinite(loss) & (loss_count > 0), step, totals.first_bad_step)
     folded = tuple(m.update(t, merged(m, s)) for m, t, s in zip(metrics, totals.metrics, shared.metrics, strict=True))
     return Totals(jnp.stack([grown, lost, count + loss_count]), bad, folded)
@@ -127,8 +128,25 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
     total, lost, count = np.asarray(totals.loss, np.float64).tolist()
     found = {"loss": (total - lost) / count} if count > 0 else {}
     for metric, sums in zip(metrics, totals.metrics, strict=True):
-        found.update({k: plain(v) for k, v in metric.compute(sums).items()})
+        found = joined(found, {k: plain(v) for k, v in metric.compute(sums).items()})
     return found
+
+
+def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Both together; a name that is taken is numbered, as two functions may have one name, and a metric that of the loss.
+
+    Example:
+        >>> joined({"loss": 0.5, "custom(<lambda>)": 1.0}, {"custom(<lambda>)": 2.0})
+        {'loss': 0.5, 'custom(<lambda>)': 1.0, 'custom(<lambda>)_2': 2.0}
+    """
+    both = dict(found)
+    for name, value in more.items():
+        own, number = name, 1
+        while own in both:
+            number += 1
+            own = f"{name}_{number}"
+        both[own] = value
+    return both
 
 
 def plain(value: Any) -> Any:

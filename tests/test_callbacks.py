@@ -105,6 +105,7 @@ def test_early_stopping_stops_after_patience_epochs_and_hands_over_the_best():
         ("val_accuracy", "auto", [0.5, 0.6, 0.7], False),
         ("val_accuracy", "auto", [0.7, 0.6], True),
         ("val_f1", "auto", [0.7, 0.6], True),
+        ("val_pcc", "auto", [0.7, 0.6], True),
         ("mse", "auto", [0.7, 0.6], False),
         ("mse", "max", [0.7, 0.6], True),
         ("loss", "auto", [math.nan], True),

@@ -54,12 +54,13 @@ SLOW = pytest.mark.slow
 )
 def test_functions_see_every_row_once_in_order_and_no_padding(devices, resident):
     look = Look()
-    run = jfit.fit(mlp(), (X, Y), eval_metric=["acc", look], devices=devices, data_on_device=resident, **SETTINGS)
+    run = jfit.fit(mlp(), (X, Y), eval_metric=["acc", look, "loss"], devices=devices, data_on_device=resident, **SETTINGS)
     assert [len(x) for x in look.labels] == [*[4] * 11, 1] * 2
     np.testing.assert_array_equal(np.concatenate(look.labels), np.tile(Y, 2))
     np.testing.assert_allclose(np.concatenate(look.outputs[12:]), run.predict(X), rtol=1e-5)
     for row in run.history.epochs:
         assert row["look"] == row["accuracy"]
+        assert row["loss_2"] == pytest.approx(1 / CLASSES) and row["loss"] > 1  # the training's loss keeps its name
 
 
 def test_an_evaluation_and_a_score_run_functions_too():
@@ -119,6 +120,26 @@ def test_slices_are_put_together_wherever_their_rows_are(axis, before, after):
     found = HostPass((), 2)._rows(Seen((), (stacked,), np.array([[1, 1], [1, 0]], np.float32)))[1][0]
     kept = np.moveaxis(cut[:3], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
     np.testing.assert_array_equal(found, kept)
+
+
+def told(rows, label, output, weight):
+    return Seen((_slab(label, Rows(0, 1, rows, 1)),), (_slab(output, Rows(0, 1, rows, len(output) // rows)),), weight)
+
+
+def test_batches_whose_rows_weigh_nothing_are_left_out_and_names_are_kept_apart():
+    found = HostPass(metrics.get([lambda label, output: label.mean(), lambda label, output: 2.0]), 1)
+    for weight in (np.zeros(3), np.array([0, 0, 2.0])):
+        found.add([told(3, np.arange(3.0), np.ones(3), weight)])
+    assert found.values() == {"custom(<lambda>)": 2.0, "custom(<lambda>)_2": 2.0}
+
+
+def test_the_steps_of_a_sequence_have_the_weight_of_their_row():
+    draw = np.random.default_rng(4)
+    label, score, weight = draw.integers(0, 2, (4, 3)), draw.uniform(size=12).astype("float32"), np.array([0, 1, 2, 0.5])
+    found = HostPass([metrics.roc_auc(bins=None, weighted=True)], 1)
+    found.add([told(4, label, score, weight)])
+    wanted = oracle.roc_auc_score(label.ravel(), score, sample_weight=np.repeat(weight, 3))
+    assert found.values()["roc_auc"] == pytest.approx(wanted, rel=1e-12)
 
 
 def test_values_may_be_arrays(tmp_path, capsys):

@@ -19,11 +19,19 @@ PROB = RNG.dirichlet(np.ones(5), 24).astype(np.float32)
 NAMES = ["acc", "top_k_accuracy_2", "ce", "nll_loss", "perplexity", "loss"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    """Programs of a handful of numbers: compiling them takes all the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def value(metric, batches):
     """batches of (labels, outputs, weights)"""
-    sums = metric.init()
+    sums, fold = metric.init(), jax.jit(lambda sums, batch: metric.update(sums, metric.stats(*batch)))
     for batch in batches:
-        sums = metric.update(sums, metric.stats(*batch))
+        sums = fold(sums, batch)
     return {k: float(v) for k, v in metric.compute(jax.device_get(sums)).items()}
 
 
@@ -122,6 +130,21 @@ def test_float_sums_do_not_drift():
     assert float(got) == pytest.approx(float(np.float32(0.1)), rel=1e-7)
 
 
+def test_infinite_sums_are_infinite():
+    for weighted in (False, True):
+        metric = metrics.loss(weighted=weighted)
+        batches = [(None, (jnp.array([x, 1.0]),), None) for x in (1.0, jnp.inf, 1.0)]
+        assert value(metric, batches) == {"loss": np.inf}
+
+
+def test_the_weights_of_mcc_may_be_of_any_size():
+    metric = metrics.mcc(weighted=True)
+    label, p = jnp.array([0, 1, 1, 0]), jnp.array([0.1, 0.9, 0.4, 0.2])
+    weights = [jnp.full(4, scale, jnp.float32) for scale in (1.0, 1e-12, 1e12)]
+    for found in (value(metric, [((label,), (p,), (w,))])["mcc"] for w in weights):
+        assert found == pytest.approx(oracle.matthews_corrcoef(label, p > 0.5), rel=1e-6)
+
+
 def test_a_function_becomes_a_host_metric():
     def bias(label, output):
         return float((output - label).sum()), len(label)
@@ -131,6 +154,8 @@ def test_a_function_becomes_a_host_metric():
     assert metric.compute(metric.update(metric.init(), [np.zeros(4)], [np.ones(4)])) == {"bias": 1.0}
     assert metrics.get(lambda label, output: 0.0)[0].name == "custom(<lambda>)"
     assert np.isnan(metric.compute(metric.init())["bias"])
+    share = metrics.HostMetric("share", lambda label, output: (1.0, 0.5))  # a sum of weights is a fraction
+    assert share.compute(share.update(share.init(), [np.zeros(4)], [np.ones(4)])) == {"share": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -140,6 +165,7 @@ def test_a_function_becomes_a_host_metric():
         (lambda: metrics.get("ce", epz=1), ValueError, "no parameter 'epz'; the nearest it has: 'eps'"),
         (lambda: metrics.get("top_k_accuracy"), ValueError, "top_k is 1, more than 1 is needed"),
         (lambda: metrics.get(3), TypeError, "a metric is a name"),
+        (lambda: metrics.get([metrics.accuracy]), TypeError, "accuracy makes a metric and is none itself: pass 'accuracy'"),
         (lambda: single("acc", LABEL[:3], PROB), ValueError, r"metric accuracy: the label has shape \(3,\)"),
         (lambda: single("f1", LABEL, PROB), ValueError, "metric f1 is binary"),
         (lambda: single("mse", LABEL, PROB), ValueError, "one label for each prediction"),

@@ -6,7 +6,7 @@ from typing import Any
 from jfit.callbacks.base import Callback, Event, known_names, numbers
 
 # Parts of metric names where more is better; everything else is an error of some kind and goes down.
-_RISING = ("acc", "f1", "mcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
+_RISING = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
 
 
 def early_stopping(

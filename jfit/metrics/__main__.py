@@ -31,6 +31,8 @@ A function runs on the host a few batches behind the devices, in order, with the
 (sum, count).  The steps then go one a dispatch, and a run that is resumed within an epoch counts the rest of it.  `roc_auc`
 with `bins=None` is such a function: exact, it keeps every score.
 
+Where two values have one name, the second is called `name_2`; "loss" without a number is the loss of the training.
+
 """
 
 

@@ -99,10 +99,11 @@ def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False) -> Me
 
     def score(cells: Any) -> Any:
         tp, fp, fn, tn = cells * 1.0
-        lib, product = xp(cells), 1.0
+        lib = xp(cells)
+        found = tp * tn - fp * fn
         for factor in (tp + fp, tp + fn, tn + fp, tn + fn):
-            product = product * lib.where(factor == 0, 1.0, factor)  # below (2^31)^4: float32 holds it
-        return (tp * tn - fp * fn) / lib.sqrt(product)
+            found = found / lib.sqrt(lib.where(factor == 0, 1.0, factor))  # their product may be too small or large for float32
+        return found
 
     return _binary("mcc", name, average, score, weighted)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.metrics.sums import added, divide, kahan, nothing, xp, zero_mean
+from jfit.metrics.sums import added, divide, exact, kahan, nothing, xp, zero_mean
 
 Arrays = Sequence[Array]
 Weights = Sequence[Array | None] | None
@@ -182,7 +182,7 @@ def weighted_mean(name: str, pair: PairRule, finish: str | None = None) -> Metri
         return total(jnp.stack([s.astype(jnp.float32), c.astype(jnp.float32)]) for s, c in found)
 
     def compute(running: Any) -> dict[str, Any]:
-        sum_, count = running[0] + running[1]
+        sum_, count = exact(running)
         lib = xp(count)
         value = lib.where(count > 0, sum_ / lib.where(count > 0, count, 1), jnp.nan)
         return {name: value if finish is None else getattr(lib, finish)(value)}

@@ -13,7 +13,7 @@ from jfit.metrics.confusion import classes_of
 from jfit.metrics.core import Arrays, Metric, Weights, each_row, like, pairs, total, unsized
 from jfit.metrics.sums import added, exact, nothing, xp
 
-EDGE = 16.0  # bins lie evenly between -16 and 16 of log(p / (1 - p)): float32 has no p between 1 - 1e-7 and 1
+EDGE = 16.0  # bins lie evenly between -16 and 16 of log(p / (1 - p)): the largest float32 below 1 has 16.6
 
 
 def roc_auc(

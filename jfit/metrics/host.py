@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,14 +34,16 @@ class HostMetric(NamedTuple):
     feval: Callable[[np.ndarray, np.ndarray], Any]
     host: bool = True
 
-    def init(self) -> tuple[float, int]:
+    def init(self) -> tuple[float, float]:
         """Sums of no batch."""
-        return 0.0, 0
+        return 0.0, 0.0
 
     def update(
-        self, sums: tuple[float, int], labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None
-    ) -> tuple[float, int]:
+        self, sums: tuple[float, float], labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None
+    ) -> tuple[float, float]:
         """Sums with one batch added; labels and outputs are numpy arrays of the rows that count.
+
+        The function's count may be a fraction, such as a sum of weights.
 
         Raises:
             TypeError: the function gave neither a number nor a pair (sum, count).
@@ -50,13 +53,12 @@ class HostMetric(NamedTuple):
             value = self.feval(np.asarray(label), np.asarray(output))
             try:
                 part, number = value if isinstance(value, tuple) else (value, 1)
-                total, count = total + float(part), count + int(number)
+                total, count = total + float(part), count + float(number)
             except (TypeError, ValueError) as error:
-                raise TypeError(
-                    f"metric {self.name}: the function gave {value!r}, needed a number, or a pair (sum, count) of numbers"
-                ) from error
+                gave = f"metric {self.name}: the function gave {reprlib.repr(value)}"
+                raise TypeError(f"{gave}, needed a number, or a pair (sum, count) of numbers") from error
         return total, count
 
-    def compute(self, sums: tuple[float, int]) -> dict[str, float]:
+    def compute(self, sums: tuple[float, float]) -> dict[str, float]:
         """{name: mean}."""
         return {self.name: sums[0] / sums[1] if sums[1] else float("nan")}

@@ -118,7 +118,7 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
 
     Raises:
         ValueError: unknown name or parameter.
-        TypeError: `spec` is none of the above.
+        TypeError: `spec` is none of the above, such as a function that makes a metric.
 
     Example:
         >>> [m.name for m in get(["acc", "ce"])]
@@ -132,6 +132,8 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
         return (create(spec, **params),)
     if isinstance(spec, list | tuple):
         return tuple(m for each in spec for m in get(each, **params))
+    if spec in METRICS.values():
+        raise TypeError(f"{spec.__name__} makes a metric and is none itself: pass {spec.__name__!r}, or {spec.__name__}(...).")
     if callable(spec):
         name = getattr(spec, "__name__", type(spec).__name__)
         return (HostMetric(f"custom({name})" if "<" in name else name, spec),)

@@ -32,7 +32,12 @@ def kahan(running: tuple[Array, Array, Array], value: Array, count: Array) -> tu
     sum_, lost, number = running
     part = jnp.where(count > 0, value, 0.0) - lost
     grown = sum_ + part
-    return grown, (grown - sum_) - part, number + count
+    return grown, finite(grown, (grown - sum_) - part), number + count
+
+
+def finite(grown: Array, lost: Array) -> Array:
+    """What an addition rounded off; 0 beside an infinite sum, which stays infinite: inf - inf would be nan."""
+    return jnp.where(jnp.isfinite(grown), lost, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ many float sums
@@ -61,7 +66,7 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     """
     grown = a + b
     other = grown - a
-    return grown, (a - (grown - other)) + (b - other)
+    return grown, finite(grown, (a - (grown - other)) + (b - other))
 
 
 def exact(running: Any) -> Any:
