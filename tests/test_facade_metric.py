@@ -18,6 +18,7 @@ from jfit import counters
 from jfit import metrics as pure
 from jfit.data import NDArrayIter
 from jfit.facade.box import Box
+from jfit.facade.callback import BatchEndParam, log_train_metric
 from jfit.facade.metric import shells as M
 from jfit.facade.module.module import Module
 
@@ -25,6 +26,14 @@ FOLDER = Path(__file__).parent / "golden"
 MANIFEST = json.loads((FOLDER / "metrics.json").read_text())
 
 CASES = MANIFEST["cases"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    """Programs of a handful of numbers: compiling them takes all the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def same(got, want):
@@ -389,7 +398,7 @@ def test_metrics_are_copied_and_pickled_with_what_they_have_counted():
             assert again.num_inst == 2 * metric.num_inst and again.get()[1] == pytest.approx(metric.get()[1])
 
 
-def test_metrics_beside_mxnets_are_taken_as_instances():
+def test_metrics_beside_mxnets_are_taken_as_instances(caplog):
     label, output = np.array([0, 1, 1, 0]), np.array([0.1, 0.4, 0.9, 0.5], "float32")
     exact, table = M.create(pure.roc_auc(bins=None)), M.create(pure.confusion_matrix(2))
     for metric in (exact, table):
@@ -400,3 +409,8 @@ def test_metrics_beside_mxnets_are_taken_as_instances():
     assert table.get()[1].tolist() == [[1, 0], [0, 1]] and table.get_global()[1].tolist() == [[2, 0], [1, 1]]
     exact.reset()
     assert math.isnan(exact.get()[1])
+    param = BatchEndParam(0, 2, M.create(["acc", table]), None)
+    param.eval_metric.update([label], [output])
+    with caplog.at_level("INFO"):
+        log_train_metric(1)(param)
+    assert [r.getMessage() for r in caplog.records] == ["Iter[0] Batch[2] Train-accuracy=0.500000"]

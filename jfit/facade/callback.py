@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jfit.facade.files import save_checkpoint
@@ -21,6 +21,16 @@ BatchEndParam.__doc__ = """What a batch callback is told: epoch, number of the b
 >>> BatchEndParam(epoch=0, nbatch=3, eval_metric=None, locals=None).nbatch
 3
 """
+
+
+def scalars(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The pairs (name, value) without arrays, such as confusion matrices, which a line has no room for.
+
+    >>> import numpy as np
+    >>> scalars([("accuracy", 0.5), ("confusion_matrix", np.eye(2))])
+    [('accuracy', 0.5)]
+    """
+    return [(name, value) for name, value in named if getattr(value, "size", 1) == 1]
 
 
 def module_checkpoint(mod: Any, prefix: str, period: int = 1, save_optimizer_states: bool = False) -> Callable[..., None]:
@@ -93,7 +103,7 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], N
     def log(param: Any) -> None:
         if param.nbatch % period or param.eval_metric is None:
             return
-        for name, value in param.eval_metric.get_name_value():
+        for name, value in scalars(param.eval_metric.get_name_value()):
             logging.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
         if auto_reset:
             param.eval_metric.reset_local()
@@ -145,7 +155,7 @@ class Speedometer:
         if metric is None:
             logging.info("Iter[%d] Batch [%d]\tSpeed: %.2f samples/sec", param.epoch, count, self._speed())
             return
-        named = metric.get_name_value()  # waits for the window's last step: the speed is that of work done
+        named = scalars(metric.get_name_value())  # waits for the window's last step: the speed is that of work done
         speed = self._speed()
         if self.auto_reset:
             metric.reset_local()
@@ -194,5 +204,5 @@ class LogValidationMetricsCallback:
         """One validation pass has ended."""
         if param.eval_metric is None:
             return
-        for name, value in param.eval_metric.get_name_value():
+        for name, value in scalars(param.eval_metric.get_name_value()):
             logging.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)

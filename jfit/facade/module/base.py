@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jfit.data import DataBatch
 from jfit.facade import files
 from jfit.facade.box import unbox
-from jfit.facade.callback import BatchEndParam
+from jfit.facade.callback import BatchEndParam, scalars
 from jfit.facade.metric import shells as metrics
 from jfit.facade.module.initial import DEFAULT
 from jfit.facade.module.interface import ModuleInterface
-from jfit.loop import StopFlag
+from jfit.interrupts import StopFlag
 
 Callbacks = Any  # a callback, a list of them, or None
 
@@ -205,7 +205,7 @@ class BaseModule(ModuleInterface):
                 eval_metric.reset()
                 self._begin_epoch(train_data, epoch)
                 found = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
-                for name, value in found:
+                for name, value in scalars(found):
                     self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
                 self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
                 self._sync_devices()
@@ -215,7 +215,7 @@ class BaseModule(ModuleInterface):
                         callback(epoch, self.symbol, *params)
                 if eval_data is not None:
                     ends = {"score_end_callback": eval_end_callback, "batch_end_callback": eval_batch_end_callback}
-                    for name, value in self.score(eval_data, validation_metric, epoch=epoch, **ends):
+                    for name, value in scalars(self.score(eval_data, validation_metric, epoch=epoch, **ends)):
                         self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
                 self._end_epoch(train_data)
                 self._stop_if(flag)
