@@ -21,7 +21,7 @@ Each stage is usable without the ones below it.
 1.0
 """
 
-from jfit import callbacks, checkpoint, counters, data, export, formats, init, metrics, ops, optim, parallel, totals
+from jfit import callbacks, checkpoint, counters, data, export, formats, gradients, init, metrics, ops, optim, parallel, totals
 from jfit import symbol as sym
 from jfit.data import Batch, NDArrayIter
 from jfit.devices import Context, cpu, gpu, tpu
@@ -80,6 +80,7 @@ __all__ = [
     "fit",
     "formats",
     "gpu",
+    "gradients",
     "init",
     "init_state",
     "last_run",

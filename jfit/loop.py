@@ -1,4 +1,4 @@
-"""Stage 5: epochs, events, the window of calls in flight, signals.  The host never waits for a step it has just sent.
+"""Stage 5: epochs, events, the window of calls in flight.  The host never waits for a step it has just sent.
 
 The loop owns the state while it runs: it is always the result of a finished dispatch, so that whatever happens (Ctrl-C,
 a callback or an iterator that raises) the last good state is there.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +20,7 @@ from jfit import counters
 from jfit.callbacks.base import Callback, Event
 from jfit.history import History
 from jfit.hosted import HostPass, on_devices, on_host
+from jfit.interrupts import StopFlag
 from jfit.parallel import place
 from jfit.state import TrainState
 from jfit.totals import joined, values, zero_totals
@@ -51,65 +50,6 @@ class Window:
         return self._fences[-1 - WAIT_EVERY]
 
 
-class StopFlag:
-    """Ctrl-C sets a flag that the loop reads between calls; a second Ctrl-C raises at once.
-
-    Donation makes this necessary: a KeyboardInterrupt inside the call leaves the state deleted.  Off the main thread no
-    handler can be set, and none is.
-    """
-
-    def __init__(self) -> None:
-        self.set = False
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[StopFlag]:
-        """Handle SIGINT inside the block."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        before = signal.getsignal(signal.SIGINT)
-
-        def handler(number: int, frame: Any) -> None:
-            if self.set:
-                signal.signal(signal.SIGINT, before)
-                raise KeyboardInterrupt
-            self.set = True
-
-        signal.signal(signal.SIGINT, handler)
-        try:
-            yield self
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def shielded() -> Iterator[None]:
-    """Ctrl-C inside the block takes effect at its end; a second one at once.
-
-    For a call that donates: between its dispatch and the moment its result is kept there is no state.  Off the main thread,
-    where no interrupt arrives, nothing is done.
-    """
-    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if before is None:
-        yield
-        return
-    caught: list[Any] = []
-
-    def handler(number: int, frame: Any) -> None:
-        if caught:
-            signal.signal(signal.SIGINT, before)
-            raise KeyboardInterrupt
-        caught.append((number, frame))
-
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if caught and callable(before):
-            before(*caught[0])
-
-
 class Loop:
     """Epochs over a feed.  `run.py` wires it; its parts are usable one by one."""
 
@@ -126,7 +66,7 @@ class Loop:
         view: Any = None,
     ) -> None:
         self.state, self.feed, self.devices, self.metrics = state, feed, list(devices), on_devices(metrics)
-        self.host = HostPass(on_host(metrics), len(self.devices)) if on_host(metrics) else None
+        self.host = HostPass(on_host(metrics), len(self.devices))
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
@@ -137,6 +77,11 @@ class Loop:
         self.told: Any = None  # report of the last call, on the devices
         self._warned = False
         self._pending: _Point | None = None
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Where training stands: epoch, batch within it, step."""
+        return {"epoch": self.epoch, "batch": self.batch, "step": self.step}
 
     # -------------------------------------------------------------------------------- epochs
     def train(self, num_epoch: int) -> None:
@@ -154,11 +99,9 @@ class Loop:
 
     def _close(self) -> None:
         """Tell every callback that the run is over, so that bars and files are closed, behind the error that is on its way."""
-        event = self._event("fit_end", {})
         for i, callback in enumerate(self.callbacks):
-            if "fit_end" in callback.events:
-                with contextlib.suppress(Exception):
-                    self.callback_states[i] = callback.on(event, self.callback_states[i])
+            with contextlib.suppress(Exception):
+                self._tell(i, callback, "fit_end", {})
 
     def _stopped(self, flag: StopFlag) -> bool:
         if flag.set:
@@ -170,15 +113,14 @@ class Loop:
         """One epoch, or what is left of it; a stop leaves it where it is."""
         if self.batch == 0:
             self.state = self.state._replace(metrics=place(zero_totals(self.metrics), self.devices))
-            if self.host is not None:
-                self.host.reset()
+            self.host.reset()
         self._fire("epoch_start", {})
         window, started, samples = Window(), time.perf_counter(), 0
         logged, self._pending = started, None
         with contextlib.closing(self.feed.calls(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
                 self.state, told = call.run(self.state)
-                self.told = told = told if self.host is None else self.host.take(told)
+                self.told = told = self.host.take(told) if self.host.metrics else told
                 self.step, self.batch = self.step + call.steps, self.batch + call.steps
                 samples += call.rows
                 fence = window.push(told)
@@ -187,33 +129,32 @@ class Loop:
                     logged = now
                     self._log(samples / (now - started), told, fence)
                 elif fence is not None:
-                    self._wait(fence)  # sync: host waits for the call 8 back
-                self._fire_steps()
+                    self._read(fence)  # sync: host waits for the call 8 back
+                for i, callback in enumerate(self.callbacks):
+                    if callback.every and self.step % callback.every == 0:
+                        self._tell(i, callback, "step", {})
                 if self._stopped(flag):
-                    if self.host is not None:
-                        self._wait(told, behind=0)  # sync: training has stopped
+                    if self.host.metrics:
+                        self._read(told, behind=0)  # sync: training has stopped
                     return
         self._end_epoch(samples, started)
 
     def _end_epoch(self, samples: int, started: float) -> None:
-        totals, told = self._wait((self.state.metrics, self.told), behind=0, read=True)  # sync: once an epoch
+        totals, told = self._read((self.state.metrics, self.told), behind=0)  # sync: once an epoch
         seconds = time.perf_counter() - started
         self._check_finite(int(totals.first_bad_step))
-        logs = joined(values(self.metrics, totals), {} if self.host is None else self.host.values())
-        logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds}
-        logs |= rate_in(told)
+        logs = joined(values(self.metrics, totals), self.host.values())
+        logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | rate_in(told)
         if self.evaluate is not None:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
-        epoch, batch = self.epoch, self.batch
+        where = self.position
         self.epoch, self.batch = self.epoch + 1, 0
-        self._fire("epoch_end", logs, epoch=epoch, batch=batch)
+        self._fire("epoch_end", logs, **where)
 
-    def _wait(self, value: Any, *, behind: int = WAIT_EVERY, read: bool = False) -> Any:
-        """Wait for a value, or read it; host metrics get the batches that are done by then, all but the last `behind`."""
-        if self.host is None:
-            return counters.read(value) if read else counters.wait(value)  # sync: the caller says what for
-        found, arrived = counters.read((value, self.host.due(behind)))  # sync: one wait for both
+    def _read(self, value: Any, *, behind: int = WAIT_EVERY) -> Any:
+        """A value on the host; its metrics get the batches that are done by then, all but the last `behind`."""
+        found, arrived = counters.read((value, self.host.due(behind)))  # sync: one wait for both; the caller says what for
         self.host.add(arrived)
         return found
 
@@ -223,29 +164,15 @@ class Loop:
         gaps = [c.every - step % c.every for c in self.callbacks if c.every and "step" in c.events]
         return min(gaps, default=1 << 30)
 
-    def _fire_steps(self) -> None:
-        for i, callback in enumerate(self.callbacks):
-            if "step" in callback.events and callback.every and self.step % callback.every == 0:
-                self.callback_states[i] = callback.on(self._event("step", {}), self.callback_states[i])
-
     def _fire(self, kind: str, logs: dict[str, float], **where: int) -> None:
-        event = self._event(kind, logs, **where)
         for i, callback in enumerate(self.callbacks):
-            if kind in callback.events:
-                self.callback_states[i] = callback.on(event, self.callback_states[i])
+            self._tell(i, callback, kind, logs, **where)
 
-    def _event(
-        self, kind: str, logs: dict[str, float], *, epoch: int | None = None, batch: int | None = None, step: int | None = None
-    ) -> Event:
-        return Event(
-            kind,
-            self.epoch if epoch is None else epoch,
-            self.step if step is None else step,
-            self.batch if batch is None else batch,
-            self.feed.num_batches,
-            logs,
-            self.view,
-        )
+    def _tell(self, i: int, callback: Callback, kind: str, logs: dict[str, float], **where: int) -> None:
+        """Tell a callback what happened, here or where it says, if it wants to know."""
+        if kind in callback.events:
+            event = Event(kind, num_batches=self.feed.num_batches, logs=logs, run=self.view, **(self.position | where))
+            self.callback_states[i] = callback.on(event, self.callback_states[i])
 
     def _log(self, speed: float, told: Any, fence: Any) -> None:
         """Fire a log event with the values that were copied at the last one; copy those of now.
@@ -253,15 +180,13 @@ class Loop:
         The copy is dispatched behind the steps already in flight and read one log point later, together with the fence that
         has to be waited for anyway.
         """
-        before, where = self._pending, {"epoch": self.epoch, "batch": self.batch, "step": self.step}
-        mark = None if self.host is None else self.host.mark()
-        self._pending = _Point((_copy(self.state.metrics), told), {"samples_per_second": speed}, where, mark)
+        before, copied = self._pending, (_copy(self.state.metrics), told)
+        self._pending = _Point(copied, {"samples_per_second": speed}, self.position, self.host.mark())
         if before is None:
-            self._wait(fence)  # sync: host waits for the call 8 back
+            self._read(fence)  # sync: host waits for the call 8 back
             return
-        (totals, last), _ = self._wait((before.copied, fence), read=True)  # sync: the copy was computed long ago
-        found = joined(values(self.metrics, totals), {} if self.host is None else self.host.values(before.mark))
-        logs = before.logs | found | rate_in(last)
+        (totals, last), _ = self._read((before.copied, fence))  # sync: the copy was computed long ago
+        logs = before.logs | joined(values(self.metrics, totals), self.host.values(before.mark)) | rate_in(last)
         self._check_finite(int(totals.first_bad_step))
         self.history.add_point(**before.where, **logs)
         self._fire("log", logs, **before.where)
@@ -283,7 +208,7 @@ class _Point(NamedTuple):
     copied: Any
     logs: dict[str, float]
     where: dict[str, int]
-    mark: int | None  # up to where host metrics count
+    mark: int  # up to where host metrics count
 
 
 def rate_in(told: Any) -> dict[str, float]:

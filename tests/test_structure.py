@@ -19,8 +19,8 @@ PUBLIC = sorted(getattr(jfit, "__all__", ()))
 # fmt: off
 ROOMS = [
     "counters", "formats", "ops", "symbol", "init", "model", "lowering", "optim", "metrics", "totals", "state", "step",
-    "devices", "distributed", "data", "parallel", "checkpoint", "history", "callbacks", "hosted", "feed", "evaluation", "loop",
-    "run", "fitting", "lr_range", "scoring", "loading", "export", "facade", "mx",
+    "gradients", "devices", "distributed", "data", "parallel", "checkpoint", "history", "callbacks", "hosted", "feed",
+    "evaluation", "interrupts", "loop", "run", "fitting", "lr_range", "scoring", "loading", "export", "facade", "mx",
 ]
 # fmt: on
 

@@ -26,8 +26,8 @@ def linear(p, x):
 
 
 MODEL = jfit.Model.from_function(linear, loss=square, params={"w": jnp.zeros(3)})
-GRADIENT = jax.jit(jfit.step.mean_gradients(MODEL), static_argnames="axis_name")
-EVERYTHING = jfit.step.full_gradients(MODEL)
+GRADIENT = jax.jit(jfit.gradients.mean_gradients(MODEL), static_argnames="axis_name")
+EVERYTHING = jfit.gradients.full_gradients(MODEL)
 
 
 def trained(inner, epochs, reduce, batches=BATCHES):

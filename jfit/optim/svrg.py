@@ -82,7 +82,7 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
         >>> square = lambda output, label: (output - label) ** 2
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=square, params={"w": jnp.zeros(3)})
         >>> batches = [{"x": x[i : i + 6], "label": y[i : i + 6]} for i in range(0, 60, 6)]
-        >>> gradient, everything = jfit.step.mean_gradients(model), jfit.step.full_gradients(model)
+        >>> gradient, everything = jfit.gradients.mean_gradients(model), jfit.gradients.full_gradients(model)
         >>> optimizer = jfit.optim.svrg(jfit.optim.sgd(0.1))
         >>> @jax.jit
         ... def step(params, state, batch):

@@ -18,7 +18,7 @@ from jfit.facade.metric import shells as metrics
 from jfit.facade.module.base import listed
 from jfit.facade.module.initial import DEFAULT
 from jfit.facade.optimizer import Optimizer
-from jfit.loop import StopFlag
+from jfit.interrupts import StopFlag
 
 
 class FeedForward(JuliaTradition, Predicts):

@@ -16,7 +16,7 @@ from jfit.facade.callback import BatchEndParam, scalars
 from jfit.facade.metric import shells as metrics
 from jfit.facade.module.initial import DEFAULT
 from jfit.facade.module.interface import ModuleInterface
-from jfit.loop import StopFlag
+from jfit.interrupts import StopFlag
 
 Callbacks = Any  # a callback, a list of them, or None
 

@@ -19,10 +19,12 @@ from jax import Array, lax
 from jfit import counters
 from jfit.data import ArrayData, Batch, NDArrayIter
 from jfit.facade.module.passes import Passes
+from jfit.facade.module.slices import slots_of
 from jfit.feed import auto_steps_per_call, fits_on_device, repeat_steps, report
-from jfit.loop import StopFlag, Window
+from jfit.interrupts import StopFlag
+from jfit.loop import Window
 from jfit.metrics import Metric
-from jfit.parallel import place, place_split, slots_of
+from jfit.parallel import place, place_split
 from jfit.state import TrainState
 from jfit.totals import zero_totals
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.facade.box import Box
-from jfit.loop import StopFlag
+from jfit.interrupts import StopFlag
 
 
 class ModuleInterface:

@@ -21,7 +21,7 @@ from jfit.facade.module.epochs import EpochRunner, looks_every, runs_whole
 from jfit.facade.module.states import load_states_into, save_states_of
 from jfit.facade.optimizer import Optimizer, get_updater
 from jfit.facade.optimizer import create as create_optimizer
-from jfit.loop import StopFlag
+from jfit.interrupts import StopFlag
 from jfit.step.reduce import all_reduce, own, two_bit
 
 

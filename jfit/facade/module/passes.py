@@ -21,12 +21,13 @@ from jfit.data.batch import rows
 from jfit.facade.box import Box
 from jfit.facade.module.programs import Programs
 from jfit.facade.module.session import Session
+from jfit.facade.module.slices import merge_slices, slices_of, split_slices
 from jfit.facade.module.tables import whole_table
 from jfit.facade.monitor.capture import capture_gradients, capture_outputs
 from jfit.loop import Window
 from jfit.model import Model, Plan
 from jfit.ops.rows import LOST, MaybeRows, Rows
-from jfit.parallel import compile_spmd, merge_slices, place_split, sharding, slices_of, split_slices
+from jfit.parallel import compile_spmd, place_split, sharding
 from jfit.state import TrainState
 
 

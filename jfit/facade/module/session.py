@@ -15,7 +15,7 @@ from jfit import counters
 from jfit.facade.box import Box
 from jfit.facade.optimizer import Optimizer
 from jfit.facade.rng import next_key
-from jfit.loop import shielded
+from jfit.interrupts import shielded
 from jfit.optim import OptState, Resolved
 from jfit.parallel import place, place_split
 from jfit.state import TrainState

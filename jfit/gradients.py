@@ -37,7 +37,7 @@ def mean_gradients(
         >>> loss = lambda output, label: (output - label) ** 2
         >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=loss, params={"w": jnp.ones(())})
         >>> batch = {"x": jnp.array([1.0, 2.0]), "label": jnp.zeros(2)}
-        >>> float(jfit.step.mean_gradients(model)({"w": jnp.ones(())}, {}, batch)["w"])
+        >>> float(jfit.gradients.mean_gradients(model)({"w": jnp.ones(())}, {}, batch)["w"])
         5.0
     """
     summed = _summed(model, wrt, policy)
@@ -70,7 +70,7 @@ def full_gradients(
         >>> loss = lambda output, label: (output - label) ** 2
         >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=loss, params={"w": jnp.ones(())})
         >>> batches = [{"x": jnp.array([1.0, 2.0]), "label": jnp.zeros(2)}, {"x": jnp.array([4.0]), "label": jnp.zeros(1)}]
-        >>> float(jfit.step.full_gradients(model)({"w": jnp.ones(())}, {}, batches)["w"])
+        >>> float(jfit.gradients.full_gradients(model)({"w": jnp.ones(())}, {}, batches)["w"])
         14.0
     """
     summed = _summed(model, wrt, policy)
