@@ -6,6 +6,7 @@ data -> feed -> loop( step( model ) ) -> history
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,7 @@ class Run:
     @property
     def position(self) -> dict[str, int]:
         """Where training stands: epoch, batch within it, step."""
-        loop = self._loop
-        return dict(self._position) if loop is None else {"epoch": loop.epoch, "batch": loop.batch, "step": loop.step}
+        return dict(self._position) if self._loop is None else self._loop.position
 
     def snapshot(self) -> TrainState:
         """A copy of the state on the host; yours to keep."""
@@ -255,26 +255,27 @@ class Run:
         """Loss and metrics over a data set; filled-up rows do not count."""
         metrics = self.settings["metrics"] if eval_metric is None else self._metrics(eval_metric)
         size = batch_size or self.settings["eval_batch_size"]
-        key = ("score", metrics, size)
-        if key not in self._scorers:
-            self._scorers[key] = Scorer(self.model, metrics, self.settings["devices"], size, self.settings["policy"])
-        return self._scorers[key](self.state, data_of(self.model, data, size))
+        where = self.settings["devices"], size, self.settings["policy"]
+        scorer = self._once(("score", metrics, size), lambda: Scorer(self.model, metrics, *where))
+        return scorer(self.state, data_of(self.model, data, size))
 
     def _metrics(self, spec: Any) -> tuple[Any, ...]:
         """Metrics by name are made once: new ones would be compiled again."""
-        if not isinstance(spec, (str, list)) or not all(isinstance(name, str) for name in spec):
-            return resolve_metrics(spec)
-        key = ("metrics", str(spec))
+        named = isinstance(spec, (str, list, tuple)) and all(isinstance(name, str) for name in spec)
+        return self._once(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made under a key before: programs are kept."""
         if key not in self._scorers:
-            self._scorers[key] = resolve_metrics(spec)
+            self._scorers[key] = make()
         return self._scorers[key]
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The outputs for every row of `data` (no labels needed): one numpy array, or a tuple where there are several."""
         size = batch_size or self.settings["eval_batch_size"]
-        if ("predict", size) not in self._scorers:
-            self._scorers["predict", size] = Predictor(self.model, self.settings["devices"], size, self.settings["policy"])
-        outputs = self._scorers["predict", size](self.state, data_of(self.model, data, size, labels=False))
+        where = self.settings["devices"], size, self.settings["policy"]
+        predictor = self._once(("predict", size), lambda: Predictor(self.model, *where))
+        outputs = predictor(self.state, data_of(self.model, data, size, labels=False))
         return outputs[0] if len(outputs) == 1 else outputs
 
     # -------------------------------------------------------------------------------- keeping it

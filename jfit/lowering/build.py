@@ -119,7 +119,7 @@ def _input_names(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(data names, label names) in graph order."""
     variables = list(dict.fromkeys(n.name for n in order if n.op is None))
-    used = _used_as_data(heads)
+    used = {n.name for n in evaluated_nodes(heads) if n.op is None}  # an autoencoder's data are its labels too
     labels = {v for v in variables if v.endswith("label")}
     for node in order:
         for slot, entry in zip(node.input_names(), node.inputs, strict=True) if node.op else ():
@@ -150,22 +150,6 @@ def _state_names(order: Sequence[Node]) -> set[str]:
     """Variables in the begin-state slots of recurrent operators."""
     slots = [(s, e) for n in order if n.op and n.op.family == "rnn" for s, e in zip(n.input_names(), n.inputs, strict=False)]
     return {e.node.name for s, e in slots if s in STATE_SLOTS and e.node.op is None}
-
-
-def _used_as_data(heads: Sequence[Entry]) -> set[str]:
-    """Names of the variables that are reached without passing through a label slot (an autoencoder's data is both)."""
-    found, seen, stack = set(), set(), [h.node for h in heads]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op is None:
-            found.add(node.name)
-        else:
-            slots = zip(node.input_names(), node.inputs, strict=False)
-            stack.extend(e.node for slot, e in slots if slot != node.op.label)
-    return found
 
 
 def _unique(nodes: Sequence[Node]) -> dict[str, Node]:
