@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jfit", "tests", "benchmarks", "examples", "notebooks")
 CORE = ("symbol", "lowering", "state", "step", "parallel", "loop", "run")
-CORE_BUDGET = 2_600  # 2,500 for the pipeline, 100 for loops and branches
+CORE_BUDGET = 2_700  # 2,500 for the pipeline, 100 for loops and branches, 100 for tables by rows and metrics of the host
 # Looking at a graph, and reading files of every age and intent, are not part of what trains it.
 NOT_CORE = ("jfit/symbol/drawing/", "jfit/symbol/serial.py", "jfit/symbol/upgrade.py")
 LONGEST_FILE = 400
