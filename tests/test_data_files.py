@@ -179,7 +179,7 @@ def dies(event):
 
 
 slowly = lambda *kinds: [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]  # noqa: E731
-RESUMED = ["csv", "roll_over", "ahead", *slowly("libsvm", "mnist", "pad", "resized on", "csv kept", "resized file")]
+RESUMED = ["csv", "roll_over", *slowly("ahead", "libsvm", "mnist", "pad", "resized on", "csv kept", "resized file")]
 
 
 @pytest.mark.parametrize("kind", RESUMED)
@@ -193,6 +193,7 @@ def test_a_training_that_died_goes_on_with_the_batches_that_were_next(kind, fold
     assert same(again, straight)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_between_epochs_and_after_an_interruption(folder, tmp_path):
     make = makers(folder, 7)["roll_over"]
     straight = train(data=make(), num_epoch=4)

@@ -211,7 +211,8 @@ WORKER = Path(jfit.data.__file__).parent / "images" / "worker.py"
 
 
 @pytest.mark.parametrize(
-    ("number", "then"), [(signal.SIGINT, "time.sleep(60)"), (signal.SIGKILL, "time.sleep(60)"), (None, "")]
+    ("number", "then"),
+    [(signal.SIGINT, "time.sleep(60)"), (signal.SIGKILL, "time.sleep(60)"), pytest.param(None, "", marks=pytest.mark.slow)],
 )
 def test_workers_end_with_their_parent_however_it_ends(number, then):
     parent = subprocess.Popen(
