@@ -119,8 +119,8 @@ class BucketSentenceIter(DataIter):
         self.idx = [
             (i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)
         ]  # (bucket, first sentence) of each batch
-        self._batches: Any = random if seed is None else random.Random(seed)
-        self._rows: Any = np.random if seed is None else np.random.RandomState(seed % 2**32)
+        self._batches = None if seed is None else random.Random(seed)
+        self._rows = None if seed is None else np.random.RandomState(seed % 2**32)  # None: the global one
         self._orders = [np.arange(len(rows)) for rows in self.data]  # of the sentences of each bucket
         self.reset()
 
@@ -146,9 +146,9 @@ class BucketSentenceIter(DataIter):
     def reset(self) -> None:
         """Shuffle, and start the next epoch."""
         self.curr_idx = 0
-        self._batches.shuffle(self.idx)
+        (self._batches or random).shuffle(self.idx)
         for order in self._orders:
-            self._rows.shuffle(order)  # draws what shuffling the sentences themselves would
+            (self._rows or np.random).shuffle(order)  # draws what shuffling the sentences themselves would
         self._put()
 
     def _put(self) -> None:
@@ -160,7 +160,7 @@ class BucketSentenceIter(DataIter):
     def state_dict(self) -> dict[str, Any]:
         """Position and orders: what it takes to continue this epoch (and, with a seed, the later ones)."""
         kept = None
-        if self._batches is not random:
+        if self._batches is not None and self._rows is not None:
             version, words, gauss = self._batches.getstate()
             kept = {"batches": [version, list(words), gauss], "rows": self._rows.get_state(legacy=False)}
         return {"curr_idx": self.curr_idx, "idx": list(self.idx), "orders": [o.copy() for o in self._orders], "rng": kept}
@@ -177,7 +177,7 @@ class BucketSentenceIter(DataIter):
             raise ValueError(f"the saved position is of buckets with {found} sentences, this iterator has {mine}.")
         self.curr_idx, self.idx = int(state["curr_idx"]), [(int(i), int(j)) for i, j in state["idx"]]
         self._orders = orders
-        if state["rng"] is not None and self._batches is not random:
+        if state["rng"] is not None and self._batches is not None and self._rows is not None:
             version, words, gauss = state["rng"]["batches"]
             self._batches.setstate((version, tuple(words), gauss))
             self._rows.set_state(state["rng"]["rows"])
