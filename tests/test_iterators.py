@@ -14,7 +14,7 @@ from record_images import FOLDER, png
 
 import jfit.mx as mx
 from jfit.data import CSVIter, ImageRecords, LibSVMIter, NDArrayIter, ResizeIter
-from jfit.data.images import decode, read_list
+from jfit.data.images import decode, read_list, worker
 from jfit.data.images.pool import Pool
 from jfit.data.numbers import parse_libsvm, parse_table
 from jfit.data.positions import decode as decode_position
@@ -128,6 +128,37 @@ def test_workers_that_did_start_end_where_another_cannot(monkeypatch):
     with pytest.raises(OSError, match="no more processes"):
         Pool(ImageRecords(TEN, (3, 8, 8), 4).job, 2, 4, 1)
     assert started[0].returncode is not None
+
+
+FORKED = """
+import os, runpy, sys
+runpy.run_path(sys.argv[2], run_name="worker")["bare_packages"]()  # JAX and forks do not go together
+from jfit.data.images.image_records import ImageRecords
+from jfit.formats.records import RecordReader
+it, file = ImageRecords(sys.argv[1], (3, 8, 8), 4, workers=1), RecordReader(sys.argv[1])
+it.next(), file.skip()
+child = os.fork()
+second, record = it.next().label[0].tolist(), file.read()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print(second, len(record))
+    assert it.next().pad == 2  # the workers are still there
+    assert file.read() is not None
+    it.close()
+elif (second, record) != ([float(k) for k in LABELS], RECORD):
+    raise SystemExit(f"{second}")
+"""
+
+
+def test_a_forked_process_reads_for_itself_and_leaves_the_workers_alone():
+    with RecordReader(TEN) as file:
+        file.skip()
+        record = file.read()
+    labels = ImageRecords(TEN, (3, 8, 8), 4)
+    labels.next()
+    code = f"LABELS, RECORD = {labels.next().label[0].tolist()}, {record!r}\n{FORKED}"
+    found = subprocess.run([sys.executable, "-c", code, TEN, worker.__file__], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, ""), found.stderr
 
 
 # ------------------------------------------------------------------------------------------------ numbers and files

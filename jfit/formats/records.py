@@ -131,7 +131,7 @@ class RecordReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path, self._file = os.fspath(path), open(path, "rb")  # noqa: SIM115  closed by close()
         self.size = os.fstat(self._file.fileno()).st_size
-        self._at = 0
+        self._at, self._pid = 0, os.getpid()
 
     def read(self) -> bytes | None:
         """The next record, None at the end of the file.
@@ -139,6 +139,7 @@ class RecordReader:
         Raises:
           FormatError: there is no record, or the file ends within it; sizes are checked before anything is read.
         """
+        self._unshare()
         start = self._at
         if start == self.size:
             return None
@@ -153,6 +154,7 @@ class RecordReader:
 
     def skip(self) -> int | None:
         """Moves behind the next record without reading it; the byte at which it begins, None at the end of the file."""
+        self._unshare()
         start = self._at
         if start == self.size:
             return None
@@ -171,6 +173,7 @@ class RecordReader:
             raise FormatError(
                 self.path, f"byte {at}", f"the file has {self.size} bytes", "the index is of another file: make it again."
             )
+        self._unshare()
         self._at = self._file.seek(at)
 
     def tell(self) -> int:
@@ -190,6 +193,13 @@ class RecordReader:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _unshare(self) -> None:
+        """After a fork: opens the file again, since parent and child would move each other's place in it."""
+        if self._pid != os.getpid() and not self._file.closed:
+            self._file.close()
+            self._file, self._pid = open(self.path, "rb"), os.getpid()  # noqa: SIM115  closed by close()
+            self._file.seek(self._at)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "at": self._at, "closed": self._file.closed}

@@ -228,7 +228,7 @@ class ImageRecords(WholeBatches):
 
     def _made(self) -> tuple[np.ndarray, np.ndarray]:
         """The batch at the current place from the workers, who go on with those that will come after it."""
-        if self._pool is None:
+        if self._pool is None or self._pool.owner != os.getpid():
             self._pool = Pool(self.job, self.workers, self.batch_size, self.ahead)
             self._asked = (self.epoch, self.position)
         first = self._after(*self._asked, -self._pool.pending)

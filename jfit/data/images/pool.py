@@ -73,7 +73,8 @@ class Pool:
         self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._finalizer = weakref.finalize(self, _stop, self._processes)
+        self.owner = os.getpid()  # whose workers they are: not those of a process forked from it
+        self._finalizer = weakref.finalize(self, _stop, self._processes, os.getpid())
         handle = _shared_file(total)
         try:
             self._memory = mmap.mmap(handle, total)
@@ -195,7 +196,9 @@ def _send(process: subprocess.Popen[bytes], message: Any) -> None:
         pipe.flush()
 
 
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+def _stop(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
+    if os.getpid() != owner:
+        return
     for process in processes:
         with contextlib.suppress(BrokenPipeError):
             _pipe(process.stdin).close()
