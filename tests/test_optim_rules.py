@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -149,6 +150,20 @@ def test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call
         assert [(-1 - float(x)) / 0.5 for x in found.values()] == kept
     still, _ = run(plain(momentum_correction=False), [ones, zero], zero, rates=[1.0, 2.0])
     assert [float(x) for x in still.values()] == [-1.5] * 3
+
+
+@pytest.mark.parametrize("make", [optim.nadam, lambda lr: optim.lars(lr, 0.9, group=4)])
+def test_shared_scalars_are_no_chain_through_the_parameters(make):
+    def depth(n):  # how many operations follow from one another
+        weights = {f"w{i:03d}_weight": jnp.ones(2) for i in range(n)}
+        rule = make(0.1)
+        jaxpr, far = jax.make_jaxpr(rule.update)(weights, rule.init(weights), weights).jaxpr, {}
+        for eqn in jaxpr.eqns:
+            read = [v for v in eqn.invars if isinstance(v, jax.extend.core.Var)]
+            far |= dict.fromkeys(eqn.outvars, 1 + max((far.get(v, 0) for v in read), default=0))
+        return max(far.values())
+
+    assert depth(32) == depth(8)  # a chain through the turns is compiled into every rule: minutes for hundreds
 
 
 def test_lbsgd_moves_once_for_all_that_it_gathered():

@@ -122,7 +122,7 @@ def transformation(
     *,
     counted: bool = False,
     shared: Callable[[], dict[str, Array]] | None = None,
-    turn: Callable[[Mapping[str, Array], At], dict[str, Array]] | None = None,
+    turns: Callable[[Mapping[str, Array], Sequence[At]], Sequence[dict[str, Array]]] | None = None,
     order: Sequence[str] | None = None,
     lazy: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
@@ -135,7 +135,8 @@ def transformation(
         common: what all factories take.
         counted: the rule reads `at.t`.
         shared: makes the scalars that all parameters have in common.
-        turn: new shared scalars when a parameter's turn comes, before its rule is asked.
+        turns: what the shared scalars are at the turn of each parameter, from what they were before all of them, and what
+            else follows from them; a chain of scalars through the rules would be compiled into each of them.
         order: names in the order of their turns; others follow in leaf order.
         lazy: rows without a gradient rest: where a gradient is a `Rows` the rule sees those rows of weight and slots alone.
             A rule that looks at a whole parameter, such as its norm, cannot be.
@@ -175,11 +176,12 @@ def transformation(
         lr, decay, t_of, base_of = (_each(x, len(leaves)) for x in (lr, decay, t, rate))
         scalars, added = dict(state.shared or {}), cast(list[Any], [None] * len(leaves))
         after: list[list[Any]] = [[None] * len(leaves) for _ in starts]
-        for i in _turns(names, order):
-            at = At(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars)
-            if turn is not None:
-                scalars = turn(scalars, at)
-                at = at._replace(shared=scalars)
+        places = _turns(names, order)
+        ats = [At(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars) for i in places]
+        if turns is not None and ats:
+            ats = [at._replace(shared=now) for at, now in zip(ats, turns(scalars, ats), strict=True)]
+            scalars = {name: ats[-1].shared[name] for name in scalars}
+        for i, at in zip(places, ats, strict=True):
             held = leaves[i], tuple(column[i] for column in kept)
             added[i], new = _updated(rule, gradients[i], *held, at, multi_precision, lazy)
             for column, value in zip(after, new, strict=True):

@@ -110,7 +110,7 @@ def lars(
         group: parameters that see the same k; None for all.
 
     Returns:
-        The transformation; slot `momentum`; with momentum correction shared scalars `rate`, `last`, `turn` and `t`.
+        The transformation; slot `momentum`; with momentum correction shared scalars `rate` and `last`.
 
     Example:
         >>> opt = lars(0.5, eta=0.1)
@@ -124,13 +124,13 @@ def lars(
     """
     clip, correct = clipper(clip_gradient), bool(momentum and momentum_correction)
 
-    def turn(shared: Mapping[str, Array], at: At) -> dict[str, Array]:
-        first = shared["t"] != at.t
-        place = jnp.where(first, 0, shared["turn"])
-        new = first if group is None else place % group == 0
-        last = jnp.where(new, shared["rate"], shared["last"])
-        rate = jnp.where(new, jnp.asarray(at.base, jnp.float32), shared["rate"])
-        return {"rate": rate, "last": last, "turn": place + 1, "t": jnp.asarray(at.t, jnp.int32)}
+    def turns(shared: Mapping[str, Array], ats: Sequence[At]) -> list[dict[str, Array]]:
+        found, rate, last = [], shared["rate"], shared["last"]
+        for place, at in enumerate(ats):
+            if place == 0 or (group is not None and place % group == 0):
+                rate, last = jnp.asarray(at.base, jnp.float32), rate
+            found.append({"rate": rate, "last": last})
+        return found
 
     def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
         rate = at.lr
@@ -148,7 +148,7 @@ def lars(
     common = Common(learning_rate, wd, lr_mult, decays, multi_precision)
     if not correct:
         return transformation(rule, ("momentum",) if momentum else (), common)
-    return transformation(rule, ("momentum",), common, counted=True, shared=_no_rate_yet, turn=turn, order=order)
+    return transformation(rule, ("momentum",), common, shared=_no_rate_yet, turns=turns, order=order)
 
 
 def lbsgd(
@@ -265,8 +265,7 @@ def _adapts(adapt: Adapt, name: str) -> bool:
 
 
 def _no_rate_yet() -> dict[str, Array]:
-    scalars = {name: jnp.zeros((), jnp.float32) for name in ("rate", "last")}
-    return {**scalars, "turn": jnp.zeros((), jnp.int32), "t": jnp.zeros((), jnp.int32)}
+    return {name: jnp.zeros((), jnp.float32) for name in ("rate", "last")}
 
 
 def _norm(x: Array) -> Array:

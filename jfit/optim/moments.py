@@ -194,19 +194,22 @@ def nadam(
     def warmed(t: Any) -> Any:
         return beta1 * (1 - 0.5 * 0.96 ** (t * schedule_decay))
 
-    def turn(shared: Mapping[str, Array], at: At) -> dict[str, Array]:
-        return {"m_schedule": shared["m_schedule"] * warmed(at.t)}
+    def turns(shared: Mapping[str, Array], ats: Sequence[At]) -> list[dict[str, Array]]:
+        t = jnp.stack([at.t for at in ats])
+        now, coming = warmed(t), warmed(t + 1)
+        product = shared["m_schedule"] * jnp.cumprod(now)
+        columns = {"m_schedule": product, "of_g": (1 - now) / (1 - product), "of_mean": coming / (1 - product * coming)}
+        return [{name: column[k] for name, column in columns.items()} for k in range(len(ats))]
 
     def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
         g = clip(decayed(g, at.wd, w))
         mean, var = moments(g, slots, beta1, beta2)
-        now, coming, product = warmed(at.t), warmed(at.t + 1), at.shared["m_schedule"]
-        ahead = (1 - now) * g / (1 - product) + coming * mean / (1 - product * coming)
+        ahead = at.shared["of_g"] * g + at.shared["of_mean"] * mean
         return -at.lr * ahead / (jnp.sqrt(var / one_minus_power(beta2, at.t)) + epsilon), (mean, var)
 
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     start = lambda: {"m_schedule": jnp.ones((), jnp.float32)}  # noqa: E731
-    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, turn=turn, order=order)
+    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, turns=turns, order=order)
 
 
 def _kernel_moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from jfit.facade.optimizer.base import Hyper, Optimizer
 from jfit.facade.optimizer.ruled import Ruled, group_size
 
@@ -113,21 +111,15 @@ class LARS(Ruled):
         return self._rate_of("last")
 
     def _rate_of(self, name: str) -> float | None:
-        if "t" not in self.shared.given() or not self.shared.value("t"):
+        if name not in self.shared.given():
             return None
         # 0 stands for none: the first rate is its own predecessor
-        return self.shared.value(name) or self.shared.value("rate")
+        return self.shared.value(name) or self.shared.value("rate") or None
 
     def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
         """The scalars as an optimizer of MXNet, or a `.states` file, holds them."""
         rate, last = attributes.get("cur_lr"), attributes.get("last_lr")
-        number = max(int(attributes.get("num_update", 1)), 1)
-        return {} if rate is None else {"rate": rate, "last": rate if last is None else last, "t": number}
-
-    def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
-        """The scalars for one call: the parameters that see a change of rate are counted afresh."""
-        shared = self.shared.given()
-        return {**shared, "turn": jnp.zeros_like(shared["turn"])} if shared else shared
+        return {} if rate is None else {"rate": rate, "last": rate if last is None else last}
 
     def turns(self, indices: Sequence[Any], apart: bool) -> Hyper:
         """Which parameters have a rate of their own, and how many see a change of rate."""
