@@ -1,6 +1,7 @@
 """Metrics that are Python functions: the same numbers as batch by batch, in order, and devices that never wait for them."""
 
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from engine_nets import CLASSES, batch_of, mlp
 import jfit
 from jfit import counters, metrics
 from jfit.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
-from jfit.history import _curves
+from jfit.history import History, _curves
 from jfit.hosted import HostPass, Seen, _slab
 from jfit.ops.rows import Rows
 
@@ -50,7 +51,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("devices", "resident"),
-    [(3, True), pytest.param(1, False, marks=SLOW), pytest.param(1, True, marks=SLOW), pytest.param(3, False, marks=SLOW)],
+    [pytest.param(devices, resident, marks=SLOW) for devices in (1, 3) for resident in (True, False)],
 )
 def test_functions_see_every_row_once_in_order_and_no_padding(devices, resident):
     look = Look()
@@ -74,7 +75,8 @@ def test_an_evaluation_and_a_score_run_functions_too():
     assert run.score((X, Y), exact)["roc_auc"] == pytest.approx(wanted, rel=1e-12)
 
 
-def test_the_queue_stays_filled_and_nothing_waits_more_often():
+def test_the_queue_stays_filled_and_nothing_waits_more_often(monkeypatch):
+    monkeypatch.setattr("jfit.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
     rows = np.tile(X, (6, 1))[:200], np.tile(Y, 6)[:200]
     seen = {}
     for name, metric in (("device", "acc"), ("host", Look())):
@@ -86,6 +88,8 @@ def test_the_queue_stays_filled_and_nothing_waits_more_often():
     steps = metric.steps[-50:-8]  # of the last epoch, but for what is read at its end
     ahead = [step - 100 - number for number, step in enumerate(steps)]
     assert min(ahead) > 8, "calls in flight while a function runs"
+    np.testing.assert_array_equal(np.concatenate(metric.labels), np.tile(rows[1], 3))
+    np.testing.assert_allclose(np.concatenate(metric.outputs[-50:]), run.predict(rows[0]), rtol=1e-5)
 
 
 def test_what_a_function_raises_names_the_metric_and_the_state_survives():
@@ -163,6 +167,16 @@ def test_values_may_be_arrays(tmp_path, capsys):
     again = jfit.Run.load(tmp_path / "states", mlp())
     assert again.history.epochs == run.history.epochs
     assert _curves(run.history) == ["loss", "accuracy"]
+
+
+def test_a_history_keeps_arrays_and_lines_leave_them_out(tmp_path):
+    logs = {"loss": 0.5, "confusion_matrix": np.array([[2, np.nan], [0, 1]])}
+    history = History()
+    history.add_epoch(epoch=0, **logs)
+    again = History.from_json(history.to_json())
+    assert str(again.epochs[0]["confusion_matrix"]) == str(history.epochs[0]["confusion_matrix"]) == "[[2.0, nan], [0.0, 1.0]]"
+    assert "confusion" not in history.table() + history.to_csv(tmp_path / "history.csv").read_text()
+    assert _curves(history) == ["loss"]
     with pytest.raises(ValueError, match="monitor='confusion_matrix' is an array, needed a number"):
         stop = early_stopping("confusion_matrix")
-        stop.on(Event("epoch_end", 0, 1, 1, 1, {"loss": 0.5, "confusion_matrix": table}, None), stop.init())
+        stop.on(Event("epoch_end", 0, 1, 1, 1, logs, None), stop.init())

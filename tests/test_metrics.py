@@ -120,7 +120,7 @@ def test_nothing_counted_is_nan_and_a_batch_without_rows_changes_nothing(name):
 def test_several_outputs_pair_in_order():
     pair = ((jnp.asarray(LABEL), jnp.asarray(LABEL)), (jnp.asarray(PROB), jnp.eye(5)[LABEL.astype(int)]), (None, None))
     (got,) = value(metrics.create("acc"), [pair]).values()
-    assert got == pytest.approx((single("acc", LABEL, PROB) + 1) / 2)
+    assert got == pytest.approx((np.mean(PROB.argmax(1) == LABEL) + 1) / 2)
 
 
 def test_float_sums_do_not_drift():
@@ -139,9 +139,10 @@ def test_infinite_sums_are_infinite():
 
 def test_the_weights_of_mcc_may_be_of_any_size():
     metric = metrics.mcc(weighted=True)
-    label, p = jnp.array([0, 1, 1, 0]), jnp.array([0.1, 0.9, 0.4, 0.2])
-    weights = [jnp.full(4, scale, jnp.float32) for scale in (1.0, 1e-12, 1e12)]
-    for found in (value(metric, [((label,), (p,), (w,))])["mcc"] for w in weights):
+    label, p = np.array([0, 1, 1, 0]), np.array([0.1, 0.9, 0.4, 0.2], "float32")
+    fold = jax.jit(lambda weight: metric.update(metric.init(), metric.stats((label,), (jnp.asarray(p),), (weight,))))
+    for scale in (1.0, 1e-12, 1e12):
+        found = metric.compute(jax.device_get(fold(np.full(4, scale, "float32"))))["mcc"]
         assert found == pytest.approx(oracle.matthews_corrcoef(label, p > 0.5), rel=1e-6)
 
 
