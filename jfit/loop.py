@@ -128,8 +128,10 @@ class Loop:
                 if fence is not None and now - logged > LOG_SECONDS:
                     logged = now
                     self._log(samples / (now - started), told, fence)
-                elif fence is not None:
+                elif fence is not None and self.host.metrics:
                     self._read(fence)  # sync: host waits for the call 8 back
+                elif fence is not None:
+                    counters.wait(fence)  # sync: the same; reading would cost more
                 for i, callback in enumerate(self.callbacks):
                     if callback.every and self.step % callback.every == 0:
                         self._tell(i, callback, "step", {})

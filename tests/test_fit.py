@@ -374,3 +374,11 @@ def test_evaluating_needs_one_read_an_epoch_and_sends_nothing_again():
     mark = jfit.callbacks.lambda_callback(epoch_end=lambda event: marks.append(counters.COUNTS["host_syncs"]))
     train(num_epoch=4, eval_data=blobs(200), callbacks=[mark])
     assert np.diff(marks).tolist() == [2, 2, 2]  # the epoch's totals, the evaluation's
+
+
+@pytest.mark.parametrize("names", ["ce", ["acc", "ce"], ("acc", "ce")], ids=["name", "list", "tuple"])
+def test_scoring_by_the_same_names_again_compiles_nothing(run, names):
+    first = run.score(EVAL, names)
+    with counters.counted() as seen:
+        assert run.score(EVAL, names) == first
+    assert dict(seen) == {"host_syncs": 1}
