@@ -10,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 from fit_support import bits, blobs, compiled_once, mlp  # noqa: F401
+from sklearn.datasets import load_digits
 
 import jfit
-from jfit import counters
+from jfit import counters, sym
 from jfit.lr_range import RateRange, smooth
 
 SHORT = {"batch_size": 8, "steps": 40}
@@ -70,12 +71,38 @@ def test_the_host_waits_once_in_eight_steps_and_compiles_once():
     assert seen["host_syncs"] <= 64 // 8 + 1
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lion"])
-def test_a_network_trains_at_the_suggestion(optimizer):
-    x, y = blobs(400)
-    found = find(data=(x, y), optimizer=optimizer, steps=100)
+def conv():
+    net = sym.Convolution(sym.Variable("data"), num_filter=8, kernel=(3, 3), name="conv")
+    net = sym.Pooling(
+        sym.Activation(sym.BatchNorm(net, name="bn"), act_type="relu"), kernel=(2, 2), stride=(2, 2), pool_type="max"
+    )
+    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=10, name="fc"), name="softmax")
+
+
+def digits(shape):
+    x, y = load_digits(return_X_y=True)
+    return (x.reshape(-1, *shape) / 16).astype("float32"), y.astype("float32")
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("net", "data", "optimizer"),
+    [
+        (mlp, lambda: blobs(400), "sgd"),
+        pytest.param(mlp, lambda: blobs(400), "lion", marks=SLOW),
+        pytest.param(conv, lambda: digits((1, 8, 8)), "sgd", marks=SLOW),
+        pytest.param(conv, lambda: digits((1, 8, 8)), "adam", marks=SLOW),
+        pytest.param(conv, lambda: digits((1, 8, 8)), "lion", marks=SLOW),
+    ],
+    ids=["dense sgd", "dense lion", "conv sgd", "conv adam", "conv lion"],
+)
+def test_a_network_trains_at_the_suggestion(net, data, optimizer):
+    rows = data()
+    found = find(net(), rows, optimizer=optimizer, steps=100)
     given = {"optimizer": optimizer, "optimizer_params": {"learning_rate": found.suggestion}, "progress": False}
-    losses = jfit.fit(mlp(), (x, y), batch_size=8, num_epoch=4, **given).history.column("loss")
+    losses = jfit.fit(net(), rows, batch_size=8, num_epoch=4, **given).history.column("loss")
     assert losses[-1] < 0.5 * found.smoothed[0], (found, losses)
 
 
@@ -96,10 +123,11 @@ def test_noise_of_small_batches_does_not_decide():
 
 # ------------------------------------------------------------------------------------------------ nothing is left behind
 def test_what_is_given_stays_as_it_was():
-    run = jfit.fit(mlp(batch_norm=True), blobs(40), batch_size=8, num_epoch=1, progress=False)
-    before = bits(run.state)
-    find(run.model, params=run.params, aux=run.aux)
-    assert bits(run.state) == before
+    model = jfit.lower(mlp(batch_norm=True))
+    state = jfit.init_state(model, "sgd", {"data": blobs(8)[0]})
+    before = bits(state)
+    find(model, params=state.params, aux=state.aux, steps=10)
+    assert bits(state) == before
     params, (x, y) = {"w": jnp.ones((4, 3))}, blobs(16)
     loss = optax.softmax_cross_entropy_with_integer_labels
     find(lambda p, x: x @ p["w"], (x, y.astype("int32")), loss=loss, params=params)
