@@ -41,14 +41,6 @@ def test_distributions_have_mxnets_spread_and_text(case):
     assert abs(value.mean()) < 0.1 * case["std"]
 
 
-@pytest.mark.parametrize("kind", ["uniform", "normal"])
-@pytest.mark.parametrize("shape", [(4, 6), (6, 2, 2)])
-def test_orthogonal_rows_or_columns(kind, shape):
-    q = np.asarray(init.Orthogonal(1.0, kind)(KEY, "x_weight", shape)).reshape(shape[0], -1)
-    small = q @ q.T if q.shape[0] <= q.shape[1] else q.T @ q
-    np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
-
-
 def test_mixed_and_load_choose_by_name():
     mixed = init.get({".*gate.*": init.Constant(2.0), ".*": "one"})
     assert np.asarray(mixed(KEY, InitDesc("my_gate_weight"), (3,))).tolist() == GOLDEN["mixed"]["my_gate_weight"]
