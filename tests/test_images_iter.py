@@ -267,6 +267,7 @@ def test_a_training_that_died_continues_bit_for_bit(tmp_path, make):
         assert np.array_equal(value, again.params[name])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly")
 def test_padded_rows_do_not_count_and_layouts_agree():
     run = trained(images(), num_epoch=1)
