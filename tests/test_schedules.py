@@ -108,6 +108,8 @@ def test_overridden_follows_mxnets_learning_rate_argument():
     assert float(late(5)) == pytest.approx(0.05)  # the warm-up still climbs to the old base
     assert float(late(20)) == 0.5
     assert float(room.poly(max_update=10, base_lr=0.1).overridden(0.5)(1)) == pytest.approx(0.081)
+    low = room.factor(step=100, base_lr=0.1, warmup_steps=10, warmup_begin_lr=0.05).overridden(0.01)
+    assert rates(low, [5, 10]) == pytest.approx([0.075, 0.01])  # MXNet lets the rate fall below where the warm-up began
 
 
 # ------------------------------------------------------------------------------------------------ optax

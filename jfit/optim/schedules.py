@@ -72,9 +72,10 @@ class Schedule:
             raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}, 'linear' or 'constant' is needed.")
         if isinstance(self.warmup_steps, Span) or self.warmup_steps < 0 or self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"schedule {self.name}: warmup_steps is {self.warmup_steps}, a whole number from 0 on is needed.")
-        if self.base_lr is not None and self.base_lr < self.warmup_begin_lr:
+        top = self.base_lr if self.warmup_final_lr is None else self.warmup_final_lr
+        if top is not None and top < self.warmup_begin_lr:
             raise ValueError(
-                f"schedule {self.name}: base_lr {self.base_lr} is below warmup_begin_lr {self.warmup_begin_lr}; "
+                f"schedule {self.name}: base_lr {top} is below warmup_begin_lr {self.warmup_begin_lr}; "
                 "a warm-up climbs, so base_lr needs to be the larger one."
             )
 
