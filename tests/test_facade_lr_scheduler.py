@@ -114,5 +114,7 @@ def test_what_has_no_pure_twin_says_none():
     assert room.LRScheduler().schedule is None
     assert room.PolyScheduler(3, warmup_steps=3).schedule is None
     scheduler = room.FactorScheduler(2, base_lr=0.5, warmup_steps=3, warmup_begin_lr=0.3)
-    scheduler.base_lr = 0.1
-    assert scheduler.schedule is None
+    scheduler.base_lr = 0.1  # as an optimizer's learning_rate does
+    pure = scheduler.schedule
+    assert pure is not None
+    assert [float(pure(n)) for n in (1, 2, 3)] == pytest.approx([scheduler(n) for n in (1, 2, 3)])

@@ -361,11 +361,9 @@ def from_settings(settings: Mapping[str, Any]) -> LRScheduler:
     return scheduler
 
 
-def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedule | None:
+def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedule:
     if not scheduler.warmup_steps or decayed:  # numbers only grow, so a rate that has decayed is past its warm-up
         return pure
-    if scheduler.base_lr < scheduler.warmup_begin_lr:  # an optimizer's learning_rate put it there: no pure twin
-        return None
     return replace(pure, warmup_final_lr=scheduler.warmup_final_lr, **scheduler._warmup())
 
 
