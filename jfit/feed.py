@@ -140,7 +140,10 @@ class ResidentFeed:
             at += steps
 
     def _pack(self, epoch: int, start: int, step: int) -> dict[str, Any]:
-        """What a program reads: the arrays, the order of the epoch, and the step number of its first batch."""
+        """What a program reads: the arrays, the order of the epoch, the step number of its first batch and how many rows are real.
+
+        All of them are data: from a number it knew XLA would make constants of weights, and round otherwise than for a stream.
+        """
         size, count, devices = self.spec.batch_size, len(self.spec.devices), self.spec.devices
         order = self.data.order(epoch)
         full = order[: self.full * size].reshape(self.full, size)
@@ -155,8 +158,8 @@ class ResidentFeed:
         table = np.concatenate(parts)  # (batches, slots): row numbers, real ones repeated where a slot is padding
         if count > 1:
             table = table.reshape(len(table), count, -1).swapaxes(0, 1)
-        first = place(np.asarray(step - start, np.int32), devices)
-        return {"arrays": self._arrays, "weight": self._weight, "order": place_split(table, devices), "first": first}
+        numbers = place(np.asarray([step - start, size, self.tail], np.int32), devices)
+        return {"arrays": self._arrays, "weight": self._weight, "order": place_split(table, devices), "numbers": numbers}
 
     def _batch(self, pack: Mapping[str, Any], at: Any, tail: bool, axis_name: str | None) -> Batch:
         """Batch `at` of the epoch, gathered on the device."""
@@ -170,7 +173,7 @@ class ResidentFeed:
         if padded:
             device = 0 if axis_name is None else lax.axis_index(axis_name)
             number = device * len(slots) + jnp.arange(len(slots))
-            weight = (number < (self.tail if tail else self.spec.batch_size)).astype(jnp.float32)
+            weight = (number < pack["numbers"][2 if tail else 1]).astype(jnp.float32)
         if pack["weight"] is not None:
             own = take(pack["weight"])
             weight = own if weight is None else weight * own
@@ -178,14 +181,14 @@ class ResidentFeed:
 
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
-            axes = {"arrays": None, "weight": None, "order": 0, "first": None}
+            axes = {"arrays": None, "weight": None, "order": 0, "numbers": None}
             in_axes = (STATE_AXES, axes, None) if counted else (STATE_AXES, axes)
             self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
     def _full_program(self, pack: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
         def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
-            return _step(self.spec, state, self._batch(pack, state.step - pack["first"], False, axis_name), axis_name)
+            return _step(self.spec, state, self._batch(pack, state.step - pack["numbers"][0], False, axis_name), axis_name)
 
         if self.spec.steps_per_call == 1:
             program = self._compiled("train", one, counted=False)
