@@ -17,9 +17,15 @@ os.environ.setdefault("PJRT_NPROC", "32")
 # Figures are drawn to files; without a display the default backend would fail or warn.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import signal
+
 import jax
 import numpy as np
 import pytest
+
+# A shell that starts its jobs in the background has them ignore Ctrl-C, and their children too: tests of Ctrl-C send one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -56,6 +62,7 @@ def quickly():
 
 @pytest.fixture(autouse=True)
 def operators_quickly(request: pytest.FixtureRequest):
-    """Tests of operators compile thousands of programs for a handful of numbers; nets are compiled as users compile them."""
-    if request.path.name.startswith("test_ops_"):
+    """Tests of operators, alone and in graphs, compile thousands of programs for a handful of numbers; what trains is compiled
+    as users compile it."""
+    if request.path.name.startswith(("test_ops_", "test_lowering")):
         request.getfixturevalue("quickly")

@@ -29,7 +29,7 @@ def gradients(model, params, aux, inputs, **options):
         outputs, moved = model.apply(p, aux, inputs, train=True, key=KEY, **options)
         return jfit.model.objective(model, outputs, inputs, options.get("weight")), (outputs, moved)
 
-    return jax.grad(total, has_aux=True)(params)
+    return jax.jit(jax.grad(total, has_aux=True))(params)
 
 
 @pytest.fixture
@@ -353,7 +353,9 @@ def test_pooling_after_normalisation_has_the_same_gradient_compiled_and_not(rng)
         net = sym.Activation(sym.Convolution(net, kernel=(5, 5), num_filter=5, name=f"c{i}"), act_type="tanh")
         net = sym.Pooling(sym.BatchNorm(net, name=f"b{i}"), kernel=(2, 2), stride=(2, 2), pool_type="max")
     model, params, aux = started(sym.MakeLoss(sym.FullyConnected(net, num_hidden=3, name="f")), x)
-    plain = gradients(model, params, aux, x)[0]
-    compiled = jax.jit(lambda p: gradients(model, p, aux, x)[0])(params)
+    with jax.disable_jit():
+        plain = gradients(model, params, aux, x)[0]
+    jax.config.update("jax_disable_most_optimizations", False)  # the order of fusions is what goes wrong
+    compiled = gradients(model, params, aux, x)[0]
     for k in plain:
         np.testing.assert_allclose(compiled[k], plain[k], rtol=1e-3, atol=1e-3 * np.abs(plain[k]).max() + 1e-4, err_msg=k)

@@ -27,8 +27,11 @@ def sums(model, params, aux, inputs, weight=None):
         outputs, moved = model.apply(p, aux, inputs, train=True, key=KEY, weight=weight)
         return jfit.model.objective(model, outputs, inputs, weight), (outputs, moved)
 
-    grads, (outputs, moved) = jax.grad(total, has_aux=True)(params)
-    return grads, moved, jfit.model.loss_sums(model, outputs, inputs, weight, plan.rows)
+    def found(p):
+        grads, (outputs, moved) = jax.grad(total, has_aux=True)(p)
+        return grads, moved, jfit.model.loss_sums(model, outputs, inputs, weight, plan.rows)
+
+    return jax.jit(found)(params)
 
 
 # ------------------------------------------------------------------------------------------ where rows are

@@ -11,7 +11,7 @@ import jfit.mx as mx
         (mx, "vis", "nearest names are 'viz'"),
         (mx, "recordi", "nearest names are .*'recordio'"),
         (mx, "modul", "nearest names are 'module'"),
-        (mx.optimizer, "Ftrl", "or not yet"),
+        (mx.optimizer, "Ftr", "'Ftrl'"),
         (mx.optimizer, "Adamw", "'AdamW'"),
         (mx.nd, "Convolutio", "'Convolution'"),
         (mx.sym, "Convolutio", "'Convolution'"),

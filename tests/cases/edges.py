@@ -56,4 +56,13 @@ CASES = [
     case("argmax_channel", np.array([[1, 3, 3]], np.int32)),
     case("max", np.array([[np.nan, 1], [1, 2]], np.float32), axis=1),
     *[case(op, INTS[None], axis=axis) for op in ("sum", "mean", "prod", "max", "min") for axis in (0, 1)],
+    case(
+        "_contrib_SparseEmbedding",
+        np.array([[0, 3], [1, 3]], np.float32),
+        np.arange(12, dtype=np.float32).reshape(4, 3) / 5,
+        names=("data", "weight"),
+        input_dim=4,
+        output_dim=3,
+    )
+    | {"req": {"data": "null", "weight": "null"}},
 ]
