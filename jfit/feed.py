@@ -140,7 +140,7 @@ class ResidentFeed:
             at += steps
 
     def _pack(self, epoch: int, start: int, step: int) -> dict[str, Any]:
-        """What a program reads: the arrays, the order of the epoch, the step number of its first batch and how many rows are real.
+        """What a program reads: the arrays, the epoch's order, the step number of its first batch, how many rows are real.
 
         All of them are data: from a number it knew XLA would make constants of weights, and round otherwise than for a stream.
         """
