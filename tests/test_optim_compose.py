@@ -129,7 +129,8 @@ def test_one_program_for_all_rates_takes_its_state_as_a_gift(rule):
     for k, rate in enumerate((0.1, 0.1, 0.03)):
         held = jax.tree.leaves(weights if rule == "test" else (weights, state))  # "test" never reads its state
         weights, state = compiled(weights, state, tree(k), jnp.float32(rate))
-        assert all(x.is_deleted() for x in held)
+        unread = (getattr(state, "shared", None) or {}).keys() & {"last"}  # LARS writes it anew without a look at it
+        assert sum(not x.is_deleted() for x in held) <= len(unread)
         wanted = step(*wanted, tree(k), jnp.float32(rate))
     assert len(traces) == 1 + 3
     close((weights, state), wanted)

@@ -31,7 +31,8 @@ FAST = ("ftrl", "lars")  # a new weight, norms
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_a_nan_reaches_its_weight_and_other_parameters_do_not_see_it(name):
     after, _ = moved(name, jnp.nan)
-    assert np.isnan(after["a_weight"][0, 0])
+    rests = name == "signum"  # the sign of NaN is 0, as in MXNet
+    assert np.isnan(after["a_weight"][0, 0]) != rests
     plain, _ = moved(name, 0.5)
     np.testing.assert_array_equal(after["h_weight"], plain["h_weight"])
     assert {n: (w.shape, w.dtype) for n, w in after.items()} == {n: (w.shape, w.dtype) for n, w in START.items()}
