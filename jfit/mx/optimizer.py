@@ -13,67 +13,24 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from jfit.facade.optimizer import named as _named
 from jfit.facade.optimizer import updater as _facade
 from jfit.facade.optimizer.base import Optimizer
-from jfit.facade.optimizer.named import (
-    DCASGD,
-    FTML,
-    LAMB,
-    LARS,
-    LBSGD,
-    NAG,
-    SGD,
-    SGLD,
-    AdaDelta,
-    AdaGrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Ftrl,
-    GroupAdaGrad,
-    Nadam,
-    RMSProp,
-    Signum,
-    Test,
-    ccSGD,
-    create,
-    register,
-)
+from jfit.facade.optimizer.named import *  # noqa: F403  one list of the classes, in `named`
 from jfit.mx.nd import NDArray
 from jfit.mx.spelling import absent
 
 __all__ = [
-    "DCASGD",
-    "FTML",
-    "LAMB",
-    "LARS",
-    "LBSGD",
-    "NAG",
-    "SGD",
-    "SGLD",
-    "AdaDelta",
-    "AdaGrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Ftrl",
-    "GroupAdaGrad",
-    "Nadam",
     "Optimizer",
-    "RMSProp",
-    "Signum",
-    "Test",
     "Updater",
-    "ccSGD",
     "contrib",
-    "create",
     "get_updater",
     "opt_registry",
-    "register",
 ]
+__all__ += _named.__all__
 
 # `mx.optimizer.contrib.GroupAdaGrad`
-contrib = SimpleNamespace(GroupAdaGrad=GroupAdaGrad, register=Optimizer.register)
+contrib = SimpleNamespace(GroupAdaGrad=_named.GroupAdaGrad, register=Optimizer.register)
 # class by lower-case name, one table for everything that makes optimizers
 opt_registry = Optimizer.opt_registry
 
