@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from jfit.formats import FormatError, SparseArray, bounded_dense, load_tensors
 from jfit.formats.mxnet_arrays import loads
 from jfit.formats.mxnet_states import load_states
+from jfit.graph.serial import GraphFileError, load
+from jfit.graph.symbol import GraphError
 from jfit.ops import ALIASES, REGISTRY
-from jfit.symbol.graph import GraphError
-from jfit.symbol.serial import GraphFileError, load
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 MOST = 64 << 20  # bytes of memory, besides 64 times the file

@@ -21,27 +21,25 @@ Each stage is usable without the ones below it.
 1.0
 """
 
-from jfit import callbacks, checkpoint, counters, data, export, formats, gradients, init, metrics, ops, optim, parallel, totals
-from jfit import symbol as sym
+from jfit import callbacks, checkpoint, counters, data, export, formats, init, metrics, ops, optim, parallel, sym
 from jfit.data import Batch, NDArrayIter
-from jfit.devices import Context, cpu, gpu, tpu
-from jfit.facade import callback
-from jfit.facade.feedforward import FeedForward, TrainingOptions
-from jfit.facade.kvstore import KVStore
-from jfit.facade.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
-from jfit.facade.monitor import Monitor
-from jfit.facade.trainer import Parameter, ParameterDict, Trainer
-from jfit.fitting import fit
-from jfit.loading import Loaded, load
+from jfit.graph import Symbol
+from jfit.load import Loaded, load
 from jfit.lowering import lower
-from jfit.lr_range import lr_find
-from jfit.model import Model, Policy
-from jfit.parallel import data_parallel
-from jfit.run import Run, last_run
-from jfit.scoring import predict, score
-from jfit.state import TrainState, init_state
-from jfit.step import StepOut, eval_step, predict_step, train_step
-from jfit.symbol import Symbol
+from jfit.lowering.model import Model, Policy
+from jfit.mxnet import callback
+from jfit.mxnet.feedforward import FeedForward, TrainingOptions
+from jfit.mxnet.gluon import Parameter, ParameterDict, Trainer
+from jfit.mxnet.kvstore import KVStore
+from jfit.mxnet.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
+from jfit.mxnet.monitor import Monitor
+from jfit.parallel import Context, cpu, data_parallel, gpu, tpu
+from jfit.step import StepOut, eval_step, gradients, predict_step, totals, train_step
+from jfit.step.state import TrainState, init_state
+from jfit.train.fit import fit
+from jfit.train.lr_find import lr_find
+from jfit.train.run import Run, last_run
+from jfit.train.scoring import predict, score
 
 __version__ = "0.1.0"
 

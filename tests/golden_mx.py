@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import numpy as np
 
 import jfit
-from jfit.facade import optimizer
-from jfit.facade.kvstore import store as kvstore
-from jfit.facade.module.module import Module
-from jfit.facade.optimizer import lr_scheduler
+from jfit.mxnet import optimizer
+from jfit.mxnet.kvstore import store as kvstore
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.optimizer import lr_scheduler
 
 GOLDEN = Path(__file__).parent / "golden"
 FACADE = SimpleNamespace(

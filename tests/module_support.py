@@ -4,7 +4,7 @@ import numpy as np
 
 import jfit
 from jfit.data import DataBatch
-from jfit.facade.module.module import Module
+from jfit.mxnet.module.module import Module
 
 SYM = jfit.sym
 V = SYM.Variable

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jfit import checkpoint
-from jfit.callbacks import (
+from jfit.train import checkpoint
+from jfit.train.callbacks import (
     Callback,
     Event,
     as_callback,
@@ -22,7 +22,7 @@ from jfit.callbacks import (
     progress,
     speedometer,
 )
-from jfit.history import History
+from jfit.train.history import History
 
 
 class FakeRun(SimpleNamespace):

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 import pytest
 
-from jfit import checkpoint
 from jfit.formats import FormatError
+from jfit.train import checkpoint
 
 
 class State(NamedTuple):

@@ -13,8 +13,8 @@ from jax.test_util import check_grads
 import jfit
 import jfit.mx as mx
 from jfit import sym
-from jfit.symbol import scopes
-from jfit.symbol.graph import GraphError
+from jfit.graph import scopes
+from jfit.graph.symbol import GraphError
 
 GOLDEN = Path(__file__).parent / "golden"
 ABOUT = json.loads((GOLDEN / "control.json").read_text())

@@ -11,10 +11,10 @@ import pytest
 
 import jfit
 import jfit.mx as mx
+from jfit.graph.symbol import GraphError
 from jfit.ops import REGISTRY
 from jfit.ops.attributes import number
 from jfit.ops.custom import CustomError
-from jfit.symbol.graph import GraphError
 
 
 class Softmax(mx.operator.CustomOp):

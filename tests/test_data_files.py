@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import jfit
 import jfit.mx as mx
-from jfit.callbacks import lambda_callback
 from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter, text
 from jfit.data.csr import pick_rows
 from jfit.data.decimals import decimals
@@ -26,6 +25,7 @@ from jfit.data.numbers import parse_libsvm, parse_table
 from jfit.data.positions import decode, encode
 from jfit.data.text import TextFiles
 from jfit.formats import FormatError, SparseArray
+from jfit.train.callbacks import lambda_callback
 
 F32 = np.dtype("float32")
 

@@ -9,8 +9,8 @@ from golden_mx import arrays_of, assert_close, host, under
 
 import jfit
 import jfit.mx as mx
+from jfit.graph.symbol import GraphError
 from jfit.ops import Rows
-from jfit.symbol.graph import GraphError
 
 pytestmark = pytest.mark.usefixtures("quickly")
 SLOW = {"aligned", "position_sensitive"}  # their parts are in the tests of the operators too

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.devices import Context, resolve
+from jfit.parallel.devices import Context, resolve
 
 
 def test_contexts_show_themselves_and_need_no_hardware():

@@ -15,8 +15,8 @@ from test_models_golden import RECORDED, loaded, near
 import jfit
 from jfit.export import ExportError
 from jfit.export.nodes import CONVERTERS
+from jfit.graph.symbol import Entry, Node, Symbol
 from jfit.ops import lookup
-from jfit.symbol.graph import Entry, Node, Symbol
 
 WHY = "pip install 'jfit[test]': exported models are checked by the package onnx and run in ONNX Runtime"
 onnx = pytest.importorskip("onnx", reason=WHY)

@@ -10,10 +10,10 @@ from golden_mx import arrays_of, assert_close, manifest, under
 import jfit
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.facade.module.bucketing import BucketingModule
-from jfit.facade.module.module import Module
-from jfit.facade.monitor.monitor import Monitor
-from jfit.facade.optimizer.lr_scheduler import FactorScheduler
+from jfit.mxnet.module.bucketing import BucketingModule
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.monitor.monitor import Monitor
+from jfit.mxnet.optimizer.lr_scheduler import FactorScheduler
 
 sym = jfit.sym
 WORDS, BATCH = 7, 4
@@ -120,7 +120,7 @@ def test_a_recorded_training_over_three_lengths(read):
 
 @pytest.mark.parametrize(("optimizer", "lengths"), [("sgd", [5, 2, 3, 5]), ("adam", [5, 2, 1, 3])])
 def test_a_bucket_compiles_once_and_never_again(optimizer, lengths):
-    module, metric = ready(optimizer=optimizer, params={"learning_rate": 0.1}), jfit.facade.metric.create("acc")
+    module, metric = ready(optimizer=optimizer, params={"learning_rate": 0.1}), jfit.mxnet.metric.create("acc")
 
     def one_pass(seed):
         for length in lengths:

@@ -9,13 +9,13 @@ import pytest
 
 import jfit
 from jfit import counters
-from jfit.facade import callback as C
-from jfit.facade import files
-from jfit.facade.box import Box
-from jfit.facade.metric import shells as metric
 from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray
+from jfit.mxnet import callback as C
+from jfit.mxnet import files
+from jfit.mxnet.box import Box
+from jfit.mxnet.metric import shells as metric
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from fit_support import compiled_once  # noqa: F401
 
 import jfit
 from jfit import counters
-from jfit.facade import rng as random_numbers
-from jfit.facade.callback import Speedometer, log_train_metric
-from jfit.facade.metric import shells as metric
-from jfit.facade.module.epochs import looks_every
-from jfit.facade.optimizer import lr_scheduler
+from jfit.mxnet import rng as random_numbers
+from jfit.mxnet.callback import Speedometer, log_train_metric
+from jfit.mxnet.metric import shells as metric
+from jfit.mxnet.module.epochs import looks_every
+from jfit.mxnet.optimizer import lr_scheduler
 
 ROWS, BATCH = 46, 4
 

@@ -12,12 +12,12 @@ from golden_mx import GOLDEN, arrays_of, manifest, under
 
 import jfit
 from jfit.data import DataBatch, DataDesc, DataIter
-from jfit.facade.callback import Speedometer
-from jfit.facade.feedforward.feedforward import FeedForward
-from jfit.facade.metric.shells import CustomMetric, create
-from jfit.facade.module.module import Module
-from jfit.facade.monitor.monitor import Monitor
-from jfit.facade.optimizer import SGD, Adam
+from jfit.mxnet.callback import Speedometer
+from jfit.mxnet.feedforward.feedforward import FeedForward
+from jfit.mxnet.metric.shells import CustomMetric, create
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.monitor.monitor import Monitor
+from jfit.mxnet.optimizer import SGD, Adam
 
 MAN = manifest("fit", "manifest.json")
 FIT = arrays_of("fit", "fit.npz")

@@ -7,7 +7,7 @@ import pytest
 from fit_support import compiled_once  # noqa: F401
 
 import jfit
-from jfit.facade.feedforward.callbacks import (
+from jfit.mxnet.feedforward.callbacks import (
     AbstractBatchCallback,
     AbstractEpochCallback,
     OptimizationState,
@@ -16,9 +16,9 @@ from jfit.facade.feedforward.callbacks import (
     every_n_epoch,
     speedometer,
 )
-from jfit.facade.feedforward.feedforward import FeedForward
-from jfit.facade.optimizer import SGD
-from jfit.facade.optimizer.lr_scheduler import FactorScheduler
+from jfit.mxnet.feedforward.feedforward import FeedForward
+from jfit.mxnet.optimizer import SGD
+from jfit.mxnet.optimizer.lr_scheduler import FactorScheduler
 
 DEVICES = [jfit.cpu(i) for i in range(3)]
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

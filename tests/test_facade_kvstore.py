@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.facade.box import Box
-from jfit.facade.errors import MXNetError
-from jfit.facade.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
-from jfit.facade.kvstore.transfer import moved, only_rows, total, write
-from jfit.facade.optimizer import SGD
-from jfit.facade.optimizer import create as create_optimizer
-from jfit.mx import kvstore as mxkv
-from jfit.mx.nd.array import NDArray
+from jfit.mxnet.box import Box
+from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.kvstore import boxed as mxkv
+from jfit.mxnet.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
+from jfit.mxnet.kvstore.transfer import moved, only_rows, total, write
+from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.optimizer import SGD
+from jfit.mxnet.optimizer import create as create_optimizer
 
 DEVICES = jax.devices()
 

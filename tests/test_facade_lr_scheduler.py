@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jfit.facade.optimizer import lr_scheduler as room
+from jfit.mxnet.optimizer import lr_scheduler as room
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "lr_schedulers.json").read_text())
 every_case = pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: f"{c['cls']}-{len(c['kwargs'])}")

@@ -17,10 +17,10 @@ import jfit.mx as mx
 from jfit import counters
 from jfit import metrics as pure
 from jfit.data import NDArrayIter
-from jfit.facade.box import Box
-from jfit.facade.callback import BatchEndParam, log_train_metric
-from jfit.facade.metric import shells as M
-from jfit.facade.module.module import Module
+from jfit.mxnet.box import Box
+from jfit.mxnet.callback import BatchEndParam, log_train_metric
+from jfit.mxnet.metric import shells as M
+from jfit.mxnet.module.module import Module
 
 FOLDER = Path(__file__).parent / "golden"
 MANIFEST = json.loads((FOLDER / "metrics.json").read_text())

@@ -10,9 +10,9 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, hos
 import jfit
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.facade import optimizer as O
-from jfit.facade.module.module import Module
-from jfit.facade.module.states import export_states
+from jfit.mxnet import optimizer as O
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.states import export_states
 
 
 # ------------------------------------------------------------------------------------------------ names

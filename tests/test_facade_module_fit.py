@@ -10,9 +10,9 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, host, linear,
 
 import jfit
 from jfit.data import DataBatch
-from jfit.facade.metric import shells as M
-from jfit.facade.module.module import Module
-from jfit.facade.monitor.monitor import Monitor
+from jfit.mxnet.metric import shells as M
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.monitor.monitor import Monitor
 
 FAST = {"optimizer_params": {"learning_rate": 0.5, "momentum": 0.9}}
 

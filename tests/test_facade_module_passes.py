@@ -7,9 +7,9 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, hos
 
 import jfit
 from jfit.data import DataBatch, DataDesc
-from jfit.facade import optimizer as O
-from jfit.facade.kvstore import store as K
-from jfit.facade.module.module import Module
+from jfit.mxnet import optimizer as O
+from jfit.mxnet.kvstore import store as K
+from jfit.mxnet.module.module import Module
 
 EACH = pytest.mark.parametrize("devices", [1, 2, 3])
 
@@ -96,7 +96,7 @@ def test_batches_that_were_sliced_before_are_taken_as_they_are(counts):
     x, y = data_of(10)
     cut = counts[0]
     parts = [DataBatch([x[:cut]], [y[:cut]]), DataBatch([x[cut:]], [y[cut:]])]
-    metrics = [jfit.facade.metric.create("acc") for _ in range(2)]
+    metrics = [jfit.mxnet.metric.create("acc") for _ in range(2)]
     for module, batch in ((whole, batch_of(10)), (apart, parts)):
         module.forward_backward(batch)
         module.update()

@@ -13,8 +13,8 @@ import jfit
 from jfit import counters
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.facade.module.module import Module
-from jfit.facade.module.session import Session
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.session import Session
 
 SYM = jfit.sym
 X = np.random.default_rng(0).normal(size=(40, 5)).astype("float32")

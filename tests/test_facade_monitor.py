@@ -12,9 +12,9 @@ import pytest
 import jfit
 from jfit import counters
 from jfit.data import DataBatch
-from jfit.facade.module.module import Module
-from jfit.facade.monitor.capture import capture_gradients, capture_outputs
-from jfit.facade.monitor.monitor import Monitor
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
+from jfit.mxnet.monitor.monitor import Monitor
 from jfit.step import forward_step, gradient_step
 
 FOLDER = Path(__file__).parent / "golden" / "fit"

@@ -14,12 +14,12 @@ import pytest
 import jfit
 import jfit.mx as mx
 from jfit import counters
-from jfit.facade import optimizer as room
-from jfit.facade.box import Box, unbox
-from jfit.facade.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
-from jfit.facade.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
+from jfit.mxnet import optimizer as room
+from jfit.mxnet.box import Box, unbox
+from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
+from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from jfit.optim import OptState
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "updater.json").read_text())

@@ -11,11 +11,11 @@ from cases.shells import CASES, MODULES, flat, trained, updates
 
 import jfit.mx as mx
 from jfit import counters
-from jfit.facade import optimizer as room
-from jfit.facade.box import Box
-from jfit.facade.optimizer import get_updater
-from jfit.facade.optimizer.lr_scheduler import FactorScheduler
 from jfit.formats.mxnet_states import load_states
+from jfit.mxnet import optimizer as room
+from jfit.mxnet.box import Box
+from jfit.mxnet.optimizer import get_updater
+from jfit.mxnet.optimizer.lr_scheduler import FactorScheduler
 
 QUICK = {"nadam_store", "lars", "sgd_half", "adam_half", "lars_rates", "lars_apart", "nadam_late", "lbsgd_rates", "lamb_late"}
 GOLDEN = np.load(Path(__file__).parent / "golden" / "shells.npz")

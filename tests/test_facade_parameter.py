@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.facade import rng
-from jfit.facade.box import Box
-from jfit.facade.errors import MXNetError
-from jfit.facade.trainer.parameter import DeferredInitializationError, Parameter
-from jfit.facade.trainer.parameter_dict import Constant, ParameterDict
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
-from jfit.mx import context, gluon, initializer
-from jfit.mx.nd.array import NDArray
+from jfit.mx import gluon
+from jfit.mxnet import context, rng
+from jfit.mxnet.box import Box
+from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.gluon.parameter import DeferredInitializationError, Parameter
+from jfit.mxnet.gluon.parameter_dict import Constant, ParameterDict
+from jfit.mxnet.initializer import rules as initializer
+from jfit.mxnet.ndarray.array import NDArray
 
 DEVICES = jax.devices()
 TWO = [jfit.cpu(0), jfit.cpu(1)]

@@ -7,10 +7,10 @@ import pytest
 
 import jfit
 from jfit.data import DataBatch
-from jfit.facade.metric import shells as metrics
-from jfit.facade.module.module import Module
-from jfit.facade.module.python import PythonLossModule, PythonModule
-from jfit.facade.module.sequential import SequentialModule
+from jfit.mxnet.metric import shells as metrics
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.python import PythonLossModule, PythonModule
+from jfit.mxnet.module.sequential import SequentialModule
 
 sym = jfit.sym
 SHAPES = [("data", (2, 3))], [("softmax_label", (2,))]

@@ -10,12 +10,12 @@ from fit_support import compiled_once  # noqa: F401
 import jfit
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.facade.metric import shells as metrics
-from jfit.facade.module.bucketing import BucketingModule
-from jfit.facade.module.module import Module
-from jfit.facade.module.python import PythonLossModule
-from jfit.facade.module.sequential import SequentialModule
-from jfit.facade.monitor.monitor import Monitor
+from jfit.mxnet.metric import shells as metrics
+from jfit.mxnet.module.bucketing import BucketingModule
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.python import PythonLossModule
+from jfit.mxnet.module.sequential import SequentialModule
+from jfit.mxnet.monitor.monitor import Monitor
 
 sym = jfit.sym
 SHAPES = [("data", (8, 6))], [("softmax_label", (8,))]

@@ -5,9 +5,9 @@ import pytest
 from golden_mx import CASES, FACADE, Trajectory, flat
 
 import jfit
-from jfit.facade.module.module import Module
-from jfit.facade.module.states import export_states
-from jfit.facade.optimizer.lr_scheduler import FactorScheduler
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.states import export_states
+from jfit.mxnet.optimizer.lr_scheduler import FactorScheduler
 
 ONE = ("sgd_1", "nag_0", "adam_1", "rmsprop_1", "grad_add", "mult_attr", "fixed_params")
 SHORT = [c for c in CASES if c["n_ctx"] > 1 or c["name"] in ONE]
@@ -45,7 +45,7 @@ def test_reading_in_between_gives_the_same_training(name, read, monkeypatch):
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["name"] in TWINS], **ids)
 def test_the_shard_map_twin_gives_the_same_training(case, monkeypatch):
-    monkeypatch.setattr(jfit.parallel, "SPMD", "shard_map")
+    monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
     trained(case, monkeypatch, ("gradients",) if case["n_ctx"] == 3 else ())
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.facade.box import Box
-from jfit.facade.errors import MXNetError
-from jfit.facade.kvstore.store import KVStore, KVStoreBase
-from jfit.facade.optimizer import SGD, Optimizer, lr_scheduler
-from jfit.facade.trainer.parameter import Parameter
-from jfit.facade.trainer.parameter_dict import ParameterDict
-from jfit.facade.trainer.trainer import Trainer
+from jfit.mxnet.box import Box
+from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.gluon.parameter import Parameter
+from jfit.mxnet.gluon.parameter_dict import ParameterDict
+from jfit.mxnet.gluon.trainer import Trainer
+from jfit.mxnet.kvstore.store import KVStore, KVStoreBase
+from jfit.mxnet.optimizer import SGD, Optimizer, lr_scheduler
 
 GOLDEN = Path(__file__).parent / "golden" / "train" / "gluon"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())

@@ -10,7 +10,7 @@ from fit_support import bits, blobs, compiled_once, convnet, mlp, same, train  #
 
 import jfit
 from jfit import counters
-from jfit.feed import fits_on_device
+from jfit.train.feed import fits_on_device
 
 sym = jfit.sym
 X, Y = blobs()

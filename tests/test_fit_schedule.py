@@ -11,9 +11,10 @@ from fit_support import compiled_once  # noqa: F401
 
 import jfit
 import jfit.mx as mx
-from jfit import loop, sym
-from jfit.callbacks import csv_logger, jsonl_logger, lambda_callback, progress
+from jfit import sym
 from jfit.optim import epochs, fraction
+from jfit.train import loop
+from jfit.train.callbacks import csv_logger, jsonl_logger, lambda_callback, progress
 
 
 def net():

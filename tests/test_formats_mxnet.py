@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jfit.facade.box import Box
 from jfit.formats import FormatError
 from jfit.formats.mxnet_arrays import DTYPES, V1, V2, V3, dump_record, dumps, load_arrays, loads, save_arrays
 from jfit.formats.mxnet_states import States, dump_states, load_states
 from jfit.formats.pickles import Inert
 from jfit.formats.sparse import SparseArray
+from jfit.mxnet.box import Box
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
@@ -380,9 +380,9 @@ def test_the_record_of_a_class_is_inert():
 
 
 def test_a_small_file_does_not_become_a_huge_dense_array(tmp_path):
-    from jfit.facade import files
-    from jfit.facade.trainer.parameter_dict import ParameterDict
     from jfit.formats.sparse import bounded_dense
+    from jfit.mxnet import files
+    from jfit.mxnet.gluon.parameter_dict import ParameterDict
 
     huge = SparseArray("row_sparse", np.zeros((0, 1024), "float32"), (np.zeros(0, np.int64),), (2**27, 1024))
     path = save_arrays(tmp_path / "a.params", {"arg:w": huge})

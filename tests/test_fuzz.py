@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import jfit
 from fuzz import targets
 from jfit.formats import FormatError, load_states, save_tensors
-from jfit.symbol.serial import GraphFileError
+from jfit.graph.serial import GraphFileError
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = {

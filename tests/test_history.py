@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfit.history import History
+from jfit.train.history import History
 
 
 @pytest.fixture

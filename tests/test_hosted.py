@@ -12,10 +12,10 @@ from engine_nets import CLASSES, batch_of, mlp
 
 import jfit
 from jfit import counters, metrics
-from jfit.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
-from jfit.history import History, _curves
-from jfit.hosted import HostPass, Seen, _slab
 from jfit.ops.rows import Rows
+from jfit.train.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
+from jfit.train.history import History, _curves
+from jfit.train.host_metrics import HostPass, Seen, _slab
 
 DATA = batch_of(45)
 X, Y = DATA["data"], DATA["softmax_label"]
@@ -76,7 +76,7 @@ def test_an_evaluation_and_a_score_run_functions_too():
 
 
 def test_the_queue_stays_filled_and_nothing_waits_more_often(monkeypatch):
-    monkeypatch.setattr("jfit.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
+    monkeypatch.setattr("jfit.train.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
     rows = np.tile(X, (6, 1))[:200], np.tile(Y, 6)[:200]
     seen = {}
     for name, metric in (("device", "acc"), ("host", Look())):

@@ -16,12 +16,12 @@ from record_images import FOLDER, pictures, png
 
 import jfit
 import jfit.mx as mx
-from jfit.callbacks import lambda_callback
 from jfit.data import ImageRecords
 from jfit.data.images.pack import pack_list
 from jfit.data.images.source import read_list
 from jfit.formats import FormatError
 from jfit.formats.records import IRHeader, RecordReader, RecordWriter, pack
+from jfit.train.callbacks import lambda_callback
 
 pytest.importorskip("PIL.Image")
 TEN = FOLDER / "images.rec"

@@ -5,8 +5,8 @@ import pytest
 
 import jfit
 from jfit import sym
-from jfit.symbol import GraphError
-from jfit.symbol.compose import apply_op
+from jfit.graph import GraphError
+from jfit.graph.compose import apply_op
 
 V = sym.Variable
 

@@ -11,8 +11,8 @@ from infer_nets import NETS, SHAPES, TYPES
 from record_infer import build
 
 import jfit.mx as mx
+from jfit.graph.infer import trace_shapes
 from jfit.ops import Ctx, lookup
-from jfit.symbol.infer import trace_shapes
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "infer.json").read_text())
 every_net = pytest.mark.parametrize("name", NETS)

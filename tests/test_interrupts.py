@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jfit.interrupts import StopFlag, shielded
+from jfit.train.interrupts import StopFlag, shielded
 
 
 @pytest.fixture(autouse=True)

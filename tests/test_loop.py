@@ -15,9 +15,9 @@ from fit_support import bits, blobs, compiled_once, mlp, train  # noqa: F401
 
 import jfit
 from jfit import counters
-from jfit.callbacks import EVENTS, Callback, lambda_callback
-from jfit.feed import ResidentFeed
-from jfit.loop import NonFiniteLoss
+from jfit.train.callbacks import EVENTS, Callback, lambda_callback
+from jfit.train.feed import ResidentFeed
+from jfit.train.loop import NonFiniteLoss
 
 
 def recorder(seen: list, *, every: int | None = 4, kinds: tuple[str, ...] = EVENTS) -> Callback:
@@ -48,7 +48,7 @@ def test_events_come_in_order_and_say_where_the_run_is():
 
 
 def test_log_points_tell_loss_metrics_rate_and_speed(monkeypatch):
-    monkeypatch.setattr("jfit.loop.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("jfit.train.loop.LOG_SECONDS", 0.0)
     seen: list = []
     run = train(data=blobs(400), batch_size=4, num_epoch=1, callbacks=[lambda_callback(log=seen.append)], steps_per_call=1)
     assert {"loss", "accuracy", "lr", "samples_per_second"} <= set(seen[0].logs)

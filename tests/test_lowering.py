@@ -7,8 +7,8 @@ import pytest
 
 import jfit
 from jfit import sym
+from jfit.graph import GraphError
 from jfit.lowering import interpret
-from jfit.symbol import GraphError
 
 V = sym.Variable
 KEY = jax.random.key(7)

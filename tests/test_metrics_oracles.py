@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import jfit
 import jfit.mx as mx
-from jfit import counters, metrics, totals
+from jfit import counters, metrics
 from jfit.metrics import sums
 from jfit.metrics.__main__ import markdown
+from jfit.step import totals
 
 ROOT = Path(__file__).parents[1]
 ROWS, CLASSES = 16, 4

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import jfit
+from jfit.graph.symbol import GraphError
 from jfit.ops import LOST, Ctx, Rows, lookup
 from jfit.ops.draws import TABLE
-from jfit.symbol.graph import GraphError
 
 COUNT = 4000
 # largest distance of distribution functions: one draw in a hundred passes 1.63 / √n, and the seeds fix which

@@ -10,9 +10,9 @@ from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, co
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
-from jfit.parallel import AXIS, compile_spmd, merge_outputs, place, split_batch, split_rows
+from jfit.parallel.spmd import AXIS, compile_spmd, merge_outputs, place, split_batch, split_rows
 from jfit.step import StepOut
-from jfit.totals import values
+from jfit.step.totals import values
 
 ACC = jfit.metrics.get(["acc", "ce"])
 _programs: dict = {}
@@ -276,7 +276,7 @@ def test_one_device_leaves_per_device_state_as_it_is():
 def test_the_twin_on_shard_map_gives_the_same_results(monkeypatch):
     batch = weighted(batch_of(7), [1, 1, 0, 1, 1, 1, 1])
     wanted, told = trained(batch_norm_net(), batch, 2, outputs=True)
-    monkeypatch.setattr(jfit.parallel, "SPMD", "shard_map")
+    monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
     step = jfit.train_step(batch_norm_net(), "sgd", metrics=ACC, outputs=True)
     twin = jfit.data_parallel(step, 2)
     start = jfit.init_state(batch_norm_net(), "sgd", batch.inputs, metrics=ACC)

@@ -15,7 +15,7 @@ import pytest
 from fit_support import bits, blobs, compiled_once, mlp, same, train  # noqa: F401
 
 import jfit
-from jfit.callbacks import Callback, csv_logger, early_stopping, lambda_callback
+from jfit.train.callbacks import Callback, csv_logger, early_stopping, lambda_callback
 
 HARD = {
     "schedule": jfit.optim.cosine(base_lr=0.1, max_update=28),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit import checkpoint, optim
+from jfit import optim
+from jfit.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("quickly")
 NAMES = sorted({entry: name for name, entry in reversed(optim.OPTIMIZERS.items())}.values())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jfit.facade.optimizer import lr_scheduler as stateful
+from jfit.mxnet.optimizer import lr_scheduler as stateful
 from jfit.optim import as_optax, as_schedule, epochs, fraction, run_schedule
 from jfit.optim import schedules as room
 

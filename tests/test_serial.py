@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import jfit
 from jfit import sym
-from jfit.symbol import GraphError
+from jfit.graph import GraphError
 
 MODELS = Path(__file__).parent / "golden" / "models"
 MANIFEST = json.loads((MODELS / "manifest.json").read_text())

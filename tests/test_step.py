@@ -11,8 +11,8 @@ from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, co
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
-from jfit.state import frozen_names
-from jfit.totals import values
+from jfit.step.state import frozen_names
+from jfit.step.totals import values
 
 RATE = 0.1
 

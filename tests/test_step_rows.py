@@ -12,8 +12,8 @@ from record_rows import DATA, LABEL, fitted, network
 
 import jfit
 import jfit.mx as mx
-from jfit.feed import FeedSpec, ResidentFeed, data_of
 from jfit.optim import Rows
+from jfit.train.feed import FeedSpec, ResidentFeed, data_of
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
 BATCH = {"data": DATA, "softmax_label": LABEL}

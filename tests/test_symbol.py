@@ -13,7 +13,7 @@ import pytest
 
 import jfit
 from jfit import sym
-from jfit.symbol import GraphError
+from jfit.graph import GraphError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "symbol_api.json").read_text())
 V = sym.Variable

@@ -7,8 +7,8 @@ from jax import lax
 
 import jfit
 from jfit import sym
-from jfit.symbol.drawing import parameter_counts, total
-from jfit.symbol.drawing.flops import Flops, flops_of
+from jfit.graph.drawing import parameter_counts, total
+from jfit.graph.drawing.flops import Flops, flops_of
 
 V = sym.Variable
 

@@ -7,8 +7,8 @@ import pytest
 from engine_nets import assert_close, batch_of, mlp, weighted
 
 import jfit
-from jfit import counters, totals
-from jfit.step import Shared
+from jfit import counters
+from jfit.step import Shared, totals
 
 BOTH = jfit.metrics.get(["acc", "ce"])
 

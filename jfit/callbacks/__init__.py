@@ -1,21 +1,4 @@
-"""Callbacks: pure pairs (init, on) that a run calls with events."""
+"""The callbacks of `jfit.fit`, by their short path; their home is `jfit.train.callbacks`."""
 
-from jfit.callbacks.bars import progress
-from jfit.callbacks.base import EVENTS, Callback, Event, as_callback, lambda_callback
-from jfit.callbacks.logging import csv_logger, jsonl_logger, speedometer
-from jfit.callbacks.saving import checkpointing
-from jfit.callbacks.stopping import early_stopping
-
-__all__ = [
-    "EVENTS",
-    "Callback",
-    "Event",
-    "as_callback",
-    "checkpointing",
-    "csv_logger",
-    "early_stopping",
-    "jsonl_logger",
-    "lambda_callback",
-    "progress",
-    "speedometer",
-]
+from jfit.train.callbacks import *  # noqa: F403
+from jfit.train.callbacks import __all__  # noqa: F401

@@ -20,10 +20,10 @@ from jfit.export.nodes import CONVERTERS, At, Entry, Graph, Size, Step, Unsuppor
 from jfit.export.nodes.core import TYPES, Dims
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
 from jfit.formats import atomic_write
+from jfit.graph.symbol import Entry as Output
+from jfit.graph.symbol import Node, topological
 from jfit.lowering.build import evaluated_nodes
 from jfit.lowering.interpret import Names, make_apply
-from jfit.symbol.graph import Entry as Output
-from jfit.symbol.graph import Node, topological
 
 OPSET = 17
 IR_VERSION = 8  # the oldest that has opset 17

@@ -18,9 +18,9 @@ from jax import export
 
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
 from jfit.formats import FormatError, atomic_write
-from jfit.model import flatten_names
-from jfit.state import TrainState, init_state
+from jfit.lowering.model import flatten_names
 from jfit.step import train_step
+from jfit.step.state import TrainState, init_state
 
 MAGIC = b"JFITPROG"
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
-from jfit.model import Model
+from jfit.lowering.model import Model
 from jfit.ops import nearest
-from jfit.symbol.graph import Symbol
 
 STAND_IN = 2  # rows of a batch axis that a spec leaves open (None), where a number is needed
 

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.graph.infer import infer
+from jfit.graph.symbol import Entry, GraphError, Node, Symbol, aux_nodes, topological
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
+from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs
 from jfit.lowering.tables import tables_of
-from jfit.model import Aux, Inputs, Model, Output, Params, Plan, Specs
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
 from jfit.ops.rows import MaybeRows, RowsLost
-from jfit.symbol.graph import Entry, GraphError, Node, Symbol, aux_nodes, topological
-from jfit.symbol.infer import infer
 
 
 def lower(

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.graph.infer import infer
+from jfit.graph.symbol import Entry, GraphError, Node, Symbol, aux_nodes, topological
 from jfit.lowering.in_place import overwritten
-from jfit.model import Aux, Inputs, Params, Policy
+from jfit.lowering.model import Aux, Inputs, Params, Policy
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.rows import MaybeRows, Rows, RowsLost
 from jfit.ops.rules import reason
-from jfit.symbol.graph import Entry, GraphError, Node, Symbol, aux_nodes, topological
-from jfit.symbol.infer import infer
 
 STATE_SLOTS = ("state", "state_cell")  # begin states of recurrent operators: zeros where they are not fed
 CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)  # permutations that lead there

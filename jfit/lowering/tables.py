@@ -12,10 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.graph.symbol import Entry, Node, topological
 from jfit.lowering.interpret import Names, make_apply
-from jfit.model import Inputs
+from jfit.lowering.model import Inputs
 from jfit.ops.nn import row_numbers
-from jfit.symbol.graph import Entry, Node, topological
 
 
 def tables_of(

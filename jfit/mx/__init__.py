@@ -1,6 +1,6 @@
 """`import jfit.mx as mx`: MXNet 1.x scripts on jfit.
 
-The names, arguments, defaults and numbers are MXNet 1.9.1's; below them are the shells of `jfit.facade` and the pure
+The names, arguments, defaults and numbers are MXNet 1.9.1's; below them are the shells of `jfit.mxnet` and the pure
 functions of jfit.  Nothing in jfit imports this package.
 
 >>> import jfit.mx as mx
@@ -12,39 +12,22 @@ functions of jfit.  Nothing in jfit imports this package.
 
 from typing import NoReturn
 
-from jfit.mx import (
-    attribute,
-    base,
-    callback,
-    context,
-    contrib,
-    executor,
-    gluon,
-    image,
-    initializer,
-    io,
-    kvstore,
-    lr_scheduler,
-    metric,
-    model,
-    module,
-    monitor,
-    name,
-    nd,
-    operator,
-    optimizer,
-    random,
-    recordio,
-    rnn,
-    symbol,
-    util,
-    visualization,
-)
+from jfit.mx import attribute, callback, contrib, gluon, lr_scheduler, metric, name
 from jfit.mx.attribute import AttrScope
-from jfit.mx.base import MXNetError
-from jfit.mx.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
-from jfit.mx.executor import Executor
-from jfit.mx.spelling import absent
+from jfit.mxnet import base, context, image, operator, random, recordio, rnn, symbol, util, visualization
+from jfit.mxnet import ndarray as nd
+from jfit.mxnet.base import MXNetError
+from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
+from jfit.mxnet.executor import executor
+from jfit.mxnet.executor.executor import Executor
+from jfit.mxnet.feedforward import boxed as model
+from jfit.mxnet.initializer import rules as initializer
+from jfit.mxnet.io import arrays as io
+from jfit.mxnet.kvstore import boxed as kvstore
+from jfit.mxnet.module import boxed as module
+from jfit.mxnet.monitor import boxed as monitor
+from jfit.mxnet.optimizer import boxed as optimizer
+from jfit.mxnet.spelling import absent
 
 img = image
 init = initializer

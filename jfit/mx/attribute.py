@@ -1,5 +1,5 @@
 """`mx.attribute`: user attributes for every node made inside a block."""
 
-from jfit.symbol.scopes import AttrScope
+from jfit.graph.scopes import AttrScope
 
 __all__ = ["AttrScope"]

@@ -1,51 +1,10 @@
-"""Errors by MXNet's names, and how the errors of jfit become them."""
+"""`mx.base`: see `jfit.mxnet.base`."""
 
-from __future__ import annotations
+from typing import Any
 
-import contextlib
-from collections.abc import Iterator
-
-from jfit.counters import explained
-from jfit.facade.errors import MXNetError
-from jfit.formats.atomic import FormatError
-from jfit.ops import UnknownOperator
-from jfit.symbol.graph import GraphError
-
-__all__ = ["DamagedFile", "MXNetError", "MissingFile", "ReshapeError", "string_types", "translated"]
-
-string_types = (str,)
+from jfit.mxnet import base as _home
+from jfit.mxnet.base import *  # noqa: F403
 
 
-class DamagedFile(FormatError, MXNetError):
-    """A file is not what it should be; scripts catch it as MXNetError, the rest of jfit as `FormatError`."""
-
-
-class MissingFile(FileNotFoundError, MXNetError):
-    """There is no such file; MXNet's engine calls that an MXNetError, Python a FileNotFoundError."""
-
-
-class ReshapeError(MXNetError, ValueError):
-    """Another number of values; MXNet raises MXNetError where more are asked for, ValueError where fewer are."""
-
-
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """What MXNet's engine would refuse raises MXNetError, as scripts expect; the sentence stays.
-
-    Example:
-        >>> with translated():
-        ...     raise GraphError("fc1: shapes (2,) and (3,) meet")
-        Traceback (most recent call last):
-        ...
-        jfit.facade.errors.MXNetError: fc1: shapes (2,) and (3,) meet
-    """
-    try:
-        with explained():
-            yield
-    except FormatError as error:  # first: a damaged graph file is a GraphError too
-        raise DamagedFile(error.path, error.where, error.problem, error.remedy) from error
-    except (GraphError, UnknownOperator) as error:
-        raise MXNetError(str(error)) from error
-    except FileNotFoundError as error:
-        said = error.args if error.errno is None else (error.errno, error.strerror, error.filename)
-        raise MissingFile(*said) from error
+def __getattr__(name: str) -> Any:
+    return getattr(_home, name)

@@ -1,6 +1,6 @@
 """`mx.callback`: MXNet's callbacks."""
 
-from jfit.facade.callback import (
+from jfit.mxnet.callback import (
     BatchEndParam,
     LogValidationMetricsCallback,
     ProgressBar,

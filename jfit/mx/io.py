@@ -1,56 +1,10 @@
-"""`mx.io`: MXNet's iterators, their arrays as NDArrays.
+"""`mx.io`: see `jfit.mxnet.io.arrays`."""
 
->>> import jfit.mx as mx, numpy as np
->>> batch = next(mx.io.NDArrayIter(np.arange(6.0).reshape(3, 2), batch_size=2))
->>> batch.data[0].asnumpy().tolist(), batch.pad
-([[0.0, 1.0], [2.0, 3.0]], 0)
-"""
+from typing import Any
 
-from __future__ import annotations
-
-from typing import Any, NoReturn
-
-from jfit import data
-from jfit.data import DataBatch, DataDesc, DataIter, PrefetchingIter, ResizeIter
-from jfit.mx.file_iters import CSVIter, LibSVMIter, MNISTIter, MXDataIter, box
-from jfit.mx.image.record_iter import ImageRecordInt8Iter, ImageRecordIter, ImageRecordUInt8Iter
-from jfit.mx.spelling import absent
-
-__all__ = [
-    "CSVIter",
-    "DataBatch",
-    "DataDesc",
-    "DataIter",
-    "ImageRecordInt8Iter",
-    "ImageRecordIter",
-    "ImageRecordIter_v1",
-    "ImageRecordUInt8Iter",
-    "ImageRecordUInt8Iter_v1",
-    "LibSVMIter",
-    "MNISTIter",
-    "MXDataIter",
-    "NDArrayIter",
-    "PrefetchingIter",
-    "ResizeIter",
-]
-
-ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter  # older readers of the same files
+from jfit.mxnet.io import arrays as _home
+from jfit.mxnet.io.arrays import *  # noqa: F403
 
 
-class NDArrayIter(data.NDArrayIter):
-    """Batches of equal size from arrays in memory; see `jfit.data.NDArrayIter`, whose arrays these are, boxed.
-
-    Example:
-        >>> import numpy as np
-        >>> [b.label[0].asnumpy().tolist() for b in NDArrayIter(np.zeros((3, 1)), np.arange(3), batch_size=2)]
-        [[0.0, 1.0], [2.0, 0.0]]
-    """
-
-    plain = True  # as for jfit's own: batches are rows of the arrays, so an epoch may run without asking for each of them
-
-    def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
-        return [box(a) for a in super()._pick(named)]
-
-
-def __getattr__(name: str) -> NoReturn:
-    absent("mx.io", name, __all__)
+def __getattr__(name: str) -> Any:
+    return getattr(_home, name)

@@ -5,12 +5,6 @@
 0.05
 """
 
-from jfit.facade.optimizer.lr_scheduler import (
-    CosineScheduler,
-    FactorScheduler,
-    LRScheduler,
-    MultiFactorScheduler,
-    PolyScheduler,
-)
+from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, LRScheduler, MultiFactorScheduler, PolyScheduler
 
 __all__ = ["CosineScheduler", "FactorScheduler", "LRScheduler", "MultiFactorScheduler", "PolyScheduler"]

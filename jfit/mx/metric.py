@@ -1,4 +1,4 @@
-"""`mx.metric`: MXNet's metrics; values are Python numbers, so the classes are those of `jfit.facade.metric.shells` themselves.
+"""`mx.metric`: MXNet's metrics; values are Python numbers, so the classes are those of `jfit.mxnet.metric.shells` themselves.
 
 A metric of the user's that writes `update(self, labels, preds)` gets NDArrays from a module of `mx.mod`.
 
@@ -10,7 +10,7 @@ A metric of the user's that writes `update(self, labels, preds)` gets NDArrays f
 ('accuracy', 0.5)
 """
 
-from jfit.facade.metric.shells import (
+from jfit.mxnet.metric.shells import (
     F1,
     MAE,
     MCC,

@@ -1,26 +1,10 @@
-"""`mx.mon`: the monitor, whose statistic is a function of NDArrays."""
-
-from __future__ import annotations
+"""`mx.monitor`: see `jfit.mxnet.monitor.boxed`."""
 
 from typing import Any
 
-from jfit.facade.monitor import monitor
-from jfit.mx.nd.array import NDArray
-
-__all__ = ["Monitor"]
+from jfit.mxnet.monitor import boxed as _home
+from jfit.mxnet.monitor.boxed import *  # noqa: F403
 
 
-class Monitor(monitor.Monitor):
-    """`jfit.facade.monitor.monitor.Monitor` whose `stat_func` gets an NDArray.
-
-    Example:
-        >>> import jfit.mx as mx
-        >>> mon = Monitor(1, stat_func=lambda x: x.norm() / x.size**0.5)
-        >>> mon.tic()
-        >>> mon.collect({"fc_output": mx.nd.ones((2, 2))})
-        >>> mon.toc()
-        [(1, 'fc_output', '1.0\\t')]
-    """
-
-    def _box(self, array: Any) -> Any:
-        return array if isinstance(array, NDArray) else NDArray(array)
+def __getattr__(name: str) -> Any:
+    return getattr(_home, name)

@@ -1,5 +1,5 @@
 """`mx.name`: automatic names."""
 
-from jfit.symbol.scopes import NameManager, Prefix
+from jfit.graph.scopes import NameManager, Prefix
 
 __all__ = ["NameManager", "Prefix"]

@@ -1,62 +1,10 @@
-"""`mx.optimizer`: optimizers by name and by class, with states of NDArrays.
+"""`mx.optimizer`: see `jfit.mxnet.optimizer.boxed`."""
 
->>> import jfit.mx as mx
->>> updater = mx.optimizer.get_updater(mx.optimizer.create("sgd", learning_rate=0.5, momentum=0.9))
->>> weight = mx.nd.ones((2,))
->>> updater(0, mx.nd.ones((2,)), weight)
->>> weight.asnumpy().tolist(), updater.states[0].asnumpy().tolist()
-([0.5, 0.5], [-0.5, -0.5])
-"""
+from typing import Any
 
-from __future__ import annotations
-
-from types import SimpleNamespace
-from typing import Any, NoReturn
-
-from jfit.facade.optimizer import named as _named
-from jfit.facade.optimizer import updater as _facade
-from jfit.facade.optimizer.base import Optimizer
-from jfit.facade.optimizer.named import *  # noqa: F403  one list of the classes, in `named`
-from jfit.mx.nd import NDArray
-from jfit.mx.spelling import absent
-
-__all__ = [
-    "Optimizer",
-    "Updater",
-    "contrib",
-    "get_updater",
-    "opt_registry",
-]
-__all__ += _named.__all__
-
-# `mx.optimizer.contrib.GroupAdaGrad`
-contrib = SimpleNamespace(GroupAdaGrad=_named.GroupAdaGrad, register=Optimizer.register)
-# class by lower-case name, one table for everything that makes optimizers
-opt_registry = Optimizer.opt_registry
+from jfit.mxnet.optimizer import boxed as _home
+from jfit.mxnet.optimizer.boxed import *  # noqa: F403
 
 
-class Updater(_facade.Updater):
-    """`updater(index, grad, weight)` in place on NDArrays; states that come from a file are NDArrays too.
-
-    Args:
-        optimizer: an `Optimizer`.
-
-    Example:
-        >>> import numpy as np
-        >>> updater = Updater(create("adam"))
-        >>> updater.set_states({0: (np.ones(2, "float32"), np.ones(2, "float32"))})
-        >>> [type(part).__name__ for part in updater.states[0]]
-        ['NDArray', 'NDArray']
-    """
-
-    def _box(self, array: Any) -> NDArray:
-        return NDArray(array)
-
-
-def get_updater(optimizer: Optimizer) -> Updater:
-    """`Updater(optimizer)`: the function `(index, grad, weight)` that a key-value store calls."""
-    return Updater(optimizer)
-
-
-def __getattr__(name: str) -> NoReturn:
-    absent("mx.optimizer", name, __all__)
+def __getattr__(name: str) -> Any:
+    return getattr(_home, name)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.model import Aux, Model, Params, Policy, objective
+from jfit.lowering.model import Aux, Model, Params, Policy, objective
 from jfit.step.inputs import Slots, parts_of, slots_of, stand_ins
 from jfit.step.slices import of_real_rows, part_key
 from jfit.step.tables import hold

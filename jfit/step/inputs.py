@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.model import Model
+from jfit.lowering.model import Model
 
 
 def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums
 from jfit.metrics import Metric
-from jfit.model import Aux, Model, Params, Policy, loss_sums
 from jfit.step.inputs import parts_of
 from jfit.step.slices import Shared, part_of, plan_of
-from jfit.totals import Totals, fold, head_arguments, metric_stats
+from jfit.step.totals import Totals, fold, head_arguments, metric_stats
 
 
 def eval_step(

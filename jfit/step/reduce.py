@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.model import Params
+from jfit.lowering.model import Params
 from jfit.optim.rows import Rows
 
 

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jfit.lowering.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
 from jfit.metrics import Metric
-from jfit.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
 from jfit.ops.rows import RowsLost
-from jfit.state import TrainState, typed_key
 from jfit.step.inputs import Slots, stand_ins
+from jfit.step.state import TrainState, typed_key
 from jfit.step.tables import Held, hold
-from jfit.totals import head_arguments, metric_stats
+from jfit.step.totals import head_arguments, metric_stats
 
 
 class How(NamedTuple):

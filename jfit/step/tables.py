@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.model import Model, Params, Policy
+from jfit.lowering.model import Model, Params, Policy
 from jfit.optim.rows import Rows, coalesce, read, without
 from jfit.step.inputs import Slots, stand_ins
 

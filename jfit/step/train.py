@@ -14,18 +14,18 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
-from jfit.model import Aux, Model, Params, Policy
 from jfit.optim import as_schedule
 from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
 from jfit.optim.registry import Resolved, used_rate
 from jfit.optim.rows import apply_updates, coalesce, is_rows, on_values
-from jfit.state import TrainState, split_params
 from jfit.step.inputs import slots_of
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.slices import How, Sums, chosen, gradients_of
-from jfit.totals import fold
+from jfit.step.state import TrainState, split_params
+from jfit.step.totals import fold
 
 
 class StepOut(NamedTuple):

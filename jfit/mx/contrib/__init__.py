@@ -8,9 +8,9 @@
 from typing import NoReturn
 
 from jfit.mx.contrib import svrg_optimization
-from jfit.mx.nd import contrib as nd
-from jfit.mx.spelling import absent
-from jfit.mx.symbol import contrib as sym
+from jfit.mxnet.ndarray import contrib as nd
+from jfit.mxnet.spelling import absent
+from jfit.mxnet.symbol import contrib as sym
 
 ndarray, symbol = nd, sym
 

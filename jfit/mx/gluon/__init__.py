@@ -14,10 +14,12 @@
 
 from typing import NoReturn
 
-from jfit.mx.gluon import parameter, trainer, utils
-from jfit.mx.gluon.parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
-from jfit.mx.gluon.trainer import Trainer
-from jfit.mx.spelling import absent
+from jfit.mxnet.gluon import boxed_parameter as parameter
+from jfit.mxnet.gluon import boxed_trainer as trainer
+from jfit.mxnet.gluon import utils
+from jfit.mxnet.gluon.boxed_parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
+from jfit.mxnet.gluon.boxed_trainer import Trainer
+from jfit.mxnet.spelling import absent
 
 __all__ = [
     "Constant",

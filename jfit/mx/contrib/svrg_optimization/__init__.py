@@ -5,6 +5,7 @@
 'SVRGModule'
 """
 
-from jfit.mx.contrib.svrg_optimization import svrg_module, svrg_optimizer
+from jfit.mx.contrib.svrg_optimization import svrg_optimizer
+from jfit.mxnet.module import boxed_svrg as svrg_module
 
 __all__ = ["svrg_module", "svrg_optimizer"]

@@ -5,6 +5,6 @@
 0.5
 """
 
-from jfit.facade.optimizer.svrg import _AssignmentOptimizer, _SVRGOptimizer
+from jfit.mxnet.optimizer.svrg import _AssignmentOptimizer, _SVRGOptimizer
 
 __all__ = ["_AssignmentOptimizer", "_SVRGOptimizer"]

@@ -1,5 +1,0 @@
-"""The key-value store: values by key, summed over devices, updated in the store or handed back."""
-
-from jfit.facade.kvstore.store import KVStore, create, select, select_julia
-
-__all__ = ["KVStore", "create", "select", "select_julia"]

@@ -1,6 +1,0 @@
-"""Metrics as objects whose sums live on the device: counting never waits, reading a value does."""
-
-from jfit.facade.metric.base import EvalMetric
-from jfit.facade.metric.shells import create
-
-__all__ = ["EvalMetric", "create"]

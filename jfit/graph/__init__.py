@@ -1,0 +1,49 @@
+"""Symbols: networks as immutable graphs.  `jfit.sym.<operator>(...)` adds a node.
+
+>>> from jfit import sym
+>>> net = sym.FullyConnected(sym.Variable("data"), num_hidden=10, name="fc")
+>>> net = sym.SoftmaxOutput(net, name="softmax")
+>>> net.list_arguments()
+['data', 'fc_weight', 'fc_bias', 'softmax_label']
+"""
+
+from typing import Any
+
+from jfit.graph import control as contrib
+from jfit.graph.compose import function, group, known_functions, variable
+from jfit.graph.scopes import AttrScope, NameManager, Prefix
+from jfit.graph.serial import from_json as load_json
+from jfit.graph.serial import load
+from jfit.graph.symbol import GraphError, Symbol
+from jfit.ops import ALIASES, UnknownOperator
+from jfit.ops.scope import why_not
+
+Variable = var = variable
+Group = group
+
+__all__ = [
+    "AttrScope",
+    "GraphError",
+    "Group",
+    "NameManager",
+    "Prefix",
+    "Symbol",
+    "Variable",
+    "contrib",
+    "load",
+    "load_json",
+    "var",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") or (name.startswith("_") and name not in ALIASES and why_not(name) is None):
+        raise AttributeError(f"module 'jfit.graph' has no attribute {name!r}")
+    try:
+        return function(name)
+    except UnknownOperator as error:
+        raise AttributeError(f"jfit.sym has no operator {name!r}: {str(error).split(': ', 1)[1]}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *known_functions()})

@@ -1,0 +1,253 @@
+"""Building graphs: variables, groups, and one function per registered operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.graph.scopes import AttrScope, NameManager, stored
+from jfit.graph.symbol import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, GraphError, Node, Symbol
+from jfit.ops import ALIASES, Op, lookup, nearest, record_for
+from jfit.ops.attributes import DTYPES, REQUIRED
+
+STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
+
+
+def variable(
+    name: str,
+    attr: Mapping[str, str] | None = None,
+    shape: Sequence[int] | None = None,
+    lr_mult: float | None = None,
+    wd_mult: float | None = None,
+    dtype: Any = None,
+    init: Any = None,
+    stype: str | None = None,
+    *,
+    layout: str | None = None,
+    cls: type[Symbol] = Symbol,
+    **kwargs: str,
+) -> Symbol:
+    """A free variable of a graph: an input, a label or a parameter.
+
+    Args:
+        name: its name; arrays are matched to it by name.
+        attr: user attributes, strings.
+        shape: its shape, 0 for an unknown size; saves passing it to `infer_shape`.
+        lr_mult: the learning rate of this parameter is multiplied by it.
+        wd_mult: the weight decay of this parameter is multiplied by it.
+        dtype: its dtype.
+        init: an initializer, or a JSON text as MXNet writes it.
+        stype: MXNet's storage type: default, row_sparse or csr.
+        layout: letters of the axes, such as NCHW or TNC; N says where the batch axis is.
+        cls: the class of the result.
+        kwargs: further attributes, written `__like_this__`.
+
+    Example:
+        >>> import jfit
+        >>> jfit.sym.Variable("w", shape=(3, 4), lr_mult=0.5).attr("__shape__")
+        '(3, 4)'
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a variable's name is a string, got {name!r}")
+    attrs = AttrScope.current() | stored(dict(attr or {}))
+    if shape is not None:
+        attrs["__shape__"] = str(tuple(int(s) for s in shape))
+    if lr_mult is not None:
+        attrs["__lr_mult__"] = str(lr_mult)
+    if wd_mult is not None:
+        attrs["__wd_mult__"] = str(wd_mult)
+    if dtype is not None:
+        attrs["__dtype__"] = _dtype_number(name, dtype)
+    if init is not None:
+        attrs["__init__"] = init if isinstance(init, str) else init.dumps()
+    if stype is not None:
+        if stype not in STORAGE_TYPES:
+            raise ValueError(f"variable {name!r}: stype is {stype!r}, needed one of {', '.join(STORAGE_TYPES)}")
+        attrs["__storage_type__"] = str(STORAGE_TYPES[stype])
+    if layout is not None:
+        attrs["__layout__"] = layout
+    for key, value in kwargs.items():
+        if not (key.startswith("__") and key.endswith("__")):
+            raise ValueError(f"Variable has no argument {key!r}; user attributes go into attr= or are written __{key}__")
+        attrs[key] = str(value)
+    return cls([Entry(Node(None, name, attrs), 0)])
+
+
+def _dtype_number(name: str, dtype: Any) -> str:
+    """The dtype as symbol.json numbers it."""
+    kind = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
+    if kind not in DTYPES:
+        raise ValueError(f"variable {name!r}: dtype is {dtype!r}, needed one of {', '.join(DTYPES)}")
+    return "12" if kind == "bfloat16" else str([n for n in DTYPES if n != "bfloat16"].index(kind))
+
+
+def group(symbols: Sequence[Symbol], cls: type[Symbol] = Symbol) -> Symbol:
+    """One symbol with the outputs of several.
+
+    Example:
+        >>> import jfit
+        >>> a, b = jfit.sym.Variable("a"), jfit.sym.Variable("b")
+        >>> jfit.sym.Group([a + b, a * b]).list_arguments()
+        ['a', 'b']
+    """
+    symbols = list(symbols)
+    if not symbols or not all(isinstance(s, Symbol) for s in symbols):
+        raise TypeError(f"Group needs a list of symbols, got {symbols!r}")
+    return cls(h for s in symbols for h in s.heads)
+
+
+def text_of(value: Any) -> str:
+    """An attribute value as MXNet's Python front end writes it."""
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(text_of(v) for v in value) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, np.generic):
+        return str(value.item())
+    if isinstance(value, (type, np.dtype)):
+        return np.dtype(value).name
+    return str(value)
+
+
+def apply_op(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    node_name: str | None = None,
+    attr: Mapping[str, str] | None = None,
+    cls: type[Symbol] | None = None,
+    subgraphs: tuple[Symbol, ...] = (),
+) -> Symbol:
+    """One new node of operator `name`; inputs that are not given become variables `<node>_<input>`.
+
+    Raises:
+        UnknownOperator: no such operator (nearest names listed).
+        GraphError: missing, unknown or badly typed attributes, or inputs that do not fit.
+
+    Example:
+        >>> from jfit.graph.compose import apply_op, variable
+        >>> apply_op("clip", (variable("x"), 0, 1), {}, node_name="c").list_attr()
+        {'a_min': '0', 'a_max': '1'}
+    """
+    symbols = [a for a in args if isinstance(a, Symbol)]
+    named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
+    custom = lookup(name).given is not None  # its class gets every argument, None too, as Python prints it
+    text = str if custom else text_of
+    given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and (custom or v is not None)}
+    op = record_for(name, {k: text(v) for k, v in given.items()} if custom else given)
+    if len(subgraphs) != len(op.graphs):
+        raise GraphError(f"operator {op.name} has graphs inside: make it by sym.contrib.foreach, while_loop or cond")
+    if any(a is None for a in args):
+        raise GraphError(f"operator {op.name} got None by position, which stands for no input; pass what follows it by name")
+    positional = [a for a in args if not isinstance(a, Symbol)]
+    free = [k for k in op.attrs if k not in given]
+    if len(positional) > len(free):
+        raise GraphError(
+            f"operator {op.name} got {len(positional)} values by position, but has {len(free)} free attributes: {free}"
+        )
+    for key, value in zip(free, positional, strict=False):
+        given[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
+    if op.variadic and op.variadic not in given:
+        given[op.variadic] = len(symbols) + len(named) + len(subgraphs)
+    for key in given:
+        if key not in op.attrs and not (key.startswith("__") and key.endswith("__")):
+            raise GraphError(_unknown_attribute(op, key))
+    cls = cls or next((type(s) for s in (*symbols, *named.values())), Symbol)
+    label = NameManager.current().get(node_name, (op.hint or name).lower())
+    own = {k: text(v) for k, v in given.items()}
+    attrs = AttrScope.current() | stored(dict(attr or {})) | own
+    probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes: errors name the node
+    _check_counts(probe)
+    inputs = _inputs(op, probe, symbols, named, attrs)
+    node = probe.rebuilt(inputs)
+    return cls(Entry(node, i) for i in range(op.num_visible(node.params)))
+
+
+def _check_counts(node: Node) -> None:
+    """Refuses counts of inputs and outputs that no graph has, before anything makes that many names."""
+    assert node.op is not None
+    for key in (*OUTPUT_COUNTS, node.op.variadic or ""):
+        count = node.params.get(key)
+        least = int(key == node.op.variadic or key == "num_outputs")
+        if isinstance(count, int) and not least <= count <= MOST_OUTPUTS:
+            raise GraphError(
+                f"{node.name}: {node.op.name} has {key} {count}, needed {least} to {MOST_OUTPUTS}; pass another one"
+            )
+
+
+def _inputs(op: Op, probe: Node, symbols: list[Symbol], named: dict[str, Symbol], attrs: dict[str, str]) -> tuple[Entry, ...]:
+    try:
+        names = probe.input_names()
+    except GraphError:
+        raise
+    except ValueError as error:
+        raise GraphError(f"{probe.name}: {error}") from None
+    if len(symbols) > len(names):
+        raise GraphError(f"{probe.name}: {len(symbols)} inputs given, but {op.name} takes {len(names)}: {', '.join(names)}")
+    found: dict[str, Symbol] = dict(zip(names, symbols, strict=False))
+    for key, value in named.items():
+        if key not in names:
+            near = nearest(key, names)
+            raise GraphError(
+                f"{probe.name}: {op.name} has no input {key!r}" + (f"; did you mean {near}?" if near else f"; it has {names}")
+            )
+        if key in found:
+            raise GraphError(f"{probe.name}: input {key!r} is given by position and by name; give it once")
+        found[key] = value
+    entries = []
+    for key in names:
+        if key in found:
+            if len(found[key].heads) != 1:
+                raise GraphError(
+                    f"{probe.name}: input {key!r} needs one output, but {found[key]!r} has {len(found[key].heads)}: "
+                    f"{found[key].list_outputs()}; index the one you mean"
+                )
+            entries.append(found[key].heads[0])
+        elif op.variadic and key.startswith("arg"):
+            raise GraphError(f"{probe.name}: {op.name} needs {len(names)} inputs, {len(found)} were given")
+        else:
+            own = dict(attrs)
+            if key in op.aux:
+                own["__init__"] = f'["{op.aux_init[op.aux.index(key)]}", {{}}]'
+            entries.append(Entry(Node(None, f"{probe.name}_{key}", own), 0))
+    return tuple(entries)
+
+
+def _unknown_attribute(op: Op, key: str) -> str:
+    known = [*op.attrs, *(op.inputs if not callable(op.inputs) else ())]
+    near = nearest(key, known)
+    tail = f"did you mean {near}?" if near else f"it has {', '.join(known)}."
+    return f"operator {op.name} has no attribute or input {key!r}; {tail}"
+
+
+def function(name: str, cls: type[Symbol] | None = None) -> Callable[..., Symbol]:
+    """The graph-building function of one operator, as `jfit.sym.<name>`.
+
+    Raises:
+        UnknownOperator: no such operator (nearest names listed).
+
+    Example:
+        >>> from jfit.graph.compose import function, variable
+        >>> function("relu")(variable("x"), name="r").list_outputs()
+        ['r_output']
+    """
+    op = lookup(name)
+
+    def build(*args: Any, name: str | None = None, attr: Mapping[str, str] | None = None, **kwargs: Any) -> Symbol:
+        return apply_op(build.__name__, args, kwargs, node_name=name, attr=attr, cls=cls)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = _document(op)
+    return build
+
+
+def _document(op: Op) -> str:
+    rows = [f"    {k}: {a.kind}" + ("" if a.default is REQUIRED else f", default {a.default!r}") for k, a in op.attrs.items()]
+    inputs = op.inputs if not callable(op.inputs) else ("see the operator table",)
+    return f"{op.doc}\n\nInputs: {', '.join((*inputs, *op.aux))}\nAttributes:\n" + ("\n".join(rows) or "    none")
+
+
+def known_functions() -> list[str]:
+    """Names of every operator function, aliases included."""
+    return sorted(ALIASES)

@@ -1,0 +1,114 @@
+"""Names and attributes that apply to every node made inside a `with` block (one stack per thread)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from jfit.graph.symbol import HIDDEN_KEYS
+
+_local = threading.local()
+
+
+def _stack(kind: str) -> list[Any]:
+    stacks = _local.__dict__.setdefault("stacks", {})
+    return stacks.setdefault(kind, [NameManager()] if kind == "name" else [])
+
+
+class NameManager:
+    """Gives unnamed nodes the names `<operator><number>`, counting each operator from 0.
+
+    Example:
+        >>> import jfit
+        >>> with jfit.sym.NameManager():
+        ...     jfit.sym.relu(jfit.sym.Variable("x")).name
+        'relu0'
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def get(self, name: str | None, hint: str) -> str:
+        """`name` if given, else the next automatic name for `hint`."""
+        if name:
+            return name
+        self._counts[hint] += 1
+        return f"{hint}{self._counts[hint] - 1}"
+
+    def __enter__(self):
+        _stack("name").append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack("name").pop()
+
+    @staticmethod
+    def current() -> NameManager:
+        """The innermost active manager."""
+        return _stack("name")[-1]
+
+
+class Prefix(NameManager):
+    """A `NameManager` that puts a prefix before every name made inside it.
+
+    Example:
+        >>> import jfit
+        >>> with jfit.sym.Prefix("net_"):
+        ...     jfit.sym.relu(jfit.sym.Variable("x")).name
+        'net_relu0'
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def get(self, name: str | None, hint: str) -> str:
+        """As `NameManager.get`, with the prefix."""
+        return self._prefix + super().get(name, hint)
+
+
+class AttrScope:
+    """User attributes for every node made inside the block; nested scopes add up.
+
+    Example:
+        >>> import jfit
+        >>> with jfit.sym.AttrScope(lr_mult="0.1"):
+        ...     jfit.sym.Variable("w").attr("lr_mult")
+        '0.1'
+    """
+
+    def __init__(self, **attrs: str) -> None:
+        for key, value in attrs.items():
+            if not isinstance(value, str):
+                raise ValueError(f"attribute {key!r} is {value!r}; attributes of a graph are strings, pass {str(value)!r}")
+        self._attrs = stored(attrs)
+
+    def __enter__(self):
+        _stack("attr").append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack("attr").pop()
+
+    @staticmethod
+    def current() -> dict[str, str]:
+        """The attributes of all active scopes, inner ones last."""
+        merged: dict[str, str] = {}
+        for scope in _stack("attr"):
+            merged.update(scope._attrs)
+        return merged
+
+
+def stored(attrs: dict[str, str]) -> dict[str, str]:
+    """Attributes as the graph stores them: the hidden keys get their underscores."""
+    return {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
+
+
+def body_name(name: str, mark: str) -> str:
+    """A name of its own for the body of a loop or branch: numbered, and behind that of the body it lies in."""
+    outer = AttrScope.current().get(mark)
+    name = f"{outer}${name}" if outer else name
+    counts: Counter[str] = _local.__dict__.setdefault("bodies", Counter())
+    counts[name] += 1
+    return f"{name}{counts[name] - 1}"

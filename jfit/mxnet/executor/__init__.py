@@ -1,0 +1,1 @@
+"""Graphs bound to arrays: `Symbol.bind`, `simple_bind` and the Executor they return."""

@@ -1,0 +1,46 @@
+"""The modules under FeedForward: one for each tradition."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from jfit.mxnet.box import unbox
+from jfit.mxnet.kvstore.store import select_julia
+from jfit.mxnet.module.bucketing import BucketingModule
+from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.slicing import first_slices
+from jfit.mxnet.optimizer import Optimizer
+
+
+class PythonFed(Module):
+    """A Module whose metrics take labels and outputs by position, and which takes an optimizer object as it is."""
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Add the last batch to a metric; rows that an iterator wrapped around do not count."""
+        if pre_sliced:
+            super().update_metric(eval_metric, labels, pre_sliced)
+            return
+        outputs = [self._box(out) for out in self._passes.merged()]
+        eval_metric.fold([self._box(unbox(a)) for a in labels or ()], outputs, self._weights(outputs))
+
+    def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Module warns of an object's rescale_grad, FeedForward does not
+            return super()._make_optimizer(optimizer, params, rows, on_store)
+
+
+class PythonBuckets(BucketingModule):
+    """The same for a network that depends on the batch's `bucket_key`."""
+
+    _module_class = PythonFed
+
+
+class JuliaFed(PythonFed):
+    """A Module that divides batches as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
+
+    def _slices(self, rows: int) -> list[int]:
+        return first_slices(rows, len(self._devices))
+
+    def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
+        return select_julia(kvstore, len(self._devices), params)

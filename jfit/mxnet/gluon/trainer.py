@@ -1,0 +1,399 @@
+"""Trainer: one step of an optimizer over parameters with gradients, or over any pytree.
+
+    gradients of each device --(key-value store: sum)--> gradient --(optimizer)--> parameters of each device
+
+All parameters of a device are updated in one dispatch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jfit.formats.atomic import atomic_write
+from jfit.mxnet.box import RowsBox, unbox
+from jfit.mxnet.gluon.parameter import Parameter, device_of
+from jfit.mxnet.gluon.parameter_dict import ParameterDict
+from jfit.mxnet.gluon.tree import TreeCells
+from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, create, select
+from jfit.mxnet.optimizer import Optimizer, get_updater
+from jfit.mxnet.optimizer import create as create_optimizer
+
+
+class Trainer:
+    """w <- optimizer(w, rescale_grad * sum of the devices' gradients), with rescale_grad = scale / batch_size at each step.
+
+    Args:
+        params: `ParameterDict`, dict or list of `Parameter` (dicts are taken in the order of their sorted names); or any
+            pytree of arrays: then `step(batch_size, grads=...)` returns the new pytree, and nothing is written in place.
+        optimizer: name, or an `Optimizer`.  Its own rescale_grad is `scale`.
+        optimizer_params: arguments of an optimizer given by name.
+        kvstore: type name, store or None.  With one context there is no store, unless the type is a `dist` one; for a pytree
+            there is none.
+        compression_params: see `KVStore.set_gradient_compression`; without effect where there is no store.
+        update_on_kvstore: update in the store; None leaves the choice to `jfit.mxnet.kvstore.select`.
+
+    Of gradients of storage type `row_sparse` the rows that are not zero are updated, all with `lazy_update=False`.
+    Parameters' own `lr_mult` and `wd_mult` count; names do not, so biases decay too, unlike in Module.
+
+    Raises:
+        ValueError: params are neither; or a mix.
+        AssertionError: optimizer_params with an `Optimizer`, or parameters on different contexts.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> weights = {"w": jnp.ones(2)}
+        >>> trainer = Trainer(weights, "sgd", {"learning_rate": 0.5})
+        >>> trainer.step(2, grads={"w": jnp.array([2.0, 4.0])})["w"].tolist()
+        [0.5, 0.0]
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.Trainer`.
+    """
+
+    _trees = True  # whether pytrees are taken
+    _create_optimizer: Callable[..., Any] = staticmethod(create_optimizer)
+    _updater_of: Callable[[Any], Any] = staticmethod(get_updater)
+    _create_store: Callable[[str], Any] = staticmethod(create)
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: Any = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+    ) -> None:
+        found = _parameters(params, self._trees)
+        self._params: list[Parameter] = found or []
+        self._tree = TreeCells(params, compression_params) if found is None else None
+        if self._tree is not None:
+            _no_store(kvstore, update_on_kvstore)
+        self._index = {p.name: i for i, p in enumerate(self._params)}
+        for param in self._params:
+            self._adopt(param)
+        self._contexts = self._shared_contexts()
+        self._optimizer = self._made_optimizer(optimizer, dict(optimizer_params or {}))
+        self._updaters = [self._updater_of(self._optimizer) for _ in self._contexts]
+        self._scale = self._optimizer.rescale_grad
+        self._compression_params = compression_params
+        self._wanted = kvstore, update_on_kvstore
+        self._kvstore: Any = None
+        self._reset_kvstore()
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's rate now."""
+        return self._optimizer.learning_rate
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer."""
+        return self._optimizer
+
+    @property
+    def params(self) -> Any:
+        """The parameters: a list of `Parameter`, or the pytree after the last step."""
+        return list(self._params) if self._tree is None else self._tree.params
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the optimizer's rate; raises UserWarning where a scheduler gives it, as MXNet does."""
+        self._optimizer.set_learning_rate(lr)
+
+    def step(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
+        """Sum the gradients over devices and update once.
+
+        Args:
+            batch_size: gradients are divided by it; 1 where the loss is a mean already.
+            ignore_stale_grad: leave out parameters whose gradient is not newer than the last step.
+            grads: pytree of gradients, for a trainer over a pytree only; a None in it counts as stale.
+
+        Returns:
+            None; the new parameters where they are a pytree.
+
+        Raises:
+            UserWarning: a gradient is stale (raised before anything is written); or a distributed store, whose optimizer
+                has its rescale_grad already, and another batch_size.
+        """
+        if self._tree is not None:
+            return self.update(batch_size, ignore_stale_grad, grads)
+        _no_grads(grads)
+        self._rescale(batch_size)
+        self._prepare()
+        self._check_fresh(ignore_stale_grad)
+        self._allreduce()
+        self._update(ignore_stale_grad)
+        return None
+
+    def allreduce_grads(self, grads: Any = None) -> Any:
+        """Only the sum over devices; `update` does the rest, after the gradients were clipped, say.
+
+        Args:
+            grads: for a trainer over a pytree only: a list with one pytree of gradients per device.
+
+        Returns:
+            None; the summed pytree, on the device of the first, where parameters are one.
+
+        Raises:
+            AssertionError: the update happens in the store.
+        """
+        if self._tree is not None:
+            return self._tree.summed(grads)
+        _no_grads(grads)
+        self._prepare()
+        self._check_apart("allreduce_grads")
+        self._allreduce()
+        return None
+
+    def update(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
+        """Only the update; arguments as for `step`.
+
+        Raises:
+            AssertionError: the update happens in the store.
+            UserWarning: a gradient is stale.
+        """
+        if self._tree is not None:
+            batch = self._tree.batch(grads, ignore_stale_grad)
+            self._rescale(batch_size)
+            _run(self._updaters[0], batch)
+            return self._tree.params
+        _no_grads(grads)
+        self._prepare()
+        self._check_apart("update")
+        self._rescale(batch_size)
+        self._check_fresh(ignore_stale_grad)
+        self._update(ignore_stale_grad)
+        return None
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Write the optimizer's state, counts and settings; of several devices without a store, the first one's state.
+
+        Multipliers are not in the file: they are the parameters'.
+
+        Raises:
+            AssertionError: the store is a distributed one.
+        """
+        if self._tree is None:
+            self._prepare()
+        if self._update_on_kvstore:
+            self._kvstore.save_optimizer_states(os.fspath(fname), dump_optimizer=True)
+        else:
+            atomic_write(fname, self._updaters[0].get_states(dump_optimizer=True))
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Continue from what `save_states`, or MXNet's Trainer, wrote: momentum, counts, rate, schedule and other settings.
+
+        Raises:
+            AssertionError: the store is a distributed one.
+        """
+        if self._tree is None:
+            self._prepare()
+        if self._update_on_kvstore:
+            self._kvstore.load_optimizer_states(os.fspath(fname))
+            return
+        with open(fname, "rb") as file:
+            states = file.read()
+        for updater in self._updaters:
+            updater.set_states(states)
+
+    # ---- what parameters ask of their trainer
+
+    def _data_was_set(self, param: Parameter) -> None:
+        """The store's own copy is stale now: it is made again, as in MXNet."""
+        if self._ready and self._update_on_kvstore and param not in self._waiting:
+            self._reset_kvstore()
+
+    def _row_sparse_pull(self, param: Parameter, row_id: Any) -> Any:
+        self._prepare()
+        return unbox(self._kvstore.row_sparse_pull(self._index[param.name], row_ids=row_id))
+
+    # ---- construction
+
+    def _adopt(self, param: Parameter) -> None:
+        if param.stype != "default" and param._trainer not in (None, self):
+            raise RuntimeError(
+                f"parameter {param.name!r} is stored by rows in the store of another trainer; a parameter of storage type "
+                f"{param.stype!r} can have one trainer only."
+            )
+        param._trainer = self
+
+    def _shared_contexts(self) -> list[Any]:
+        first: list[Any] = []
+        for param in self._params:
+            found = param.list_ctx()
+            first = first or found
+            if [device_of(c) for c in found] != [device_of(c) for c in first]:
+                raise AssertionError(
+                    f"parameter {param.name!r} is on {found}, those before it are on {first}; initialize all parameters of a "
+                    "trainer on the same contexts."
+                )
+        return first if self._tree is None else [None]
+
+    def _made_optimizer(self, optimizer: Any, params: dict[str, Any]) -> Any:
+        by_index = dict(enumerate(self._params))
+        if not isinstance(optimizer, Optimizer):
+            return self._create_optimizer(optimizer, param_dict=by_index, **params)
+        if params:
+            raise AssertionError(
+                f"the optimizer is an {type(optimizer).__name__} already, so optimizer_params ({', '.join(params)}) cannot "
+                "apply; give them to its constructor."
+            )
+        optimizer.param_dict = by_index
+        return optimizer
+
+    # ---- the store
+
+    def _reset_kvstore(self) -> None:
+        if self._kvstore is not None and self._distributed:
+            raise RuntimeError("the store of this trainer is distributed, so it cannot be made again; set data before step().")
+        self._ready, self._kvstore, self._update_on_kvstore, self._distributed = False, None, False, False
+        self._waiting = list(self._params)
+
+    def _prepare(self) -> None:
+        if not self._ready:
+            self._make_store()
+        if self._waiting and self._kvstore is not None:
+            for param in self._waiting:
+                cells = param._cells(param._data)
+                if param.stype != "default":
+                    self._kvstore.init(self._index[param.name], cells[0])
+                else:
+                    self._kvstore.broadcast(self._index[param.name], cells[0], cells)
+        self._waiting = []
+
+    def _make_store(self) -> None:
+        store, update = self._chosen_store()
+        self._distributed = store is not None and "dist" in store.type
+        if store is not None:
+            if self._compression_params:
+                store.set_gradient_compression(self._compression_params)
+            if update:
+                store.set_optimizer(self._optimizer)
+        self._kvstore, self._update_on_kvstore, self._ready = store, update, True
+
+    def _chosen_store(self) -> tuple[Any, bool]:
+        wanted, forced = self._wanted
+        by_rows = any(p.stype != "default" for p in self._params)
+        sparse = any(p.grad_stype != "default" for p in self._params)
+        if by_rows:
+            if not isinstance(wanted, (str, KVStore)):
+                raise TypeError(f"kvstore is {wanted!r}; parameters stored by rows need a KVStore or the name of its type.")
+            if forced is False:
+                raise ValueError("update_on_kvstore is False, but parameters stored by rows are updated in the store only.")
+            return self._create_store(wanted) if isinstance(wanted, str) else wanted, True
+        store, update = select(wanted, len(self._contexts), {p.name: p for p in self._params}, self._create_store)
+        kind = "" if store is None else store.type
+        distributed = "dist" in kind
+        if sparse:
+            if store is not None and not isinstance(store, KVStore):
+                raise ValueError(f"a {type(store).__name__} cannot add up sparse gradients of several devices; use a KVStore.")
+            if distributed and forced is False:
+                raise ValueError("update_on_kvstore is False, but a distributed store updates sparse gradients itself only.")
+            update = distributed
+        if distributed and "async" in kind:
+            if forced is False:
+                raise ValueError("update_on_kvstore is False; asynchronous training updates in the store: set it to True.")
+            update = True
+        update = update if forced is None else forced
+        if update and (store is None or not store.is_capable(KVStoreBase.OPTIMIZER)):
+            why = "there is no store (one context, or kvstore=None)"
+            why = why if store is None else f"a store of class {type(store).__name__} cannot do it"
+            raise ValueError(f"update_on_kvstore is True, but {why}; set it to False.")
+        return store, update
+
+    # ---- one step
+
+    def _rescale(self, batch_size: float) -> None:
+        scale = self._scale / batch_size
+        if self._update_on_kvstore and self._distributed and self._ready and self._optimizer.rescale_grad != scale:
+            raise UserWarning(
+                "Possible change in the `batch_size` from previous `step` detected: the optimizer in the distributed store "
+                f"divides gradients by {1 / self._optimizer.rescale_grad:g}, and keeps doing so; use one batch_size, or "
+                "update_on_kvstore=False."
+            )
+        self._optimizer.rescale_grad = scale
+
+    def _learning(self) -> list[tuple[int, Parameter]]:
+        return [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
+
+    def _check_fresh(self, ignore_stale_grad: bool) -> None:
+        for _, param in [] if ignore_stale_grad else self._learning():
+            for cell, ctx in zip(param._cells(param._data), self._contexts, strict=True):
+                if not getattr(cell, "_fresh_grad", False):
+                    raise UserWarning(
+                        f"the gradient of parameter {param.name!r} on {ctx} is stale: no backward pass wrote it since the "
+                        "last step. If it takes no part in this iteration, pass ignore_stale_grad=True to leave it out."
+                    )
+
+    def _check_apart(self, method: str) -> None:
+        if self._kvstore is not None and self._update_on_kvstore:
+            raise AssertionError(
+                f"{method}() cannot be used where the store updates the parameters; pass update_on_kvstore=False to Trainer."
+            )
+
+    def _allreduce(self) -> None:
+        learning = self._learning()
+        if self._kvstore is None or not learning:
+            return
+        keys = [i for i, _ in learning]
+        cells = [p._cells(p._with_grad()) for _, p in learning]
+        outs = [p._cells(p._data) for _, p in learning] if self._update_on_kvstore else cells
+        grads = [[_stored(p, c) for c in each] for (_, p), each in zip(learning, cells, strict=True)]
+        if isinstance(self._kvstore, KVStore):
+            self._kvstore.pushpull(keys, grads, outs)
+            return
+        for i, grad, out in zip(keys, grads, outs, strict=True):
+            self._kvstore.pushpull(i, grad, out=out, priority=-i)
+
+    def _update(self, ignore_stale_grad: bool) -> None:
+        if self._kvstore is not None and self._update_on_kvstore:
+            return
+        for device, updater in enumerate(self._updaters):
+            batch = []
+            for i, param in self._learning():
+                cell = param._cells(param._data)[device]
+                if not ignore_stale_grad or getattr(cell, "_fresh_grad", False):
+                    batch.append((i, _stored(param, param._cells(param._with_grad())[device]), cell))
+            _run(updater, batch)
+            for _, _, cell in batch:  # only now: an update that fails leaves the gradients as new as they were
+                cell._fresh_grad = False
+
+
+def _stored(param: Parameter, gradient: Any) -> Any:
+    """A gradient as its storage type says."""
+    return RowsBox(unbox(gradient)) if param.grad_stype == "row_sparse" else gradient
+
+
+def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:
+    """One dispatch for all (index, gradient, cell)."""
+    if batch:
+        updater(*map(list, zip(*batch, strict=True)))
+
+
+def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
+    """The Parameters of a dict (by sorted name) or list; None for a pytree, where one may be given."""
+    if isinstance(params, (Mapping, ParameterDict)):
+        values = [params[name] for name in sorted(params.keys())]
+    else:
+        values = list(params) if isinstance(params, (list, tuple)) else []
+    count = sum(isinstance(p, Parameter) for p in values)
+    if count == 0 and trees and not (isinstance(params, ParameterDict) and not values):
+        return None
+    if count < len(values) or not isinstance(params, (Mapping, ParameterDict, list, tuple)):
+        kinds = sorted({type(p).__name__ for p in values if not isinstance(p, Parameter)} or {type(params).__name__})
+        raise ValueError(f"the first argument of a Trainer is a dict or list of Parameters; found {', '.join(kinds)} in it.")
+    return values
+
+
+def _no_store(kvstore: Any, update_on_kvstore: bool | None) -> None:
+    """A pytree is updated without a store, so what asks for one is refused; 'device' and 'local' sums need none."""
+    if update_on_kvstore:
+        raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated outside of a store.")
+    if kvstore not in (None, "device", "local"):
+        raise ValueError(f"kvstore={kvstore!r} needs Parameters; a pytree is updated without a store: leave it out.")
+
+
+def _no_grads(grads: Any) -> None:
+    if grads is not None:
+        raise ValueError("grads= is for a trainer over a pytree; Parameters have gradients of their own: use set_grad().")

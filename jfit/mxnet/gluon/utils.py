@@ -1,0 +1,118 @@
+"""Batches split over contexts, and gradients clipped by their common norm."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit.mxnet.box import unbox
+from jfit.mxnet.context import Context
+from jfit.mxnet.kvstore.transfer import moved
+from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.create import array
+
+
+def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
+    """Slices of a batch; where it does not divide evenly the first ones get one row more: 10 rows in 3 are 4, 3, 3.
+
+    Args:
+        data: NDArray.
+        num_slice: how many.
+        batch_axis: the axis that is cut.
+        even_split: refuse a batch that does not divide evenly.
+
+    Returns:
+        The slices; with fewer rows than slices the last ones are empty.
+
+    Raises:
+        ValueError: `even_split`, and it does not divide evenly.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> [part.shape for part in split_data(mx.nd.ones((10, 2)), 3, even_split=False)]
+        [(4, 2), (3, 2), (3, 2)]
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.utils.split_data`.
+    """
+    size = data.shape[batch_axis]
+    if even_split and size % num_slice:
+        raise ValueError(
+            f"a batch of {size} rows (shape {tuple(data.shape)}, axis {batch_axis}) cannot be split evenly into {num_slice} "
+            "slices; choose another batch size, or pass even_split=False."
+        )
+    each, extra = divmod(size, num_slice)
+    ends = np.cumsum([each + (i < extra) for i in range(num_slice)])
+    values, before = unbox(data), (slice(None),) * (batch_axis % len(data.shape))
+    starts = [0, *map(int, ends[:-1])]
+    return [NDArray(values[(*before, slice(a, int(b)))]) for a, b in zip(starts, ends, strict=True)]
+
+
+def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
+    """A slice of the batch on each context.
+
+    Args:
+        data: NDArray, numpy array or nested list.
+        ctx_list: contexts.
+        batch_axis, even_split: as for `split_data`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> [part.asnumpy().tolist() for part in split_and_load([1, 2], [mx.cpu(0)])]
+        [[1.0, 2.0]]
+    """
+    data = data if isinstance(data, NDArray) else array(data, ctx=ctx_list[0])
+    parts = [data] if len(ctx_list) == 1 else split_data(data, len(ctx_list), batch_axis, even_split)
+    return [NDArray(v) for v in moved([part.value for part in parts], [ctx.device for ctx in ctx_list])]
+
+
+def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: bool = True) -> Any:
+    """a <- a * min(1, max_norm / (norm + 1e-8)) in place, with norm = sqrt(sum of all squares).
+
+    Args:
+        arrays: NDArrays, on any contexts.
+        max_norm: the largest norm that stays.
+        check_isfinite: wait for the norm, and warn where it is not finite.
+
+    Returns:
+        The norm before: a float, or an NDArray of shape (1,) that nobody waited for.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> grad = mx.nd.array([3.0, 4.0])
+        >>> clip_global_norm([grad], 1.0)
+        5.0
+        >>> [round(value, 3) for value in grad.asnumpy().tolist()]
+        [0.6, 0.8]
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.utils.clip_global_norm`.
+    """
+    first = unbox(arrays[0])
+    here = first.sharding if isinstance(first, jax.Array) else None
+    values = [unbox(a) for a in arrays]
+    norm = jnp.sqrt(sum(moved([_squares(v) for v in values], [here] * len(values))))
+    scale = jnp.minimum(max_norm / (norm + 1e-8), 1.0)
+    scales = moved([scale] * len(values), [v.sharding if isinstance(v, jax.Array) else None for v in values])
+    for cell, value, factor in zip(arrays, values, scales, strict=True):
+        cell[:] = _scaled(value, factor)
+    if not check_isfinite:
+        return NDArray(norm.reshape(1))
+    found = float(NDArray(norm).asnumpy())
+    if not math.isfinite(found):
+        warnings.warn(f"the norm of the gradients is {found}; clipped or not, they are of no use.", stacklevel=2)
+    return found
+
+
+@jax.jit
+def _squares(value: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(value.astype(jnp.float32)))
+
+
+@jax.jit
+def _scaled(value: jax.Array, factor: jax.Array) -> jax.Array:
+    return (value * factor).astype(value.dtype)

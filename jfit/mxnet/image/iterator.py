@@ -1,0 +1,355 @@
+"""`mx.image.ImageIter`: batches of images from a record file or from files in a folder, through a list of augmenters."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.data import DataBatch, DataDesc, DataIter
+from jfit.data.images import decode, read_list
+from jfit.data.ndarray_iter import HANDLES
+from jfit.formats.atomic import FormatError
+from jfit.formats.records import RecordReader, read_index, record_offsets, unpack
+from jfit.mxnet.base import translated
+from jfit.mxnet.box import Box
+from jfit.mxnet.image.augmenters import Augmenter
+from jfit.mxnet.image.create import CreateAugmenter
+from jfit.mxnet.ndarray.array import NDArray, held
+
+_OWN = Augmenter.__module__.rpartition(".")[0]  # augmenters from here take numpy arrays, which saves trips to a device
+
+
+class ImageIter(DataIter):
+    """Batches of images, decoded and augmented in this process, with any augmenters.
+
+    Args:
+        batch_size: rows of a batch.
+        data_shape: (3, height, width) that the augmenters give.
+        label_width: labels of a row.
+        path_imgrec: record file; or an image list in `path_imglist` or `imglist`, with file names under `path_root`.
+        path_imglist: list file: key, labels and file name with tabs between; with a record file it gives the labels.
+        path_root: folder of the images.
+        path_imgidx: index file of the record file: its keys, in their order.
+        shuffle: a new order at the start and at each reset.
+        part_index: which of `num_parts` parts of rows // num_parts rows to read; the rest is left out.
+        num_parts: into how many parts the rows are split.
+        aug_list: augmenters; default `CreateAugmenter(data_shape, **kwargs)`.
+        imglist: list of [label, file name] or [label, label, ..., file name].
+        data_name: name of the images.
+        label_name: name of the labels.
+        dtype: of the labels of lists: float32, float64, int32 or int64; batches hold float32.
+        last_batch_handle: "pad", "discard" or "roll_over", as `NDArrayIter`.
+        seed: None draws from Python's and numpy's global generators, as MXNet; a number makes orders and augmentations
+            functions of (seed, epoch, row), so that a resumed `jfit.fit` goes on without reading what came before.
+
+    Raises:
+        ValueError: no source, or an argument out of range.
+        MXNetError: a file is missing or damaged.
+        RuntimeError: an image is broken, when it is reached; the message names it.
+
+    `mx.io.ImageRecordIter` decodes in several processes.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from jfit.data.images import encode
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for k in range(3):
+        ...     _ = (folder / f"{k}.png").write_bytes(encode(np.full((9, 8, 3), k, "uint8"), 9, ".png"))
+        >>> it = ImageIter(2, (3, 8, 8), imglist=[[k, f"{k}.png"] for k in range(3)], path_root=str(folder))
+        >>> [(b.data[0].shape, b.label[0].asnumpy().tolist(), b.pad) for b in it]
+        [((2, 3, 8, 8), [0.0, 1.0], 0), ((2, 3, 8, 8), [2.0, 0.0], 1)]
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        data_shape: tuple[int, int, int],
+        label_width: int = 1,
+        path_imgrec: str | None = None,
+        path_imglist: str | None = None,
+        path_root: str | None = None,
+        path_imgidx: str | None = None,
+        shuffle: bool = False,
+        part_index: int = 0,
+        num_parts: int = 1,
+        aug_list: Sequence[Any] | None = None,
+        imglist: list[Any] | None = None,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        dtype: str = "float32",
+        last_batch_handle: str = "pad",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(batch_size)
+        if not path_imgrec and not path_imglist and not isinstance(imglist, list):
+            raise ValueError("ImageIter needs path_imgrec, path_imglist or imglist: a record file, a list file or a list.")
+        if dtype not in ("float32", "float64", "int32", "int64") or last_batch_handle not in HANDLES:
+            raise ValueError(
+                f"dtype is {dtype!r}, needed float32, float64, int32 or int64; {last_batch_handle=}, needed {HANDLES}."
+            )
+        if not 0 <= part_index < num_parts:
+            raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; needed 0 <= part_index < num_parts.")
+        self.check_data_shape(data_shape)
+        self.data_shape, self.label_width, self.shuffle = tuple(data_shape), label_width, shuffle
+        self.path_root, self.last_batch_handle, self.seed = path_root, last_batch_handle, seed
+        shape = (batch_size,) if label_width == 1 else (batch_size, label_width)
+        self.provide_data = [DataDesc(data_name, (batch_size, *self.data_shape))]
+        self.provide_label = [DataDesc(label_name, shape)]
+        with translated():
+            self.imgrec = RecordReader(path_imgrec) if path_imgrec else None
+            self.imglist = _labels(path_imglist, imglist, np.dtype(dtype))
+            self._offsets = _offsets(path_imgrec, path_imgidx)
+        keys = list(self._offsets if self.imgrec is not None else self.imglist or {})
+        count = len(keys) // num_parts
+        self.seq = keys[part_index * count : (part_index + 1) * count] if num_parts > 1 else keys
+        if not self.seq:
+            raise ValueError(
+                f"there are no images: {path_imgrec or path_imglist or 'imglist'} gives {len(keys)}, in {num_parts} parts."
+            )
+        self._files = list(self.seq)  # their order before any shuffle
+        self.num_image = len(self.seq)
+        self.auglist = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
+        self.epoch, self.cur, self._ended = 0, 0, False
+        self._carry: tuple[np.ndarray, np.ndarray] | None = None  # what rolls over: images and labels
+        self._mix()
+
+    # -------------------------------------------------------------------------------- the order
+    def _mix(self) -> None:
+        if not self.shuffle:
+            return
+        if self.seed is None:
+            random.shuffle(self.seq)
+        else:
+            self.seq = list(self._files)
+            random.Random(f"{self.seed}/{self.epoch}").shuffle(self.seq)
+
+    def reset(self) -> None:
+        """Start the next epoch; what rolled over goes into it."""
+        self.epoch += 1
+        self._mix()
+        self._ended = False
+        if self._carry is None:
+            self.cur = 0
+
+    def hard_reset(self) -> None:
+        """Start the next epoch and forget what rolled over."""
+        self._carry = None
+        self.reset()
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the current epoch."""
+        rows = self.num_image + (0 if self._carry is None else len(self._carry[0]))
+        return -(-rows // self.batch_size) if self.last_batch_handle == "pad" else rows // self.batch_size
+
+    @property
+    def seek_batch(self) -> Any:
+        """`seek_batch(epoch, batch)` goes there; only an iterator with a seed, that nothing rolls over in, can."""
+        if self.seed is None or self.last_batch_handle == "roll_over":
+            raise AttributeError("an ImageIter finds its way to a batch of an epoch only with seed=, and without roll_over.")
+        return self._seek
+
+    def _seek(self, epoch: int, batch: int) -> None:
+        self.epoch, self.cur, self._ended = epoch, batch * self.batch_size, False
+        self._mix()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the next batch, the order, what rolled over, and (without a seed) the state of the global generators."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in ("epoch", "cur")}
+        found |= {"ended": self._ended, "order": list(self.seq), "carry": self._carry}
+        if self.seed is None:
+            found |= {"random": random.getstate(), "numpy": np.random.get_state()}
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved place, in an iterator over the same images; sets the global generators where they were saved.
+
+        Raises:
+            ValueError: it was saved with another number of images.
+        """
+        if len(state["order"]) != self.num_image:
+            raise ValueError(f"the saved position is of {len(state['order'])} images, this iterator has {self.num_image}.")
+        self.epoch, self.cur, self._ended = int(state["epoch"]), int(state["cur"]), bool(state["ended"])
+        self.seq, self._carry = list(state["order"]), state["carry"]
+        if "random" in state:
+            version, numbers, last = state["random"]
+            random.setstate((version, tuple(numbers), last))
+            np.random.set_state(tuple(state["numpy"]))
+
+    # -------------------------------------------------------------------------------- a batch
+    def next(self) -> DataBatch:
+        """The next batch.  Raises StopIteration at the end of the epoch."""
+        if self._ended:
+            raise StopIteration
+        rolls = self.last_batch_handle == "roll_over"
+        data = np.zeros((self.batch_size, *self.data_shape), np.float32)
+        labels = np.zeros((self.batch_size, self.label_width), np.float32)
+        count, rolled = 0, False
+        if self._carry is not None:
+            count, rolled = len(self._carry[0]), True
+            data[:count], labels[:count] = self._carry
+            self._carry = None
+        pad = self.batch_size - count if rolled else 0
+        count = self._fill(data, labels, count)
+        if count < self.batch_size:
+            self._ended = True
+            if self.last_batch_handle == "discard" or not count:
+                raise StopIteration
+            if rolls:
+                self._carry, self.cur = (data[:count].copy(), labels[:count].copy()), 0
+                raise StopIteration
+            pad = self.batch_size - count
+            while count < self.batch_size:
+                self.cur = 0
+                count = self._fill(data, labels, count)
+        boxed = [NDArray(held(a, np.float32)) for a in (data, labels[:, 0] if self.label_width == 1 else labels)]
+        batch = DataBatch([boxed[0]], [boxed[1]], pad)
+        batch.rolled = rolls
+        return batch
+
+    def _fill(self, data: np.ndarray, labels: np.ndarray, place: int) -> int:
+        """Writes samples from `place` on while there are any; the place behind the last."""
+        while place < self.batch_size:
+            try:
+                with self._seeded():
+                    label, content = self.next_sample()
+                    image = self.imdecode(content)
+                    self.check_valid_image([image])
+                    image = self.postprocess_data(self.augmentation_transform(image))
+            except StopIteration:
+                break
+            data[place] = _checked(image.asnumpy() if isinstance(image, Box) else image, self.data_shape, self._named())
+            labels[place] = _checked_label(label, self.label_width, self._named())
+            place += 1
+        return place
+
+    @contextlib.contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """With a seed: the global generators are, for one sample, those of its epoch and row."""
+        if self.seed is None or self.cur >= self.num_image:
+            yield
+            return
+        kept, kept_numpy = random.getstate(), np.random.get_state()
+        name = f"{self.seed}/{self.epoch}/{self.seq[self.cur]}"
+        random.seed(name)
+        np.random.seed(zlib.crc32(name.encode()))
+        try:
+            yield
+        finally:
+            random.setstate(kept)
+            np.random.set_state(kept_numpy)
+
+    # -------------------------------------------------------------------------------- steps that a subclass may change
+    def next_sample(self) -> tuple[Any, bytes]:
+        """Label and file content of the next image.  Raises StopIteration after the last."""
+        if self.cur >= self.num_image:
+            raise StopIteration
+        key = self.seq[self.cur]
+        self.cur += 1
+        if self.imgrec is None:
+            label, name = self.imglist[key]  # type: ignore[index]
+            return label, self.read_image(name)
+        with translated():
+            self.imgrec.seek(self._offsets[key])
+            header, content = unpack(self.imgrec.read() or b"", self.imgrec.path, f"key {key}")
+            if self.imglist is None:
+                return header.label, content
+            if key not in self.imglist:
+                raise FormatError(
+                    self.imgrec.path, f"key {key}", "the image list has no line for it", "give the list it was packed from."
+                )
+            return self.imglist[key][0], content
+
+    def imdecode(self, s: bytes) -> Any:
+        """The image of a file's content: numpy where all augmenters are from here, else an NDArray.
+
+        Raises:
+            RuntimeError: it is broken; the message names the image.
+        """
+        try:
+            array = decode(s)
+        except FormatError as error:
+            raise RuntimeError(f"Broken image {self._named()}: {error.problem}; {error.remedy}") from error
+        if type(self).augmentation_transform is ImageIter.augmentation_transform and all(map(_is_own, self.auglist)):
+            return array
+        return NDArray(held(array, array.dtype))
+
+    def augmentation_transform(self, data: Any) -> Any:
+        """The image after all augmenters."""
+        for aug in self.auglist:
+            data = aug(data)
+        return data
+
+    def postprocess_data(self, datum: Any) -> Any:
+        """(channels, H, W) of (H, W, channels)."""
+        return datum.transpose((2, 0, 1)) if isinstance(datum, np.ndarray) else datum.transpose(axes=(2, 0, 1))
+
+    def read_image(self, fname: str) -> bytes:
+        """The content of an image file under `path_root`.
+
+        Raises:
+            MXNetError: there is no such file.
+        """
+        with translated(), open(os.path.join(self.path_root or "", fname), "rb") as file:
+            return file.read()
+
+    def check_data_shape(self, data_shape: Sequence[int]) -> None:
+        """Raises ValueError unless the shape is (3, height, width)."""
+        if len(data_shape) != 3 or data_shape[0] != 3:
+            raise ValueError(f"data_shape is {tuple(data_shape)}, needed (3, height, width).")
+
+    def check_valid_image(self, data: Sequence[Any]) -> None:
+        """Raises RuntimeError unless there are pixels."""
+        if not np.ndim(data[0]) if isinstance(data[0], np.ndarray) else not data[0].shape:
+            raise RuntimeError("an image without pixels")
+
+    def _named(self) -> str:
+        key = self.seq[max(0, self.cur - 1)]
+        return f"filename: {self.imglist[key][1]}" if self.imglist is not None and key in self.imglist else f"index: {key}"
+
+
+def _is_own(augmenter: Any) -> bool:
+    parts = getattr(augmenter, "ts", ())
+    return type(augmenter).__module__.startswith(_OWN) and all(map(_is_own, parts))
+
+
+def _offsets(rec: str | None, idx: str | None) -> dict[Any, int]:
+    """Key -> byte of its record; without an index the keys are row numbers."""
+    if not rec:
+        return {}
+    return read_index(idx) if idx else dict(enumerate(record_offsets(rec).tolist()))
+
+
+def _labels(path: str | None, given: list[Any] | None, dtype: np.dtype[Any]) -> dict[Any, tuple[np.ndarray, str]] | None:
+    """Key -> labels and file name, of a list file or of a list."""
+    if path:
+        return {key: (labels.astype(dtype), name) for key, (labels, name) in read_list(path)}
+    if not isinstance(given, list):
+        return None
+    found = {}
+    for number, item in enumerate(given, 1):
+        labels = item[:-1] if len(item) > 2 else item[0]
+        found[str(number)] = (np.atleast_1d(np.asarray(labels, dtype)), item[-1])
+    return found
+
+
+def _checked(image: Any, shape: tuple[int, ...], name: str) -> Any:
+    if np.shape(image) != shape:
+        raise ValueError(
+            f"{name}: the augmenters gave the shape {np.shape(image)}, data_shape is {shape}; crop or resize to it."
+        )
+    return image
+
+
+def _checked_label(label: Any, width: int, name: str) -> Any:
+    label = np.asarray(label.asnumpy() if isinstance(label, Box) else label, np.float32).reshape(-1)
+    if len(label) != width:
+        raise ValueError(f"{name} has {len(label)} labels, label_width is {width}; pass label_width={len(label)}.")
+    return label

@@ -1,0 +1,1 @@
+"""MXNet's iterators, whose batches hold NDArrays."""

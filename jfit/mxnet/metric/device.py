@@ -1,0 +1,199 @@
+"""Metric shells whose sums live on the device: counting never waits, reading a value does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jfit import counters
+from jfit.metrics import Metric
+from jfit.mxnet.metric.base import EvalMetric
+
+
+class _Written(NamedTuple):
+    """Sums that somebody assigned: `metric.sum_metric += 1`."""
+
+    total: Any
+    count: Any
+
+
+class DeviceMetric(EvalMetric):
+    """A metric whose sums live on the device, over a pure metric of `jfit.metrics`; reading a value waits, counting does not.
+
+    Args:
+        make: makes the pure metric.
+        settings: its arguments.
+        name: what logs call it.
+        output_names: as in `EvalMetric`.
+        label_names: as in `EvalMetric`.
+        **config: what `get_config` shows.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Metric],
+        settings: Mapping[str, Any],
+        name: str,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        **config: Any,
+    ) -> None:
+        self._rule = (make, tuple(sorted(settings.items())))
+        super().__init__(name, output_names, label_names, has_global_stats=True, **config)
+
+    @property
+    def pure(self) -> Metric | None:
+        """The pure metric behind this one; None where a subclass counts in Python."""
+        own = type(self).update is DeviceMetric.update and type(self).update_dict is EvalMetric.update_dict
+        return _made(*self._rule) if own else None
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sums: tuple[Any, Any] = (None, None)
+        self._host: tuple[Any, Any] | None = None
+
+    def reset_local(self) -> None:
+        """Forget the local sums; the global ones go on."""
+        self._sums = (None, self._sums[1])
+        self._host = None if self._host is None else (None, self._host[1])
+
+    def update(self, labels: Any, preds: Any) -> None:
+        """Add a batch: lists of labels and outputs; one dispatch, no wait."""
+        self.fold(labels, preds)
+
+    def get(self) -> tuple[Any, Any]:
+        """(name, value) since the last `reset_local`, nan where nothing was counted; waits for the sums."""
+        return self.name, self._value(0)
+
+    def get_global(self) -> tuple[Any, Any]:
+        """(name, value) since the last `reset`, nan where nothing was counted; waits for the sums."""
+        return self.name, self._value(1)
+
+    def running(self) -> tuple[Any, Any]:
+        """(local, global) sums as the pure metric counts them."""
+        rule = _made(*self._rule)
+        return _form(rule, self._sums[0], True), _form(rule, self._sums[1], True)
+
+    def _store(self, sums: tuple[Any, Any]) -> None:
+        self._sums, self._host = sums, None
+
+    def _value(self, which: int) -> Any:
+        rule, sums = _made(*self._rule), read([self])[0][which]
+        if sums is None:
+            return float("nan")
+        with np.errstate(all="ignore"):  # a perplexity may overflow
+            value = np.asarray(next(iter(rule.compute(_form(rule, sums, False)).values())))
+        return float(value) if not value.ndim else value
+
+    def _counts(self, which: int) -> _Written:
+        sums = read([self])[0][which]
+        if sums is None:
+            return _Written(0.0, 0)
+        if isinstance(sums, _Written):
+            return _Written(float(sums.total), int(sums.count))
+        if isinstance(sums, np.ndarray):  # the four cells of a binary confusion matrix, or more
+            count = self._number(which, sums)
+            return _Written(self._value(which) * count if count else 0.0, count)
+        return _Written(float(sums[0] - sums[1] if len(sums) == 3 else sums[0]), int(sums[-1]))
+
+    def _number(self, which: int, sums: np.ndarray) -> int:
+        """How many an array of counts counts."""
+        return int(sums.sum())
+
+    def _assign(self, which: int, **part: Any) -> None:
+        written = self._counts(which)._replace(**part)
+        self._sums = (written, self._sums[1]) if which == 0 else (self._sums[0], written)
+        self._host = None
+
+    @property
+    def sum_metric(self) -> Any:  # type: ignore[override]
+        """The local sum; reading it waits."""
+        return self._counts(0).total
+
+    @sum_metric.setter
+    def sum_metric(self, value: Any) -> None:
+        self._assign(0, total=value)
+
+    @property
+    def num_inst(self) -> Any:  # type: ignore[override]
+        """How many the local sum counts."""
+        return self._counts(0).count
+
+    @num_inst.setter
+    def num_inst(self, value: Any) -> None:
+        self._assign(0, count=value)
+
+    @property
+    def global_sum_metric(self) -> Any:  # type: ignore[override]
+        """The global sum; reading it waits."""
+        return self._counts(1).total
+
+    @global_sum_metric.setter
+    def global_sum_metric(self, value: Any) -> None:
+        self._assign(1, total=value)
+
+    @property
+    def global_num_inst(self) -> Any:  # type: ignore[override]
+        """How many the global sum counts."""
+        return self._counts(1).count
+
+    @global_num_inst.setter
+    def global_num_inst(self, value: Any) -> None:
+        self._assign(1, count=value)
+
+
+class UpdatesMetric(DeviceMetric):
+    """A metric whose `num_inst` is a number of updates, whatever else its sums hold."""
+
+    _parts = 1  # what an update counts as
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._updates = (0, 0)
+
+    def reset_local(self) -> None:
+        """Forget the local sums; the global ones go on."""
+        super().reset_local()
+        self._updates = (0, self._updates[1])
+
+    def _store(self, sums: tuple[Any, Any]) -> None:
+        super()._store(sums)
+        self._updates = (self._updates[0] + self._parts, self._updates[1] + self._parts)
+
+    def _number(self, which: int, sums: np.ndarray) -> int:
+        return self._updates[which]
+
+
+# ------------------------------------------------------------------------------------------------ helpers
+@functools.lru_cache(maxsize=512)
+def _made(make: Callable[..., Metric], settings: tuple[tuple[str, Any], ...]) -> Metric:
+    """One object for equal settings: compiled programs are found by it."""
+    return make(**dict(settings))
+
+
+def _form(rule: Metric, sums: Any, cast: bool) -> Any:
+    """Assigned sums in the form the pure metric counts with; cast to its dtypes on the way to the device."""
+    if not isinstance(sums, _Written):
+        return sums
+    zero = jax.eval_shape(rule.init)
+    if not isinstance(zero, tuple):
+        raise TypeError(f"metric {rule.name} counts more than a sum: it cannot be assigned; reset() it instead.")
+    parts = (sums.total, 0.0, sums.count) if len(zero) == 3 else sums
+    return tuple(np.asarray(p, z.dtype if cast else None) for p, z in zip(parts, zero, strict=True))
+
+
+def read(metrics: Sequence[EvalMetric]) -> list[tuple[Any, Any]]:
+    """(local, global) sums of the metrics that count on the device, on the host: one wait, none if they were read before."""
+    found = [m for m in metrics if isinstance(m, DeviceMetric)]
+    unread = [m for m in found if m._host is None]
+    values: list[Any] = [m._sums for m in unread]
+    if any(isinstance(x, jax.Array) for x in jax.tree.leaves(values)):
+        values = counters.read(values)  # sync: somebody asked for a value
+    for metric, value in zip(unread, values, strict=True):
+        metric._host = value
+    return [m._host or (None, None) for m in found]

@@ -1,0 +1,360 @@
+"""MXNet's metric classes as shells: pure metrics of `jfit.metrics` that count on the device, and metrics written in Python.
+
+>>> import numpy as np
+>>> metric = create(["acc", "ce"])
+>>> metric.fold([np.array([1, 0])], [np.array([[0.0, 1.0], [0.0, 1.0]])], weights=np.array([1.0, 0.0]))
+>>> metric.get_name_value()[0]
+('accuracy', 1.0)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jfit.metrics import ExactRocAuc, HostMetric, Metric
+from jfit.mxnet.metric.base import REGISTRY, EvalMetric, alias, lookup, named, register
+from jfit.mxnet.metric.device import DeviceMetric, read
+from jfit.mxnet.metric.fold import Pick
+from jfit.mxnet.metric.named import (
+    F1,
+    MAE,
+    MCC,
+    MSE,
+    PCC,
+    RMSE,
+    Accuracy,
+    Caffe,
+    CrossEntropy,
+    Loss,
+    NegativeLogLikelihood,
+    PearsonCorrelation,
+    Perplexity,
+    TopKAccuracy,
+    Torch,
+)
+
+__all__ = [
+    "F1",
+    "MAE",
+    "MCC",
+    "MSE",
+    "PCC",
+    "REGISTRY",
+    "RMSE",
+    "Accuracy",
+    "Caffe",
+    "CompositeEvalMetric",
+    "CrossEntropy",
+    "CustomMetric",
+    "DeviceMetric",
+    "EvalMetric",
+    "Loss",
+    "NegativeLogLikelihood",
+    "PearsonCorrelation",
+    "Perplexity",
+    "TopKAccuracy",
+    "Torch",
+    "alias",
+    "check_label_shapes",
+    "create",
+    "np",
+    "pure_metrics",
+    "register",
+]
+
+
+@alias("composite")
+class CompositeEvalMetric(EvalMetric):
+    """Several metrics as one: a list of names and a list of values.
+
+    Args:
+        metrics: names, metrics or functions.
+        name: for logs.
+        output_names: outputs that its metrics see in `update_dict`; None: all.
+        label_names: labels that its metrics see in `update_dict`; None: all.
+
+    Example:
+        >>> CompositeEvalMetric(["acc", "mse"]).get()
+        (['accuracy', 'mse'], [nan, nan])
+
+    Source: Apache MXNet 1.9.1, `CompositeEvalMetric`.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[Any] | None = None,
+        name: str = "composite",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ):
+        self.metrics: list[EvalMetric] = []
+        super().__init__(name, output_names, label_names, has_global_stats=True)
+        self.metrics = [create(m) for m in metrics or ()]  # after the reset: instances keep what they have counted
+
+    def add(self, metric: Any) -> None:
+        """Append a metric, by name, function or instance."""
+        self.metrics.append(create(metric))
+
+    def get_metric(self, index: int) -> EvalMetric:
+        """The metric at a position.
+
+        Raises:
+            ValueError: there is none (MXNet returns the exception instead of raising it).
+        """
+        if not 0 <= index < len(self.metrics):
+            raise ValueError(f"Metric index {index} is out of range 0 and {len(self.metrics)}.")
+        return self.metrics[index]
+
+    def leaves(self) -> list[EvalMetric]:
+        """The metrics that count, those of nested composites too."""
+        return [leaf for metric in self.metrics for leaf in metric.leaves()]
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for metric in self.metrics:
+            metric.reset()
+
+    def reset_local(self) -> None:
+        """Forget the local sums of every metric."""
+        for metric in self.metrics:
+            metric.reset_local()
+
+    def update(self, labels: Any, preds: Any) -> None:
+        """Add a batch: lists of labels and outputs."""
+        self.fold(labels, preds)
+
+    def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
+        """Add a batch given by name."""
+        self.fold_dict(label, pred)
+
+    def get(self) -> tuple[Any, Any]:
+        """(names, values) since the last `reset_local`; one wait for all."""
+        read(self.leaves())
+        return self._flat([m.get() for m in self.metrics])
+
+    def get_global(self) -> tuple[Any, Any]:
+        """(names, values) since the last `reset`; one wait for all."""
+        read(self.leaves())
+        return self._flat([m.get_global() for m in self.metrics])
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings that make this metric again."""
+        return {**super().get_config(), "metrics": [m.get_config() for m in self.metrics]}
+
+    def _picks(self, labels: Mapping[Any, int], outputs: Mapping[Any, int], by_name: bool) -> list[tuple[EvalMetric, Pick]]:
+        if by_name:  # names that are not there are left out here; a metric that asks for one by name complains
+            labels = {k: v for k, v in labels.items() if self.label_names is None or k in self.label_names}
+            outputs = {k: v for k, v in outputs.items() if self.output_names is None or k in self.output_names}
+        return [pick for metric in self.metrics for pick in metric._picks(labels, outputs, by_name)]
+
+    @staticmethod
+    def _flat(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[str], list[Any]]:
+        found = [each for pair in pairs for each in named(*pair)]
+        return [name for name, _ in found], [value for _, value in found]
+
+
+@register
+class CustomMetric(EvalMetric):
+    """Mean of what a function `feval(label, output)` of numpy arrays gives for each batch: a number, or (sum, count).
+
+    Args:
+        feval: the function.
+        name: for logs; None: the function's own, `custom(<lambda>)` for a lambda.
+        output_names: outputs it sees in `update_dict`; None: all.
+        label_names: labels it sees in `update_dict`; None: all.
+        allow_extra_outputs: more outputs than labels are fine, the surplus is left out.
+
+    Example:
+        >>> import numpy
+        >>> metric = CustomMetric(lambda label, output: abs(label - output).mean())
+        >>> metric.update([numpy.zeros(2)], [numpy.ones(2)])
+        >>> metric.get()
+        ('custom(<lambda>)', 1.0)
+
+    Source: Apache MXNet 1.9.1, `CustomMetric`.
+    """
+
+    def __init__(
+        self,
+        feval: Callable[[Any, Any], Any],
+        name: str | None = None,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        allow_extra_outputs: bool = False,
+    ):
+        if name is None:
+            own = str(getattr(feval, "__name__", type(feval).__name__))
+            name = f"custom({own})" if "<" in own else own
+        self._feval, self._allow_extra_outputs = feval, allow_extra_outputs
+        super().__init__(
+            name, output_names, label_names, feval=feval, allow_extra_outputs=allow_extra_outputs, has_global_stats=True
+        )
+
+    def update(self, labels: Any, preds: Any) -> None:
+        """Add a batch: the arrays are read, so this waits."""
+        if not self._allow_extra_outputs:
+            labels, preds = check_label_shapes(labels, preds, wrap=True)
+        for label, pred in zip(labels, preds, strict=False):
+            value = self._feval(self._box(label).asnumpy(), self._box(pred).asnumpy())
+            total, count = value if isinstance(value, tuple) else (value, 1)
+            self.sum_metric, self.num_inst = self.sum_metric + total, self.num_inst + count
+            self.global_sum_metric, self.global_num_inst = self.global_sum_metric + total, self.global_num_inst + count
+
+    def get_config(self) -> dict[str, Any]:
+        """Raises NotImplementedError: a function cannot be written down."""
+        raise NotImplementedError(f"metric {self.name} wraps a Python function, which has no configuration to be saved.")
+
+
+class _Wrapped(DeviceMetric):
+    """A pure metric of the user's own."""
+
+    def __init__(self, metric: Metric):
+        super().__init__(_itself, {"metric": metric}, metric.name)
+
+
+def _itself(metric: Metric) -> Metric:
+    return metric
+
+
+class _OnHost(EvalMetric):
+    """A metric of `jfit.metrics` that counts on the host: local and global sums of whatever form it keeps."""
+
+    def __init__(self, metric: Any):
+        self._rule = metric
+        super().__init__(metric.name, has_global_stats=True)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sums = (self._rule.init(), self._rule.init())
+
+    def reset_local(self) -> None:
+        """Forget the local sums."""
+        self._sums = (self._rule.init(), self._sums[1])
+
+    def update(self, labels: Any, preds: Any) -> None:
+        """Add a batch: the arrays are read, so this waits."""
+        arrays = [[self._box(x).asnumpy() for x in xs] for xs in (labels, preds)]
+        local, everything = (self._rule.update(sums, *arrays) for sums in self._sums)
+        self._sums = (local, everything)
+
+    def get(self) -> tuple[Any, Any]:
+        """(name, value) since the last `reset_local`."""
+        return self._named(0)
+
+    def get_global(self) -> tuple[Any, Any]:
+        """(name, value) since the last `reset`."""
+        return self._named(1)
+
+    def _named(self, which: int) -> tuple[Any, Any]:
+        (value,) = self._rule.compute(self._sums[which]).values()
+        return self.name, float(value) if not getattr(value, "ndim", 0) else value
+
+
+def _configured(config: Mapping[str, Any]) -> EvalMetric:
+    """A metric from what `get_config` gave."""
+    if "metric" not in config:
+        raise ValueError(f"the configuration of a metric needs an entry 'metric', its name; found the entries {list(config)}.")
+    return create(config["metric"], **{k: v for k, v in config.items() if k != "metric"})
+
+
+def _from_text(text: str) -> EvalMetric:
+    """A metric from the JSON text of a configuration, or of [name, settings]."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the metric {text[:80]!r} is neither a name nor JSON: {error}") from error
+    if isinstance(found, dict):
+        return _configured(found)
+    if isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict):
+        return create(found[0], **found[1])
+    raise ValueError(f"the metric {text[:80]!r} is JSON, but neither a configuration nor [name, settings].")
+
+
+def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_extra_outputs: bool = False) -> CustomMetric:
+    """A metric from a function of numpy arrays, `feval(label, output) -> value` or `-> (sum, count)`.
+
+    Example:
+        >>> np(lambda label, output: (abs(label - output).sum(), label.size), name="l1").name
+        'l1'
+    """
+
+    def feval(label: Any, pred: Any) -> Any:
+        return numpy_feval(label, pred)
+
+    feval.__name__ = getattr(numpy_feval, "__name__", type(numpy_feval).__name__)
+    return CustomMetric(feval, name, allow_extra_outputs=allow_extra_outputs)
+
+
+def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
+    """A metric from a name, a function, an instance, a configuration, or a list of these.
+
+    Args:
+        metric: name (case ignored), `EvalMetric`, `jfit.metrics.Metric`, function `(label, output) -> value` on numpy
+            arrays, what `get_config` gave, JSON text of it or of `[name, settings]`, or a list of these.
+        *args: of the metric's class.
+        **kwargs: of the metric's class.
+
+    Raises:
+        AssertionError: unknown name (MXNet's class of error).
+        TypeError: none of the above.
+
+    Example:
+        >>> create("acc").name, create(["acc", "ce"]).get()[0], create(lambda label, pred: 0.0).name
+        ('accuracy', ['accuracy', 'cross-entropy'], 'custom(<lambda>)')
+        >>> create(create("top_k_accuracy", top_k=3, name="best").get_config() | {"name": "best"}).name
+        'best_3'
+    """
+    if isinstance(metric, EvalMetric):
+        return metric
+    if isinstance(metric, Metric):
+        return _Wrapped(metric)
+    if isinstance(metric, HostMetric):
+        return CustomMetric(metric.feval, metric.name)
+    if isinstance(metric, ExactRocAuc):
+        return _OnHost(metric)
+    if isinstance(metric, Mapping):
+        return _configured(metric)
+    if isinstance(metric, (list, tuple)):
+        return CompositeEvalMetric([create(m, *args, **kwargs) for m in metric])
+    if isinstance(metric, str):
+        return _from_text(metric) if metric[:1] in ("[", "{") else lookup(metric)(*args, **kwargs)
+    if callable(metric):
+        return CustomMetric(metric, *args, **kwargs)
+    raise TypeError(f"a metric is a name, an EvalMetric, a function (label, output) or a list of these; found {metric!r}.")
+
+
+def pure_metrics(metric: EvalMetric) -> tuple[Metric, ...] | None:
+    """The pure metrics of all `leaves()`, for a program that counts by itself; None where one counts in Python or by name.
+
+    Example:
+        >>> [m.name for m in pure_metrics(create(["acc", "ce"]))], pure_metrics(create(lambda label, pred: 0.0))
+        (['accuracy', 'cross-entropy'], None)
+    """
+    if type(metric).update not in (DeviceMetric.update, CompositeEvalMetric.update):
+        return None
+    if metric.output_names is not None or metric.label_names is not None:
+        return None
+    if isinstance(metric, CompositeEvalMetric):
+        parts = [pure_metrics(m) for m in metric.metrics]
+        return None if any(p is None for p in parts) else tuple(m for p in parts for m in p or ())
+    return None if metric.pure is None or metric.grows else (metric.pure,)
+
+
+def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool = False) -> tuple[Any, Any]:
+    """Labels and outputs, of equal number (or, with `shape`, of equal shape); with `wrap`, single arrays become lists.
+
+    Raises:
+        ValueError: they do not fit.
+
+    Example:
+        >>> check_label_shapes(1, 2, wrap=True)
+        ([1], [2])
+    """
+    if wrap:
+        labels, preds = ([x] if not isinstance(x, (list, tuple)) else x for x in (labels, preds))
+    sizes = (tuple(labels.shape), tuple(preds.shape)) if shape else (len(labels), len(preds))
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"Shape of labels {sizes[0]} does not match shape of predictions {sizes[1]}; needed one for each.")
+    return labels, preds

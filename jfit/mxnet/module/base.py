@@ -1,0 +1,310 @@
+"""What every module can do once it can bind, forward, backward and update: fit, score, predict, parameter files."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jfit.data import DataBatch
+from jfit.mxnet import files
+from jfit.mxnet.box import unbox
+from jfit.mxnet.callback import BatchEndParam, scalars
+from jfit.mxnet.metric import shells as metrics
+from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.interface import ModuleInterface
+from jfit.train.interrupts import StopFlag
+
+Callbacks = Any  # a callback, a list of them, or None
+
+
+class BaseModule(ModuleInterface):
+    """The high-level methods of a module, over bind, init_params, init_optimizer, forward, backward and update.
+
+    Source: Apache MXNet 1.9.1, `mxnet.module.BaseModule`.
+    """
+
+    # -------------------------------------------------------------------------------- one batch, one pass
+    def forward_backward(self, data_batch: Any) -> None:
+        """forward in training mode, then backward."""
+        self.forward(data_batch, is_train=True)
+        self.backward()
+
+    def score(
+        self,
+        eval_data: Any,
+        eval_metric: Any,
+        num_batch: int | None = None,
+        batch_end_callback: Callbacks = None,
+        score_end_callback: Callbacks = None,
+        reset: bool = True,
+        epoch: int = 0,
+        sparse_row_id_fn: Any = None,
+    ) -> list[tuple[str, float]]:
+        """Metrics over a data iterator; rows that it wrapped around do not count.
+
+        Args:
+            eval_data: the iterator.
+            eval_metric: name, list of names, function or EvalMetric.
+            num_batch: most batches to take.
+            batch_end_callback: called with a BatchEndParam after each batch.
+            score_end_callback: called once at the end; its `nbatch` is the number of batches.
+            reset: rewind the iterator first.
+            epoch: what callbacks see.
+
+        Returns:
+            [(name, value)].
+        """
+        assert self.binded and self.params_initialized
+        if reset:
+            eval_data.reset()
+        eval_metric = self._metric(eval_metric)
+        eval_metric.reset()
+        actual_num_batch = 0
+        for nbatch, eval_batch in enumerate(eval_data):
+            if nbatch == num_batch:
+                break
+            self.prepare(eval_batch, sparse_row_id_fn)
+            self.forward(eval_batch, is_train=False)
+            self._measure(eval_metric, eval_batch)
+            call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+            actual_num_batch += 1
+            self._stop_if(self._flag)
+        if score_end_callback is not None:
+            call(score_end_callback, BatchEndParam(epoch, actual_num_batch, eval_metric, locals()))
+        return eval_metric.get_name_value()
+
+    def _measure(self, eval_metric: Any, batch: Any) -> None:
+        if isinstance(batch, list):
+            self.update_metric(eval_metric, [b.label for b in batch], pre_sliced=True)
+        else:
+            self.update_metric(eval_metric, batch.label)
+
+    def _metric(self, spec: Any) -> Any:
+        return metrics.create(spec)
+
+    def iter_predict(
+        self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
+    ) -> Iterator[tuple[list[Any], int, Any]]:
+        """(outputs without wrapped rows, number, batch) of each batch."""
+        assert self.binded and self.params_initialized
+        if reset:
+            eval_data.reset()
+        for nbatch, batch in enumerate(eval_data):
+            if nbatch == num_batch:
+                break
+            self.prepare(batch, sparse_row_id_fn)
+            self.forward(batch, is_train=False)
+            yield self._without_padding(getattr(batch, "wrapped", batch.pad) or 0), nbatch, batch
+
+    def _without_padding(self, pad: int) -> list[Any]:
+        return [out[: out.shape[0] - pad] if pad else out for out in self.get_outputs()]
+
+    def predict(
+        self,
+        eval_data: Any,
+        num_batch: int | None = None,
+        merge_batches: bool = True,
+        reset: bool = True,
+        always_output_list: bool = False,
+        sparse_row_id_fn: Any = None,
+    ) -> Any:
+        """The outputs for every row, in order.
+
+        Args:
+            eval_data: a data iterator, or an array of one batch.
+            num_batch: most batches to take.
+            merge_batches: one array for each output; otherwise a list of outputs for each batch.
+            reset: rewind the iterator first.
+            always_output_list: a list also where there is one output.
+
+        Raises:
+            ValueError: batches with different numbers of outputs are to be merged.
+        """
+        assert self.binded and self.params_initialized
+        if not hasattr(eval_data, "reset") and hasattr(eval_data, "shape"):
+            self.forward(DataBatch([unbox(eval_data)]))
+            return self.get_outputs()[0]
+        found = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
+        if not found or not merge_batches:
+            return found
+        if len({len(outputs) for outputs in found}) > 1:
+            raise ValueError(
+                "Cannot merge batches, as the number of outputs is not the same for all of them (bucketing?); pass "
+                "merge_batches=False"
+            )
+        merged = [self._box(jnp.concatenate([jnp.asarray(unbox(o)) for o in column])) for column in zip(*found, strict=True)]
+        return merged[0] if len(merged) == 1 and not always_output_list else merged
+
+    # -------------------------------------------------------------------------------- fit
+    def fit(
+        self,
+        train_data: Any,
+        eval_data: Any = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Callbacks = None,
+        batch_end_callback: Callbacks = None,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        eval_end_callback: Callbacks = None,
+        eval_batch_end_callback: Callbacks = None,
+        initializer: Any = DEFAULT,
+        arg_params: Mapping[str, Any] | None = None,
+        aux_params: Mapping[str, Any] | None = None,
+        allow_missing: bool = False,
+        force_rebind: bool = False,
+        force_init: bool = False,
+        begin_epoch: int = 0,
+        num_epoch: int | None = None,
+        validation_metric: Any = None,
+        monitor: Any = None,
+        sparse_row_id_fn: Any = None,
+    ) -> None:
+        """Train over `num_epoch - begin_epoch` passes of a data iterator.
+
+        Binds, draws parameters and makes the optimizer if that was not done before; a second fit goes on where the first
+        ended.  Ctrl-C stops between two steps: the module keeps what it has learned, and KeyboardInterrupt is raised.
+
+        Args:
+            train_data: the iterator (`provide_data`, `provide_label`, `reset`).
+            eval_data: an iterator to score after each epoch.
+            eval_metric: metric of the training rows.
+            epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
+            batch_end_callback: called with a BatchEndParam; `nbatch` counts from 0.  With one, each batch is a dispatch of its
+                own; without, several steps may share one.
+            kvstore, optimizer, optimizer_params: as for `init_optimizer`.
+            eval_end_callback, eval_batch_end_callback: as for `score`.
+            initializer, arg_params, aux_params, allow_missing, force_init: as for `init_params`.
+            force_rebind: as for `bind`.
+            begin_epoch: number of the first epoch.
+            num_epoch: number after the last epoch; required.
+            validation_metric: metric of `eval_data`; default `eval_metric`.
+            monitor: a Monitor.
+
+        Raises:
+            AssertionError: num_epoch is missing.
+        """
+        if num_epoch is None:
+            raise AssertionError("please specify number of epochs: num_epoch=")
+        self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
+        if monitor is not None:
+            self.install_monitor(monitor)
+        given = initializer is not DEFAULT or arg_params is not None or aux_params is not None
+        if force_init or given or not self.params_initialized:  # a warning about what nobody asked for would be noise
+            self.init_params(initializer, arg_params, aux_params, allow_missing=allow_missing, force_init=force_init)
+        self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
+        validation_metric = eval_metric if validation_metric is None else validation_metric
+        eval_metric = self._metric(eval_metric)
+        with StopFlag().watching() as flag, self._stopping_at(flag):
+            for epoch in range(begin_epoch, num_epoch):
+                start = time.time()
+                eval_metric.reset()
+                self._begin_epoch(train_data, epoch)
+                found = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
+                for name, value in scalars(found):
+                    self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+                self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
+                self._sync_devices()
+                if epoch_end_callback is not None:
+                    params = self.get_params()
+                    for callback in listed(epoch_end_callback):
+                        callback(epoch, self.symbol, *params)
+                if eval_data is not None:
+                    ends = {"score_end_callback": eval_end_callback, "batch_end_callback": eval_batch_end_callback}
+                    for name, value in scalars(self.score(eval_data, validation_metric, epoch=epoch, **ends)):
+                        self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+                self._end_epoch(train_data)
+                self._stop_if(flag)
+
+    def _begin_epoch(self, train_data: Any, epoch: int) -> None:
+        """What fit does before the first batch of an epoch."""
+
+    def _end_epoch(self, train_data: Any) -> None:
+        train_data.reset()
+
+    def _logged(self, eval_metric: Any) -> list[tuple[str, float]]:
+        """The values that fit logs for a pass."""
+        return eval_metric.get_global_name_value()
+
+    @contextlib.contextmanager
+    def _stopping_at(self, flag: StopFlag) -> Iterator[None]:
+        """Passes over data inside the block stop between two batches when the flag is set."""
+        self._flag = flag
+        try:
+            yield
+        finally:
+            self._flag = None
+
+    def _stop_if(self, flag: StopFlag | None) -> None:
+        if flag is not None and flag.set:
+            raise KeyboardInterrupt("fit was stopped by Ctrl-C between two steps; the module keeps what it has learned")
+
+    def _sync_devices(self) -> None:
+        """Give every device the same parameters, where they have their own."""
+
+    def _fit_epoch(
+        self,
+        train_data: Any,
+        eval_metric: Any,
+        callbacks: Callbacks,
+        monitor: Any,
+        epoch: int,
+        row_ids: Any,
+        flag: StopFlag,
+        first: int = 0,
+    ) -> list[tuple[str, float]]:
+        """One pass, batch by batch; returns the metrics of the whole pass.
+
+        They are read before the last batch's callbacks, so that a callback that resets the metric cannot change them.
+        """
+        found: list[tuple[str, float]] = []
+        stream, nbatch = iter(train_data), first  # a faster way may have done the first ones
+        data_batch = next(stream, None)
+        while data_batch is not None:
+            if monitor is not None:
+                monitor.tic()
+            self.forward_backward(data_batch)
+            self.update()
+            self._measure(eval_metric, data_batch)
+            following = next(stream, None)
+            if following is not None:
+                self.prepare(following, row_ids)
+            if monitor is not None:
+                monitor.toc_print()
+            if following is None:
+                found = self._logged(eval_metric)
+            if callbacks is not None:
+                call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+            self._stop_if(flag)
+            data_batch, nbatch = following, nbatch + 1
+        return found
+
+    # -------------------------------------------------------------------------------- files
+    def save_params(self, fname: str) -> None:
+        """Write parameters and auxiliary states to a `.params` file that MXNet reads."""
+        files.save_params(fname, *self.get_params())
+
+    def load_params(self, fname: str) -> None:
+        """Set parameters and auxiliary states from a `.params` file.
+
+        Raises:
+            ValueError: the file holds names that are neither `arg:` nor `aux:`.
+        """
+        self.set_params(*files.read_params(fname))
+
+
+def listed(callbacks: Callbacks) -> list[Callable[..., None]]:
+    """One callback, several, or None, as a list."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def call(callbacks: Callbacks, param: BatchEndParam) -> None:
+    """Call each of the callbacks."""
+    for callback in listed(callbacks):
+        callback(param)

@@ -1,0 +1,359 @@
+"""Module: a symbol bound to shapes and devices, with MXNet's methods and jfit's engine below them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.mxnet import files
+from jfit.mxnet.box import unbox
+from jfit.mxnet.callback import BatchEndParam
+from jfit.mxnet.kvstore import store as stores
+from jfit.mxnet.module import descs
+from jfit.mxnet.module.base import call, listed
+from jfit.mxnet.module.bound import BoundModule
+from jfit.mxnet.module.epochs import EpochRunner, looks_every, runs_whole
+from jfit.mxnet.module.states import load_states_into, save_states_of
+from jfit.mxnet.optimizer import Optimizer, get_updater
+from jfit.mxnet.optimizer import create as create_optimizer
+from jfit.step.reduce import all_reduce, own, two_bit
+from jfit.train.interrupts import StopFlag
+
+
+class Module(BoundModule):
+    """A network with bind, init_params, init_optimizer, forward, backward, update, and the fit and score of `BaseModule`.
+
+    The state is one `jfit.TrainState`, and the methods call the pure functions of `jfit.step`.  `forward(); backward();
+    update()` run as one program if nothing is read in between; the numbers are the same either way.
+
+    Args:
+        symbol: the network.
+        data_names: names of the data inputs.
+        label_names: names of the labels; None or () for none.
+        logger: where log lines go.
+        context: a device (`jfit.cpu(0)`, `jax.devices()[0]`) or a list of them: each gets a slice of every batch.
+        work_load_list: relative share of each device.
+        fixed_param_names: parameters without gradient and update.
+        state_names: inputs that the module keeps itself (see `set_states`).
+        group2ctxs: accepted; all groups share the devices of `context`.
+        compression_params: `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
+
+    Where it differs from MXNet 1.9.1: rows that an iterator wrapped around train, but never count in metrics; metrics of
+    several devices are those of the whole batch; gamma of a BatchNorm with fix_gamma is exactly 1 and never changes; unknown
+    names in `set_params` raise.  Arrays are jax.Array (`jfit.mx.mod.Module` gives NDArray).
+
+    Raises:
+        ValueError: a name that the symbol does not have.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(20, axis=0)
+        >>> train = jfit.NDArrayIter(x, x.argmax(1), batch_size=8)
+        >>> module = jfit.Module(net)
+        >>> module.fit(train, num_epoch=20, optimizer_params={"learning_rate": 1.0})
+        >>> module.score(train, "acc")
+        [('accuracy', 1.0)]
+
+    Source: Apache MXNet 1.9.1, `mxnet.module.Module`.
+    """
+
+    # -------------------------------------------------------------------------------- optimizer
+    _make_store = staticmethod(stores.create)
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """Choose the optimizer and how gradients are added over devices.
+
+        Args:
+            kvstore: "local", "device", ..., a KVStore, or None (each device learns from its own rows).
+            optimizer: a name (gradients are then scaled by 1 / batch size) or an `Optimizer` (its own `rescale_grad`, 1 by
+                default, holds, and its weight decay applies to all parameters, as in MXNet).
+            optimizer_params: parameters of a named optimizer, a dict or (name, value) pairs.
+            force_init: replace an optimizer that is there.
+        """
+        assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring...")
+            return
+        self._settle()
+        session, passes = self._session, self._passes
+        params, _ = session.arrays()
+        store, on_store = self._select(kvstore, params)
+        rows = descs.rows_of_batch(self._data_shapes)
+        made = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
+        session.kvstore, session.update_on_kvstore, session.names = store, on_store, list(self._param_names)
+        session.set_optimizer(made, passes.learns, self._reduce_of(store))
+        session.updater = None if made.is_pure else get_updater(made)
+        self.optimizer_initialized = True
+        if self._preload is not None:
+            self.load_optimizer_states(self._preload)
+            self._preload = None
+
+    def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
+        """(key-value store or None, whether it updates)."""
+        return stores.select(kvstore, len(self._devices), params, make=self._make_store)
+
+    def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
+        scale, count = 1.0 / rows, len(self._devices)
+        if on_store:
+            names: dict[int, str] = dict(enumerate(self._param_names))
+        else:
+            names = {i * count + k: n for i, n in enumerate(self._param_names) for k in range(count)}
+        if isinstance(optimizer, str):
+            params.setdefault("rescale_grad", scale)
+            return create_optimizer(optimizer, sym=self._symbol, param_idx2name=names, **params)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"an optimizer is a name or an Optimizer; found {optimizer!r}")
+        if optimizer.rescale_grad != scale:
+            warnings.warn(
+                "Optimizer created manually outside Module but rescale_grad is not normalized to 1.0/batch_size/num_workers "
+                f"({optimizer.rescale_grad} vs. {scale}). Is this intended?",
+                stacklevel=4,
+            )
+        if not optimizer.idx2name:
+            optimizer.idx2name = names
+        return optimizer
+
+    def _reduce_of(self, store: Any) -> Any:
+        if self._compression and store is not None:
+            if "device" not in store.type:
+                raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
+            kind = self._compression.get("type", "2bit")
+            if kind != "2bit":
+                raise ValueError(f"compression_params has type {kind!r}; '2bit' is what there is")
+            return two_bit(float(self._compression.get("threshold", 0.5)))
+        return own() if store is None and len(self._devices) > 1 else all_reduce()
+
+    def borrow_optimizer(self, shared_module: Any) -> None:
+        """Use the optimizer (state, counters, key-value store) of another module, which shares its parameters with this one.
+
+        Raises:
+            ValueError: they share none; optimizer state belongs to parameters.
+        """
+        assert self.binded and shared_module.optimizer_initialized
+        if self._session is not shared_module._session:
+            raise ValueError(
+                "borrow_optimizer takes the optimizer of a module with the same parameters, and these two have parameters of "
+                "their own; bind this one with shared_module= that one first"
+            )
+        self.optimizer_initialized = True
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """Write the optimizer state as MXNet's `.states`, with update counts, so that resuming equals continuing."""
+        assert self.optimizer_initialized
+        self._settle()
+        save_states_of(self._session, fname, self._fixed_gammas)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read `.states` of MXNet or jfit; MXNet's hold no update counts, which then stay as they are."""
+        assert self.optimizer_initialized
+        self._settle()
+        load_states_into(self._session, fname)
+
+    # -------------------------------------------------------------------------------- computing
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Compute the outputs of a batch (when they are asked for, or with `backward` and `update`).
+
+        Args:
+            data_batch: a DataBatch; other shapes than the bound ones are taken as a reshape.  A list holds one batch for each
+                device, sliced before.
+            is_train: default: whether the module is bound for training.
+        """
+        assert self.binded and self.params_initialized
+        train = self.for_training if is_train is None else is_train
+        several = isinstance(data_batch, list)  # a batch may be a named tuple
+        batch, counts, pad = self._joined(data_batch) if several else self._fed(data_batch)
+        self._pad = pad
+        self._passes.forward(batch, counts, train)
+        self._watch("outputs" if train else "eval_outputs")
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Gradients of the last forward pass.
+
+        Args:
+            out_grads: gradient of each output (an array for a single one); not needed where all outputs are losses.
+        """
+        assert self.binded and self.params_initialized
+        assert self.for_training, "the module was bound for prediction; re-bind with for_training=True to run backward()"
+        if out_grads is not None and not isinstance(out_grads, (list, tuple)):
+            out_grads = [out_grads]
+        heads = None if out_grads is None else [unbox(g) for g in out_grads]
+        self._watch("gradients", *([] if heads is None else [heads]))
+        self._passes.backward(heads)
+
+    def update(self) -> None:
+        """One update of all parameters with the gradients of the last `backward`."""
+        assert self.binded and self.params_initialized and self.optimizer_initialized
+        self._passes.update()
+
+    def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
+        """Outputs of the last forward pass; with merge_multi_context=False one list of slices for each output."""
+        assert self.binded and self.params_initialized
+        if merge_multi_context:
+            return [self._box(out) for out in self._passes.merged()]
+        return [[self._box(piece) for piece in pieces] for pieces in self._passes.sliced()]
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
+        """Gradients of the data inputs; needs `bind(inputs_need_grad=True)`."""
+        assert self.binded and self.params_initialized and self.inputs_need_grad
+        names = [d.name for d in self._data_shapes]
+        if merge_multi_context:
+            return [self._box(self._passes.whole_input_gradient(name)) for name in names]
+        return [[self._box(part) for part in self._passes.input_gradient(name)] for name in names]
+
+    def gradients(self) -> dict[str, Any]:
+        """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
+        assert self.binded
+        slices = {n: self._passes.gradient_slices(n) for n in self._passes.learns}
+        home = self._devices[0]
+        return {n: self._box(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Add the last batch to a metric; rows that an iterator wrapped around do not count.
+
+        Args:
+            eval_metric: an EvalMetric.
+            labels: list of label arrays (with pre_sliced, a list of such lists, one for each device).
+        """
+        if pre_sliced:
+            labels = [descs.joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
+        outputs = [self._box(out) for out in self._passes.merged()]  # a metric of the user's calls methods of the box
+        names = [d.name for d in self._label_shapes] or self._label_names
+        shown = dict(zip(names, [self._box(unbox(a)) for a in labels or ()], strict=False))
+        eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
+
+    def _weights(self, outputs: Sequence[Any]) -> Any:
+        """Row weights for each output; None for one that has no rows, such as the mean of a loss, which counts as it is."""
+        if not self._pad:
+            return None
+        rows = descs.rows_of_batch(self._data_shapes)
+        weight = (np.arange(rows) < rows - self._pad).astype(np.float32)
+        return [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
+
+    def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
+        """What is needed before a batch; dense parameters need nothing."""
+        assert self.binded
+
+    # -------------------------------------------------------------------------------- fit, predict
+    def _fit_epoch(
+        self,
+        train_data: Any,
+        eval_metric: Any,
+        callbacks: Any,
+        monitor: Any,
+        epoch: int,
+        row_ids: Any,
+        flag: StopFlag,
+        first: int = 0,
+    ) -> list[tuple[str, float]]:
+        """One pass; full batches of arrays in memory in few dispatches where nobody looks between them.
+
+        Of such a pass no outputs and gradients are kept: `get_outputs` asks for a forward pass first.
+        """
+        leaves, every = eval_metric.leaves(), looks_every(listed(callbacks))
+        whole = every is not None and monitor is None and self._monitor is None and self._own_methods()
+        whole = whole and all(m.pure and not m.output_names and not m.label_names for m in leaves)
+        found: list[tuple[str, float]] = []
+        first = 0
+        if whole and runs_whole(self._passes, train_data, [d.name for d in self._label_shapes]):
+
+            def look(nbatch: int) -> None:
+                if nbatch + 1 == train_data.num_batches:  # before a callback resets anything
+                    found.extend(eval_metric.get_global_name_value())
+                call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, {"self": self, "nbatch": nbatch, "epoch": epoch}))
+
+            train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, look, flag))
+            self._stop_if(flag)
+            first = train_data.batches_read
+        found += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag, first)
+        return found or eval_metric.get_global_name_value()
+
+    def _runner_of(self, data: Any, leaves: list[Any], every: int) -> EpochRunner:
+        runner, metrics = self._runner, tuple(m.pure for m in leaves)
+        if runner is None or (runner.data, runner.passes, runner.metrics, runner.every) != (data, self._passes, metrics, every):
+            counts = self._slices(data.batch_size)
+            self._runner = runner = EpochRunner(self._passes, data, counts, metrics, every)
+        return runner
+
+    def _own_methods(self) -> bool:
+        """False where a subclass of the user's has a say between batches."""
+        names = ("forward", "backward", "update", "forward_backward", "update_metric", "prepare")
+        own = all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
+        return own and not any(n in vars(self) for n in names)
+
+    def _sync_devices(self) -> None:
+        if self._session.split:
+            self._settle()
+            self._session.set_arrays(*self._session.arrays())
+
+    def _without_padding(self, pad: int) -> list[Any]:
+        if not pad:
+            return self.get_outputs()
+        return [self._box(out) for out in self._passes.merged(without=pad)]
+
+    # -------------------------------------------------------------------------------- monitor
+    def install_monitor(self, mon: Any) -> None:
+        """Let a Monitor see outputs, arguments and gradients; while it is idle it costs nothing.
+
+        An active one makes a second program run beside the step.  With several devices it sees each device's arrays; where
+        slices are uneven, those of the shorter ones hold repeated rows.
+        """
+        assert self.binded
+        self._monitor = mon
+        self._captures = {}
+        mon.install(self)
+
+    def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments, auxiliary states) by name, for a Monitor."""
+        params, aux = self._session.arrays()
+        inputs = self._passes.whole_inputs()
+        known = {**inputs, **params}
+        return {n: known[n] for n in self._arguments if n in known}, {n: aux[n] for n in self._aux_names}
+
+    def _watch(self, kind: str, *heads: Any) -> None:
+        """Hand the arrays of the pass at hand to a monitor that is active."""
+        mon = self._monitor
+        if mon is None or not mon.active:
+            return
+        fed = [*self._data_names, *self._label_names, *self._state_names]
+        for found in self._passes.captured(self._captures, kind, self._symbol, fed, mon, heads):
+            mon.collect(found)
+
+    # -------------------------------------------------------------------------------- files
+    def save_checkpoint(
+        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
+    ) -> None:
+        """Write `prefix-symbol.json`, `prefix-%04d.params` and, if wanted, `prefix-%04d.states`, all readable by MXNet."""
+        files.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
+        if save_optimizer_states:
+            name = f"{prefix}-{epoch:04d}.states"
+            self.save_optimizer_states(name)
+            logging.info('Saved optimizer state to "%s"', name)
+
+    @classmethod
+    def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
+        """A module from checkpoint files; `bind` and `init_optimizer` it, then go on.
+
+        Args:
+            prefix, epoch: name the files, as in `save_checkpoint`.
+            load_optimizer_states: read `.states` in `init_optimizer`.
+            **kwargs: as for `Module`.
+        """
+        symbol, params, aux = files.load_checkpoint(prefix, epoch)
+        module = cls(cls._symbol_of(symbol), **kwargs)
+        module._loaded = (params, aux)
+        module.params_initialized = True
+        if load_optimizer_states:
+            module._preload = f"{prefix}-{epoch:04d}.states"
+        return module

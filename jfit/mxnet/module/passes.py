@@ -1,0 +1,396 @@
+"""forward, backward and update called one by one, computed as late and in as few programs as possible.
+
+`forward` and `backward` only note what is wanted.  If nobody looks before `update`, all three run as ONE program, the train
+step of the engine; outputs read before `backward` cost a forward program (with the same random numbers), gradients read
+before `update` a backward program and an update program.  The numbers are the same on every way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit import counters
+from jfit.data import Batch
+from jfit.data.batch import rows
+from jfit.lowering.model import Model, Plan
+from jfit.mxnet.box import Box
+from jfit.mxnet.module.programs import Programs
+from jfit.mxnet.module.session import Session
+from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
+from jfit.mxnet.module.tables import whole_table
+from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
+from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.parallel.spmd import compile_spmd, place_split, sharding
+from jfit.step.state import TrainState
+from jfit.train.loop import Window
+
+
+class Pass(NamedTuple):
+    """One forward pass that was asked for.
+
+    Attributes:
+        batch: split over the devices.
+        counts: rows of each device.
+        train: training mode.
+        number: which pass of this step it is, for its random numbers.
+        plan: where the rows of the outputs are.
+    """
+
+    batch: Batch
+    counts: tuple[int, ...]
+    train: bool
+    number: int
+    plan: Plan
+
+
+class Passes:
+    """The passes of one bound graph over the arrays of a session.
+
+    Args:
+        programs: of the graph.
+        params: names of the graph's parameters.
+        aux: names of its auxiliary states.
+        requests: name of a parameter or input -> "write" or "add", for those whose gradient is kept.
+        learns: parameters that an update changes.
+    """
+
+    def __init__(
+        self, programs: Programs, params: Sequence[str], aux: Sequence[str], requests: Mapping[str, str], learns: Sequence[str]
+    ) -> None:
+        self.programs, self.params, self.aux = programs, list(params), list(aux)
+        self.requests, self.learns = dict(requests), list(learns)
+        self.gradients: dict[str, Any] = {}  # with several devices, a leading device axis; of tables by rows until read
+        self._pass: Pass | None = None
+        self._outputs: tuple[Array, ...] | None = None
+        self._backward: Any = None  # None: not asked for; (): without head gradients; else the head gradients
+        self._window = Window()
+
+    @property
+    def session(self) -> Session:
+        """The shared arrays."""
+        return self.programs.session
+
+    # -------------------------------------------------------------------------------- forward
+    def forward(self, batch: Batch, counts: Sequence[int], train: bool) -> None:
+        """Note a forward pass; a backward pass that still waits is run first."""
+        self.flush()
+        devices, session = len(self.session.devices), self.session
+        axes = self.programs.model.batch_axes
+        plan = self.programs.plan(per_device_of(batch, counts, axes))
+        if len(set(counts)) > 1 and not plan.paddable:
+            raise ValueError(
+                f"a batch of {sum(counts)} rows splits into slices of {list(counts)} rows, which are padded to one length, but "
+                f"{plan.reason}"
+            )
+        split = split_slices(batch, counts, axes) if devices > 1 else batch
+        self._pass = Pass(_at_home(split, session.devices), tuple(counts), train, session.numbered(train), plan)
+        session.waiting.add(self)
+        self._outputs, self._backward = None, None
+
+    def outputs(self) -> tuple[Array, ...]:
+        """Outputs of the last pass; with several devices, a leading device axis."""
+        at = self._asked()
+        if self._outputs is None and self._backward is not None:
+            self.flush()
+        if self._outputs is None:
+            state = self.view()
+            run = self.programs.forward(at.train)
+            found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
+            self._dispatched(found[0])
+            self._outputs = found
+        assert self._outputs is not None
+        return self._outputs
+
+    def hold_outputs(self) -> None:
+        """Compute what waits: parameters are about to change, outputs are those of the parameters at `forward`."""
+        self.flush()
+        if self._pass is not None and self._outputs is None:
+            self.outputs()
+
+    def _dispatched(self, told: Array) -> None:
+        """Keep the host from running too far ahead of the devices."""
+        fence = self._window.push(told)
+        if fence is not None:
+            counters.wait(fence)  # sync: host waits for the call 8 back
+
+    def merged(self, without: int = 0) -> list[Array]:
+        """Outputs of the whole batch, its last `without` rows left out."""
+        found, at, rows = self.outputs(), self._asked(), self._rows()
+        whole = list(merge_slices(found, rows, at.counts)) if len(at.counts) > 1 else list(found)
+        return [_cut_rows(out, where, sum(at.counts), without) for out, where in zip(whole, rows, strict=True)]
+
+    def whole_inputs(self) -> dict[str, Any]:
+        """Inputs of the last pass, slices of several devices side by side."""
+        if self._pass is None:
+            return {}
+        axes, counts, given = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
+        if len(counts) == 1:
+            return dict(given)
+        cut = {
+            k: [np.take(p, np.arange(c), axes.get(k, 0)) for p, c in zip(v, counts, strict=True)]
+            for k, v in counters.read(given).items()  # sync: a monitor looks at the whole batch
+        }
+        return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
+
+    def captured(
+        self, made: dict[Any, Any], kind: str, symbol: Any, fed: Sequence[str], monitor: Any, heads: Sequence[Any]
+    ) -> list[dict[str, Array]]:
+        """Named arrays of the pass at hand, for each device; `made` keeps the compiled programs."""
+        at, state, devices = self._asked(), self.view(), self.session.devices
+        key = (kind, bool(heads), monitor.pattern, monitor.monitor_all)
+        if key not in made:
+            names = [n for n in fed if n in symbol.list_arguments()]
+            if kind == "gradients":
+                capture = capture_gradients(symbol, names, monitor.pattern)
+            else:
+                capture = capture_outputs(symbol, names, monitor.pattern, monitor.monitor_all, train=kind == "outputs")
+            axes = (self.programs.axes()[0], None, 0, None, None, None, *[0 for _ in heads])
+            made[key] = (capture, compile_spmd(capture.raw, devices, axes, 0, name="monitor"))
+        capture, run = made[key]
+        if not capture.names:
+            return []
+        split = [tuple(self._cut(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
+        found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
+        ordered = {n: found[n] for n in capture.names if n in found}
+        if len(devices) == 1:
+            return [ordered]
+        return [{n: v[d] for n, v in ordered.items()} for d in range(len(devices))]
+
+    def sliced(self) -> list[list[Array]]:
+        """For each output, what each device computed."""
+        found, at = self.outputs(), self._asked()
+        if len(at.counts) == 1:
+            return [[out] for out in found]
+        return [self._apart(out, where, at.counts) for out, where in zip(found, self._rows(), strict=True)]
+
+    def _apart(self, out: Array, where: MaybeRows, counts: Sequence[int]) -> list[Array]:
+        """What each device computed, on that device."""
+        pieces = slices_of(out, where, counts)
+        return [jax.device_put(piece, device) for piece, device in zip(pieces, self.session.devices, strict=True)]
+
+    def _rows(self) -> tuple[MaybeRows, ...]:
+        # rows that lie at LOST places stand side by side, as MXNet concatenates whatever a device gives
+        return tuple(None if r is LOST else r for r in self._asked().plan.rows)
+
+    def _asked(self) -> Pass:
+        if self._pass is None:
+            raise RuntimeError("there are no outputs yet; call forward(batch) first")
+        return self._pass
+
+    # -------------------------------------------------------------------------------- backward
+    def backward(self, out_grads: Sequence[Any] | None) -> None:
+        """Note a backward pass over the last forward pass."""
+        at = self._asked()
+        if not at.train:
+            raise RuntimeError("backward() follows a forward pass in training mode; call forward(batch, is_train=True)")
+        self.flush()  # each backward pass counts: gradients add up, statistics move
+        model = self.programs.model
+        if out_grads is None:
+            plain = [o.name for i, o in enumerate(model.outputs) if o.kind == "plain" and not _blocked(model, i)]
+            if plain:
+                raise ValueError(
+                    f"backward() without out_grads, but output {plain[0]!r} is no loss: nothing says what its gradient is; "
+                    "pass out_grads (one array for each output), or end the network in a loss head such as SoftmaxOutput"
+                )
+            self._backward = ()
+            return
+        if len(out_grads) != len(model.outputs):
+            raise ValueError(
+                f"out_grads holds {len(out_grads)} arrays, needed one for each output: {[o.name for o in model.outputs]}"
+            )
+        cut = tuple(self._cut(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
+        self._backward = _at_home(cut, self.session.devices)
+
+    def _cut(self, gradient: Any, where: MaybeRows, counts: tuple[int, ...]) -> Any:
+        """A head gradient of the whole batch as one slice for each device; padded rows repeat real ones (their weight is 0)."""
+        value = jnp.asarray(gradient)
+        if len(counts) == 1:
+            return value
+        if not isinstance(where, Rows) or where.before != 1:
+            raise ValueError(
+                f"out_grads of shape {value.shape} cannot be divided over {len(counts)} devices: the output does not hold the "
+                "rows of the batch in order; bind on one device"
+            )
+        batch = Batch({"gradient": value})
+        scaled = [c * where.after for c in counts]
+        cut = split_slices(batch, scaled, {"gradient": where.axis})
+        own = cut.inputs["gradient"]
+        if cut.weight is None:
+            return own
+        shape = (*cut.weight.shape[:1], *(cut.weight.shape[1] if k == where.axis else 1 for k in range(own.ndim - 1)))
+        return jnp.where(cut.weight.reshape(shape) > 0, own, 0)
+
+    def flush(self) -> None:
+        """Run the backward pass that waits, if one does."""
+        if self._backward is None:
+            return
+        at, heads, state = self._asked(), self._backward, self.view()
+        self._backward = None
+        wrt = tuple(sorted(self.requests))
+        run = self.programs.gradients(wrt, bool(heads))
+        given = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
+        outputs, found, aux = run(*given, heads) if heads else run(*given)
+        self._dispatched(outputs[0])
+        if self._outputs is None:  # those of the forward pass stay, whatever the parameters are now
+            self._outputs = outputs
+        whole = self.session.state
+        assert whole is not None
+        self.session.state = whole._replace(aux={**whole.aux, **aux})
+        for name, gradient in found.items():
+            old = self.read_gradients().get(name) if self.requests[name] == "add" else None
+            gradient = gradient if old is None else whole_table(self.session, name, gradient)
+            self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
+
+    def read_gradients(self) -> dict[str, Array]:
+        """The gradients by name."""
+        self.flush()
+        self.gradients.update({n: whole_table(self.session, n, g) for n, g in self.gradients.items()})
+        return self.gradients
+
+    def forget(self) -> None:
+        """Steps were made elsewhere: the outputs and gradients at hand are no longer the last ones."""
+        self._pass, self._outputs, self._backward = None, None, None
+        self.gradients.clear()
+
+    def gradient_slices(self, name: str) -> list[Array]:
+        """The gradient that each device has for a parameter (zeros before the first backward pass)."""
+        found = self.read_gradients()
+        devices = len(self.session.devices)
+        if name not in found:
+            state = self.view()
+            own = state.params[name]
+            zero = jnp.zeros(own.shape[1:] if self.session.split else own.shape, own.dtype)
+            return [zero] * devices
+        return [found[name]] if devices == 1 else list(found[name])
+
+    def input_gradient(self, name: str) -> list[Array]:
+        """The gradient of an input on each device, the rows that it repeated cut off."""
+        found, at = self._input_gradient(name)
+        return [found] if len(at.counts) == 1 else self._apart(found, self._input_rows(name), at.counts)
+
+    def whole_input_gradient(self, name: str) -> Array:
+        """The gradient of an input for the whole batch; it stays on the devices."""
+        found, at = self._input_gradient(name)
+        return found if len(at.counts) == 1 else merge_slices((found,), (self._input_rows(name),), at.counts)[0]
+
+    def _input_gradient(self, name: str) -> tuple[Array, Pass]:
+        found, at = self.read_gradients(), self._asked()
+        if name not in found:
+            raise RuntimeError(f"there is no gradient of input {name!r} yet; call forward(batch, is_train=True) and backward()")
+        return found[name], at
+
+    def _input_rows(self, name: str) -> Rows:
+        return Rows(self.programs.model.batch_axes.get(name, 0), 1, max(self._asked().counts), 1)
+
+    def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
+        """Replace a gradient: one array for each device."""
+        self.flush()
+        values = [jnp.asarray(s) for s in slices]
+        devices = self.session.devices
+        self.gradients[name] = values[0] if len(devices) == 1 else place_split(np.stack(counters.read(values)), devices)
+
+    # -------------------------------------------------------------------------------- update
+    def update(self) -> None:
+        """One update of the parameters: fused with what still waits, or from the gradients at hand."""
+        session = self.session
+        optimizer = session.optimizer
+        assert optimizer is not None
+        session.hold(but=self)
+        if not self.learns:
+            self.flush()
+            return
+        waits = self._backward == () and self._outputs is None
+        fusible = waits and optimizer.is_pure and set(self.requests) == set(self.learns)
+        if fusible and "add" not in self.requests.values() and self._asked().number == 0:
+            self._step()
+            return
+        self.hold_outputs()
+        missing = [n for n in self.learns if n not in self.gradients]
+        if missing:
+            raise RuntimeError(
+                f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() before it"
+            )
+        gradients = {n: self.gradients[n] for n in self.learns}
+        if not optimizer.is_pure:
+            self._update_in_python({n: whole_table(session, n, g) for n, g in gradients.items()})
+            return
+        session.begin_update(self.learns)
+        session.run(self, self.programs.update(), gradients)
+
+    def _step(self) -> None:
+        session, at = self.session, self._asked()
+        self._backward = None  # a step that fails must not be tried again with the next batch
+        session.begin_update(self.learns)
+        out = session.run(self, self.programs.step(), at.batch)
+        self._outputs = out.outputs
+        self.gradients.update(out.gradients)
+        self._dispatched(out.fence)
+
+    def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
+        """An optimizer that is a user's class: its own `update(index, weight, grad, state)`, parameter by parameter."""
+        session = self.session
+        assert session.state is not None
+        if session.split:
+            raise NotImplementedError(
+                "an optimizer class of your own and kvstore=None on several devices do not go together: pass kvstore='device', "
+                "or use an optimizer by name"
+            )
+        if session.state.local is not None:
+            raise NotImplementedError("gradient compression needs an optimizer by name, not a class of your own")
+        params, _ = session.arrays()
+        fresh, several = {}, len(session.devices) > 1
+        number = {name: i for i, name in enumerate(session.names)}
+        for name in sorted(self.learns, key=number.__getitem__):
+            gradient = jnp.sum(jax.device_put(gradients[name], session.devices[0]), axis=0) if several else gradients[name]
+            weight = session.cell(params[name])
+            session.updater(session.index(name), session.cell(gradient), weight)
+            fresh[name] = weight.value if isinstance(weight, Box) else weight
+        session.replace_params(fresh)
+        session.passes = 0
+
+    def view(self) -> TrainState:
+        """The part of the session's state that this graph uses."""
+        return self.session.view(self.params, self.aux, self.learns)
+
+
+def _at_home(tree: Any, devices: Sequence[Any]) -> Any:
+    """Arrays that lie elsewhere, such as the outputs of another module, where the programs take them."""
+    where = sharding(devices, split=True)
+    return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
+
+
+@jax.jit
+def _add(a: Array, b: Array) -> Array:
+    return a + b
+
+
+def per_device_of(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the longest slice."""
+    size, longest, found = rows(batch, axes), max(counts), {}
+    for name, value in batch.inputs.items():
+        shape, axis = list(np.shape(value)), axes.get(name, 0)
+        if shape[axis : axis + 1] == [size]:
+            shape[axis] = longest
+        found[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
+    return found
+
+
+def _cut_rows(out: Array, where: MaybeRows, rows: int, without: int) -> Array:
+    """An output without its last rows of the batch."""
+    if not without or not out.ndim:
+        return out
+    if isinstance(where, Rows) and where.before == 1:
+        return jax.lax.slice_in_dim(out, 0, (rows - without) * where.after, axis=where.axis)
+    return out[: out.shape[0] - without]
+
+
+def _blocked(model: Model, index: int) -> bool:
+    """True for an output that lets no gradient through, so that none is missing."""
+    symbol = model.symbol
+    return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"

@@ -1,0 +1,248 @@
+"""Modules that are written in Python: stages without parameters, above all losses whose gradient is a function."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfit.mxnet.box import unbox
+from jfit.mxnet.module.base import BaseModule
+from jfit.mxnet.module.initial import DEFAULT
+
+
+class PythonModule(BaseModule):
+    """A stage without parameters; a subclass writes `forward`, `backward`, `get_outputs`, `get_input_grads` and
+    `_compute_output_shapes`.
+
+    Args:
+        data_names: names of the data.
+        label_names: names of the labels, or None.
+        output_names: names of the outputs.
+        logger: where log lines go.
+
+    Example:
+        >>> import numpy as np
+        >>> class Double(PythonModule):
+        ...     def _compute_output_shapes(self):
+        ...         return [("double_output", self.data_shapes[0][1])]
+        ...     def forward(self, data_batch, is_train=None):
+        ...         self.found = data_batch.data[0] * 2
+        ...     def get_outputs(self, merge_multi_context=True):
+        ...         return [self.found]
+        >>> module = Double(["data"], None, ["double_output"])
+        >>> module.bind([("data", (1, 2))], for_training=False)
+        >>> module.init_params()
+        >>> module.predict(np.ones((1, 2))).tolist()
+        [[2.0, 2.0]]
+
+    Source: Apache MXNet 1.9.1, `mxnet.module.PythonModule`.
+    """
+
+    def __init__(
+        self, data_names: Sequence[str], label_names: Sequence[str] | None, output_names: Sequence[str], logger: Any = logging
+    ) -> None:
+        super().__init__(logger)
+        self._data_names, self._output_names = list(data_names), list(output_names)
+        self._label_names = None if label_names is None else list(label_names)
+        self._data_shapes: Any = None
+        self._label_shapes: Any = None
+        self._output_shapes: Any = None
+        self._pad = 0  # rows at the end of the last batch that do not count
+
+    # -------------------------------------------------------------------------------- what it is
+    @property
+    def data_names(self) -> list[str]:
+        """Names of the data."""
+        return self._data_names
+
+    @property
+    def label_names(self) -> list[str] | None:
+        """Names of the labels."""
+        return self._label_names
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        return self._output_names
+
+    @property
+    def data_shapes(self) -> Any:
+        """(name, shape) of the data, as given to `bind`."""
+        return self._data_shapes
+
+    @property
+    def label_shapes(self) -> Any:
+        """(name, shape) of the labels, or None."""
+        return self._label_shapes
+
+    @property
+    def output_shapes(self) -> Any:
+        """(name, shape) of the outputs."""
+        return self._output_shapes
+
+    def _compute_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of each output, from `data_shapes` and `label_shapes`."""
+        return self._missing("_compute_output_shapes")
+
+    # -------------------------------------------------------------------------------- setting up
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Fix the shapes.
+
+        Args:
+            data_shapes: (name, shape) pairs in the order of `data_names`.
+            label_shapes: the same for `label_names`, or None.
+            for_training, inputs_need_grad: kept as attributes.
+            force_rebind: bind again.
+            shared_module: unused.
+            grad_req: must be "write".
+
+        Raises:
+            AssertionError: other names, or another grad_req.
+        """
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        assert grad_req == "write", "Python module only support write gradient"
+        data = [d[0] for d in data_shapes]
+        assert data == self._data_names, f"data_shapes are for {data}, the module's data_names are {self._data_names}"
+        if label_shapes is not None:
+            labels = [d[0] for d in label_shapes]
+            known = f"label_shapes are for {labels}, the module's label_names are {self._label_names}"
+            assert labels == self._label_names, known
+        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self._data_shapes, self._label_shapes = data_shapes, label_shapes
+        self._output_shapes = self._compute_output_shapes()
+        self.binded = True
+
+    def init_params(
+        self,
+        initializer: Any = DEFAULT,
+        arg_params: Mapping[str, Any] | None = None,
+        aux_params: Mapping[str, Any] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """There are no parameters, so nothing happens; a subclass with parameters overrides it."""
+        self.params_initialized = True
+
+    def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """({}, {})."""
+        return {}, {}
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """There is nothing to update, so nothing happens."""
+        self.optimizer_initialized = True
+
+    def update(self) -> None:
+        """There is nothing to update."""
+
+    def install_monitor(self, mon: Any) -> None:
+        """There are no arrays that a Monitor could see."""
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Add the last batch to a metric, where the module was bound with labels; rows of padding do not count."""
+        if self._label_shapes is None:
+            return
+        if pre_sliced:
+            raise RuntimeError("PythonModule does not support presliced labels; pass the labels of the whole batch")
+        outputs, weights = self.get_outputs(), None
+        if self._pad:
+            rows = unbox(labels[0]).shape[0]
+            weights = (np.arange(rows) < rows - self._pad).astype(np.float32)
+        eval_metric.fold(labels, outputs, weights)
+
+
+class PythonLossModule(PythonModule):
+    """A loss at the end of a `SequentialModule`: its output is its input, its gradient is `grad_func(scores, labels)`.
+
+    Args:
+        name: the output is called `name_output`.
+        data_names: one name.
+        label_names: one name.
+        logger: where log lines go.
+        grad_func: (scores, labels) -> gradient of the scores, an array.
+
+    Raises:
+        AssertionError: not exactly one name each, or a grad_func that cannot be called.
+
+    Example:
+        >>> import numpy as np
+        >>> from jfit.data import DataBatch
+        >>> loss = PythonLossModule(grad_func=lambda scores, labels: scores - labels)
+        >>> loss.bind([("data", (2, 1))], [("softmax_label", (2, 1))])
+        >>> loss.forward(DataBatch([np.ones((2, 1))], [np.zeros((2, 1))]))
+        >>> loss.backward()
+        >>> loss.get_input_grads()[0].tolist()
+        [[1.0], [1.0]]
+
+    Source: Apache MXNet 1.9.1, `mxnet.module.PythonLossModule`.
+    """
+
+    def __init__(
+        self,
+        name: str = "pyloss",
+        data_names: Sequence[str] = ("data",),
+        label_names: Sequence[str] = ("softmax_label",),
+        logger: Any = logging,
+        grad_func: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        super().__init__(data_names, label_names, [f"{name}_output"], logger)
+        assert len(data_names) == 1 and len(label_names) == 1, "a loss module takes one data name and one label name"
+        assert grad_func is None or callable(grad_func), f"grad_func is a function of (scores, labels); found {grad_func!r}"
+        self._name, self._grad_func = name, grad_func
+        self._scores: Any = None
+        self._labels: Any = None
+        self._scores_grad: Any = None
+
+    def _compute_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(f"{self._name}_output", tuple(self._data_shapes[0][1]))]
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Keep the scores and, in training, the labels."""
+        self._scores = self._box(data_batch.data[0])
+        self._pad = int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)
+        if self.for_training if is_train is None else is_train:
+            self._labels = self._box(data_batch.label[0])
+
+    def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
+        """[scores]."""
+        assert merge_multi_context is True, "a Python module computes on one device"
+        return [self._scores]
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Gradient of the scores."""
+        assert out_grads is None, "For a loss module, out_grads should be None"
+        assert self.for_training, "bind(for_training=True) before backward"
+        self._backward_impl()
+
+    def _backward_impl(self) -> None:
+        """Set `_scores_grad` from `_scores` and `_labels`."""
+        if self._grad_func is None:
+            raise NotImplementedError(f"{type(self).__name__} has no gradient: pass grad_func=, or override _backward_impl")
+        found = unbox(self._grad_func(self._scores, self._labels))
+        self._scores_grad = self._box(jnp.asarray(found, jnp.result_type(unbox(self._scores), jnp.float32)))
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
+        """[gradient of the scores]."""
+        assert merge_multi_context is True, "a Python module computes on one device"
+        return [self._scores_grad]

@@ -1,0 +1,101 @@
+"""`mx.nd`: mutable arrays, and every operator on them at once.
+
+>>> import jfit.mx as mx
+>>> mx.nd.FullyConnected(mx.nd.ones((1, 2)), mx.nd.ones((3, 2)), mx.nd.zeros(3), num_hidden=3).asnumpy().tolist()
+[[2.0, 2.0, 2.0]]
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from jfit.mxnet import random
+from jfit.mxnet.ndarray import control, sparse
+from jfit.mxnet.ndarray.array import NDArray, binary
+from jfit.mxnet.ndarray.create import (
+    arange,
+    array,
+    concatenate,
+    empty,
+    eye,
+    full,
+    linspace,
+    load,
+    load_frombuffer,
+    moveaxis,
+    onehot_encode,
+    ones,
+    save,
+    split_v2,
+    waitall,
+    zeros,
+)
+from jfit.mxnet.ndarray.invoke import function, invoke
+from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
+from jfit.mxnet.spelling import PAIRS, Namespace, find
+
+contrib = Namespace("mx.nd.contrib", ("_contrib_",), function, (control.foreach, control.while_loop, control.cond))
+linalg = Namespace("mx.nd.linalg", ("_linalg_",), function)
+image = Namespace("mx.nd.image", ("_image_",), function)
+op = Namespace("mx.nd.op", ("",), function)
+_internal = Namespace("mx.nd._internal", ("",), function)
+
+__all__ = [
+    "CSRNDArray",
+    "NDArray",
+    "RowSparseNDArray",
+    "arange",
+    "array",
+    "concatenate",
+    "contrib",
+    "empty",
+    "eye",
+    "full",
+    "image",
+    "invoke",
+    "linalg",
+    "linspace",
+    "load",
+    "load_frombuffer",
+    "moveaxis",
+    "onehot_encode",
+    "ones",
+    "op",
+    "random",
+    "save",
+    "sparse",
+    "split_v2",
+    "waitall",
+    "zeros",
+]
+
+
+def _pair(both: str, scalar: str, mirrored: str):
+    def call(lhs: Any, rhs: Any) -> Any:
+        if isinstance(lhs, NDArray):
+            return binary(both, scalar, lhs, rhs)
+        if isinstance(rhs, NDArray):
+            return binary(both, mirrored, rhs, lhs, swapped=True)
+        raise TypeError(f"one of the two must be an NDArray, found {type(lhs).__name__} and {type(rhs).__name__}")
+
+    return call
+
+
+random_uniform = uniform = random.uniform
+random_normal = normal = random.normal
+random_randint = random.randint
+
+_FUNCTIONS = SimpleNamespace(**{name: _pair(*ops) for name, ops in PAIRS.items()})
+
+
+def __getattr__(name: str) -> Any:
+    if hasattr(_FUNCTIONS, name):
+        return getattr(_FUNCTIONS, name)
+    return find("mx.nd", ("",), name, function)
+
+
+def __dir__() -> list[str]:
+    from jfit.ops import ALIASES
+
+    return sorted({*__all__, *PAIRS, *ALIASES})

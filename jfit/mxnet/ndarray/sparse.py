@@ -1,0 +1,179 @@
+"""Row-sparse and CSR arrays: boxes that remember their parts and become dense when they are computed with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfit import counters
+from jfit.formats.mxnet_arrays import SparseArray
+from jfit.mxnet.box import unbox
+from jfit.mxnet.ndarray.array import NDArray
+from jfit.optim.rows import Rows
+
+
+class BaseSparseNDArray(NDArray):
+    """An array of which only some values are stored; dense once it is computed with or written into."""
+
+    __slots__ = ("_dense", "_record")
+
+    def __init__(self, record: SparseArray) -> None:
+        self._record: SparseArray | None = record
+        self._dense: Any = None
+
+    @property
+    def value(self) -> Any:
+        """The dense values."""
+        if self._dense is None:
+            assert self._record is not None
+            self._dense = self._record.todense()
+        return self._dense
+
+    @value.setter
+    def value(self, new: Any) -> None:
+        self._dense, self._record = new, None
+
+    @property
+    def record(self) -> SparseArray:
+        """The stored parts."""
+        if self._record is None:
+            self._record = record_of(np.asarray(counters.read(self._dense)), self.stype)
+        return self._record
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return tuple(self._record.shape if self._record is not None else self._dense.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """NumPy scalar type."""
+        return np.dtype((self._record.data if self._record is not None else self._dense).dtype).type
+
+    @property
+    def data(self) -> NDArray:
+        """The stored values."""
+        return NDArray(self.record.data)
+
+    def copy(self) -> NDArray:
+        """A new array with the same values and storage."""
+        return type(self)(self.record)
+
+    def tostype(self, stype: str) -> Any:
+        """The same values in another storage type."""
+        if stype == self.stype:
+            return self
+        return NDArray(self.value) if stype == "default" else from_dense(self, stype)
+
+    def __reduce__(self):
+        return from_record, (self.record,)
+
+
+class CSRNDArray(BaseSparseNDArray):
+    """A matrix in compressed rows: data, indices (columns), indptr (where each row begins)."""
+
+    __slots__ = ()
+    stype = "csr"
+
+    @property
+    def indptr(self) -> NDArray:
+        """Where each row begins in `data`, (rows + 1,) int64."""
+        return NDArray(self.record.aux[0])
+
+    @property
+    def indices(self) -> NDArray:
+        """Column of each stored value, int64."""
+        return NDArray(self.record.aux[1])
+
+
+class RowSparseNDArray(BaseSparseNDArray):
+    """An array of which only some rows are stored: data (rows), indices (their numbers)."""
+
+    __slots__ = ()
+    stype = "row_sparse"
+
+    @property
+    def indices(self) -> NDArray:
+        """Number of each stored row, int64."""
+        return NDArray(self.record.aux[0])
+
+    @property
+    def by_rows(self) -> Rows:
+        """The stored rows for an optimizer; their number is rounded up to a power of two, so that few programs are compiled."""
+        numbers, data = self.record.aux[0].astype(np.int32), self.record.data
+        spare = (1 << max(len(numbers) - 1, 0).bit_length()) - len(numbers)
+        values = np.pad(data, [(0, spare), *[(0, 0)] * (data.ndim - 1)])
+        return Rows(jnp.asarray(np.pad(numbers, (0, spare), constant_values=self.shape[0])), jnp.asarray(values))
+
+    def retain(self, indices: Any) -> RowSparseNDArray:
+        """Only these rows of those that are stored."""
+        return retain(self, indices)
+
+
+def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
+    """A row-sparse array with only those of its stored rows that `indices` names.
+
+    Example:
+        >>> some = row_sparse_array(([[1.0], [2.0]], [0, 2]), shape=(3, 1))
+        >>> retain(some, [2, 1]).indices.asnumpy().tolist()
+        [2]
+    """
+    record, wanted = data.record, np.asarray(unbox(indices)).astype(np.int64)
+    kept = np.isin(record.aux[0], wanted)
+    return RowSparseNDArray(record._replace(data=record.data[kept], aux=(record.aux[0][kept],)))
+
+
+def record_of(dense: np.ndarray, stype: str) -> SparseArray:
+    """The parts of a dense array.
+
+    Example:
+        >>> record_of(np.array([[0.0, 2.0], [0.0, 0.0]]), "row_sparse").data.tolist()
+        [[0.0, 2.0]]
+    """
+    if stype == "row_sparse":
+        rows = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1)).astype(np.int64)
+        return SparseArray(stype, dense[rows], (rows,), dense.shape)
+    if stype != "csr" or dense.ndim != 2:
+        raise ValueError(f"storage type {stype!r} of an array with {dense.ndim} axes: csr needs 2, or use row_sparse")
+    rows, columns = np.nonzero(dense)
+    starts = np.searchsorted(rows, np.arange(dense.shape[0] + 1)).astype(np.int64)
+    return SparseArray(stype, dense[rows, columns], (starts, columns.astype(np.int64)), dense.shape)
+
+
+def from_record(record: SparseArray) -> BaseSparseNDArray:
+    """The box of a stored sparse array."""
+    return (CSRNDArray if record.stype == "csr" else RowSparseNDArray)(record)
+
+
+def to_record(box: Any) -> Any:
+    """What a file keeps of a box: the parts of a sparse one, the values of any other, still on the device; None stays None."""
+    if box is None:
+        return None
+    return box.record if isinstance(box, BaseSparseNDArray) else unbox(box)
+
+
+def from_dense(box: Any, stype: str) -> BaseSparseNDArray:
+    """A dense array as a sparse one."""
+    return from_record(record_of(np.asarray(counters.read(unbox(box))), stype))
+
+
+def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> CSRNDArray:
+    """A CSR matrix from (data, indices, indptr) or from dense values."""
+    if isinstance(arg1, tuple) and len(arg1) == 3:
+        data, indices, indptr = (np.asarray(unbox(a)) for a in arg1)
+        starts, columns = indptr.astype(np.int64), indices.astype(np.int64)
+        sizes = shape or (len(starts) - 1, int(columns.max(initial=-1)) + 1)
+        return CSRNDArray(SparseArray("csr", data.astype(dtype or np.float32), (starts, columns), tuple(sizes)))
+    return CSRNDArray(record_of(np.asarray(unbox(arg1), dtype or np.float32), "csr"))
+
+
+def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> RowSparseNDArray:
+    """A row-sparse array from (data, indices) or from dense values."""
+    if isinstance(arg1, tuple) and len(arg1) == 2 and not np.isscalar(arg1[0]):
+        data, rows = (np.asarray(unbox(a)) for a in arg1)
+        rows = rows.astype(np.int64)
+        sizes = shape or (int(rows.max(initial=-1)) + 1, *data.shape[1:])
+        return RowSparseNDArray(SparseArray("row_sparse", data.astype(dtype or np.float32), (rows,), tuple(sizes)))
+    return RowSparseNDArray(record_of(np.asarray(unbox(arg1), dtype or np.float32), "row_sparse"))

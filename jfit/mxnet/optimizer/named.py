@@ -1,0 +1,43 @@
+"""MXNet's optimizers by name and by class, over the rules of `jfit.optim`.
+
+>>> fast = create("sgd", momentum=0.9, learning_rate=0.5)
+>>> fast, fast.hyper_key()[0]
+(SGD(momentum=0.9, wd=0.0, clip_gradient=None), 'sgd')
+"""
+
+from __future__ import annotations
+
+from jfit.mxnet.optimizer.base import Optimizer
+from jfit.mxnet.optimizer.langevin import SGLD
+from jfit.mxnet.optimizer.large_batch import LAMB, LARS, LBSGD
+from jfit.mxnet.optimizer.moments import FTML, Adam, Adamax, AdamW, Nadam
+from jfit.mxnet.optimizer.momentum import DCASGD, NAG, SGD, Signum, Test, ccSGD
+from jfit.mxnet.optimizer.rms import AdaDelta, AdaGrad, Ftrl, GroupAdaGrad, RMSProp
+
+register = Optimizer.register
+create = Optimizer.create_optimizer
+
+__all__ = [
+    "DCASGD",
+    "FTML",
+    "LAMB",
+    "LARS",
+    "LBSGD",
+    "NAG",
+    "SGD",
+    "SGLD",
+    "AdaDelta",
+    "AdaGrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "GroupAdaGrad",
+    "Nadam",
+    "RMSProp",
+    "Signum",
+    "Test",
+    "ccSGD",
+    "create",
+    "register",
+]

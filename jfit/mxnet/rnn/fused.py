@@ -1,0 +1,179 @@
+"""All layers and directions in one operator, their weights in one vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jfit.graph.symbol import Symbol
+from jfit.mxnet import ndarray as nd
+from jfit.mxnet import symbol as sym
+from jfit.mxnet.initializer import rules as initializer
+from jfit.mxnet.rnn.base import KINDS, Arrays, BaseRNNCell, RNNParams, States, sequence, taken
+from jfit.mxnet.rnn.cells import GRU_GATES, LSTM_GATES, GRUCell, LSTMCell, RNNCell
+
+GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": LSTM_GATES, "gru": GRU_GATES}
+
+
+class FusedRNNCell(BaseRNNCell):
+    """h(t) = cell(x(t), h(t-1)) for every layer and direction, as one `RNN` node.
+
+    Args:
+        num_hidden: size of the state of each layer and direction.
+        num_layers: number of layers.
+        mode: rnn_relu, rnn_tanh, lstm or gru.
+        bidirectional: True for a second direction, backward in time; outputs are twice as wide.
+        dropout: dropout between layers.
+        get_next_state: True if `unroll` returns the last states, each (layers * directions, batch, num_hidden).
+        forget_bias: initial bias of the forget gate.
+        prefix: stands before the names of its nodes and weights; `<mode>_` by default.
+        params: weights to share; new ones by default.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> cell = mx.rnn.FusedRNNCell(4, num_layers=2, bidirectional=True)
+        >>> outputs, _ = cell.unroll(3, mx.sym.Variable("data"), layout="TNC", merge_outputs=True)
+        >>> outputs.infer_shape(data=(3, 2, 5))[1]
+        [(3, 2, 8)]
+    """
+
+    def __init__(
+        self,
+        num_hidden: int,
+        num_layers: int = 1,
+        mode: str = "lstm",
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        get_next_state: bool = False,
+        forget_bias: float = 1.0,
+        prefix: str | None = None,
+        params: RNNParams | None = None,
+    ) -> None:
+        if mode not in GATES:
+            raise ValueError(f"mode is {mode!r}, needed one of {', '.join(GATES)}")
+        super().__init__(f"{mode}_" if prefix is None else prefix, params)
+        self._num_hidden, self._num_layers, self._mode = num_hidden, num_layers, mode
+        self._bidirectional, self._dropout, self._get_next_state = bidirectional, dropout, get_next_state
+        self._directions = ("l", "r") if bidirectional else ("l",)
+        start = initializer.FusedRNN(None, num_hidden, num_layers, mode, bidirectional, forget_bias)
+        self._parameter = self._params.get("parameters", init=start)
+
+    @property
+    def state_info(self) -> list[Any]:
+        """(layers * directions, batch, num_hidden), once or for lstm twice."""
+        shape = (len(self._directions) * self._num_layers, 0, self._num_hidden)
+        return [{"shape": shape, "__layout__": "LNC"} for _ in range(1 + (self._mode == "lstm"))]
+
+    @property
+    def _gate_names(self):
+        return GATES[self._mode]
+
+    # -------------------------------------------------------------------------------- weights
+    def _pieces(self, inputs: int) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of the weights of every gate, in the order of the vector: all matrices, then all biases."""
+        size, found = self._num_hidden, []
+        places = [(layer, side) for layer in range(self._num_layers) for side in self._directions]
+        for what in ("weight", "bias"):
+            for layer, side in places:
+                for kind in KINDS:
+                    width = size if kind == "h2h" else inputs if layer == 0 else size * len(self._directions)
+                    shape = (size, width) if what == "weight" else (size,)
+                    found += [(f"{self._prefix}{side}{layer}_{kind}{gate}_{what}", shape) for gate in self._gate_names]
+        return found
+
+    def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
+        """Arrays by name in which the vector is cut into the weights of single gates, `<prefix>l0_i2h_i_weight`, ..."""
+        left = dict(args)
+        name = self._parameter.name
+        assert name is not None
+        vector = taken(left, name)
+        length = math.prod(vector.shape)
+        # the vector is a multiple of the input's size and a rest that is known
+        per_input = len(self._directions) * self._num_gates * self._num_hidden
+        inputs, odd = divmod(length - self._length(0), per_input)
+        if odd or inputs < 1:
+            raise ValueError(
+                f"{name} has {length} values, which no size of input gives for {self._num_layers} layers of "
+                f"{self._num_hidden} in mode {self._mode}; is it from a cell of other sizes?"
+            )
+        cut, at = {}, 0
+        for piece, shape in self._pieces(inputs):
+            size = math.prod(shape)
+            cut[piece] = vector[at : at + size].reshape(shape).copy()
+            at += size
+        return {**left, **cut}
+
+    def _length(self, inputs: int) -> int:
+        return sum(math.prod(shape) for _, shape in self._pieces(inputs))
+
+    def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
+        """The inverse of `unpack_weights`: the weights of single gates joined into the vector."""
+        left = dict(args)
+        first, _ = self._pieces(1)[0]
+        if first not in left:
+            taken(left, first)  # says what is missing
+        parts = [taken(left, name).reshape((-1,)) for name, _ in self._pieces(left[first].shape[1])]
+        return {**left, str(self._parameter.name): nd.concatenate(parts)}
+
+    # -------------------------------------------------------------------------------- time
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: States | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, States]:
+        """One node for the whole sequence; the states are empty without `get_next_state`.  See `BaseRNNCell.unroll`."""
+        self.reset()
+        axis = layout.find("T")
+        if axis not in (0, 1):
+            raise ValueError(f"layout is {layout!r}, a fused cell takes TNC or NTC")
+        data = sequence(length, inputs, layout, merge=True)
+        if axis == 1:
+            data = sym.swapaxes(data, dim1=0, dim2=1)
+        states = self.begin_state() if begin_state is None else begin_state
+        outputs, *after = self._node(data, states)
+        if axis == 1:
+            outputs = sym.swapaxes(outputs, dim1=0, dim2=1)
+        return sequence(length, outputs, layout, merge_outputs), after
+
+    def _node(self, data: Symbol, states: States) -> Symbol:
+        # the layout says where the batch is in the states that come out
+        layout = {"__layout__": "LNC"} if self._get_next_state else {}
+        return sym.RNN(
+            data=data,
+            parameters=self._parameter,
+            state_size=self._num_hidden,
+            num_layers=self._num_layers,
+            bidirectional=self._bidirectional,
+            p=self._dropout,
+            state_outputs=self._get_next_state,
+            mode=self._mode,
+            name=f"{self._prefix}rnn",
+            **dict(zip(("state", "state_cell"), states, strict=False)),
+            **layout,
+        )
+
+    def unfuse(self) -> Any:
+        """The same network as a stack of single cells, which has the weights of `unpack_weights` by name."""
+        from jfit.mxnet.rnn.modifiers import DropoutCell
+        from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
+
+        stack = SequentialRNNCell()
+        for layer in range(self._num_layers):
+            cells = [self._single(f"{self._prefix}{side}{layer}_") for side in self._directions]
+            if self._bidirectional:
+                cells = [BidirectionalCell(cells[0], cells[1], output_prefix=f"{self._prefix}bi_l{layer}_")]
+            stack.add(cells[0])
+            if self._dropout > 0 and layer < self._num_layers - 1:
+                stack.add(DropoutCell(self._dropout, prefix=f"{self._prefix}_dropout{layer}_"))
+        return stack
+
+    def _single(self, prefix: str) -> BaseRNNCell:
+        if self._mode == "lstm":
+            return LSTMCell(self._num_hidden, prefix=prefix)
+        if self._mode == "gru":
+            return GRUCell(self._num_hidden, prefix=prefix)
+        return RNNCell(self._num_hidden, activation=self._mode.removeprefix("rnn_"), prefix=prefix)

@@ -1,0 +1,11 @@
+"""`jfit.sym`: symbols and operators by their short path; their home is `jfit.graph`."""
+
+from typing import Any
+
+from jfit import graph
+from jfit.graph import *  # noqa: F403
+from jfit.graph import __all__, __dir__  # noqa: F401
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(graph, name)

@@ -1,0 +1,21 @@
+"""Callbacks: pure pairs (init, on) that a run calls with events."""
+
+from jfit.train.callbacks.bars import progress
+from jfit.train.callbacks.base import EVENTS, Callback, Event, as_callback, lambda_callback
+from jfit.train.callbacks.logging import csv_logger, jsonl_logger, speedometer
+from jfit.train.callbacks.saving import checkpointing
+from jfit.train.callbacks.stopping import early_stopping
+
+__all__ = [
+    "EVENTS",
+    "Callback",
+    "Event",
+    "as_callback",
+    "checkpointing",
+    "csv_logger",
+    "early_stopping",
+    "jsonl_logger",
+    "lambda_callback",
+    "progress",
+    "speedometer",
+]

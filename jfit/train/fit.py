@@ -1,0 +1,364 @@
+"""fit: checks the input, wires the rooms together and hands over to a `Run`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit import optim
+from jfit.data import ArrayData, StreamData, check_labels
+from jfit.graph import Symbol
+from jfit.lowering import lower
+from jfit.lowering.model import Model, Plan, flatten_names, from_function, specs_of
+from jfit.parallel.spmd import place
+from jfit.step import train_step
+from jfit.step.state import Trained, TrainState, init_state
+from jfit.step.totals import sized_for, zero_totals
+from jfit.train import checkpoint as checkpoints
+from jfit.train.callbacks import Callback, as_callback, checkpointing
+from jfit.train.callbacks import progress as progress_bar
+from jfit.train.evaluate import Scorer, make_evaluate
+from jfit.train.feed import FeedSpec, auto_steps_per_call, data_of, make_feed
+from jfit.train.host_metrics import on_devices, on_host
+from jfit.train.loop import Loop
+from jfit.train.run import Run, settings_of
+
+
+def fit(
+    model: Any,
+    train_data: Any,
+    eval_data: Any = None,
+    *,
+    batch_size: int = 32,
+    num_epoch: int = 10,
+    optimizer: Any = "sgd",
+    optimizer_params: Mapping[str, Any] | None = None,
+    eval_metric: Any = "acc",
+    initializer: Any = None,
+    devices: Any = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    steps_per_call: int | str = "auto",
+    callbacks: Sequence[Any] = (),
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | str = "epoch",
+    resume: bool | str | Path | None = None,
+    schedule: Any = None,
+    schedule_params: Mapping[str, Any] | None = None,
+    frozen: Sequence[str] = (),
+    micro_batches: int = 1,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    policy: Any = None,
+    params: Any = None,
+    aux: Any = None,
+    loss: Callable[..., Any] | None = None,
+    eval_batch_size: int | None = None,
+    directory: str | Path | None = None,
+    progress: bool | str = "auto",
+    data_on_device: bool | str = "auto",
+    sync_batch_stats: bool = False,
+) -> Run:
+    """θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ), batch after batch, epoch after epoch.
+
+    Args:
+        model: a Symbol, a Model, what `jfit.load` gives, or a pure function `apply(params, x)` with `loss=` and `params=`.
+        train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches.
+        eval_data: the same, scored after every epoch; its batches may have another size.
+        batch_size: rows of a global batch, over all devices.
+        num_epoch: epochs in all (with `resume`, the finished ones count).
+        optimizer: a name ("sgd", "adam", "lion", ...), a `jfit.optim` optimizer or any optax transformation.
+        optimizer_params: its parameters where it is a name, such as {"learning_rate": 0.1, "momentum": 0.9}.
+        eval_metric: name, `jfit.metrics.Metric`, function `(label, output)` of numpy arrays, or a list of these; of training
+            and evaluation.  A function runs on the host a few batches behind the devices; steps then go one a dispatch.
+        initializer: name or `jfit.init` initializer of the parameters.
+        devices: None (one device), a number, "all" or a list of devices; the batch is split over them.
+        shuffle: read arrays in a new order every epoch, a function of (seed, epoch).
+        seed: fixes initial values, orders and dropout.
+        steps_per_call: updates in one dispatch, same bits as one by one (on CPU, nets with convolutions run one);
+            "auto" chooses.
+        callbacks: `jfit.callbacks` or functions of one event.
+        checkpoint: folder for checkpoints; an earlier run's are moved into `earlier-<n>` there unless this run resumes.
+        checkpoint_every: "epoch" or a number of steps.
+        resume: True or a folder: go on from the newest checkpoint there, if there is one.
+        schedule: learning-rate schedule: name ("cosine", "poly", "factor", ...), `jfit.optim` schedule, or an optax schedule
+            (a function of the count).
+        schedule_params: its parameters where it is a name; base_lr is the optimizer's learning rate and max_update all
+            updates of the run unless given.  Lengths are updates, `jfit.optim.epochs(30)`, parts of the run (0.5), or counted
+            in {"unit": "epoch"}.
+        frozen: names or glob patterns of parameters that do not learn.
+        micro_batches: the batch in so many parts with added gradients: less memory, and the same update where neither batch
+            statistics nor a normalised loss head (normalization="batch" or "valid") look at the whole batch.
+        clip_norm: bound on the global 2-norm of the mean gradient.
+        clip_value: bound on each value of the mean gradient.
+        policy: "bfloat16" or a `Policy`: compute dtype with float32 parameters.
+        params: initial values by name (for a function: its whole parameter tree).
+        aux: the same for auxiliary states.
+        loss: per-example loss `loss(output, label)`, with a function as model.
+        eval_batch_size: rows of an evaluation batch; default batch_size.
+        directory: where callbacks put files, kept in the run.
+        progress: "auto": a bar and a table of epochs where someone looks (terminal, notebook); True: everywhere; False: none.
+        data_on_device: keep arrays on the devices; "auto": where they fit.
+        sync_batch_stats: batch statistics over all devices, not per device as MXNet.
+
+    Returns:
+        A `Run`: `.state`, `.params`, `.history`, `.score()`, `.predict()`, `.save()`, `.plot()`.  After Ctrl-C it holds the
+        last good state and `.interrupted` is True; after an exception it is `jfit.last_run()`.
+
+    Raises:
+        ValueError: what does not fit, in a sentence: names, shapes, labels, devices, empty data.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+        >>> y = (x[:, 0] > 0).astype("float32")
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)
+        >>> net = jfit.sym.SoftmaxOutput(net, name="softmax")
+        >>> run = jfit.fit(net, (x, y), num_epoch=5, optimizer_params={"learning_rate": 0.5}, progress=False)
+        >>> run.score((x, y))["accuracy"] > 0.9
+        True
+    """
+    _positive(
+        batch_size=batch_size,
+        num_epoch=num_epoch,
+        micro_batches=micro_batches,
+        eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
+    )
+    model, params, aux = split_trained(model, params, aux)
+    if isinstance(model, Symbol) and isinstance(train_data, Mapping):
+        model = lower_feeding(model, train_data)
+    model, params, aux = model_and_values(model, loss, params, aux)
+    settings = settings_of(
+        devices=devices,
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size,
+        num_epoch=num_epoch,
+        eval_metric=eval_metric,
+        policy=policy,
+        directory=directory,
+        checkpoint=checkpoint,
+    )
+    devices, policy = settings["devices"], settings["policy"]
+    callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
+    data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
+    batches = data.num_batches(batch_size)
+    rate = (optimizer_params or {}).get("learning_rate")
+    schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch, batches)
+    resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
+    probe = first_batch(model, data, batch_size)
+    metrics = settings["metrics"] = sized_for(settings["metrics"], model, probe)
+    state = init_state(
+        model,
+        resolved,
+        probe,
+        seed=seed,
+        initializer=initializer,
+        params=params,
+        aux=aux,
+        metrics=on_devices(metrics),
+        frozen=frozen,
+    )
+    plan = checked_plan(model, data, probe)
+    step = train_step(
+        model,
+        resolved,
+        metrics=on_devices(metrics),
+        schedule=schedule,
+        frozen=frozen,
+        micro_batches=micro_batches,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        policy=policy,
+        sync_batch_stats=sync_batch_stats,
+        outputs=_watched(metrics, micro_batches),
+    )
+    watch = bool(on_host(metrics))
+    per_call = 1 if watch else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
+    spec = FeedSpec(model, step, devices, batch_size, micro_batches, per_call, watch)
+    feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
+    evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
+    state = place(state, devices)
+    run = Run(model, settings, state)
+    run.attach(
+        Loop(
+            state, feed, devices=devices, metrics=metrics, callbacks=callbacks, evaluate=evaluate, history=run.history, view=run
+        )
+    )
+    del state  # the loop's own; a second reference would keep the first parameters in memory
+    source = checkpoint if resume is True else resume or None
+    if resume:
+        run.resume_from(source)
+    if checkpoint is not None and (source is None or Path(source) != Path(checkpoint)):
+        checkpoints.set_aside(checkpoint)  # an earlier run's: its higher steps would be taken for newer
+    return run.go()
+
+
+def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
+    """(model, parameters, auxiliary states): those that come with a model stand back behind those that are given."""
+    if not isinstance(model, Trained):
+        return model, params, aux
+    return model.model, model.params if params is None else params, model.aux if aux is None else aux
+
+
+def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
+    """A Model from whatever `fit` accepts.
+
+    Raises:
+        TypeError: it is none of them, or a function without its loss.
+    """
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, Trained):
+        return model.model
+    if isinstance(model, Symbol):
+        return lower(model)
+    if callable(model):
+        if loss is None:
+            raise TypeError(
+                "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels"
+            )
+        return from_function(model, loss=loss, params=params, aux=aux)
+    raise TypeError(
+        f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
+    )
+
+
+def lower_feeding(symbol: Symbol, names: Iterable[str]) -> Model:
+    """A symbol lowered so that these variables, where it has them, are inputs and no parameters, whatever their names."""
+    usual, variables = lower(symbol), set(symbol.list_inputs())
+    fed = {*usual.inputs, *usual.labels}
+    named = {n for n in names if n in variables}
+    return usual if fed >= named else lower(symbol, inputs=sorted(fed | named))
+
+
+def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
+    """(model, initial parameters, initial auxiliary states) from what `fit` was given, values as flat dicts."""
+    made = as_model(model, loss=loss, params=params, aux=aux)
+    if made is not model and made.symbol is None:
+        return made, None, None  # a function's own values are what its init returns
+    return made, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
+
+
+def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
+    """The first rows as the model sees them: arrays have their rows first, the feed moves them to the model's batch axis."""
+    if isinstance(data, ArrayData):
+        return {k: np.moveaxis(v[:batch_size], 0, model.batch_axes.get(k, 0)) for k, v in data.arrays.items()}
+    return dict(data.peek(0).inputs)
+
+
+def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any]) -> Plan:
+    """The plan for the data's shapes; labels and heads are looked at before anything is compiled."""
+    plan = model.plan(specs_of(probe))
+    _check_heads(model)
+    _check_labels(model, data.arrays if isinstance(data, ArrayData) else probe, plan)
+    return plan
+
+
+def _evaluation(
+    model: Model, eval_data: Any, settings: Mapping[str, Any], state: TrainState, train: Any, on_device: Any
+) -> Any:
+    """`(state, epoch) -> logs`, or None without evaluation data, whose first batch is tried on the shapes before training."""
+    if eval_data is None:
+        return None
+    size, metrics = settings["eval_batch_size"], settings["metrics"]
+    data = data_of(model, eval_data, size)
+    probe = first_batch(model, data, size)
+    scorer = Scorer(model, metrics, settings["devices"], size, settings["policy"])
+    try:
+        plan = checked_plan(model, data, probe)
+        jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics), dict(probe))
+    except ValueError as error:
+        error.add_note("jfit: this is about eval_data; its rows need the shapes that the training data has")
+        raise
+    held = train.nbytes if isinstance(train, ArrayData) else 0
+    return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, held=held)
+
+
+def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Resolved:
+    """The optimizer that `fit` was asked for, with the multipliers that the graph's variables carry."""
+    params = dict(given or {})
+    attrs = {} if model.symbol is None else model.symbol.attr_dict()
+    for kind in ("lr_mult", "wd_mult"):
+        own = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
+        if own and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
+            params.setdefault(kind, own)
+        elif own:
+            warnings.warn(
+                f"the graph sets {kind} for {', '.join(own)}, but only jfit's optimizers by name take it: it is ignored",
+                stacklevel=3,
+            )
+    if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:
+        base = optim.as_schedule(schedule).base_lr
+        if base is not None:
+            params["learning_rate"] = base
+    resolved = optim.get(optimizer, **params)
+    if schedule is not None and not resolved.takes_rate:
+        raise ValueError(
+            "schedule= needs an optimizer by name: an optax instance keeps its own learning rate; give the schedule to its "
+            "constructor instead, as in optax.adam(schedule)"
+        )
+    return resolved
+
+
+def _watched(metrics: Sequence[Any], micro_batches: int) -> bool:
+    """Whether a step has to show its outputs, to metrics on the host."""
+    host = on_host(metrics)
+    if host and micro_batches > 1:
+        raise ValueError(
+            f"metric {host[0].name!r} runs on the host and needs the outputs of a whole batch, but micro_batches="
+            f"{micro_batches} keeps none; write it as a jfit.metrics.Metric of jax functions, or set micro_batches=1"
+        )
+    return bool(host)
+
+
+def _steps_per_call(
+    given: int | str, data: Any, model: Model, params: Mapping[str, Any], batch_size: int, callbacks: Sequence[Any]
+) -> int:
+    if given == "auto":
+        found = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
+    elif isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
+        raise ValueError(f'steps_per_call is {given!r}; needed "auto" or a whole number of at least 1')
+    else:
+        found = int(given)
+    # a call never runs past a step that a callback waits for
+    return min([found, *(c.every for c in callbacks if c.every and "step" in c.events)])
+
+
+def _check_labels(model: Model, arrays: Mapping[str, Any], plan: Plan) -> None:
+    """Class numbers outside the head's classes are an error before training, where the labels are at hand."""
+    for out, shape in zip(model.outputs, plan.shapes, strict=True):
+        if out.class_axis is None or out.label is None or out.label not in arrays:
+            continue
+        labels = arrays[out.label]
+        if labels.ndim == len(shape.shape) and labels.shape[1:] == shape.shape[1:]:
+            continue  # soft labels: a distribution per row
+        check_labels(labels, shape.shape[out.class_axis], out.label, out.ignore_label)
+
+
+def _check_heads(model: Model) -> None:
+    if all(o.kind == "plain" for o in model.outputs):
+        raise ValueError(
+            f"the outputs {[o.name for o in model.outputs]} are no loss heads, so there is nothing to learn from; end the "
+            "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="
+        )
+
+
+def _callbacks(given: Any, progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
+    found = [as_callback(c) for c in ([given] if callable(given) or isinstance(given, Callback) else given)]
+    if checkpoint is not None:
+        found.append(checkpointing(checkpoint, every=every))
+    if progress:
+        found.insert(0, progress_bar(force=progress is True))
+    # a checkpoint holds the states that the other callbacks have after the same event
+    return sorted(found, key=lambda c: c.name == "checkpointing")
+
+
+def _positive(**values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name} is {value!r}; needed a whole number of at least 1")

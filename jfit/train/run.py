@@ -1,0 +1,397 @@
+"""Stage 6: fit, score, predict, and the Run they share.  Wiring only: every line below calls a room above.
+
+data -> feed -> loop( step( model ) ) -> history
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit import counters
+from jfit.graph import Symbol, load_json
+from jfit.lowering import lower
+from jfit.lowering.model import Model, Policy, count_parameters
+from jfit.metrics import get as get_metrics
+from jfit.parallel.devices import resolve
+from jfit.parallel.spmd import place
+from jfit.step.state import TrainState
+from jfit.train import checkpoint as checkpoints
+from jfit.train.evaluate import Predictor, Scorer
+from jfit.train.feed import data_of, epoch_start, start_epoch
+from jfit.train.history import History
+from jfit.train.loop import Loop, rate_in
+
+_last_run: Run | None = None
+
+
+class Run:
+    """A trained (or half trained) model: state, history, and what can be done with them.
+
+    Attributes:
+        model: the model.
+        history: per epoch and per log point.
+        interrupted: True where Ctrl-C ended training.
+        stop_reason: why training ended before `num_epoch`, or None.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(8, axis=0)
+        >>> run = jfit.fit(net, (x, x.argmax(1)), num_epoch=2, progress=False)
+        >>> run.position, run.predict(x).shape
+        ({'epoch': 2, 'batch': 0, 'step': 2}, (16, 2))
+        >>> run.train(3).history.column("epoch")
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, model: Model, settings: dict[str, Any], state: TrainState, history: History | None = None) -> None:
+        self.model, self.settings, self.history = model, settings, History() if history is None else history
+        self.interrupted, self.stop_reason = False, None
+        self._state: TrainState | None = state
+        self._best: TrainState | None = None
+        self._loop: Loop | None = None
+        self._position = {"epoch": 0, "batch": 0, "step": 0}  # while no loop is attached
+        self._scorers: dict[Any, Any] = {}
+
+    # -------------------------------------------------------------------------------- what it holds
+    @property
+    def state(self) -> TrainState:
+        """The current state, on its devices.  Training further donates it: keep `snapshot()` instead."""
+        found = self._loop.state if self._loop is not None else self._state
+        assert found is not None
+        return found
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """The parameters by name."""
+        return self.state.params
+
+    @property
+    def aux(self) -> dict[str, jax.Array]:
+        """The auxiliary states by name."""
+        return self.state.aux
+
+    @property
+    def symbol(self) -> Symbol | None:
+        """The graph the model was lowered from, or None."""
+        return self.model.symbol
+
+    @property
+    def lr(self) -> float | None:
+        """The base learning rate; None where the optimizer keeps its own."""
+        return None if self.state.lr is None else float(counters.read(self.state.lr))
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the last update, schedule included; None before it, and where the optimizer keeps its own.
+
+        Reading it waits for that update: at log points and ends of epochs it is in `event.logs["lr"]` already.
+        """
+        told = None if self._loop is None or self._loop.told is None else counters.read(self._loop.told)
+        if told is None:
+            return next((row["lr"] for row in reversed(self.history.epochs) if "lr" in row), None)
+        return rate_in(told).get("lr")
+
+    @property
+    def directory(self) -> str | None:
+        """Where this run writes its files, or None."""
+        return self.settings.get("directory")
+
+    @property
+    def num_epoch(self) -> int:
+        """The epoch training goes to."""
+        return self.settings["num_epoch"]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a global batch."""
+        return self.settings["batch_size"]
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Where training stands: epoch, batch within it, step."""
+        return dict(self._position) if self._loop is None else self._loop.position
+
+    def snapshot(self) -> TrainState:
+        """A copy of the state on the host; yours to keep."""
+        return jax.tree.map(np.array, counters.read(self.state))  # own copies: the device's buffers are donated
+
+    # -------------------------------------------------------------------------------- what callbacks may do
+    def set_lr(self, rate: float) -> None:
+        """Set the base learning rate, which a schedule scales; nothing recompiles.
+
+        Raises:
+            ValueError: the optimizer keeps its own rate (an optax instance).
+        """
+        state = self.state
+        if state.lr is None:
+            raise ValueError(
+                "the optimizer is an optax instance and keeps its own learning rate; pass the optimizer by name, or wrap it in "
+                "optax.inject_hyperparams and change opt_state.hyperparams"
+            )
+        self._set_state(state._replace(lr=place(jnp.asarray(rate, jnp.float32), self.settings["devices"])))
+
+    def stop(self, reason: str = "stopped by a callback") -> None:
+        """End training after the current call; the reason is kept in `stop_reason`."""
+        self._attached("stop").stop_reason = reason
+
+    def set_best(self, snapshot: TrainState) -> None:
+        """The state to go back to when training ends (`early_stopping` calls it)."""
+        self._best = snapshot
+
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the state: position, history, callback states, the graph."""
+        names = [c.name for c in self._loop.callbacks] if self._loop else []
+        states = self._loop.callback_states if self._loop else []
+        return {
+            "position": self.position,
+            "history": self.history.to_json(),
+            "callbacks": [list(p) for p in zip(names, states, strict=True)],
+            "batch_size": self.batch_size,
+            "data": epoch_start(self._loop.feed, self._loop.epoch) if self._loop else None,
+            **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
+        }
+
+    def _set_state(self, state: TrainState) -> None:
+        if self._loop is not None:
+            self._loop.state = state
+        else:
+            self._state = state
+
+    def _attached(self, what: str) -> Loop:
+        if self._loop is None:
+            raise ValueError(
+                f"{what}: this run only scores and predicts, it has no training data; call jfit.fit(..., resume=folder) to go "
+                "on from a checkpoint"
+            )
+        return self._loop
+
+    # -------------------------------------------------------------------------------- training
+    def attach(self, loop: Loop) -> None:
+        """Give the run the loop that trains it (`fit` does)."""
+        self._loop, self._state = loop, None  # a second reference would keep the first parameters in memory
+
+    def resume_from(self, directory: str | Path | None) -> None:
+        """Take state, position, history and callback states from the newest checkpoint of a folder, if there is one.
+
+        Raises:
+            ValueError: no folder is named, or the checkpoint does not fit the model.
+        """
+        loop = self._attached("resume_from")
+        if directory is None:
+            raise ValueError("resume=True needs checkpoint=, the folder the checkpoints are in; or pass the folder as resume=")
+        if checkpoints.latest(directory) is None:
+            return
+        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest that is whole
+        meta = checkpoints.load_meta(directory)
+        then = meta.get("batch_size", self.batch_size)
+        if meta["position"]["batch"] and then != self.batch_size:
+            found = f"in the middle of an epoch of batches of {then} rows, this run has batch_size={self.batch_size}"
+            raise ValueError(f"the checkpoint in {directory} is {found}; resume with batch_size={then}, or from an epoch's end")
+        loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
+        loop.history = self.history = History.from_json(meta["history"])
+        start_epoch(loop.feed, loop.epoch, meta.get("data"))
+        saved: dict[str, list[Any]] = {}
+        for name, state in meta["callbacks"]:
+            saved.setdefault(name, []).append(state)
+        for i, callback in enumerate(loop.callbacks):
+            if saved.get(callback.name):
+                loop.callback_states[i] = saved[callback.name].pop(0)
+
+    def train(self, num_epoch: int = 1) -> Run:
+        """Train for `num_epoch` more epochs with the same data, programs and settings (an unfinished epoch counts as one)."""
+        self.settings["num_epoch"] = self._attached("train").epoch + num_epoch
+        return self.go()
+
+    def go(self) -> Run:
+        """Train up to `num_epoch`."""
+        global _last_run
+        loop, _last_run = self._attached("go"), self
+        loop.stop_reason, loop.interrupted = None, False
+        try:
+            loop.train(self.num_epoch)
+        except BaseException as error:
+            where = f"in epoch {loop.epoch} after step {loop.step}"
+            error.add_note(f"jfit: training stopped {where}; {self._what_is_left()}")
+            raise
+        finally:
+            self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
+        if self._best is not None and not loop.interrupted:
+            # steps are counted on: batches, schedules and checkpoint names go by them
+            best = self._best._replace(step=np.asarray(loop.step, np.int32))
+            self._set_state(place(best, self.settings["devices"]))
+        return self
+
+    def _what_is_left(self) -> str:
+        if self._alive():
+            return "the last good state is in jfit.last_run()"
+        folder = self.settings["checkpoint"]
+        if folder is None or checkpoints.latest(folder) is None:
+            return "the device lost the state, and there is no checkpoint; set checkpoint= to keep one"
+        try:
+            self.resume_from(folder)
+        except (OSError, ValueError) as error:
+            return f"the device lost the state, and the checkpoints in {folder} cannot be read ({error})"
+        step = self.position["step"]
+        return f"the device lost the state; jfit.last_run() holds that of step {step}, from the checkpoint in {folder}"
+
+    def _alive(self) -> bool:
+        """Whether the state can be read: a call that failed on the device leaves arrays that raise, or none."""
+        try:
+            jax.block_until_ready(self.state)  # sync: training has stopped; deleted arrays raise too
+        except (RuntimeError, ValueError):
+            return False
+        return True
+
+    # -------------------------------------------------------------------------------- using it
+    def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
+        """Loss and metrics over a data set; filled-up rows do not count."""
+        metrics = self.settings["metrics"] if eval_metric is None else self._metrics(eval_metric)
+        size = batch_size or self.settings["eval_batch_size"]
+        where = self.settings["devices"], size, self.settings["policy"]
+        scorer = self._once(("score", metrics, size), lambda: Scorer(self.model, metrics, *where))
+        return scorer(self.state, data_of(self.model, data, size))
+
+    def _metrics(self, spec: Any) -> tuple[Any, ...]:
+        """Metrics by name are made once: new ones would be compiled again."""
+        named = isinstance(spec, (str, list, tuple)) and all(isinstance(name, str) for name in spec)
+        return self._once(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made under a key before: programs are kept."""
+        if key not in self._scorers:
+            self._scorers[key] = make()
+        return self._scorers[key]
+
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
+        """The outputs for every row of `data` (no labels needed): one numpy array, or a tuple where there are several."""
+        size = batch_size or self.settings["eval_batch_size"]
+        where = self.settings["devices"], size, self.settings["policy"]
+        predictor = self._once(("predict", size), lambda: Predictor(self.model, *where))
+        outputs = predictor(self.state, data_of(self.model, data, size, labels=False))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    # -------------------------------------------------------------------------------- keeping it
+    def save(self, directory: str | Path) -> Path:
+        """Write state, history and graph as a checkpoint `step-...` of a folder, atomically; `Run.load` reads it."""
+        return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None)
+
+    @classmethod
+    def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, **given: Any) -> Run:
+        """A run that scores and predicts, from a folder that `save` or `checkpoint=` wrote; `fit(resume=folder)` trains on.
+
+        Args:
+            directory: the folder.
+            model: the model or symbol; not needed for runs of graphs, whose graph lies beside the state.
+            devices: where it shall live.
+            given: batch_size, eval_batch_size, eval_metric and policy, as for `fit`.
+
+        Raises:
+            ValueError: the run was trained from a function, and no model is given.
+            FileNotFoundError: there is no checkpoint.
+        """
+        meta = checkpoints.load_meta(directory)
+        if model is None:
+            if "symbol" not in meta:
+                raise ValueError(f"{directory} holds no graph: the run was trained from a function; pass it as model=")
+            model = load_json(meta["symbol"])
+        model = lower(model) if isinstance(model, Symbol) else model
+        settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **given})
+        arrays = checkpoints.load_arrays(directory)
+        params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
+        aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
+        blank: Any = (arrays["step"], params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        run = cls(model, settings, place(TrainState(*blank), settings["devices"]), History.from_json(meta["history"]))
+        run._position = dict(meta.get("position", run._position))
+        return run
+
+    # -------------------------------------------------------------------------------- showing it
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Curves of loss and metrics over the epochs (matplotlib)."""
+        return self.history.plot(path)
+
+    def __repr__(self) -> str:
+        last = self.history.epochs[-1] if self.history.epochs else {}
+        shown = ", ".join(
+            f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in ("time", "samples_per_second")
+        )
+        return f"<Run: {len(self.history)} epochs, {count_parameters(self.params):,} parameters{', ' + shown if shown else ''}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(repr(self))}</b></p>{self.history._repr_html_()}"
+
+
+def last_run() -> Run | None:
+    """The newest run of this process: where training raised, its last good state is here.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> def fail(event):
+        ...     raise RuntimeError("the disk is full")
+        >>> try:
+        ...     jfit.fit(net, (np.eye(2, dtype="float32"), [0, 1]), callbacks=[fail], progress=False)
+        ... except RuntimeError:
+        ...     print(jfit.last_run().position["step"])
+        1
+    """
+    return _last_run
+
+
+def settings_of(
+    *,
+    devices: Any = None,
+    batch_size: int = 32,
+    eval_batch_size: int | None = None,
+    num_epoch: int = 0,
+    eval_metric: Any = "acc",
+    policy: Any = None,
+    directory: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+) -> dict[str, Any]:
+    """The settings a run keeps, resolved."""
+    return {
+        "devices": resolve(devices),
+        "batch_size": batch_size,
+        "eval_batch_size": eval_batch_size or batch_size,
+        "num_epoch": num_epoch,
+        "metrics": resolve_metrics(eval_metric),
+        "policy": _policy(policy),
+        "directory": None if directory is None else str(directory),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }
+
+
+def _policy(given: Any) -> Policy | None:
+    found = Policy(given) if isinstance(given, str) else given
+    if found is None:
+        return None
+    try:
+        if isinstance(found, Policy) and jnp.issubdtype(jnp.dtype(found.compute), jnp.floating):
+            return found
+    except TypeError:
+        pass  # no dtype at all
+    raise ValueError(f'policy is {given!r}; needed a floating dtype such as "bfloat16", or a jfit.Policy')
+
+
+def resolve_metrics(spec: Any) -> tuple[Any, ...]:
+    """Metrics from a name, a Metric, a function `(label, output)` of numpy arrays, or a list of them; None for none.
+
+    Raises:
+        ValueError: an unknown name (nearest names listed), or a function where several processes share the outputs.
+    """
+    found = get_metrics(spec)
+    here = [m.name for m in found if m.host]
+    if here and jax.process_count() > 1:
+        raise ValueError(
+            f"metric {here[0]!r} runs on the host, but each of the {jax.process_count()} processes holds only its own outputs; "
+            "write it as a jfit.metrics.Metric of jax functions"
+        )
+    return found
