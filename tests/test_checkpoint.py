@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 
 from jfit.formats import FormatError
 from jfit.train import checkpoint
@@ -115,6 +116,15 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning_that_names
     damage(tmp_path / "step-00000001")
     with pytest.raises(FormatError, match=r"each of 2 is damaged, the newest: .*step-00000002"):
         checkpoint.restore(tmp_path, make_state())
+
+
+def test_a_writer_that_changes_values_is_told_by_verify(tmp_path, monkeypatch):
+    write = safetensors.numpy.save_file
+    reversed_values = lambda arrays, *rest: write({name: np.array(np.flip(x)) for name, x in arrays.items()}, *rest)  # noqa: E731
+    monkeypatch.setattr(safetensors.numpy, "save_file", reversed_values)
+    folder = checkpoint.save(tmp_path, {"step": 1, "x": np.arange(3), "y": np.int8(1)})
+    with pytest.raises(FormatError, match=r"crc32: found .*its bytes changed"):
+        checkpoint.verify(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Bytes in and out: atomic writes, safetensors, hostile files."""
 
 import contextlib
+import errno
 import io
 import json
 import os
 import pickle
+import resource
 import struct
 
 import jax.numpy as jnp
@@ -14,7 +16,17 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from jfit.formats import FormatError, atomic_dir, atomic_write, load_tensors, save_tensors, sweep, trash, write_tensors
+from jfit.formats import (
+    FormatError,
+    atomic_dir,
+    atomic_path,
+    atomic_write,
+    load_tensors,
+    save_tensors,
+    sweep,
+    trash,
+    write_tensors,
+)
 
 DTYPES = [
     "bool",
@@ -84,6 +96,26 @@ def test_an_unknown_dtype_is_refused_by_name_and_leaves_no_file(tmp_path):
     with pytest.raises(TypeError, match=r"array 'x' has dtype complex64, needed one of bool, .*cast it first"):
         save_tensors(tmp_path / "a.safetensors", {"x": np.ones(2, np.complex64)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_tensors_has_the_permissions_and_the_names_of_any_other(tmp_path):
+    path = save_tensors(tmp_path / "a.safetensors", {"x": np.ones(2)})
+    beside = atomic_write(tmp_path / "note.txt", "kept")
+    assert path.stat().st_mode == beside.stat().st_mode
+    assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "note.txt"]
+
+
+def test_a_write_that_fails_is_an_os_error_and_leaves_the_old_file(tmp_path):
+    path = save_tensors(tmp_path / "a.safetensors", {"x": np.ones(2)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"the file cannot be written .*a\.safetensors") as caught:
+            save_tensors(path, {"x": np.ones(2000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
+    assert os.listdir(tmp_path) == ["a.safetensors"] and load_tensors(path)[0]["x"].tolist() == [1, 1]
 
 
 def raw(header, data=b""):
@@ -168,6 +200,19 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     with atomic_dir(target, sync=False) as folder:
         (folder / "c").write_text("3")
     assert os.listdir(target) == ["c"] and os.listdir(tmp_path) == ["saved"]
+
+
+def test_what_a_killed_library_left_is_swept(tmp_path):
+    folder = tmp_path / f".a.safetensors.{DEAD}-0123abcd.tmp"
+    folder.mkdir()
+    (folder / ".tmpAbCdEf").write_bytes(b"half")
+    with atomic_path(tmp_path / "b") as path:
+        path.write_bytes(b"whole")
+        assert sweep(tmp_path) == [folder.name]
+    with pytest.raises(KeyboardInterrupt), atomic_path(tmp_path / "b") as path:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == ["b"] and (tmp_path / "b").read_bytes() == b"whole"
 
 
 def test_sweep_removes_leftovers_and_puts_back_a_folder_moved_aside(tmp_path):

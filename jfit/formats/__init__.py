@@ -1,6 +1,6 @@
 """Bytes in and out, no policy: atomic writes, safetensors, MXNet's array files and optimizer states."""
 
-from jfit.formats.atomic import FormatError, atomic_dir, atomic_write, sweep, trash
+from jfit.formats.atomic import FormatError, atomic_dir, atomic_path, atomic_write, sweep, trash
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.mxnet_states import States, dump_states, load_states
 from jfit.formats.sparse import SparseArray, bounded_dense
@@ -11,6 +11,7 @@ __all__ = [
     "SparseArray",
     "States",
     "atomic_dir",
+    "atomic_path",
     "atomic_write",
     "bounded_dense",
     "dump_states",

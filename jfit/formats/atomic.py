@@ -78,6 +78,45 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
 
 
 @contextmanager
+def atomic_path(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path]:
+    """`atomic_write` for libraries that open the file themselves: replaces a file as a whole.
+
+    Args:
+      path: the file; its folder is made when missing.
+      sync: wait until the bytes are on the disk.
+
+    Yields:
+      The path to write to, alone in a temporary folder beside `path`. After an exception `path` is as it was.
+
+    Example:
+      >>> import tempfile
+      >>> target = Path(tempfile.mkdtemp()) / "note.txt"
+      >>> with atomic_path(target) as path:
+      ...     _ = path.write_text("kept")
+      >>> target.read_text()
+      'kept'
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A folder and not only a name: whatever temporary files the library makes of its own are swept with it.
+    folder = _beside(path, _TMP)
+    _ACTIVE.add(folder.name)
+    try:
+        folder.mkdir()
+        yield folder / path.name
+        if sync:
+            _sync_tree(folder)
+        # Some libraries rename a temporary file, which only its owner may read: give it the permissions of `open`.
+        (folder / path.name).chmod(folder.stat().st_mode & 0o666)
+        os.replace(folder / path.name, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _ACTIVE.discard(folder.name)
+    if sync:
+        _sync_folder(path.parent)
+
+
+@contextmanager
 def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path]:
     """Makes a folder that appears with all its files or not at all.
 

@@ -12,14 +12,14 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
-from jfit.formats.tensors import load_tensors, write_tensors
+from jfit.formats.tensors import checksum, load_tensors, save_tensors
 
 State = TypeVar("State")
 
@@ -77,10 +77,9 @@ def save(
     except (TypeError, ValueError) as error:
         raise TypeError(f"checkpoint: meta is not JSON-able ({error}); pass numbers, texts, lists and dicts only.") from error
     with atomic_dir(path, sync=sync) as folder:
-        with open(folder / _TENSORS, "wb") as file:
-            counted = _Counted(file)
-            write_tensors(counted, arrays)  # type: ignore[arg-type]
-        record |= {"crc32": counted.crc, "bytes": counted.size}
+        save_tensors(folder / _TENSORS, arrays, sync=False)
+        # Of what was meant to be written, whatever the library and the disk make of it.
+        record["crc32"], record["bytes"] = checksum(folder / _TENSORS, arrays)
         (folder / _META).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if keep is not None:
         others = [other for other in reversed(_folders(directory)) if other != path]
@@ -238,18 +237,6 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
     if (crc := _crc_of(tensors)) != record["crc32"]:
         raise FormatError(tensors, "crc32", f"found {crc}, {_META} says {record['crc32']}: its bytes changed", _REMEDY)
     return record
-
-
-class _Counted:
-    """A file that knows the crc32 and size of what was meant to be written, whatever the disk makes of it."""
-
-    def __init__(self, file: BinaryIO):
-        self.file, self.crc, self.size = file, 0, 0
-
-    def write(self, data: Any) -> int:
-        self.crc = zlib.crc32(data, self.crc)
-        self.size += memoryview(data).nbytes
-        return self.file.write(data)
 
 
 def _crc_of(path: Path) -> int:
