@@ -167,6 +167,22 @@ def test_a_cut_program_is_a_format_error(trained):
             jfit.export.read(data[:cut])
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda program: jfit.export.stablehlo(jfit.sym.relu(jfit.sym.Variable("data")), {"data": (2, 3)}, {}),
+        lambda program: jfit.export.read(b"JFITPROG"),
+        lambda program: program.to_bytes(),
+    ],
+    ids=["stablehlo", "read", "to_bytes"],
+)
+def test_without_flatbuffers_the_error_names_the_extra(use, monkeypatch):
+    program = jfit.export.stablehlo(jfit.sym.relu(jfit.sym.Variable("data")), {"data": (2, 3)}, {}, platforms=("cpu",))
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    with pytest.raises(ImportError, match=r"need the package flatbuffers; pip install 'jfit\[export\]'"):
+        use(program)
+
+
 # ------------------------------------------------------------------------------------------ safetensors
 def test_safetensors_hold_parameters_states_and_the_graph(trained, tmp_path):
     model, params, aux = trained

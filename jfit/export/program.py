@@ -5,6 +5,7 @@ file = b"JFITPROG", length of the header (8 bytes, little endian), header (JSON)
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import struct
@@ -77,6 +78,7 @@ class Program:
 
     def to_bytes(self) -> bytes:
         """The program with its names, as `read` takes it."""
+        _check_flatbuffers()
         header = json.dumps({"kind": self.kind, "outputs": list(self.outputs)}).encode()
         return MAGIC + struct.pack("<Q", len(header)) + header + bytes(self.exported.serialize())
 
@@ -100,6 +102,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Program:
 
     Raises:
         FormatError: the bytes are no program.
+        ImportError: the package flatbuffers is missing.
 
     Example:
         >>> import jfit, numpy as np
@@ -108,6 +111,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Program:
         >>> jfit.export.read(path)({}, {}, {"data": np.ones((1, 3), "float32")})[0].tolist()
         [[1.0, 1.0, 1.0]]
     """
+    _check_flatbuffers()
     data, name = (source, "bytes") if isinstance(source, bytes) else (Path(source).read_bytes(), os.fspath(source))
     if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 8:
         raise FormatError(name, "byte 0", f"found {data[:8]!r}, needed {MAGIC!r}", _REMEDY)
@@ -164,6 +168,7 @@ def stablehlo(
 
     Raises:
         ExportError: parameters are missing, or a node cannot be traced with an open batch size (it is named).
+        ImportError: the package flatbuffers is missing.
 
     Example:
         >>> import jfit, numpy as np
@@ -175,6 +180,7 @@ def stablehlo(
         >>> int(state["step"]), out["loss"].shape
         (1, ())
     """
+    _check_flatbuffers()  # before the work and not when its result is written
     source = source_of(net, specs, params, aux)
     rows = None if batch is None else export.symbolic_shape(batch)[0]
     inputs = specs_with(source.model, specs, rows)
@@ -198,6 +204,14 @@ def stablehlo(
             f"pass batch=None to export for the {batch_rows(source.model, specs)} rows of specs"
         ) from error
     return Program(exported, kind, outputs)
+
+
+def _check_flatbuffers() -> None:
+    """Refuse to go on without the package that jax.export writes and reads programs with; jax does not ask for it."""
+    try:
+        importlib.import_module("flatbuffers")
+    except ImportError as error:
+        raise ImportError("StableHLO programs need the package flatbuffers; pip install 'jfit[export]'") from error
 
 
 def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
