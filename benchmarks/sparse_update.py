@@ -1,7 +1,7 @@
 """What an update costs when a batch touches few rows of a table: by rows against the whole table, same rule, same process.
 
-A table of 1,000,000 x 64 float32, batches of 1,000 random rows, state donated.  `rows` gives the optimizer a `jfit.optim.Rows`,
-`whole` a gradient with all rows.  The two take turns on one core, measured in CPU time; ratios are taken within a round.  The
+A table of 1,000,000 x 64 float32, batches of 1,000 random rows, state donated.  `rows` gives the optimizer a
+`jfit.optim.SparseRows`, `whole` a gradient with all rows.  The two take turns on one core, measured in CPU time; ratios are taken within a round.  The
 compiled program of `rows` tells what it would copy: bytes that its state shares between input and output, bytes of temporaries,
 copies of a table in its text.
 
@@ -23,7 +23,7 @@ import numpy as np
 
 import jfit
 from benchmarks.measure import machine, pin, summary
-from jfit.optim import Rows, apply_updates
+from jfit.optim import SparseRows, apply_updates
 
 RULES: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("sgd", {"wd": 1e-4}),
@@ -49,7 +49,7 @@ class Leg:
         numbers = [jnp.asarray(rng.integers(0, size, rows), jnp.int32) for _ in range(8)]
         values = jnp.asarray(rng.normal(size=(rows, width)), jnp.float32)
         # the whole gradient is made beforehand: only the update is timed
-        self.batches = [Rows(n, values) for n in numbers] if by_rows else [Rows(numbers[0], values).dense(size)]
+        self.batches = [SparseRows(n, values) for n in numbers] if by_rows else [SparseRows(numbers[0], values).dense(size)]
         weights = {"table_weight": jnp.zeros((size, width))}
         self.held = weights, optimizer.init(weights)
         self.compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*self.held, self.batches[0]).compile()

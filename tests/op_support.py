@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.ops import Ctx, Rows, lookup
+from jfit.ops import Ctx, RowLayout, lookup
 from jfit.ops.__main__ import load_all
 
 load_all()
@@ -37,7 +37,7 @@ def filled(name: str, *ins: Any, out: Any = None, **attrs: Any) -> list[Any]:
     return op.fill(params, list(ins), [out] * len(op.output_names(params)))
 
 
-def owners(rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
+def owners(rows: RowLayout, shape: tuple[int, ...]) -> np.ndarray:
     """Which row of the batch each entry belongs to."""
     ids = np.tile(np.repeat(np.arange(rows.size), rows.after), rows.before)
     return np.broadcast_to(ids.reshape([-1 if a == rows.axis else 1 for a in range(len(shape))]), shape)
@@ -55,14 +55,14 @@ def rows_after(name: str, arrays: list[np.ndarray], rows: list[Any], **attrs: An
 
     base = outputs(arrays)
     told = list(op.rows(params, rows, [a.shape for a in arrays], [o.shape for o in base]))
-    size = next(r.size for r in rows if isinstance(r, Rows))
+    size = next(r.size for r in rows if isinstance(r, RowLayout))
     for k in range(size):
         changed = [
-            np.where(owners(r, a.shape) == k, a[::-1] * 2 + 1, a).astype(a.dtype) if isinstance(r, Rows) else a
+            np.where(owners(r, a.shape) == k, a[::-1] * 2 + 1, a).astype(a.dtype) if isinstance(r, RowLayout) else a
             for a, r in zip(arrays, rows, strict=True)
         ]
         for o, new, r in zip(base, outputs(changed), told, strict=True):
-            if isinstance(r, Rows):
+            if isinstance(r, RowLayout):
                 same = owners(r, o.shape) != k
                 np.testing.assert_allclose(new[same], o[same], rtol=1e-5, atol=1e-5, err_msg=f"{name}: row {k}")
             elif r is None:

@@ -306,11 +306,11 @@ def test_torch_loaders_are_read_every_epoch():
     assert stream.num_batches() == 3
     assert labels_of(stream) == labels_of(stream, epoch=1) == [Y[:4].tolist(), Y[4:8].tolist(), Y[8:].tolist()]
 
-    class Rows(IterableDataset):
+    class RowLayout(IterableDataset):
         def __iter__(self):
             return zip(X, Y, strict=True)
 
-    loose = data(DataLoader(Rows(), batch_size=5))
+    loose = data(DataLoader(RowLayout(), batch_size=5))
     assert loose.num_batches() is None and labels_of(loose) == [Y[:5].tolist(), Y[5:].tolist()]
 
 

@@ -10,7 +10,7 @@ from golden_mx import arrays_of, assert_close, host, under
 import jfit
 import jfit.mx as mx
 from jfit.graph.symbol import GraphError
-from jfit.ops import Rows
+from jfit.ops import RowLayout
 
 pytestmark = pytest.mark.usefixtures("quickly")
 SLOW = {"aligned", "position_sensitive"}  # their parts are in the tests of the operators too
@@ -41,9 +41,9 @@ def test_detections_without_labels_are_mxnets():
 @pytest.mark.parametrize(("name", "images", "repeats"), [("ssd", 4, (1, 1, 1, 1)), ("aligned", 2, (1, 8, 8, 8))])
 def test_rows_are_known_from_anchors_to_detections_and_from_pictures_to_regions(name, images, repeats):
     model, inputs = lowered(name)
-    plan = model.plan(jfit.model.specs_of(inputs))
+    plan = model.plan(jfit.lowering.model.specs_of(inputs))
     assert plan.paddable
-    assert plan.rows == tuple(Rows(0, 1, images, after) for after in repeats)
+    assert plan.rows == tuple(RowLayout(0, 1, images, after) for after in repeats)
 
 
 def test_targets_made_by_the_network_leave_its_parameters_parameters():
@@ -56,14 +56,14 @@ def test_targets_made_by_the_network_leave_its_parameters_parameters():
 @pytest.mark.parametrize("name", ["ssd", pytest.param("aligned", marks=pytest.mark.slow)])
 def test_a_picture_of_weight_zero_never_matters(name):
     model, inputs = lowered(name)
-    params, aux = model.init(jax.random.key(1), jfit.model.specs_of(inputs))
+    params, aux = model.init(jax.random.key(1), jfit.lowering.model.specs_of(inputs))
     count = len(inputs["data"])
     weight = jnp.ones(count).at[-1].set(0)
 
     @jax.jit
     def gradient(fed):
         def total(p):
-            return jfit.model.objective(model, model.apply(p, aux, fed, train=True, weight=weight)[0], fed, weight)
+            return jfit.lowering.model.objective(model, model.apply(p, aux, fed, train=True, weight=weight)[0], fed, weight)
 
         return jax.grad(total)(params)
 

@@ -119,7 +119,7 @@ def test_a_train_step_without_the_graph_learns_the_same():
         own, out = step(own, batch_of(rows))
         state, told = program(state, batch_of(rows))
         np.testing.assert_allclose(told["loss"], out.loss, rtol=1e-4)
-    flat = jfit.model.flatten_names(own)[0]
+    flat = jfit.lowering.model.flatten_names(own)[0]
     assert set(state) == set(flat) == set(program.arguments["state"]) and int(state["step"]) == 3
     for name in flat:
         np.testing.assert_allclose(state[name], flat[name], rtol=2e-3, atol=2e-4, err_msg=name)

@@ -260,7 +260,7 @@ def deep_inputs():
         "softmax_label": rng.integers(0, 3, (6, 1)).astype("float32"),
     }
     model = jfit.lower(deep(), inputs=list(batch))
-    return model, *model.init(jax.random.key(0), jfit.model.specs_of(batch), jfit.init.Uniform(0.5)), batch
+    return model, *model.init(jax.random.key(0), jfit.lowering.model.specs_of(batch), jfit.init.Uniform(0.5)), batch
 
 
 def test_gradients_of_parameters_are_those_of_the_step_with_the_same_random_numbers():

@@ -12,7 +12,7 @@ from engine_nets import CLASSES, batch_of, mlp
 
 import jfit
 from jfit import counters, metrics
-from jfit.ops.rows import Rows
+from jfit.ops.rows import RowLayout
 from jfit.train.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
 from jfit.train.history import History, _curves
 from jfit.train.host_metrics import HostPass, Seen, _slab
@@ -118,7 +118,7 @@ def test_slices_are_put_together_wherever_their_rows_are(axis, before, after):
     slices = [
         _slab(jnp.asarray(np.moveaxis(cut[s], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])), rows)
         for s in (slice(0, 2), slice(2, 4))
-        for rows in [Rows(axis, before, 2, after)]
+        for rows in [RowLayout(axis, before, 2, after)]
     ]
     stacked = type(slices[0])(np.stack([np.asarray(s.array) for s in slices]), axis)
     found = HostPass((), 2)._rows(Seen((), (stacked,), np.array([[1, 1], [1, 0]], np.float32)))[1][0]
@@ -127,7 +127,7 @@ def test_slices_are_put_together_wherever_their_rows_are(axis, before, after):
 
 
 def told(rows, label, output, weight):
-    return Seen((_slab(label, Rows(0, 1, rows, 1)),), (_slab(output, Rows(0, 1, rows, len(output) // rows)),), weight)
+    return Seen((_slab(label, RowLayout(0, 1, rows, 1)),), (_slab(output, RowLayout(0, 1, rows, len(output) // rows)),), weight)
 
 
 def test_batches_whose_rows_weigh_nothing_are_left_out_and_names_are_kept_apart():

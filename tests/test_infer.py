@@ -214,7 +214,7 @@ def test_five_thousand_nodes_are_inferred():
 
 def test_inference_and_lowering_agree():
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(V("data")), num_hidden=3), name="softmax")
-    plan = jfit.lower(net).plan(jfit.model.specs_of({"data": np.zeros((4, 2, 3)), "softmax_label": np.zeros(4)}))
+    plan = jfit.lower(net).plan(jfit.lowering.model.specs_of({"data": np.zeros((4, 2, 3)), "softmax_label": np.zeros(4)}))
     assert plan.shapes[0].shape == net.infer_shape(data=(4, 2, 3))[1][0]
 
 

@@ -21,13 +21,13 @@ def mlp():
 
 def started(net, inputs, **options):
     model = jfit.lower(net, **options)
-    return model, *model.init(KEY, jfit.model.specs_of(inputs), jfit.init.get("uniform"))
+    return model, *model.init(KEY, jfit.lowering.model.specs_of(inputs), jfit.init.get("uniform"))
 
 
 def gradients(model, params, aux, inputs, **options):
     def total(p):
         outputs, moved = model.apply(p, aux, inputs, train=True, key=KEY, **options)
-        return jfit.model.objective(model, outputs, inputs, options.get("weight")), (outputs, moved)
+        return jfit.lowering.model.objective(model, outputs, inputs, options.get("weight")), (outputs, moved)
 
     return jax.jit(jax.grad(total, has_aux=True))(params)
 
@@ -189,7 +189,7 @@ def test_begin_states_are_zero_where_they_are_not_fed(rng, mode):
     (fed,), _ = model.apply(params, aux, {"data": x, **zeros})
     (absent,), _ = model.apply(params, aux, {"data": x})
     np.testing.assert_array_equal(fed, absent)
-    assert model.plan(jfit.model.specs_of({"data": x})).rows[0] == jfit.ops.rows.Rows(1, 1, 2, 1)
+    assert model.plan(jfit.lowering.model.specs_of({"data": x})).rows[0] == jfit.ops.rows.RowLayout(1, 1, 2, 1)
 
 
 def test_begin_states_of_unknown_batch_take_it_from_the_data(rng):

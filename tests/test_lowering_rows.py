@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import jfit
 from jfit import sym
-from jfit.ops.rows import LOST, Rows, RowsLost
+from jfit.ops.rows import LOST, RowLayout, RowsLost
 
 V = sym.Variable
 KEY = jax.random.key(3)
@@ -21,15 +21,15 @@ def plan_of(net, **shapes):
 
 def sums(model, params, aux, inputs, weight=None):
     """Summed gradients, new states, summed loss."""
-    plan = model.plan(jfit.model.specs_of(inputs))
+    plan = model.plan(jfit.lowering.model.specs_of(inputs))
 
     def total(p):
         outputs, moved = model.apply(p, aux, inputs, train=True, key=KEY, weight=weight)
-        return jfit.model.objective(model, outputs, inputs, weight), (outputs, moved)
+        return jfit.lowering.model.objective(model, outputs, inputs, weight), (outputs, moved)
 
     def found(p):
         grads, (outputs, moved) = jax.grad(total, has_aux=True)(p)
-        return grads, moved, jfit.model.loss_sums(model, outputs, inputs, weight, plan.rows)
+        return grads, moved, jfit.lowering.model.loss_sums(model, outputs, inputs, weight, plan.rows)
 
     return jax.jit(found)(params)
 
@@ -37,11 +37,11 @@ def sums(model, params, aux, inputs, weight=None):
 # ------------------------------------------------------------------------------------------ where rows are
 def test_rows_are_tracked_through_reshapes_and_transposes():
     x = V("data")
-    assert plan_of(sym.Reshape(x, shape=(-1, 3)), data=(4, 5, 3)).rows == (Rows(0, 1, 4, 5),)
-    assert plan_of(sym.transpose(x, axes=(1, 0, 2)), data=(4, 5, 3)).rows == (Rows(1, 1, 4, 1),)
+    assert plan_of(sym.Reshape(x, shape=(-1, 3)), data=(4, 5, 3)).rows == (RowLayout(0, 1, 4, 5),)
+    assert plan_of(sym.transpose(x, axes=(1, 0, 2)), data=(4, 5, 3)).rows == (RowLayout(1, 1, 4, 1),)
     back = sym.transpose(sym.Reshape(sym.transpose(x, axes=(1, 0, 2)), shape=(-3, 0)), axes=(1, 0))
-    assert plan_of(back, data=(4, 5, 3)).rows == (Rows(1, 5, 4, 1),)
-    assert plan_of(sym.sum(x, axis=1), data=(4, 5, 3)).rows == (Rows(0, 1, 4, 1),)
+    assert plan_of(back, data=(4, 5, 3)).rows == (RowLayout(1, 5, 4, 1),)
+    assert plan_of(sym.sum(x, axis=1), data=(4, 5, 3)).rows == (RowLayout(0, 1, 4, 1),)
     assert plan_of(sym.mean(x), data=(4, 5)).rows == (LOST,)
     assert plan_of(sym.FullyConnected(sym.SwapAxis(x, dim1=0, dim2=1), num_hidden=2), data=(4, 5)).rows == (LOST,)
 
@@ -53,7 +53,7 @@ def test_a_time_major_network_knows_its_rows():
         sym.FullyConnected(sym.Reshape(out, shape=(-1, 3)), num_hidden=2), sym.Reshape(V("label"), shape=(-1,))
     )
     plan = plan_of(net, data=(4, 5, 2), label=(4, 5))
-    assert (plan.rows, plan.paddable) == ((Rows(0, 1, 4, 5),), True)
+    assert (plan.rows, plan.paddable) == ((RowLayout(0, 1, 4, 5),), True)
 
 
 def test_lost_rows_are_reported_by_the_plan_and_named():
@@ -65,7 +65,7 @@ def test_lost_rows_are_reported_by_the_plan_and_named():
     assert plan.reason.startswith("softmax: rows of the batch cannot be told apart here")
     model = jfit.lower(mixed)
     inputs = {"data": np.ones((4, 6), "float32"), "label": np.zeros(3, "float32")}
-    params, aux = model.init(KEY, jfit.model.specs_of(inputs))
+    params, aux = model.init(KEY, jfit.lowering.model.specs_of(inputs))
     with pytest.raises(RowsLost, match="softmax: rows of the batch"):
         model.apply(params, aux, inputs, train=True, weight=jnp.ones(4))
     assert model.apply(params, aux, inputs, train=True)[0][0].shape == (3, 3)
@@ -120,7 +120,7 @@ def test_padded_rows_never_change_gradients_states_or_losses(names, head, seed):
     real = {k: v for k, v in real.items() if k in net.list_arguments()}
     padded = {k: np.concatenate([v, v[:2] * 3]) for k, v in real.items()}
     model = jfit.lower(net)
-    params, aux = model.init(KEY, jfit.model.specs_of(real), "uniform")
+    params, aux = model.init(KEY, jfit.lowering.model.specs_of(real), "uniform")
     want = sums(model, params, aux, real)
     got = sums(model, params, aux, padded, jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -131,7 +131,7 @@ def test_a_weight_multiplies_the_gradient_of_its_row():
     net = sym.SoftmaxOutput(sym.FullyConnected(V("data"), num_hidden=3), V("label"))
     model = jfit.lower(net)
     x = {"data": np.eye(4, dtype="float32"), "label": np.array([0, 1, 2, 0], "float32")}
-    params, aux = model.init(KEY, jfit.model.specs_of(x))
+    params, aux = model.init(KEY, jfit.lowering.model.specs_of(x))
     weighted, _, (loss, count) = sums(model, params, aux, x, jnp.array([2.0, 0.0, 1.0, 0.0]))
     doubled = {k: v[[0, 0, 2]] for k, v in x.items()}
     plain, _, (want, rows) = sums(model, params, aux, doubled)
@@ -144,7 +144,7 @@ def test_a_batch_without_rows_gives_no_gradient_and_moves_nothing():
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.BatchNorm(V("data"), name="b"), num_hidden=3), V("label"))
     model = jfit.lower(net)
     x = {"data": np.eye(4, dtype="float32"), "label": np.zeros(4, "float32")}
-    params, aux = model.init(KEY, jfit.model.specs_of(x))
+    params, aux = model.init(KEY, jfit.lowering.model.specs_of(x))
     grads, moved, (loss, count) = sums(model, params, aux, x, jnp.zeros(4))
     assert all(not np.any(g) for g in grads.values())
     assert all(np.array_equal(moved[k], aux[k]) for k in aux)
@@ -183,7 +183,7 @@ def test_a_mask_is_the_same_channels_first_and_last(monkeypatch):
     net = sym.Dropout(sym.Convolution(V("data"), kernel=(1, 1), num_filter=3, no_bias=True, name="c"), axes=(2, 3), name="drop")
     model = jfit.lower(net)
     x = {"data": np.ones((3, 2, 4, 4), "float32")}
-    params, aux = model.init(KEY, jfit.model.specs_of(x), "one")
+    params, aux = model.init(KEY, jfit.lowering.model.specs_of(x), "one")
     (fast,), _ = model.apply(params, aux, x, train=True, key=KEY)
     monkeypatch.setattr(interpret, "_wants_channels_last", lambda *_: False)
     (slow,), _ = model.apply(params, aux, x, train=True, key=KEY)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jfit
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 
 KEY = jax.random.key(1)
 
@@ -61,13 +61,13 @@ def test_parameters_may_come_from_an_init_function(line):
     model = jfit.Model.from_function(linear, loss=optax.l2_loss, init=lambda key, x: {"w": jax.random.normal(key, x.shape[1:])})
     with pytest.raises(ValueError, match="call init before apply"):
         model.apply({}, {}, line)
-    params, _ = model.init(KEY, jfit.model.specs_of(line))
+    params, _ = model.init(KEY, jfit.lowering.model.specs_of(line))
     assert params["w"].shape == (3,)
-    assert model.plan(jfit.model.specs_of(line)).rows == (Rows(0, 1, 40, 1),)
+    assert model.plan(jfit.lowering.model.specs_of(line)).rows == (RowLayout(0, 1, 40, 1),)
 
 
 def test_the_batch_is_lost_where_the_output_has_no_rows(line):
-    assert model_of(lambda p, x: (x @ p["w"])[:5]).plan(jfit.model.specs_of(line)).rows == (LOST,)
+    assert model_of(lambda p, x: (x @ p["w"])[:5]).plan(jfit.lowering.model.specs_of(line)).rows == (LOST,)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jfit.ops.__main__ import load_all
 from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup
-from jfit.ops.rows import LOST, Rows, reshape_rows
+from jfit.ops.rows import LOST, RowLayout, reshape_rows
 from jfit.ops.shape import reshape_target
 from jfit.ops.unary import tanh
 
@@ -195,9 +195,9 @@ def test_reshape_finds_the_rows_it_says(data):
     divisors = [d for d in range(1, shape[axis] + 1) if shape[axis] % d == 0]
     before = data.draw(st.sampled_from(divisors))
     after = data.draw(st.sampled_from([d for d in divisors if (shape[axis] // before) % d == 0]))
-    rows = Rows(axis, before, shape[axis] // before // after, after)
+    rows = RowLayout(axis, before, shape[axis] // before // after, after)
     found = reshape_rows(rows, shape, out)
-    if isinstance(found, Rows):
+    if isinstance(found, RowLayout):
         np.testing.assert_array_equal(_row_ids(rows, shape).reshape(out), _row_ids(found, out))
 
 
@@ -217,7 +217,7 @@ def _row_ids(rows, shape):
     return np.broadcast_to(ids.reshape([-1 if a == rows.axis else 1 for a in range(len(shape))]), shape)
 
 
-R = Rows(0, 1, 4, 1)
+R = RowLayout(0, 1, 4, 1)
 ROWS = [
     ("transpose", [R], [(4, 2, 3)], {"axes": (1, 2, 0)}, [R._replace(axis=2)]),
     ("SwapAxis", [R], [(4, 2)], {"dim1": 0, "dim2": 1}, [R._replace(axis=1)]),
@@ -225,7 +225,7 @@ ROWS = [
     ("expand_dims", [R], [(4, 2)], {"axis": -1}, [R]),
     ("squeeze", [R._replace(axis=1)], [(1, 4, 1)], {}, [R]),
     ("Flatten", [R], [(4, 2, 3)], {}, [R]),
-    ("Reshape", [R._replace(axis=1)], [(3, 4, 2)], {"shape": (-1, 2)}, [Rows(0, 3, 4, 1)]),
+    ("Reshape", [R._replace(axis=1)], [(3, 4, 2)], {"shape": (-1, 2)}, [RowLayout(0, 3, 4, 1)]),
     ("sum", [R], [(4, 2)], {"axis": 1}, [R]),
     ("sum", [R], [(4, 2)], {}, [LOST]),
     ("mean", [R._replace(axis=1)], [(2, 4)], {"axis": 0}, [R]),
@@ -243,8 +243,8 @@ ROWS = [
     ("slice", [R], [(4, 6)], {"begin": (1,), "end": (3,)}, [LOST]),
     ("slice_axis", [R], [(4, 6)], {"axis": 1, "begin": 1, "end": None}, [R]),
     ("slice_axis", [R], [(4, 6)], {"axis": 0, "begin": 1, "end": None}, [LOST]),
-    ("tile", [R], [(4, 2)], {"reps": (3, 1)}, [Rows(0, 3, 4, 1)]),
-    ("repeat", [R], [(4, 2)], {"repeats": 3, "axis": 0}, [Rows(0, 1, 4, 3)]),
+    ("tile", [R], [(4, 2)], {"reps": (3, 1)}, [RowLayout(0, 3, 4, 1)]),
+    ("repeat", [R], [(4, 2)], {"repeats": 3, "axis": 0}, [RowLayout(0, 1, 4, 3)]),
     ("reverse", [R], [(4, 2)], {"axis": 0}, [LOST]),
     ("broadcast_axis", [R], [(4, 1)], {"axis": 1, "size": 3}, [R]),
     ("broadcast_add", [R, None], [(4, 3), (1, 3)], {}, [R]),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 
-from jfit.ops import LOST, Ctx, Rows, lookup
+from jfit.ops import LOST, Ctx, RowLayout, lookup
 
 
 @pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("density"), each=1), ids=case_id)
@@ -29,10 +29,10 @@ def test_half_precision_is_computed_in_single():
 
 
 def test_rows_stay_on_the_leading_axis():
-    op, rows = lookup("random_pdf_normal"), Rows(0, 1, 4, 1)
+    op, rows = lookup("random_pdf_normal"), RowLayout(0, 1, 4, 1)
     assert op.rows({}, [rows, None, rows], [(4, 2), (4,), (4,)], [(4, 2)]) == [rows]
     assert lookup("_random_pdf_dirichlet").rows({}, [rows, None], [(4, 3), (4, 3)], [(4,)]) == [rows]
-    assert lookup("_random_pdf_dirichlet").rows({}, [Rows(1, 1, 3, 1), None], [(4, 3), (4, 3)], [(4,)]) == [LOST]
+    assert lookup("_random_pdf_dirichlet").rows({}, [RowLayout(1, 1, 3, 1), None], [(4, 3), (4, 3)], [(4,)]) == [LOST]
 
 
 def test_shapes_that_do_not_meet():

@@ -7,7 +7,7 @@ import pytest
 from detection_support import call
 from golden_ops import case_id, load_cases, run_case, spread_out
 
-from jfit.ops import LOST, Rows, lookup
+from jfit.ops import LOST, RowLayout, lookup
 
 
 @pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("detection"), each=1), ids=case_id)
@@ -73,27 +73,27 @@ def test_what_is_found_in_a_picture_does_not_depend_on_the_other(name, attrs, in
 
 @pytest.mark.parametrize(("name", "attrs", "inputs"), PICTURES, ids=IDS)
 def test_rows_stay_with_their_picture(name, attrs, inputs):
-    op, batch = lookup(name), Rows(0, 1, 2, 1)
+    op, batch = lookup(name), RowLayout(0, 1, 2, 1)
     parsed, shapes = op.parse(attrs), [v.shape for v in inputs]
     outs = [o.shape for o in tuple_of(jax.eval_shape(lambda *v: call(name, attrs, *v), *inputs))]
     rows = tuple(batch if s[0] == 2 and len(s) > 1 else None for s in shapes)
     found = op.rows(parsed, rows, shapes, outs)
-    assert found == [Rows(0, 1, 2, o[0] // 2) for o in outs]
+    assert found == [RowLayout(0, 1, 2, o[0] // 2) for o in outs]
     assert op.rows(parsed, (None,) * len(shapes), shapes, outs) == [None] * len(outs)
     assert set(op.rows(parsed, (LOST, *rows[1:]), shapes, outs)) == {LOST}
 
 
 def test_rows_on_the_axis_of_boxes_are_lost():
     nms, iou = lookup("_contrib_box_nms"), lookup("_contrib_box_iou")
-    assert nms.rows(nms.parse({}), (Rows(0, 1, 9, 1),), [(9, 6)], [(9, 6)]) == [LOST]
-    one, two = Rows(0, 1, 3, 1), Rows(0, 1, 5, 1)
+    assert nms.rows(nms.parse({}), (RowLayout(0, 1, 9, 1),), [(9, 6)], [(9, 6)]) == [LOST]
+    one, two = RowLayout(0, 1, 3, 1), RowLayout(0, 1, 5, 1)
     shapes, outs = [(3, 4), (5, 2, 4)], [(3, 5, 2)]
     assert iou.rows(None, (one, None), shapes, outs) == [one]
-    assert iou.rows(None, (None, two), shapes, outs) == [Rows(1, 1, 5, 1)]
+    assert iou.rows(None, (None, two), shapes, outs) == [RowLayout(1, 1, 5, 1)]
     assert iou.rows(None, (one, two), shapes, outs) == [LOST]
-    assert iou.rows(None, (Rows(1, 1, 4, 1), None), shapes, outs) == [LOST]
+    assert iou.rows(None, (RowLayout(1, 1, 4, 1), None), shapes, outs) == [LOST]
     prior = lookup("_contrib_MultiBoxPrior")
-    assert prior.rows(prior.parse({}), (Rows(0, 1, 2, 1),), [(2, 3, 4, 4)], [(1, 16, 4)]) == [None]
+    assert prior.rows(prior.parse({}), (RowLayout(0, 1, 2, 1),), [(2, 3, 4, 4)], [(1, 16, 4)]) == [None]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 
 import jfit.mx as mx
-from jfit.ops import LOST, Ctx, Rows, lookup
+from jfit.ops import LOST, Ctx, RowLayout, lookup
 
 DRAW = np.random.default_rng(0)
 BYTES = DRAW.integers(0, 256, (4, 6, 3)).astype(np.uint8)
@@ -85,7 +85,7 @@ def test_each_row_has_its_own_change_wherever_it_is():
     batch = np.stack([BYTES] * 4).astype("f")
 
     def part(low, high):
-        rows = Rows(0, 1, high - low, 1)
+        rows = RowLayout(0, 1, high - low, 1)
         cut = batch[low:high]
         return _run("_image_random_contrast", cut, rows=rows, row_ids=jnp.arange(low, high), min_factor=0.1, max_factor=2)
 
@@ -94,9 +94,9 @@ def test_each_row_has_its_own_change_wherever_it_is():
 
 # ------------------------------------------------------------------------------------------ the rest
 def test_rows():
-    op, rows = lookup("_image_to_tensor"), Rows(0, 1, 2, 1)
+    op, rows = lookup("_image_to_tensor"), RowLayout(0, 1, 2, 1)
     assert op.rows({}, [rows], [(2, 4, 6, 3)], [(2, 3, 4, 6)]) == [rows]
-    assert op.rows({}, [Rows(0, 1, 4, 1)], [(4, 6, 3)], [(3, 4, 6)]) == [LOST]
+    assert op.rows({}, [RowLayout(0, 1, 4, 1)], [(4, 6, 3)], [(3, 4, 6)]) == [LOST]
     assert op.rows({}, [None], [(4, 6, 3)], [(3, 4, 6)]) == [None]
 
 

@@ -9,10 +9,10 @@ import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 from op_support import call, filled, rows_after
 
-from jfit.ops import LOST, Rows
+from jfit.ops import LOST, RowLayout
 
-R = Rows(0, 1, 3, 1)
-SEQUENCES = Rows(1, 1, 2, 1)
+R = RowLayout(0, 1, 3, 1)
+SEQUENCES = RowLayout(1, 1, 2, 1)
 
 
 @pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("matrices", "contrib_plain"), each=1), ids=case_id)
@@ -54,11 +54,11 @@ ROWS = [
     ("diag", [draw(3, 4)], [R], {}, [LOST]),
     ("khatri_rao", [draw(3, 2), draw(3, 2)], [R, None], {}, [LOST]),
     ("_contrib_div_sqrt_dim", [draw(3, 4)], [R], {}, [R]),
-    ("_contrib_interleaved_matmul_selfatt_qk", [draw(3, 2, 12)], [SEQUENCES], {"heads": 2}, [Rows(0, 1, 2, 2)]),
+    ("_contrib_interleaved_matmul_selfatt_qk", [draw(3, 2, 12)], [SEQUENCES], {"heads": 2}, [RowLayout(0, 1, 2, 2)]),
     (
         "_contrib_interleaved_matmul_selfatt_valatt",
         [draw(3, 2, 12), draw(4, 3, 3)],
-        [SEQUENCES, Rows(0, 1, 2, 2)],
+        [SEQUENCES, RowLayout(0, 1, 2, 2)],
         {"heads": 2},
         [SEQUENCES],
     ),
@@ -67,12 +67,12 @@ ROWS = [
         [draw(4, 2, 4), draw(3, 2, 8)],
         [SEQUENCES, SEQUENCES],
         {"heads": 2},
-        [Rows(0, 1, 2, 2)],
+        [RowLayout(0, 1, 2, 2)],
     ),
     (
         "_contrib_interleaved_matmul_encdec_valatt",
         [draw(3, 2, 8), draw(4, 4, 3)],
-        [None, Rows(0, 1, 2, 2)],
+        [None, RowLayout(0, 1, 2, 2)],
         {"heads": 2},
         [SEQUENCES],
     ),

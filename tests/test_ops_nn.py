@@ -19,7 +19,7 @@ import jfit.ops.pooling
 import jfit.ops.softmax  # noqa: F401  (registers the records)
 from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup
-from jfit.ops.rows import Rows
+from jfit.ops.rows import RowLayout
 
 
 @pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("nn", "loss", "dtype_nn"), each=2), ids=case_id)
@@ -31,7 +31,7 @@ def node(op, train=True, weight=None, **attrs):
     """(record, attributes, a function of the inputs) of one operator; with weights, rows lie on axis 0 of the data."""
     record = lookup(op)
     parsed = record.parse(attrs)
-    rows = (None if weight is None else Rows(0, 1, len(weight), 1),)
+    rows = (None if weight is None else RowLayout(0, 1, len(weight), 1),)
     ctx = Ctx(train=train, key=jax.random.key(1), rows=rows * 5, weight=weight, node="op0")
     return record, parsed, lambda *args, **changes: record.fn(replace(ctx, **changes), parsed, *args)
 

@@ -9,9 +9,9 @@ import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 from op_support import call, filled, rows_after
 
-from jfit.ops import LOST, Rows, lookup
+from jfit.ops import LOST, RowLayout, lookup
 
-R = Rows(0, 1, 3, 1)
+R = RowLayout(0, 1, 3, 1)
 SECOND = R._replace(axis=1)
 
 

@@ -16,7 +16,7 @@ import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 
 import jfit.mx as mx
-from jfit.ops import LOST, Ctx, Rows, lookup, quantized
+from jfit.ops import LOST, Ctx, RowLayout, lookup, quantized
 
 MODELS = Path(__file__).parent / "golden" / "quantized"
 
@@ -124,7 +124,7 @@ def test_files_list_moving_statistics_where_mxnet_does():
 
 # ------------------------------------------------------------------------------------------ rows
 def test_rows_of_weight_zero_do_not_reach_the_range():
-    rows, data = Rows(0, 1, 3, 1), np.float32([[1, -2], [0.5, 1], [100, -100]])
+    rows, data = RowLayout(0, 1, 3, 1), np.float32([[1, -2], [0.5, 1], [100, -100]])
     q, low, high = _run("quantize_v2", data, rows=(rows,), weight=jnp.array([1.0, 1.0, 0.0]))
     assert (float(low[0]), float(high[0])) == (-2, 2)
     alone = _run("quantize_v2", data[:2])[0]
@@ -136,7 +136,7 @@ def test_rows_of_weight_zero_do_not_reach_the_range():
 
 
 def test_where_rows_go():
-    op, rows = lookup("_contrib_quantize_v2"), Rows(0, 1, 4, 1)
+    op, rows = lookup("_contrib_quantize_v2"), RowLayout(0, 1, 4, 1)
     shapes, outs = [(4, 3)], [(4, 3), (1,), (1,)]
     assert op.rows(op.parse({}), [rows], shapes, outs) == [rows, LOST, LOST]
     fixed = op.parse({"min_calib_range": 0, "max_calib_range": 1})

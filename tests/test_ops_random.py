@@ -10,7 +10,7 @@ from scipy import stats
 
 import jfit
 from jfit.graph.symbol import GraphError
-from jfit.ops import LOST, Ctx, Rows, lookup
+from jfit.ops import LOST, Ctx, RowLayout, lookup
 from jfit.ops.draws import TABLE
 
 COUNT = 4000
@@ -114,7 +114,7 @@ def test_multinomial():
 
 
 def test_multinomial_whose_probabilities_are_the_batch():
-    ctx = Ctx(key=jax.random.key(0), rows=(Rows(0, 1, 4, 1),), row_ids=jnp.arange(4))
+    ctx = Ctx(key=jax.random.key(0), rows=(RowLayout(0, 1, 4, 1),), row_ids=jnp.arange(4))
     op = lookup("_sample_multinomial")
     assert op.fn(ctx, op.parse({"shape": 3}), jnp.ones(4) / 4).shape == (3,)
     assert op.rows(op.parse({}), ctx.rows, [(4,)], [(1,)]) == [LOST]
@@ -193,7 +193,7 @@ def test_no_gradient_passes():
 )
 def test_a_row_gets_the_same_numbers_wherever_it_is(name, arrays, attrs):
     def part(low, high):
-        rows = Rows(0, 1, high - low, 1)
+        rows = RowLayout(0, 1, high - low, 1)
         cut = [a[low:high] for a in arrays]
         assert lookup(name).rows(lookup(name).parse(attrs), [rows] * len(cut), [c.shape for c in cut], [cut[0].shape]) == [rows]
         return run(name, *cut, rows=(rows,) * len(cut), row_ids=jnp.arange(low, high), **attrs)
@@ -204,11 +204,11 @@ def test_a_row_gets_the_same_numbers_wherever_it_is(name, arrays, attrs):
 
 
 def test_rows_of_the_other_operators():
-    rows = Rows(0, 1, 4, 1)
+    rows = RowLayout(0, 1, 4, 1)
     assert lookup("_shuffle").rows({}, [rows], [(4, 2)], [(4, 2)]) == [LOST]
     assert lookup("_random_normal").rows({}, [], [], [(4, 2)]) == [None]
     multinomial = lookup("_sample_multinomial")
-    assert multinomial.rows({}, [Rows(1, 1, 3, 1)], [(4, 3)], [(4,)]) == [LOST]
+    assert multinomial.rows({}, [RowLayout(1, 1, 3, 1)], [(4, 3)], [(4,)]) == [LOST]
 
 
 # ------------------------------------------------------------------------------------------ in graphs

@@ -8,7 +8,7 @@ import pytest
 from detection_support import call
 from golden_ops import case_id, load_cases, run_case, spread_out
 
-from jfit.ops import LOST, Rows, lookup
+from jfit.ops import LOST, RowLayout, lookup
 
 DRAW = np.random.default_rng(0)
 ROIS = np.array([[0, 1, 2, 9, 12], [1, -6, -4, 8, 9.5], [1, 5, 6, 5, 6], [0, 40, 40, 44, 48], [1, 0.5, 1.5, 15, 13]], "float32")
@@ -160,7 +160,7 @@ def test_half_precision_is_kept(name, attrs, inputs):
 def test_regions_carry_their_rows_to_what_is_pooled():
     op = lookup("_contrib_ROIAlign")
     attrs, shapes, outs = op.parse(HALF[0][1]), [(2, 2, 7, 8), (6, 5)], [(6, 2, 2, 2)]
-    pictures, regions = Rows(0, 1, 2, 1), Rows(0, 1, 2, 3)
+    pictures, regions = RowLayout(0, 1, 2, 1), RowLayout(0, 1, 2, 3)
     assert op.rows(attrs, (pictures, regions), shapes, outs) == [regions]
     assert op.rows(attrs, (pictures, None), shapes, outs) == [LOST]
     assert op.rows(attrs, (None, None), shapes, outs) == [None]

@@ -14,7 +14,7 @@ from golden_ops import case_id, load_cases, run_case, spread_out
 import jfit.ops.rnn as rnn
 from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 
 EVAL = Ctx()
 MODES = ["rnn_relu", "rnn_tanh", "lstm", "gru"]
@@ -128,8 +128,8 @@ def test_dropout_of_one_layer_changes_nothing():
 
 def test_rows_draw_the_same_dropout_in_any_slice():
     attrs, data, parameters, state, cell = problem("gru", bidirectional=False, p=0.5)
-    whole = Ctx(train=True, key=jax.random.key(3), rows=(Rows(1, 1, 4, 1),) * 3, row_ids=jnp.arange(4))
-    half = dataclasses.replace(whole, rows=(Rows(1, 1, 2, 1),) * 3, row_ids=jnp.arange(2, 4))
+    whole = Ctx(train=True, key=jax.random.key(3), rows=(RowLayout(1, 1, 4, 1),) * 3, row_ids=jnp.arange(4))
+    half = dataclasses.replace(whole, rows=(RowLayout(1, 1, 2, 1),) * 3, row_ids=jnp.arange(2, 4))
     full = call(attrs, data, parameters, state, cell, ctx=whole)[0]
     part = call(attrs, data[:, 2:], parameters, state[:, 2:], cell, ctx=half)[0]
     np.testing.assert_allclose(full[:, 2:], part, rtol=1e-5, atol=1e-6)
@@ -159,9 +159,9 @@ def test_rows_stay_on_axis_one_or_are_lost():
     op = lookup("RNN")
     attrs = op.parse({"state_size": 5, "num_layers": 1, "mode": "gru", "state_outputs": True})
     shapes, outs = [(4, 2, 3), (150,), (1, 2, 5)], [(4, 2, 5), (1, 2, 5)]
-    r = Rows(1, 1, 2, 1)
+    r = RowLayout(1, 1, 2, 1)
     assert op.rows(attrs, [r, None, None], shapes, outs) == [r, r]
-    assert op.rows(attrs, [Rows(0, 1, 4, 1), None, None], shapes, outs) == [LOST, LOST]
+    assert op.rows(attrs, [RowLayout(0, 1, 4, 1), None, None], shapes, outs) == [LOST, LOST]
 
 
 def test_half_precision_stays_half():

@@ -12,7 +12,7 @@ import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 from jax.test_util import check_grads
 
-from jfit.ops import LOST, Rows, lookup
+from jfit.ops import LOST, RowLayout, lookup
 from jfit.ops.context import Ctx
 
 FIXTURES = load_cases("norms", "heads", "spatial", "resized", "moments")
@@ -36,7 +36,7 @@ def normal(*shape, seed=0):
 def run(op, *arrays, weight=None, rows=None, **attrs):
     """The outputs of one operator; with weights, rows lie where `rows` says (axis 0 of every input by default)."""
     record = lookup(op)
-    where = (None if weight is None else Rows(0, 1, len(weight), 1),) * len(arrays) if rows is None else rows
+    where = (None if weight is None else RowLayout(0, 1, len(weight), 1),) * len(arrays) if rows is None else rows
 
     @jax.jit
     def program(weight, *arrays):
@@ -78,12 +78,12 @@ def test_a_row_does_not_see_the_others(op, shapes, attrs):
     short = [a[:3] if len(a) == 5 else a for a in arrays]
     whole, part = first(run(op, *arrays, **attrs)), first(run(op, *short, **attrs))
     np.testing.assert_allclose(whole[:3], part, rtol=1e-5, atol=1e-6)
-    rows = [Rows(0, 1, 5, 1) if s[0] == 5 else None for s in shapes]
-    assert rows_of(op, rows, shapes, [whole.shape], **attrs)[0] == Rows(0, 1, 5, 1)
+    rows = [RowLayout(0, 1, 5, 1) if s[0] == 5 else None for s in shapes]
+    assert rows_of(op, rows, shapes, [whole.shape], **attrs)[0] == RowLayout(0, 1, 5, 1)
 
 
 def test_rows_go_where_the_axes_go():
-    batch, second = Rows(0, 1, 5, 1), Rows(1, 1, 5, 1)
+    batch, second = RowLayout(0, 1, 5, 1), RowLayout(1, 1, 5, 1)
     assert rows_of("CTCLoss", [second, batch], [(4, 5, 3), (5, 2)], [(5,)]) == [batch]
     assert rows_of("CTCLoss", [batch, None], [(4, 5, 3), (5, 2)], [(5,)]) == [LOST]
     assert rows_of("moments", [second], [(2, 5)], [(5,), (5,)], axes=(0,)) == [batch, batch]
@@ -156,7 +156,7 @@ def test_warp_ctc_is_a_head_over_the_same_loss():
     attrs = {"input_length": steps, "label_length": 2}
 
     def warp(x, weight=None):
-        where = (Rows(0, steps, batch, 1), None)
+        where = (RowLayout(0, steps, batch, 1), None)
         return run("WarpCTC", x.reshape(-1, classes), labels.reshape(-1), weight=weight, rows=where, **attrs)
 
     out, pull = jax.vjp(warp, scores)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfit
-from jfit.optim import Rows, apply_updates
+from jfit.optim import SparseRows, apply_updates
 from jfit.optim.rows import coalesce, in_rows, on_values, without
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["updates"]
@@ -51,7 +51,7 @@ def test_mxnets_lazy_and_whole_updates_are_reproduced(case, quickly):
     state, step = opt.init(weights), stepped(opt)
     for gradient in case["gradients"]:
         values = jnp.asarray(gradient["values"]) * 0.5  # MXNet's rescale_grad
-        weights, state = step(weights, state, {"w": Rows(jnp.asarray(gradient["indices"], jnp.int32), values)})
+        weights, state = step(weights, state, {"w": SparseRows(jnp.asarray(gradient["indices"], jnp.int32), values)})
     np.testing.assert_allclose(weights["w"], case["after"], rtol=2e-6, atol=1e-7)
     for slot, expected in zip(state.slots.values(), case["slots"], strict=True):
         np.testing.assert_allclose(slot["w"], expected, rtol=2e-6, atol=1e-7)
@@ -65,7 +65,7 @@ def test_named_rows_move_as_in_a_whole_update_and_no_other_moves(rule, dtype, rn
     state = jax.tree.map(lambda s: s + jnp.asarray(0.25, s.dtype), opt.init(weights))  # slots that are not zero
     if dtype == "bfloat16":
         state.slots["master"] = {"w_weight": weights["w_weight"].astype(jnp.float32)}
-    rows = Rows(jnp.array([7, 2, 7]), jnp.asarray(rng.normal(size=(3, 4)), dtype))
+    rows = SparseRows(jnp.array([7, 2, 7]), jnp.asarray(rng.normal(size=(3, 4)), dtype))
     one = stepped(opt)(jax.tree.map(jnp.copy, weights), jax.tree.map(jnp.copy, state), {"w_weight": rows})
     all_rows = stepped(opt)(
         jax.tree.map(jnp.copy, weights), jax.tree.map(jnp.copy, state), {"w_weight": coalesce(rows, 9).dense(9)}
@@ -86,7 +86,7 @@ def test_the_compiled_update_copies_no_table(rule):
     size, width, few = 5003, 16, 7
     opt = optimizer(rule)
     weights = {"w_weight": jnp.zeros((size, width))}
-    rows = {"w_weight": Rows(jnp.zeros(few, jnp.int32), jnp.zeros((few, width)))}
+    rows = {"w_weight": SparseRows(jnp.zeros(few, jnp.int32), jnp.zeros((few, width)))}
     compiled = stepped(opt).lower(weights, opt.init(weights), rows).compile()
     tables = [line for line in compiled.as_text().splitlines() if re.search(rf"= f32\[{size},\d+\].* copy\(", line)]
     assert not tables, tables
@@ -97,7 +97,7 @@ def test_the_compiled_update_copies_no_table(rule):
 
 def test_a_rule_that_is_not_lazy_takes_rows_as_the_table_they_stand_for(rng):
     weights = {"w_weight": jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)}
-    rows = Rows(jnp.array([3, 0, 3]), jnp.asarray(rng.normal(size=(3, 2)), jnp.float32))
+    rows = SparseRows(jnp.array([3, 0, 3]), jnp.asarray(rng.normal(size=(3, 2)), jnp.float32))
     for opt in (jfit.optim.rmsprop(wd=0.1), jfit.optim.lamb(wd=0.1), jfit.optim.sgd(momentum=0.9, wd=0.1, lazy_update=False)):
         assert not opt.update.recipe.lazy
         given_rows, given_table = (
@@ -115,7 +115,7 @@ def ways(rows, size):
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(st.integers(-9, 19), min_size=12, max_size=12), st.sampled_from([1, 12]))
 def test_coalescing_changes_no_sum_and_names_each_row_once(numbers, size):
-    rows = Rows(jnp.asarray(numbers, jnp.int32), jnp.arange(24, dtype=jnp.float32).reshape(12, 2) + 1)
+    rows = SparseRows(jnp.asarray(numbers, jnp.int32), jnp.arange(24, dtype=jnp.float32).reshape(12, 2) + 1)
     dense, dense_once, applied, once = ways(rows, size)
     table = np.zeros((size, 2), np.float32)
     for number, value in zip(numbers, np.asarray(rows.values), strict=True):
@@ -130,19 +130,21 @@ def test_coalescing_changes_no_sum_and_names_each_row_once(numbers, size):
 
 
 def test_coalesced_rows_are_not_sorted_again():
-    once = coalesce(Rows(jnp.array([2, 0, 2]), jnp.ones(3)), 4)
+    once = coalesce(SparseRows(jnp.array([2, 0, 2]), jnp.ones(3)), 4)
     assert once.unique and coalesce(once, 4) is once
 
 
 def test_no_rows_at_all_change_nothing_but_the_count():
     weights, opt = {"w_weight": jnp.ones((3, 2))}, jfit.optim.adam(wd=0.1)
-    updates, state = opt.update({"w_weight": Rows(jnp.zeros(0, jnp.int32), jnp.zeros((0, 2)))}, opt.init(weights), weights)
+    updates, state = opt.update(
+        {"w_weight": SparseRows(jnp.zeros(0, jnp.int32), jnp.zeros((0, 2)))}, opt.init(weights), weights
+    )
     assert apply_updates(weights, updates)["w_weight"].tolist() == weights["w_weight"].tolist()
     assert int(state.count) == 1
 
 
 def test_rows_that_are_dropped_move_nothing():
-    rows = coalesce(Rows(jnp.array([1, 2]), jnp.ones(2)), 3)
+    rows = coalesce(SparseRows(jnp.array([1, 2]), jnp.ones(2)), 3)
     assert apply_updates(jnp.zeros(3), without(rows, jnp.bool_(True), 3)).tolist() == [0, 0, 0]
     assert apply_updates(jnp.zeros(3), without(rows, jnp.array([False, True]), 3)).tolist() == [0, 1, 0]
 
@@ -157,13 +159,13 @@ def test_apply_updates_is_optaxs_where_no_update_is_by_rows():
 
 
 def test_values_of_rows_stand_for_them():
-    tree = {"a": Rows(jnp.array([1]), jnp.full((1, 2), 3.0)), "b": jnp.full(1, 4.0)}
+    tree = {"a": SparseRows(jnp.array([1]), jnp.full((1, 2), 3.0)), "b": jnp.full(1, 4.0)}
     scaled = on_values(lambda t: jax.tree.map(lambda x: x * 2, t), tree)
     assert scaled["a"].values.tolist() == [[6, 6]] and scaled["a"].indices.tolist() == [1] and scaled["b"].tolist() == [8]
 
 
 def test_slots_may_have_other_rows_than_the_table():
     delta, slot = in_rows(
-        lambda g, w, s: (g + w, s + 1), Rows(jnp.array([1]), jnp.ones((1, 3))), jnp.ones((2, 3)), jnp.zeros((2, 1))
+        lambda g, w, s: (g + w, s + 1), SparseRows(jnp.array([1]), jnp.ones((1, 3))), jnp.ones((2, 3)), jnp.zeros((2, 1))
     )
     assert delta.values.tolist() == [[2, 2, 2]] and slot.tolist() == [[0], [1]]

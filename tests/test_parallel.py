@@ -331,7 +331,7 @@ def test_outputs_of_any_layout_are_merged_and_cut():
 def test_repeated_batches_are_merged_repeat_by_repeat():
     whole = np.arange(8).reshape(2, 4)  # 2 repeats of 4 rows
     split = whole.reshape(2, 2, 2).swapaxes(0, 1).reshape(2, 4)  # (devices, repeats * rows of a device)
-    where = jfit.ops.rows.Rows(axis=0, before=2, size=2, after=1)
+    where = jfit.ops.rows.RowLayout(axis=0, before=2, size=2, after=1)
     (found,) = merge_outputs((jnp.asarray(split),), (where,), 3)
     assert_equal(found, whole[:, :3].reshape(-1))
     (constant,) = merge_outputs((jnp.ones((2, 3)),), (None,), 3)

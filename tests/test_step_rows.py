@@ -12,7 +12,7 @@ from record_rows import DATA, LABEL, fitted, network
 
 import jfit
 import jfit.mx as mx
-from jfit.optim import Rows
+from jfit.optim import SparseRows
 from jfit.train.feed import FeedSpec, ResidentFeed, data_of
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
@@ -76,7 +76,7 @@ def test_two_devices_give_the_numbers_of_one(quickly):
 def test_gradients_of_tables_come_by_rows(quickly):
     _, out = stepped(True, "sgd", steps=1, gradients=True)
     found, (_, whole) = out.gradients["emb_weight"], stepped(False, "sgd", steps=1, gradients=True)
-    assert isinstance(found, Rows) and len(found.indices) == DATA.size
+    assert isinstance(found, SparseRows) and len(found.indices) == DATA.size
     np.testing.assert_allclose(found.dense(8), whole.gradients["emb_weight"], rtol=1e-5, atol=1e-7)
 
 

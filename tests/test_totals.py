@@ -67,7 +67,7 @@ def test_metrics_see_the_heads_with_their_labels():
     net = jfit.sym.Group([jfit.sym.BlockGrad(jfit.sym.Variable("data"), name="seen"), mlp().symbol])
     model = jfit.lower(net)
     values = (np.ones((4, 4)), np.ones((4, 3)))
-    rows = model.plan(jfit.model.specs_of(batch)).rows
+    rows = model.plan(jfit.lowering.model.specs_of(batch)).rows
     labels, outputs, weights = totals.head_arguments(model, values, batch, jnp.ones(4), rows)
     assert [v.shape for v in outputs] == [(4, 3)] and len(labels) == len(weights) == 1
     labels, outputs, weights = totals.head_arguments(model, values, {"data": batch["data"]}, None, rows)

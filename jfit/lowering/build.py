@@ -18,7 +18,7 @@ from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs
 from jfit.lowering.tables import tables_of
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
-from jfit.ops.rows import MaybeRows, RowsLost
+from jfit.ops.rows import MaybeLayout, RowsLost
 
 
 def lower(
@@ -247,7 +247,7 @@ def _make_plan(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Nod
         size = _rows_of(specs, names)
         made = _variable_specs(symbol, {**params, **aux}, specs)
         values = ({k: made[k] for k in params}, {k: made[k] for k in aux}, dict(specs))
-        rows: list[MaybeRows] = []
+        rows: list[MaybeLayout] = []
 
         def run(weight, params, aux, inputs):
             key = jax.random.key(0)

@@ -21,7 +21,7 @@ from jfit.graph.symbol import Entry, GraphError, Node, Symbol, aux_nodes, topolo
 from jfit.lowering.in_place import overwritten
 from jfit.lowering.model import Aux, Inputs, Params, Policy
 from jfit.ops import Attrs, Ctx, Op, nearest
-from jfit.ops.rows import MaybeRows, Rows, RowsLost
+from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
 from jfit.ops.rules import reason
 
 STATE_SLOTS = ("state", "state_cell")  # begin states of recurrent operators: zeros where they are not fed
@@ -32,7 +32,7 @@ class Value(NamedTuple):
     """One array on its way through the graph."""
 
     array: Any
-    rows: MaybeRows
+    rows: MaybeLayout
     channels_last: bool = False
 
     @property
@@ -70,7 +70,7 @@ class _Feed(NamedTuple):
 
 
 def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
-    """`apply` of a graph, see `jfit.model.ApplyFn`; `_rows_out` collects where the rows of each output are."""
+    """`apply` of a graph, see `jfit.lowering.model.ApplyFn`; `_rows_out` collects where the rows of each output are."""
     operators = [n for n in order if n.op is not None]
     variables = [n for n in order if n.op is None]
     aux_ids = aux_nodes(order)
@@ -91,7 +91,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
         held: Mapping[str, Array] | None = None,
-        _rows_out: list[MaybeRows] | None = None,
+        _rows_out: list[MaybeLayout] | None = None,
     ) -> tuple[tuple[Array, ...], Aux]:
         size = _batch_size(variables, inputs, names)
         _check_weight(weight, size)
@@ -156,7 +156,7 @@ def _variable(node: Node, feed: _Feed) -> Value | None:
             return None  # the operator decides whether it can do without (labels in evaluation, begin states)
         array, axis = jnp.asarray(feed.inputs[name]), feed.names.axes.get(name, 0)
         whole = array.ndim > axis and array.shape[axis] == feed.size
-        return Value(array, Rows(axis, 1, array.shape[axis], 1) if whole else None)
+        return Value(array, RowLayout(axis, 1, array.shape[axis], 1) if whole else None)
     for group in (feed.params, feed.aux):
         if name in group:
             return Value(jnp.asarray(group[name]), None)
@@ -292,7 +292,9 @@ def _function(body: Symbol, policy: Policy | None) -> Callable[..., Any]:
     order = body.nodes()
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
 
-    def run(ctx: Ctx, arrays: Sequence[Array], rows: Sequence[MaybeRows]) -> tuple[tuple[Array, ...], tuple[MaybeRows, ...]]:
+    def run(
+        ctx: Ctx, arrays: Sequence[Array], rows: Sequence[MaybeLayout]
+    ) -> tuple[tuple[Array, ...], tuple[MaybeLayout, ...]]:
         raw: dict[int, Value | None] = {id(n): Value(a, r) for n, a, r in zip(variables, arrays, rows, strict=True)}
         values = {(at, 0): value for at, value in raw.items()}
         sizes = _sizes(_unsized(operators), body.heads, raw, variables, None)
@@ -346,6 +348,6 @@ def _wants_channels_last(op: Op, node: Node, ins: Sequence[Value | None]) -> boo
     if op.layout == "any":
         return any(v.channels_last for v in present) and all(len(v.shape) == 4 for v in present)
     first = ins[0]
-    batch_first = not isinstance(first.rows, Rows) or first.rows.axis == 0
+    batch_first = not isinstance(first.rows, RowLayout) or first.rows.axis == 0
     usual = node.params.get("layout") in (None, "NCHW") and node.params.get("axis", 1) == 1
     return len(first.shape) == 4 and batch_first and usual

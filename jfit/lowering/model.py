@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 
 Params = dict[str, Array]
 Aux = dict[str, Array]
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     """
 
     shapes: tuple[jax.ShapeDtypeStruct, ...]
-    rows: tuple[MaybeRows, ...]
+    rows: tuple[MaybeLayout, ...]
     paddable: bool
     reason: str = ""
 
@@ -166,7 +166,7 @@ def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Ar
 
 
 def loss_sums(
-    model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, rows: Sequence[MaybeRows]
+    model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, rows: Sequence[MaybeLayout]
 ) -> tuple[Array, Array] | None:
     """(Σ weight·loss, Σ weight) of the true loss of each head, summed over heads; None where no head has one."""
     sums, count, found = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), False
@@ -185,19 +185,19 @@ def loss_sums(
     return (sums, count) if found else None
 
 
-def row_weights(weight: Array | None, rows: MaybeRows, size: int) -> Array | None:
+def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | None:
     """Weights of the batch rows (batch,) as weights of the `size` rows of an output's first axis.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from jfit.lowering.model import row_weights
-        >>> from jfit.ops.rows import Rows
-        >>> row_weights(jnp.array([1.0, 0.0]), Rows(axis=0, before=1, size=2, after=3), 6).tolist()
+        >>> from jfit.ops.rows import RowLayout
+        >>> row_weights(jnp.array([1.0, 0.0]), RowLayout(axis=0, before=1, size=2, after=3), 6).tolist()
         [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     """
     if weight is None or rows is None or rows is LOST:
         return None
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowLayout)
     if rows.axis != 0 or rows.before * rows.size * rows.after != size:
         return None
     return jnp.tile(jnp.repeat(weight, rows.after), rows.before)
@@ -365,7 +365,7 @@ class _Function:
         data = {n: specs[n] for n in self.names}
         shapes, _ = jax.eval_shape(lambda *v: self.apply(*v, key=jax.random.key(0)), params, aux, data)
         size = data[self.names[0]].shape[0]
-        rows = tuple(Rows(0, 1, size, 1) if s.shape[:1] == (size,) else LOST for s in shapes)
+        rows = tuple(RowLayout(0, 1, size, 1) if s.shape[:1] == (size,) else LOST for s in shapes)
         return Plan(shapes, rows, paddable=True)
 
 

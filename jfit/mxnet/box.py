@@ -102,7 +102,7 @@ class RowsBox(Box):
 
     @property
     def by_rows(self) -> Any:
-        """The rows that are stored, as `jfit.optim.Rows`."""
+        """The rows that are stored, as `jfit.optim.SparseRows`."""
         return _stored_rows(self.value)
 
 

@@ -55,7 +55,7 @@ from jfit.ops import (  # noqa: F401  each family registers its records
 from jfit.ops.attributes import REQUIRED, Attr, Attrs
 from jfit.ops.context import Ctx
 from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, record_for, register
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 
 __all__ = [
     "ALIASES",
@@ -66,7 +66,7 @@ __all__ = [
     "Attrs",
     "Ctx",
     "Op",
-    "Rows",
+    "RowLayout",
     "UnknownOperator",
     "lookup",
     "nearest",

@@ -13,7 +13,7 @@ from jax import Array
 
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, agreed
 
 HEADS = {"heads": integer()}
@@ -59,7 +59,7 @@ def _attended(attrs, values: Array, attention: Array) -> Array:
 def _score_rows(attrs, rows, shapes, outs):
     """Sequences of the batch (axis 1) become runs of `heads` on axis 0."""
     found = agreed(rows)
-    if not isinstance(found, Rows):
+    if not isinstance(found, RowLayout):
         return [found]
     return [found._replace(axis=0, after=found.after * attrs.heads) if found.axis == 1 else LOST]
 
@@ -67,11 +67,11 @@ def _score_rows(attrs, rows, shapes, outs):
 def _attended_rows(attrs, rows, shapes, outs):
     """The other way: runs of `heads` on axis 0 of the weights are sequences on axis 1."""
     projections, weights = rows
-    if isinstance(weights, Rows):
+    if isinstance(weights, RowLayout):
         whole = weights.axis == 0 and weights.after % attrs.heads == 0
         weights = weights._replace(axis=1, after=weights.after // attrs.heads) if whole else LOST
     found = agreed([projections, weights])
-    return [LOST if isinstance(found, Rows) and found.axis != 1 else found]
+    return [LOST if isinstance(found, RowLayout) and found.axis != 1 else found]
 
 
 @operator("_contrib_interleaved_matmul_selfatt_qk", inputs=("queries_keys_values",), attrs=HEADS, rows=_score_rows)

@@ -18,7 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows, elementwise_rows
+from jfit.ops.rows import LOST, RowLayout, elementwise_rows
 from jfit.ops.rules import argument_names, same_shape, unify
 
 
@@ -221,7 +221,7 @@ def _where_shapes(attrs, ins, outs):
 
 def _where_rows(attrs, rows, shapes, outs):
     condition = rows[0]
-    if len(shapes[0]) < len(shapes[1]) and isinstance(condition, Rows):  # one condition per entry of the leading axis
+    if len(shapes[0]) < len(shapes[1]) and isinstance(condition, RowLayout):  # one condition per entry of the leading axis
         others = [r for r in rows[1:] if r is not None]
         return [condition if all(r == condition for r in others) else LOST]
     return elementwise_rows(attrs, rows, shapes, outs)

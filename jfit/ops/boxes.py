@@ -16,7 +16,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, choice, flag, integer, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, agreed, shared_batch_rows
 
 FORMAT = choice("center", "corner", default="corner")
@@ -122,9 +122,9 @@ def need_last(op: str, what: str, shape: tuple[int, ...], count: int, axes: int 
 # ------------------------------------------------------------------------------------------ overlap and encoding
 def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     lhs, rhs = rows
-    if isinstance(rhs, Rows):
+    if isinstance(rhs, RowLayout):
         rhs = rhs._replace(axis=rhs.axis + len(shapes[0]) - 1) if rhs.axis < len(shapes[1]) - 1 else LOST
-    if isinstance(lhs, Rows) and lhs.axis == len(shapes[0]) - 1:
+    if isinstance(lhs, RowLayout) and lhs.axis == len(shapes[0]) - 1:
         lhs = LOST
     return [agreed([lhs, rhs])]
 
@@ -220,7 +220,7 @@ def box_decode(ctx, attrs, data, anchors):
 def _beside_boxes(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     """Boxes of an image are mixed; the axes before them are not."""
     first = rows[0]
-    mixed = isinstance(first, Rows) and first.axis >= len(shapes[0]) - 2
+    mixed = isinstance(first, RowLayout) and first.axis >= len(shapes[0]) - 2
     return [LOST if mixed else first] * len(outs)
 
 

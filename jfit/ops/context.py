@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.rows import LOST, MaybeRows, Rows, RowsLost, spread
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout, RowsLost, spread
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Ctx:
     train: bool = False
     key: Array | None = None
     weight: Array | None = None
-    rows: tuple[MaybeRows, ...] = (None,)
+    rows: tuple[MaybeLayout, ...] = (None,)
     row_ids: Array | None = None
     axis_name: str | None = None
     node: str = ""
@@ -54,7 +54,7 @@ class Ctx:
                 f"{self.node}: rows of the batch cannot be told apart here (an operator before it mixed the batch axis), so "
                 "rows of weight 0 cannot be left out; feed batches without padding and equal slices per device"
             )
-        assert isinstance(rows, Rows)
+        assert isinstance(rows, RowLayout)
         return spread(self.weight, rows, ndim)
 
     def row_mask(self, ndim: int, which: int = 0) -> Array | None:
@@ -72,7 +72,7 @@ class Ctx:
         if key is None:
             raise ValueError(f"{self.node}: this operator draws random numbers; pass key= to apply")
         rows: Any = self.rows[which] if which is not None and which < len(self.rows) else None
-        if not isinstance(rows, Rows) or self.row_ids is None:
+        if not isinstance(rows, RowLayout) or self.row_ids is None:
             return draw(key if self.axis_name is None else jax.random.fold_in(key, lax.axis_index(self.axis_name)), shape)
         rest = (rows.before, rows.after, *shape[: rows.axis], *shape[rows.axis + 1 :])
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(self.row_ids)

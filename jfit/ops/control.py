@@ -18,12 +18,12 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, integer, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
-from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.ops.rules import unify
 
 Shapes = list[MaybeShape]
 # a body, lowered: (context, arrays, where their rows are) -> (outputs, where their rows are)
-Body = Callable[[Ctx, Sequence[Array], Sequence[MaybeRows]], tuple[tuple[Array, ...], tuple[MaybeRows, ...]]]
+Body = Callable[[Ctx, Sequence[Array], Sequence[MaybeLayout]], tuple[tuple[Array, ...], tuple[MaybeLayout, ...]]]
 
 
 def _names(bodies: int) -> Callable[[Attrs], tuple[str, ...]]:
@@ -75,9 +75,9 @@ def _at_step(ctx: Ctx, step: Array) -> Ctx:
     return ctx if ctx.key is None else dataclasses.replace(ctx, key=jax.random.fold_in(ctx.key, step))
 
 
-def _rows_of(graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeRows]) -> list[MaybeRows]:
+def _rows_of(graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeLayout]) -> list[MaybeLayout]:
     """Where the rows of a body's outputs are; nothing is computed."""
-    found: list[MaybeRows] = []
+    found: list[MaybeLayout] = []
 
     def run(*values: Array) -> tuple[Array, ...]:
         outs, after = graph(ctx, values, rows)
@@ -89,8 +89,8 @@ def _rows_of(graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeR
 
 
 def _settled(
-    graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeRows], states: Sequence[int], first: int
-) -> tuple[list[MaybeRows], list[MaybeRows]]:
+    graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeLayout], states: Sequence[int], first: int
+) -> tuple[list[MaybeLayout], list[MaybeLayout]]:
     """Rows that stay the same from step to step: (of the body's inputs, of its outputs).
 
     A state that begins as a constant has rows from the first step on; one whose rows move has none that can be told.
@@ -107,9 +107,9 @@ def _settled(
     return rows, [*outs[:first], *(rows[at] for at in states)]
 
 
-def _stacked(rows: MaybeRows) -> MaybeRows:
+def _stacked(rows: MaybeLayout) -> MaybeLayout:
     """Rows after the steps became a new first axis."""
-    return rows._replace(axis=rows.axis + 1) if isinstance(rows, Rows) else rows
+    return rows._replace(axis=rows.axis + 1) if isinstance(rows, RowLayout) else rows
 
 
 def _like(new: Array, old: Array, which: int) -> Array:
@@ -203,9 +203,9 @@ def foreach(ctx, attrs, *arrays):
     return (*stacked, *last), [*map(_stacked, after[: attrs.num_out_data]), *after[attrs.num_out_data :]]
 
 
-def _unstacked(rows: MaybeRows) -> MaybeRows:
+def _unstacked(rows: MaybeLayout) -> MaybeLayout:
     """Rows of one step of the data; LOST where the loop walks over the batch."""
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RowLayout):
         return rows
     return rows._replace(axis=rows.axis - 1) if rows.axis else LOST
 
@@ -329,7 +329,7 @@ def cond(ctx, attrs, *arrays):
     """y = then(x) where test(x) is not 0, else other(x); only the branch that is taken runs."""
     test, then, other = attrs.graphs
 
-    def part(graph: Body, locs: Sequence[int]) -> tuple[Callable[..., tuple[Array, ...]], list[MaybeRows]]:
+    def part(graph: Body, locs: Sequence[int]) -> tuple[Callable[..., tuple[Array, ...]], list[MaybeLayout]]:
         rows = [ctx.rows[k] for k in locs]
         found = _rows_of(graph, ctx, [arrays[k] for k in locs], rows)
         return lambda *values: tuple(graph(ctx, [values[k] for k in locs], rows)[0]), found

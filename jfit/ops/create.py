@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import DTYPES, choice, flag, integer, maybe_integer, maybe_number, maybe_shape, number, shape, text
 from jfit.ops.registry import operator
-from jfit.ops.rows import Rows, lost_rows, no_rows
+from jfit.ops.rows import RowLayout, lost_rows, no_rows
 from jfit.ops.rules import dtype_of, made_types, positive
 
 MADE = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
@@ -125,7 +125,7 @@ def linspace(ctx, attrs):
 def _arange_like_rows(attrs, rows, shapes, outs):
     """Numbers along the batch axis belong to its rows; along another axis they do not depend on the batch."""
     first = rows[0]
-    if not isinstance(first, Rows) or attrs.axis is None:
+    if not isinstance(first, RowLayout) or attrs.axis is None:
         return [first]
     return [first._replace(axis=0) if positive(attrs.axis, len(shapes[0])) == first.axis else None]
 

@@ -12,7 +12,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer
 from jfit.ops.context import Ctx
 from jfit.ops.loss import head
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, agreed, known_or, label_types
 
 NEVER = -1e30  # the logarithm of an impossible event: finite, so that no difference of two is NaN
@@ -74,7 +74,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 def _rows(attrs, rows, shapes, outs):
     first = rows[0]
-    if isinstance(first, Rows):
+    if isinstance(first, RowLayout):
         first = first._replace(axis=0) if first.axis == 1 else LOST
     return [agreed([first, *rows[1:]])]
 

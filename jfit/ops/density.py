@@ -16,7 +16,7 @@ from jax.scipy.special import gammaln
 from jfit.ops.attributes import Attrs, flag
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, agreed
 
 LogDensity = Callable[..., Array]
@@ -81,7 +81,7 @@ def _leading(op: str, name: str, shape: Shape, sample: Shape) -> None:
 def _same_rows(attrs, rows, shapes, outs):
     """Leading axes are shared, so the rows of every input are where the rows of the sample are."""
     found = agreed(rows)
-    return [found if not isinstance(found, Rows) or found.axis < len(outs[0]) else LOST]
+    return [found if not isinstance(found, RowLayout) or found.axis < len(outs[0]) else LOST]
 
 
 def _given(logs: Array, attrs: Attrs, dtype: Any) -> Array:
@@ -114,7 +114,7 @@ for _row in TABLE:
     aliases=("random_pdf_dirichlet",),
     rows=lambda attrs, rows, shapes, outs: (
         [LOST]
-        if any(isinstance(r, Rows) and r.axis == len(s) - 1 for r, s in zip(rows, shapes, strict=True))
+        if any(isinstance(r, RowLayout) and r.axis == len(s) - 1 for r, s in zip(rows, shapes, strict=True))
         else _same_rows(attrs, rows, shapes, outs)
     ),
 )

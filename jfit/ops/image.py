@@ -13,7 +13,7 @@ from jfit.ops.attributes import DTYPES, Attrs, flag, integer, numbers, shape
 from jfit.ops.context import Ctx
 from jfit.ops.interpolation import resized
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import along
 
 # principal components of the colours of ImageNet, each times its standard deviation (Krizhevsky et al. 2012)
@@ -31,7 +31,7 @@ def need_picture(op: str, data: Array, axes: str = "(height, width, channels)") 
 def batch_only(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     """Rows of a batch of pictures stay on axis 0; within one picture they are lost."""
     first = rows[0]
-    if isinstance(first, Rows) and (first.axis != 0 or len(shapes[0]) != 4):
+    if isinstance(first, RowLayout) and (first.axis != 0 or len(shapes[0]) != 4):
         return [LOST]
     return [first]
 

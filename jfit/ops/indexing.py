@@ -7,7 +7,7 @@ from jax import Array
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, number
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows, first_rows
+from jfit.ops.rows import LOST, RowLayout, first_rows
 from jfit.ops.rules import agreed, dtype_of, first_types, made_types, positive, removed, unify
 
 DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
@@ -22,10 +22,10 @@ def _within(ids: Array, size: int, mode: str) -> Array:
 def _take_rows(attrs, rows, shapes, outs):
     axis = positive(attrs.axis, len(shapes[0]))
     data, ids = rows
-    if isinstance(data, Rows):
+    if isinstance(data, RowLayout):
         shift = len(shapes[1]) - 1 if data.axis > axis else 0
         data = LOST if data.axis == axis else data._replace(axis=data.axis + shift)
-    if isinstance(ids, Rows):
+    if isinstance(ids, RowLayout):
         ids = ids._replace(axis=ids.axis + axis)
     return [agreed([data, ids])]
 
@@ -68,7 +68,7 @@ def _pick_rows(attrs, rows, shapes, outs):
 
 def _index_rows(index, axis, shapes, attrs):
     """Rows of the index in the axes of the output."""
-    if not isinstance(index, Rows):
+    if not isinstance(index, RowLayout):
         return index
     full = len(shapes[1]) == len(shapes[0])
     if full and not attrs.keepdims:
@@ -144,7 +144,7 @@ def _beside_time(attrs, rows, shapes, outs):
     r = rows[0]
     if r is None and any(x is not None for x in rows[1:]):
         return [LOST]
-    return [LOST if isinstance(r, Rows) and r.axis == attrs.axis else r]
+    return [LOST if isinstance(r, RowLayout) and r.axis == attrs.axis else r]
 
 
 def _lengths_as(lengths: Array, data: Array, axis: int) -> Array:

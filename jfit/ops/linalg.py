@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import flag, integer, maybe_choice, number
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows, lost_rows
+from jfit.ops.rows import LOST, RowLayout, lost_rows
 from jfit.ops.rules import accumulating, agreed, argument_names, positive, unify
 
 ATTRS = {
@@ -48,9 +48,9 @@ def _dot_rows(attrs, rows, shapes, outs):
     lhs, rhs = rows
     if lhs is None and rhs is None:
         return [None]
-    if rhs is None and isinstance(lhs, Rows) and lhs.axis != a:
+    if rhs is None and isinstance(lhs, RowLayout) and lhs.axis != a:
         return [lhs._replace(axis=lhs.axis - (lhs.axis > a))]
-    if lhs is None and isinstance(rhs, Rows) and rhs.axis != b:
+    if lhs is None and isinstance(rhs, RowLayout) and rhs.axis != b:
         return [rhs._replace(axis=len(shapes[0]) - 1 + rhs.axis - (rhs.axis > b))]
     return [LOST]
 
@@ -85,7 +85,7 @@ def _batch_dot_shapes(attrs, ins, outs):
 
 def _batch_dot_rows(attrs, rows, shapes, outs):
     together = agreed(rows)
-    if isinstance(together, Rows) and together.axis >= len(outs[0]) - 2:
+    if isinstance(together, RowLayout) and together.axis >= len(outs[0]) - 2:
         return [LOST]
     return [together]
 
@@ -116,7 +116,7 @@ def wide(array: Array) -> Array:
 def stack_rows(attrs, rows, shapes, outs):
     """Row rule: stacks of matrices keep the rows of their leading axes; rows inside a matrix are mixed."""
     together = agreed(rows)
-    if isinstance(together, Rows) and together.axis >= len(shapes[0]) - 2:
+    if isinstance(together, RowLayout) and together.axis >= len(shapes[0]) - 2:
         return [LOST] * len(outs)
     return [together] * len(outs)
 
@@ -149,7 +149,7 @@ def _matrix_axis(attrs, ndim: int) -> int:
 
 def _gemm_rows(attrs, rows, shapes, outs):
     together, ndim = agreed(rows), len(outs[0])
-    mixed = isinstance(together, Rows) and together.axis in (_matrix_axis(attrs, ndim), ndim - 1)
+    mixed = isinstance(together, RowLayout) and together.axis in (_matrix_axis(attrs, ndim), ndim - 1)
     return [LOST if mixed else together]
 
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_flag, number, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, known_or, need_rank, same_shape, size_of, unmixed_rows
 from jfit.ops.unary import tanh
 
@@ -202,7 +202,7 @@ def dropout(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     axes = {TO_CHANNELS_LAST[a] for a in attrs.axes} if ctx.channels_last else {a % data.ndim for a in attrs.axes}
     size = tuple(1 if k in axes else n for k, n in enumerate(data.shape))
     rows = ctx.rows[0]
-    if isinstance(rows, Rows) and rows.axis in axes and ctx.key is not None:
+    if isinstance(rows, RowLayout) and rows.axis in axes and ctx.key is not None:
         mask = jax.random.bernoulli(ctx.key, keep, size)  # one draw for all rows, so the same on every device
     else:
         mask = ctx.random(lambda key, n: jax.random.bernoulli(key, keep, n), size)

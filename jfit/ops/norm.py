@@ -15,7 +15,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attr, Attrs, flag, integer, maybe_number, number, text
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, along, need_rank, positive, unmixed_rows
 
 
@@ -102,7 +102,7 @@ def _batch_norm_types(attrs: Attrs, ins: list) -> tuple[list, list]:
 
 def _batch_norm_rows(attrs, rows, shapes, outs):
     first = rows[0]
-    if isinstance(first, Rows) and first.axis == attrs.get("axis", 1) % len(shapes[0]):
+    if isinstance(first, RowLayout) and first.axis == attrs.get("axis", 1) % len(shapes[0]):
         first = LOST
     return [first, *[None if first is None else LOST] * (len(outs) - 1)]
 

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, choice, flag, integer, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, along, batch_rows, need_rank, unmixed_rows
 
 
@@ -85,7 +85,7 @@ def _length_rows(attrs, rows, shapes, outs):
     if attrs.mode == "channel":
         return unmixed_rows(1, rows, shapes, outs)
     first = rows[0]
-    mixed = isinstance(first, Rows) and (first.axis > 0 if attrs.mode == "instance" else first.axis > 1)
+    mixed = isinstance(first, RowLayout) and (first.axis > 0 if attrs.mode == "instance" else first.axis > 1)
     return [LOST if mixed else first]
 
 

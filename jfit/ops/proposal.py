@@ -14,7 +14,7 @@ from jfit.ops.attributes import Attrs, flag, integer, number, numbers
 from jfit.ops.boxes import Corners, corners, gathered, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, agreed, known_or
 
 
@@ -132,7 +132,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
 def _rows(attrs: Attrs, rows: Any, shapes: Any, outs: Any) -> list:
     """An image has rpn_post_nms_top_n proposals, one after the other."""
     found = agreed(rows)
-    if isinstance(found, Rows):
+    if isinstance(found, RowLayout):
         found = found._replace(after=found.after * attrs.rpn_post_nms_top_n) if found.axis == 0 else LOST
     return [found] * len(outs)
 

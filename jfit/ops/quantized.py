@@ -17,7 +17,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.quantize import CALIBRATED, FINE_STEPS, STEPS, as_integers, largest, one, range_shapes, steps_of
 from jfit.ops.registry import lookup, operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import agreed, along, batch_rows, size_of, unify
 
 OUTPUTS = ("output", "min_output", "max_output")
@@ -201,7 +201,7 @@ def _concat_inputs(attrs: Attrs) -> tuple[str, ...]:
 def _concat_rows(attrs, rows, shapes, outs):
     data = rows[: attrs.num_args]
     axis = attrs.dim % len(shapes[0])
-    mixed = any(isinstance(r, Rows) and r.axis == axis for r in data)
+    mixed = any(isinstance(r, RowLayout) and r.axis == axis for r in data)
     ranges = agreed(rows[attrs.num_args :])
     return [LOST if mixed else agreed(data), ranges, ranges]
 

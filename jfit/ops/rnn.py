@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_number, number
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import agreed, unify
 from jfit.ops.unary import tanh
 
@@ -184,7 +184,7 @@ def _shapes(attrs: Any, ins: list[Any], outs: list[Any]) -> list[Any]:
 
 def _rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list[Any]:
     together = agreed([rows[0], *rows[2 : 4 if attrs.mode == "lstm" else 3]])
-    mixed = rows[1] is not None or (isinstance(together, Rows) and together.axis != 1)
+    mixed = rows[1] is not None or (isinstance(together, RowLayout) and together.axis != 1)
     return [LOST if mixed else together] * len(outs)
 
 

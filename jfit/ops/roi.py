@@ -18,7 +18,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, flag, integer, number, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating
 
 MOST_SAMPLES = 4096  # along one side of a bin: a region without end must not run without end
@@ -30,7 +30,7 @@ def region_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     regions = rows[1]
     if regions is None:
         return [None if all(r is None for r in rows) else LOST] * len(outs)
-    known = isinstance(regions, Rows) and regions.axis == 0
+    known = isinstance(regions, RowLayout) and regions.axis == 0
     return [regions if known else LOST] * len(outs)
 
 

@@ -2,11 +2,12 @@
 
 A head multiplies its gradient by the weight of each row, batch normalisation leaves padded rows out, dropout draws the
 same numbers for a row on whichever device it sits: all three need to find the rows in arrays that reshapes and transposes
-have moved about.  `Rows` says it with four numbers; each operator record has a rule from input `Rows` to output `Rows`.
+have moved about.  `RowLayout` says it with four numbers; each operator record has a rule from the layouts of
+its inputs to those of its outputs.
 
->>> r = Rows(axis=0, before=1, size=4, after=3)   # shape (12, ...): 4 rows of 3 consecutive entries each
+>>> r = RowLayout(axis=0, before=1, size=4, after=3)   # shape (12, ...): 4 rows of 3 consecutive entries each
 >>> reshape_rows(r, (12, 5), (4, 3, 5))
-Rows(axis=0, before=1, size=4, after=1)
+RowLayout(axis=0, before=1, size=4, after=1)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """Axis `axis` has before * size * after entries: `before` repeats of the whole batch, each row `after` times in a run."""
 
     axis: int
@@ -40,13 +41,13 @@ class _Lost:
 
 
 LOST = _Lost()
-MaybeRows = Rows | None | _Lost  # None: the array does not depend on the batch
+MaybeLayout = RowLayout | None | _Lost  # None: the array does not depend on the batch
 ShapeT = tuple[int, ...]
 # (attributes, rows of the inputs, input shapes, output shapes) -> rows of the outputs
-RowsRule = Callable[[Any, Sequence[MaybeRows], Sequence[ShapeT], Sequence[ShapeT]], Sequence[MaybeRows]]
+RowsRule = Callable[[Any, Sequence[MaybeLayout], Sequence[ShapeT], Sequence[ShapeT]], Sequence[MaybeLayout]]
 
 
-def spread(weight: Array, rows: Rows, ndim: int) -> Array:
+def spread(weight: Array, rows: RowLayout, ndim: int) -> Array:
     """Weights (size,) as an array that broadcasts against an array of `ndim` axes with these rows."""
     full = jnp.tile(jnp.repeat(weight, rows.after), rows.before)  # (before * size * after,)
     return full.reshape([-1 if k == rows.axis else 1 for k in range(ndim)])
@@ -54,16 +55,16 @@ def spread(weight: Array, rows: Rows, ndim: int) -> Array:
 
 def elementwise_rows(attrs, rows, shapes, outs):
     """Outputs keep the rows of the inputs, aligned from the right as broadcasting does."""
-    found: MaybeRows = None
+    found: MaybeLayout = None
     for r, shape in zip(rows, shapes, strict=True):
         if r is LOST:
             return [LOST] * len(outs)
-        if isinstance(r, Rows):
+        if isinstance(r, RowLayout):
             moved = r._replace(axis=r.axis + len(outs[0]) - len(shape))
             if found is not None and moved != found:
                 return [LOST] * len(outs)
             found = moved
-    if isinstance(found, Rows):
+    if isinstance(found, RowLayout):
         return [found if o[found.axis : found.axis + 1] == (found.before * found.size * found.after,) else LOST for o in outs]
     return [found] * len(outs)
 
@@ -73,15 +74,15 @@ def first_rows(attrs, rows, shapes, outs):
     first = rows[0]
     if any(r is not None for r in rows[1:]) and first is None:
         return [LOST] * len(outs)
-    if isinstance(first, Rows):
+    if isinstance(first, RowLayout):
         size = first.before * first.size * first.after
         return [first if len(o) > first.axis and o[first.axis] == size else LOST for o in outs]
     return [first] * len(outs)
 
 
-def reshape_rows(rows: MaybeRows, shape: ShapeT, out: ShapeT) -> MaybeRows:
+def reshape_rows(rows: MaybeLayout, shape: ShapeT, out: ShapeT) -> MaybeLayout:
     """Where the rows are after a reshape in C order, or LOST."""
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RowLayout):
         return rows
     if out[: rows.axis + 1] == shape[: rows.axis + 1]:
         return rows
@@ -92,7 +93,7 @@ def reshape_rows(rows: MaybeRows, shape: ShapeT, out: ShapeT) -> MaybeRows:
         if stride % step == 0 and dim % max(rows.size * (stride // step), 1) == 0:
             after = stride // step
             if step * dim >= stride * rows.size:
-                return Rows(axis, dim // (rows.size * after), rows.size, after)
+                return RowLayout(axis, dim // (rows.size * after), rows.size, after)
         step *= dim
     return LOST
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from jfit.ops.attributes import DTYPES, Attrs
 from jfit.ops.registry import MaybeShape, Shape
-from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 
 CHANNELS_FIRST = {1: "NCW", 2: "NCHW", 3: "NCDHW"}  # number of spatial axes -> layout
 # where the axes of a (N, C, H, W) array are in (N, H, W, C)
@@ -45,26 +45,26 @@ def need_rank(op: str, shape: Shape, least: int, why: str) -> None:
         raise ValueError(f"{op}: data has shape {shape}, needed at least {least} axes ({why}); reshape the data")
 
 
-def batch_rows(attrs: Any, rows: Sequence[MaybeRows], shapes: Any, outs: Sequence[Shape]) -> list[MaybeRows]:
+def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
     """Rows on axis 0 of data stay on axis 0 of every output; on any other axis the operator mixes them."""
     first = rows[0]
     if any(r is not None for r in rows[1:]):
         return [LOST] * len(outs)
-    if isinstance(first, Rows):
+    if isinstance(first, RowLayout):
         size = first.before * first.size * first.after
         return [first if first.axis == 0 and o[:1] == (size,) else LOST for o in outs]
     return [first] * len(outs)
 
 
-def shared_batch_rows(attrs: Any, rows: Sequence[MaybeRows], shapes: Any, outs: Sequence[Shape]) -> list[MaybeRows]:
+def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
     """Rows that all inputs have alike on axis 0 stay there; anything else is LOST."""
     return batch_rows(attrs, [agreed(rows)], shapes, outs)
 
 
-def unmixed_rows(axis: int, rows: Sequence[MaybeRows], shapes: Any, outs: Sequence[Shape]) -> list[MaybeRows]:
+def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
     """Rows of data stay where they are, unless they lie on `axis`, along which the operator mixes."""
     first = rows[0]
-    mixed = isinstance(first, Rows) and first.axis == axis % len(shapes[0])
+    mixed = isinstance(first, RowLayout) and first.axis == axis % len(shapes[0])
     if mixed or (first is None and any(r is not None for r in rows[1:])):
         return [LOST] * len(outs)
     return [first] * len(outs)
@@ -145,21 +145,21 @@ def first_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     return ins, [ins[0]]
 
 
-def inserted(rows: MaybeRows, axis: int) -> MaybeRows:
+def inserted(rows: MaybeLayout, axis: int) -> MaybeLayout:
     """Rows after a new axis at position `axis`."""
-    return rows._replace(axis=rows.axis + (axis <= rows.axis)) if isinstance(rows, Rows) else rows
+    return rows._replace(axis=rows.axis + (axis <= rows.axis)) if isinstance(rows, RowLayout) else rows
 
 
-def removed(rows: MaybeRows, axes: Sequence[int], keepdims: bool = False) -> MaybeRows:
+def removed(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) -> MaybeLayout:
     """Rows after `axes` (none negative) were reduced; LOST if the batch axis is among them."""
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RowLayout):
         return rows
     if rows.axis in axes:
         return LOST
     return rows if keepdims else rows._replace(axis=rows.axis - sum(a < rows.axis for a in axes))
 
 
-def agreed(rows: Sequence[MaybeRows]) -> MaybeRows:
+def agreed(rows: Sequence[MaybeLayout]) -> MaybeLayout:
     """The rows of all inputs that depend on the batch where they are the same, else LOST."""
     found = [r for r in rows if r is not None]
     return None if not found else found[0] if all(r == found[0] for r in found) else LOST
@@ -168,7 +168,7 @@ def agreed(rows: Sequence[MaybeRows]) -> MaybeRows:
 def kept_where_whole(attrs, rows, shapes, outs):
     """Row rule: the first input's rows stay where its batch axis keeps its size, else they are LOST."""
     first = rows[0]
-    if not isinstance(first, Rows):
+    if not isinstance(first, RowLayout):
         return [first] * len(outs)
     size = shapes[0][first.axis]
     return [first if len(o) == len(shapes[0]) and o[first.axis] == size else LOST for o in outs]

@@ -15,13 +15,13 @@ from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_choi
 from jfit.ops.context import Ctx
 from jfit.ops.draws import FLOATS, TABLE, Distribution, drawn_types, finished, shape_of
 from jfit.ops.registry import Shape, operator
-from jfit.ops.rows import LOST, Rows, no_rows
+from jfit.ops.rows import LOST, RowLayout, no_rows
 from jfit.ops.rules import accumulating, agreed, dtype_of, size_of, unify
 
 
 def _batched(ctx: Ctx) -> int:
     """Which input has the rows of the batch; the first where none has."""
-    return next((i for i, rows in enumerate(ctx.rows) if isinstance(rows, Rows)), 0)
+    return next((i for i, rows in enumerate(ctx.rows) if isinstance(rows, RowLayout)), 0)
 
 
 # ------------------------------------------------------------------------------------------ _sample_*
@@ -81,7 +81,7 @@ def _chosen_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 def _chosen_rows(attrs, rows, shapes, outs):
     """Rows on the axis of the probabilities are mixed, all others stay."""
     first = rows[0]
-    mixed = isinstance(first, Rows) and first.axis == len(shapes[0]) - 1
+    mixed = isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1
     return [LOST if mixed else first] * len(outs)
 
 
@@ -106,7 +106,7 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
     number = size_of(attrs.shape)
     wide = data.astype(accumulating(data.dtype))
     first = ctx.rows[0]
-    which = None if isinstance(first, Rows) and first.axis == len(lead) else 0  # rows along the classes are mixed
+    which = None if isinstance(first, RowLayout) and first.axis == len(lead) else 0  # rows along the classes are mixed
     drawn = ctx.random(jax.random.uniform, (*lead, number), which).reshape(-1, number)
     steps = lax.stop_gradient(jnp.cumsum(wide.reshape(-1, classes), axis=1))
     # the first class whose cumulated probability exceeds the number; the last one takes what rounding leaves
@@ -161,7 +161,7 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
 @operator(
     "_shuffle",
     aliases=("shuffle",),
-    rows=lambda attrs, rows, shapes, outs: [LOST if isinstance(rows[0], Rows) and rows[0].axis == 0 else rows[0]],
+    rows=lambda attrs, rows, shapes, outs: [LOST if isinstance(rows[0], RowLayout) and rows[0].axis == 0 else rows[0]],
     needs_rng=True,
 )
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:

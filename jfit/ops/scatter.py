@@ -15,7 +15,7 @@ from jax import Array
 
 from jfit.ops.attributes import number, shape
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows, elementwise_rows, lost_rows
+from jfit.ops.rows import LOST, RowLayout, elementwise_rows, lost_rows
 from jfit.ops.rules import agreed, dtype_of, first_types, same_shape, unify
 from jfit.ops.slicing import slices
 
@@ -36,11 +36,11 @@ def _gather_rows(attrs, rows, shapes, outs):
     data, ids = rows
     named = shapes[1][0]
     moved = []
-    if isinstance(data, Rows):
+    if isinstance(data, RowLayout):
         moved.append(LOST if data.axis < named else data._replace(axis=data.axis - named + len(shapes[1]) - 1))
     elif data is LOST:
         moved.append(LOST)
-    if isinstance(ids, Rows):
+    if isinstance(ids, RowLayout):
         moved.append(LOST if ids.axis == 0 else ids._replace(axis=ids.axis - 1))
     elif ids is LOST:
         moved.append(LOST)
@@ -112,7 +112,7 @@ _copied.defvjp(_copied_forward, _copied_backward)
 
 def _copied_rows(attrs, rows, shapes, outs):
     old, index, new = rows
-    if index is not None or (isinstance(old, Rows) and old.axis == 0) or (isinstance(new, Rows) and new.axis == 0):
+    if index is not None or (isinstance(old, RowLayout) and old.axis == 0) or (isinstance(new, RowLayout) and new.axis == 0):
         return [LOST if any(r is not None for r in rows) else None]
     return elementwise_rows(attrs, [old, new], [shapes[0], shapes[2]], outs)
 
@@ -128,7 +128,7 @@ def _batch_take_shapes(attrs, ins, outs):
 
 
 def _batch_take_rows(attrs, rows, shapes, outs):
-    if isinstance(rows[0], Rows) and rows[0].axis == len(shapes[0]) - 1:
+    if isinstance(rows[0], RowLayout) and rows[0].axis == len(shapes[0]) - 1:
         return [LOST]
     return [agreed(rows)]
 
@@ -149,7 +149,7 @@ def batch_take(ctx, attrs, a, indices):
 def _slice_assign_rows(attrs, rows, shapes, outs):
     """Rows stay where the slice takes in the whole batch axis."""
     for r in rows:
-        if isinstance(r, Rows) and r.axis < len(attrs.begin):
+        if isinstance(r, RowLayout) and r.axis < len(attrs.begin):
             size = shapes[0][r.axis]
             if slices(attrs, len(shapes[0]))[r.axis].indices(size) != (0, size, 1):
                 return [LOST]
@@ -190,7 +190,7 @@ def _strides(size: tuple[int, ...]) -> list[int]:
 
 def _dropped(attrs, rows, shapes, outs):
     r = rows[0]
-    return [r if not isinstance(r, Rows) else LOST if r.axis == 0 else r._replace(axis=r.axis - 1)]
+    return [r if not isinstance(r, RowLayout) else LOST if r.axis == 0 else r._replace(axis=r.axis - 1)]
 
 
 @operator("_ravel_multi_index", attrs={"shape": shape()}, aliases=("ravel_multi_index",), rows=_dropped)
@@ -207,7 +207,7 @@ def ravel_multi_index(ctx, attrs, data):
 
 
 def _lifted(attrs, rows, shapes, outs):
-    return [r._replace(axis=r.axis + 1) if isinstance(r, Rows) else r for r in rows]
+    return [r._replace(axis=r.axis + 1) if isinstance(r, RowLayout) else r for r in rows]
 
 
 @operator("_unravel_index", attrs={"shape": shape()}, aliases=("unravel_index",), rows=_lifted)

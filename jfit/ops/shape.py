@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_shape, number, shape
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows, reshape_rows
+from jfit.ops.rows import LOST, RowLayout, reshape_rows
 from jfit.ops.rules import inserted, kept_where_whole, positive, unify
 
 Shape = tuple[int, ...]
@@ -173,7 +173,7 @@ def _order(attrs, ndim):
 
 
 def _moved(rows, order):
-    return rows._replace(axis=order.index(rows.axis)) if isinstance(rows, Rows) else rows
+    return rows._replace(axis=order.index(rows.axis)) if isinstance(rows, RowLayout) else rows
 
 
 def _transpose_back(attrs, ins, outs):
@@ -281,12 +281,12 @@ def broadcast_like(ctx, attrs, lhs, rhs):
 
 def _tile_rows(attrs, rows, shapes, outs):
     r = rows[0]
-    if not isinstance(r, Rows):
+    if not isinstance(r, RowLayout):
         return [r]
     ndim = len(outs[0])
     reps = (1,) * (ndim - len(attrs.reps)) + attrs.reps
     axis = r.axis + ndim - len(shapes[0])
-    return [Rows(axis, r.before * reps[axis], r.size, r.after)]
+    return [RowLayout(axis, r.before * reps[axis], r.size, r.after)]
 
 
 @operator("tile", attrs={"reps": shape()}, rows=_tile_rows)
@@ -300,7 +300,7 @@ def _repeat_rows(attrs, rows, shapes, outs):
     if attrs.axis is None:
         r = reshape_rows(r, shapes[0], (math.prod(shapes[0]),))
     axis = 0 if attrs.axis is None else positive(attrs.axis, len(shapes[0]))
-    if isinstance(r, Rows) and r.axis == axis:
+    if isinstance(r, RowLayout) and r.axis == axis:
         return [r._replace(after=r.after * attrs.repeats)]
     return [r]
 
@@ -313,7 +313,7 @@ def repeat(ctx, attrs, data):
 
 def _reverse_rows(attrs, rows, shapes, outs):
     r = rows[0]
-    lost = isinstance(r, Rows) and r.axis in {positive(a, len(shapes[0])) for a in attrs.axis}
+    lost = isinstance(r, RowLayout) and r.axis in {positive(a, len(shapes[0])) for a in attrs.axis}
     return [LOST if lost else r]
 
 
@@ -343,7 +343,7 @@ def pad(ctx, attrs, data):
 
 def _block_rows(attrs, rows, shapes, outs):
     first = rows[0]
-    return [LOST if isinstance(first, Rows) and first.axis > 0 else first]
+    return [LOST if isinstance(first, RowLayout) and first.axis > 0 else first]
 
 
 def _check_blocks(block: int, shape_: Shape, divided: Sequence[int], by: int) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jfit.ops.attributes import flag, integer, maybe_integer, shape
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import agreed, argument_names, inserted, kept_where_whole, positive, removed, same_shape, unify
 
 
@@ -44,7 +44,7 @@ def _weight_shapes(attrs, ins, outs):
 
 def _concat_rows(attrs, rows, shapes, outs):
     together = agreed(rows)
-    lost = isinstance(together, Rows) and together.axis == positive(attrs.dim, len(outs[0]), "dim")
+    lost = isinstance(together, RowLayout) and together.axis == positive(attrs.dim, len(outs[0]), "dim")
     return [LOST if lost else together]
 
 
@@ -149,7 +149,7 @@ def slices(attrs: Any, ndim: int) -> tuple[slice, ...]:
 
 def _slice_rows(attrs, rows, shapes, outs):
     r = rows[0]
-    if isinstance(r, Rows):
+    if isinstance(r, RowLayout):
         cuts = slices(attrs, len(shapes[0]))
         size = shapes[0][r.axis]
         if r.axis < len(cuts) and cuts[r.axis].indices(size) != (0, size, 1):

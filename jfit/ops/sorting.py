@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import dtype_of, made_types, positive
 
 ORDER_DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
@@ -32,7 +32,7 @@ def _order(data: Array, axis: int, ascending: bool) -> Array:
 def _order_rows(attrs, rows, shapes, outs):
     """Sorting along the batch axis mixes the rows, along another axis each row is sorted by itself."""
     first = rows[0]
-    mixed = isinstance(first, Rows) and (attrs.axis is None or positive(attrs.axis, len(shapes[0])) == first.axis)
+    mixed = isinstance(first, RowLayout) and (attrs.axis is None or positive(attrs.axis, len(shapes[0])) == first.axis)
     return [LOST if mixed else first] * len(outs)
 
 

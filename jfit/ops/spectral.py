@@ -7,7 +7,7 @@ from jax import lax
 
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, first_types, unmixed_rows
 
 
@@ -41,7 +41,7 @@ def _sketch_shapes(attrs, ins, outs):
 
 def _sketch_rows(attrs, rows, shapes, outs):
     data = rows[0]
-    if any(r is not None for r in rows[1:]) or (isinstance(data, Rows) and data.axis == len(shapes[0]) - 1):
+    if any(r is not None for r in rows[1:]) or (isinstance(data, RowLayout) and data.axis == len(shapes[0]) - 1):
         return [LOST]
     return [data]
 

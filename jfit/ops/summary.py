@@ -10,7 +10,7 @@ import numpy as np
 from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integer, maybe_shape, number
 from jfit.ops.reduce import REDUCE_ATTRS, reduce_rows, reduced_axes
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows, lost_rows
+from jfit.ops.rows import LOST, RowLayout, lost_rows
 from jfit.ops.rules import accumulating, dtype_of, positive, removed, unify
 
 
@@ -39,7 +39,7 @@ def moments(ctx, attrs, data):
 
 def _cumsum_rows(attrs, rows, shapes, outs):
     first = rows[0]
-    mixed = isinstance(first, Rows) and (attrs.axis is None or positive(attrs.axis, len(shapes[0])) == first.axis)
+    mixed = isinstance(first, RowLayout) and (attrs.axis is None or positive(attrs.axis, len(shapes[0])) == first.axis)
     return [LOST if mixed else first]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jfit.ops.attributes import flag, integer
 from jfit.ops.linalg import need_matrices, stack_rows
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import positive, removed
 
 Places = tuple[np.ndarray, np.ndarray]
@@ -37,7 +37,7 @@ def _triangle(size: int, offset: int, lower: bool) -> Places:
 def _vector_rows(attrs, rows, shapes, outs):
     """Vectors in the last axis become matrices: rows of the leading axes stay."""
     first = rows[0]
-    return [LOST if isinstance(first, Rows) and first.axis == len(shapes[0]) - 1 else first]
+    return [LOST if isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1 else first]
 
 
 @operator("_linalg_extractdiag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_extractdiag",), rows=stack_rows)
@@ -84,7 +84,7 @@ def maketrian(ctx, attrs, vector):
 def _diag_rows(attrs, rows, shapes, outs):
     ndim = len(shapes[0])
     if ndim == 1:
-        return [LOST if isinstance(rows[0], Rows) else rows[0]]
+        return [LOST if isinstance(rows[0], RowLayout) else rows[0]]
     return [removed(rows[0], (positive(attrs.axis1, ndim, "axis1"), positive(attrs.axis2, ndim, "axis2")))]
 
 

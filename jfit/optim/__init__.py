@@ -13,8 +13,8 @@ Parameters that all of them share:
     multi_precision: parameters of 16 bits are kept in float32 as well (slot `master`), and that is what is updated.
 Without it parameters of 16 bits are updated in float32 arithmetic, keep float32 state, and are rounded after every update.
 
-A gradient may be a `Rows`, some rows of a table.  Lazy rules (sgd, adam, adagrad, group_adagrad) then update those rows alone,
-at a cost that is theirs; `jfit.optim.apply_updates` adds the rows in place.  Other rules update the whole table.
+A gradient may be a `SparseRows`, some rows of a table.  Lazy rules (sgd, adam, adagrad, group_adagrad) then update those
+rows alone, at a cost that is theirs; `jfit.optim.apply_updates` adds the rows in place.  Other rules update the whole table.
 
 >>> import jfit.optim
 >>> jfit.optim.get("adam").learning_rate
@@ -29,7 +29,7 @@ from jfit.optim.moments import adam, adamax, adamw, nadam
 from jfit.optim.momentum import adding, dcasgd, nag, sgd, signum
 from jfit.optim.registry import OPTIMIZERS, Resolved, get, injected_rate, register
 from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
-from jfit.optim.rows import Rows, apply_updates
+from jfit.optim.rows import SparseRows, apply_updates
 from jfit.optim.schedules import Schedule, constant, cosine, factor, multifactor, poly, warmup_linear
 from jfit.optim.scheduling import SCHEDULES, as_optax, as_schedule, run_schedule
 from jfit.optim.spans import Span, epochs, fraction
@@ -40,9 +40,9 @@ __all__ = [
     "SCHEDULES",
     "OptState",
     "Resolved",
-    "Rows",
     "Schedule",
     "Span",
+    "SparseRows",
     "SvrgState",
     "adadelta",
     "adagrad",

@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 from jfit.optim.multipliers import Multiplier, leaf_names, multipliers
-from jfit.optim.rows import Rows, in_rows
+from jfit.optim.rows import SparseRows, in_rows
 from jfit.optim.schedules import Schedule
 
 LearningRate = float | Array | Callable[[Any], Any]
@@ -96,7 +96,7 @@ class Recipe(NamedTuple):
         slots: first value of each slot by name, in MXNet's order.
         counted: whether the rule needs the number of the update.
         shared: makes the scalars that all parameters have in common; None where there are none.
-        lazy: of a gradient given as `Rows` only those rows are updated; other rules take it as the table it stands for.
+        lazy: of a gradient given as `SparseRows` only those rows are updated; other rules take it as the table it stands for.
     """
 
     slots: dict[str, Start]
@@ -138,12 +138,13 @@ def transformation(
         turns: what the shared scalars are at the turn of each parameter, from what they were before all of them, and what
             else follows from them; a chain of scalars through the rules would be compiled into each of them.
         order: names in the order of their turns; others follow in leaf order.
-        lazy: rows without a gradient rest: where a gradient is a `Rows` the rule sees those rows of weight and slots alone.
+        lazy: rows without a gradient are unchanged: where a gradient is a `SparseRows` the rule sees only those rows of weight
+            and slots.
             A rule that looks at a whole parameter, such as its norm, cannot be.
 
     Returns:
         `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the parameters, as
-        `Rows` where the gradient is and the rule is lazy.
+        `SparseRows` where the gradient is and the rule is lazy.
     """
     base, wd, lr_mult, wd_mult, multi_precision = common
     counted = counted or callable(base)
@@ -195,10 +196,10 @@ def transformation(
 
 
 def _updated(
-    rule: Rule, g: Array | Rows, w: Array, slots: Slots, at: At, multi_precision: bool, lazy: bool
-) -> tuple[Array | Rows, Slots]:
+    rule: Rule, g: Array | SparseRows, w: Array, slots: Slots, at: At, multi_precision: bool, lazy: bool
+) -> tuple[Array | SparseRows, Slots]:
     """(what to add to one parameter, its new slots)."""
-    if isinstance(g, Rows):
+    if isinstance(g, SparseRows):
         if lazy:
             return in_rows(lambda g, w, slots: _updated(rule, g, w, slots, at, multi_precision, lazy), g, w, slots)
         g = g.dense(len(w))

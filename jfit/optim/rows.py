@@ -1,7 +1,7 @@
 """Gradients and updates that hold some rows of a table, and what it takes to train those rows alone.
 
-A batch looks up a thousand rows of a table of a million: only these have a gradient.  A rule that is told so by a `Rows` in
-place of an array reads and writes no other row, so the update costs what the batch costs, not what the table costs.
+A batch looks up a thousand rows of a table of a million: only these have a gradient.  A rule that gets a `SparseRows`
+in place of an array reads and writes no other row, so the update costs what the batch costs, not what the table costs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax import Array, lax
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class SparseRows:
     """Some rows of a table (size, ...): row `indices[k]` is `values[k]`; rows named twice are summed, rows not named are 0.
 
     Attributes:
@@ -27,7 +27,7 @@ class Rows:
         unique: whether no row is named twice, which `coalesce` makes so.
 
     Example:
-        >>> Rows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])).dense(4).tolist()
+        >>> SparseRows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])).dense(4).tolist()
         [5.0, 0.0, 3.0, 0.0]
     """
 
@@ -40,22 +40,22 @@ class Rows:
         table = jnp.zeros((size, *self.values.shape[1:]), self.values.dtype)
         return table.at[self.indices].add(self.values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
 
-    def gathered(self, axis_name: str) -> Rows:
+    def gathered(self, axis_name: str) -> SparseRows:
         """The rows of all devices: their sum."""
-        return Rows(*(lax.all_gather(x, axis_name, tiled=True) for x in (self.indices, self.values)))
+        return SparseRows(*(lax.all_gather(x, axis_name, tiled=True) for x in (self.indices, self.values)))
 
 
 def is_rows(x: Any) -> bool:
-    """Whether it is a `Rows`: the `is_leaf` of trees that hold some.
+    """Whether it is a `SparseRows`: the `is_leaf` of trees that hold some.
 
     Example:
-        >>> is_rows(Rows(jnp.arange(2), jnp.ones(2)))
+        >>> is_rows(SparseRows(jnp.arange(2), jnp.ones(2)))
         True
     """
-    return isinstance(x, Rows)
+    return isinstance(x, SparseRows)
 
 
-def coalesce(rows: Rows, size: int) -> Rows:
+def coalesce(rows: SparseRows, size: int) -> SparseRows:
     """The same rows of a table of `size`, each named once: sorted and summed; what is left of n names no row.
 
     Args:
@@ -66,7 +66,7 @@ def coalesce(rows: Rows, size: int) -> Rows:
         n rows; the last of them name `size` and up where some were named twice.
 
     Example:
-        >>> once = coalesce(Rows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])), 4)
+        >>> once = coalesce(SparseRows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])), 4)
         >>> once.indices.tolist(), once.values.tolist()
         ([0, 2, 6], [5.0, 3.0, 0.0])
     """
@@ -80,10 +80,10 @@ def coalesce(rows: Rows, size: int) -> Rows:
     rest = size + jnp.arange(len(numbers), dtype=numbers.dtype)
     once = rest.at[jnp.cumsum(first) - 1].set(ascending, indices_are_sorted=True)
     place = jnp.searchsorted(once, numbers)  # cheaper than carrying the order through the sort
-    return Rows(once, jax.ops.segment_sum(rows.values, place, len(numbers)), unique=True)
+    return SparseRows(once, jax.ops.segment_sum(rows.values, place, len(numbers)), unique=True)
 
 
-def stored_rows(table: Array) -> Rows:
+def stored_rows(table: Array) -> SparseRows:
     """The rows of a whole table that are not all zero.
 
     Example:
@@ -91,31 +91,33 @@ def stored_rows(table: Array) -> Rows:
         [2, 1]
     """
     size = len(table)
-    return without(Rows(jnp.arange(size, dtype=jnp.int32), table, unique=True), ~jnp.any(table.reshape(size, -1), axis=1), size)
+    return without(
+        SparseRows(jnp.arange(size, dtype=jnp.int32), table, unique=True), ~jnp.any(table.reshape(size, -1), axis=1), size
+    )
 
 
-def without(rows: Rows, dropped: Array, size: int) -> Rows:
+def without(rows: SparseRows, dropped: Array, size: int) -> SparseRows:
     """The rows but those that are dropped, (n,) or () bool; they name no row any more.
 
     Example:
-        >>> without(Rows(jnp.array([1, 3]), jnp.ones(2)), jnp.array([True, False]), 4).indices.tolist()
+        >>> without(SparseRows(jnp.array([1, 3]), jnp.ones(2)), jnp.array([True, False]), 4).indices.tolist()
         [4, 3]
     """
     rest = size + jnp.arange(len(rows.indices), dtype=rows.indices.dtype)
     return dataclasses.replace(rows, indices=jnp.where(dropped, rest, rows.indices))
 
 
-def read(table: Array, rows: Rows) -> Array:
+def read(table: Array, rows: SparseRows) -> Array:
     """The rows of a table (size, ...) that others name; what names no row reads any, its result is to be dropped.
 
     Example:
-        >>> read(jnp.array([4.0, 5.0, 6.0]), Rows(jnp.array([2, 0]), jnp.ones(2))).tolist()
+        >>> read(jnp.array([4.0, 5.0, 6.0]), SparseRows(jnp.array([2, 0]), jnp.ones(2))).tolist()
         [6.0, 4.0]
     """
     return table.at[rows.indices].get(mode="clip", unique_indices=rows.unique, wrap_negative_indices=False)
 
 
-def in_rows(update: Callable[..., tuple[Any, Any]], gradient: Rows, weight: Array, slots: Any) -> tuple[Rows, Any]:
+def in_rows(update: Callable[..., tuple[Any, Any]], gradient: SparseRows, weight: Array, slots: Any) -> tuple[SparseRows, Any]:
     """`update(gradient, weight, slots)` on the rows that a gradient names; the slots of no other row are read or written.
 
     Args:
@@ -129,7 +131,7 @@ def in_rows(update: Callable[..., tuple[Any, Any]], gradient: Rows, weight: Arra
 
     Example:
         >>> momentum = lambda g, w, m: (0.5 * m - g, 0.5 * m - g)
-        >>> delta, slot = in_rows(momentum, Rows(jnp.array([1]), jnp.ones(1)), jnp.zeros(3), jnp.full(3, 4.0))
+        >>> delta, slot = in_rows(momentum, SparseRows(jnp.array([1]), jnp.ones(1)), jnp.zeros(3), jnp.full(3, 4.0))
         >>> delta.values.tolist(), slot.tolist()
         ([1.0], [4.0, 1.0, 4.0])
     """
@@ -141,22 +143,22 @@ def in_rows(update: Callable[..., tuple[Any, Any]], gradient: Rows, weight: Arra
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """params + updates, as `optax.apply_updates`; where an update is a `Rows`, only its rows are written, in place if donated.
+    """params + updates, as `optax.apply_updates`; of a `SparseRows` only its rows are written, in place if donated.
 
     Args:
         params: tree of arrays.
-        updates: the same tree, of arrays and `Rows`.
+        updates: the same tree, of arrays and `SparseRows`.
 
     Returns:
         The new parameters, in their own dtypes.
 
     Example:
-        >>> apply_updates({"w": jnp.ones(3)}, {"w": Rows(jnp.array([1, 1]), jnp.array([1.0, 2.0]))})["w"].tolist()
+        >>> apply_updates({"w": jnp.ones(3)}, {"w": SparseRows(jnp.array([1, 1]), jnp.array([1.0, 2.0]))})["w"].tolist()
         [1.0, 4.0, 1.0]
     """
 
     def add(weight: Any, update: Any) -> Any:
-        if not isinstance(update, Rows):
+        if not isinstance(update, SparseRows):
             return optax.apply_updates(weight, update)
         update = coalesce(update, len(weight))
         added = lax.optimization_barrier((read(weight, update) + update.values).astype(weight.dtype))
@@ -166,10 +168,10 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 
 def on_values(function: Callable[[Any], Any], tree: Any) -> Any:
-    """`function(tree)` with the values of each `Rows` in its place: for what is done with gradients whatever rows they hold.
+    """`function(tree)` with each `SparseRows` replaced by its values: for functions that do not care which rows they are.
 
     Example:
-        >>> on_values(lambda g: {"w": g["w"] * 2}, {"w": Rows(jnp.array([1]), jnp.ones(1))})["w"].values.tolist()
+        >>> on_values(lambda g: {"w": g["w"] * 2}, {"w": SparseRows(jnp.array([1]), jnp.ones(1))})["w"].values.tolist()
         [2.0]
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_rows)
@@ -178,5 +180,5 @@ def on_values(function: Callable[[Any], Any], tree: Any) -> Any:
     return structure.unflatten(made)
 
 
-def _write(table: Array, rows: Rows, values: Array) -> Array:
+def _write(table: Array, rows: SparseRows, values: Array) -> Array:
     return table.at[rows.indices].set(values, mode="drop", unique_indices=rows.unique, wrap_negative_indices=False)

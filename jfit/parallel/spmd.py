@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jfit import counters
 from jfit.data.batch import Batch, check_batch, pad_rows, rows
 from jfit.lowering.model import Model
-from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.devices import Device, resolve
 from jfit.step import Step, StepOut
 from jfit.step.state import TrainState
@@ -187,7 +187,7 @@ def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None,
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def merge_outputs(outputs: tuple[jax.Array, ...], rows: tuple[MaybeRows, ...], real: int) -> tuple[jax.Array, ...]:
+def merge_outputs(outputs: tuple[jax.Array, ...], rows: tuple[MaybeLayout, ...], real: int) -> tuple[jax.Array, ...]:
     """Outputs with a leading device axis as those of the whole batch of `real` rows, padding cut off.
 
     An output that does not depend on the batch is that of the first device; one that mixes its rows keeps the device axis.
@@ -195,8 +195,8 @@ def merge_outputs(outputs: tuple[jax.Array, ...], rows: tuple[MaybeRows, ...], r
     return tuple(_merged(out, where, real) for out, where in zip(outputs, rows, strict=True))
 
 
-def _merged(out: jax.Array, where: MaybeRows, real: int) -> jax.Array:
-    if not isinstance(where, Rows):
+def _merged(out: jax.Array, where: MaybeLayout, real: int) -> jax.Array:
+    if not isinstance(where, RowLayout):
         return out[0] if where is None else out
     axis, shape = where.axis, out.shape[1:]
     apart = out.reshape((out.shape[0], *shape[:axis], where.before, -1, *shape[axis + 1 :]))
@@ -218,7 +218,7 @@ class DataParallel:
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
         self._home = set(self.devices)
-        self._found: dict[Any, tuple[MaybeRows, ...]] = {}
+        self._found: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
 
     def place(self, state: TrainState) -> TrainState:
@@ -237,10 +237,10 @@ class DataParallel:
             out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
         return state, out
 
-    def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeRows, ...]:
+    def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeLayout, ...]:
         """Where the rows of the outputs of one device's slice are."""
         if self._model is None:
-            return tuple(Rows(0, 1, o.shape[1], 1) if o.ndim > 1 else LOST for o in outputs)
+            return tuple(RowLayout(0, 1, o.shape[1], 1) if o.ndim > 1 else LOST for o in outputs)
         shapes = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in split.inputs.items()}
         key = tuple(shapes.items())
         if key not in self._found:

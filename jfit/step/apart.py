@@ -55,7 +55,7 @@ def gradient_step(
         model: the model.
         wrt: names of parameters and inputs whose gradients are wanted; integer ones get zeros.
         policy: mixed precision.
-        by_rows: give the gradients of the model's tables as `jfit.optim.Rows`.
+        by_rows: give the gradients of the model's tables as `jfit.optim.SparseRows`.
 
     Returns:
         `fn(params, aux, batch, key, step, number, head_gradients=None, axis_name=None)`.  Without head gradients the

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.lowering.model import Params
-from jfit.optim.rows import Rows
+from jfit.optim.rows import SparseRows
 
 
 class Reduce(NamedTuple):
@@ -47,7 +47,7 @@ def all_reduce() -> Reduce:
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
         if axis_name is not None:
-            rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, Rows)}
+            rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, SparseRows)}
             whole = {k: g for k, g in gradients.items() if k not in rows}
             whole, sums = lax.psum((whole, sums), axis_name)
             gradients = cast(Params, {**whole, **rows})
@@ -96,7 +96,7 @@ def two_bit(threshold: float = 0.5) -> Reduce:
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
         sent, kept = {}, dict(local)
         for name, gradient in gradients.items():
-            gradient = gradient.dense(len(local[name])) if isinstance(gradient, Rows) else gradient
+            gradient = gradient.dense(len(local[name])) if isinstance(gradient, SparseRows) else gradient
             sent[name], kept[name] = quantize(gradient, local[name], threshold)
         if axis_name is not None:
             sent, sums = lax.psum((sent, sums), axis_name)

@@ -1,4 +1,4 @@
-"""Tables of which a batch reads some rows only: a step takes those rows out and gives their gradient as `Rows`."""
+"""Tables of which a batch reads some rows only: a step takes those rows out and gives their gradient as `SparseRows`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.lowering.model import Model, Params, Policy
-from jfit.optim.rows import Rows, coalesce, read, without
+from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.inputs import Slots, stand_ins
 
 
@@ -22,7 +22,7 @@ class Held(NamedTuple):
     """
 
     numbers: dict[str, Array]
-    learns: dict[str, Rows]
+    learns: dict[str, SparseRows]
 
     @property
     def given(self) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class Held(NamedTuple):
         return {"held": self.numbers} if self.numbers else {}
 
     def by_rows(self, gradients: Params) -> dict[str, Any]:
-        """Gradients of what stands for the parameters, those of tables as `Rows` of the whole."""
+        """Gradients of what stands for the parameters, those of tables as `SparseRows` of the whole."""
         tables = {n: dataclasses.replace(rows, values=gradients[n]) for n, rows in self.learns.items()}
         return {**gradients, **tables}
 
@@ -46,7 +46,7 @@ def hold(model: Model, params: Params, slots: Slots, policy: Policy | None) -> t
     any_row = slots.weight is None or jnp.any(slots.weight > 0)
     for name, numbers_of in tables.items():
         numbers, size = numbers_of(used, policy), len(params[name])
-        rows = coalesce(Rows(numbers, jnp.zeros(numbers.shape)), size)
+        rows = coalesce(SparseRows(numbers, jnp.zeros(numbers.shape)), size)
         place = jnp.searchsorted(rows.indices, numbers_of(trained, policy))
         found = jnp.zeros(rows.indices.shape, bool).at[place].set(any_row, mode="drop")
         held.numbers[name], held.learns[name] = rows.indices, without(rows, ~found, size)

@@ -16,7 +16,7 @@ from jax import Array
 from jfit.lowering.model import Model, row_weights, specs_of
 from jfit.metrics import Metric, sized
 from jfit.metrics.sums import finite
-from jfit.ops.rows import MaybeRows
+from jfit.ops.rows import MaybeLayout
 
 
 class Totals(NamedTuple):
@@ -81,7 +81,7 @@ def head_labels(model: Model, inputs: Any) -> tuple[Any, ...]:
 
 
 def head_arguments(
-    model: Model, values: Sequence[Array], inputs: Mapping[str, Array], weight: Array | None, rows: Sequence[MaybeRows]
+    model: Model, values: Sequence[Array], inputs: Mapping[str, Array], weight: Array | None, rows: Sequence[MaybeLayout]
 ) -> tuple[tuple[Array, ...], tuple[Array, ...], tuple[Array | None, ...]]:
     """(labels, outputs, row weights) that the metrics see: the loss heads, paired with their labels."""
     shown = [(values[i], rows[i]) for i in shown_heads(model, inputs)]

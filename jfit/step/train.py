@@ -38,7 +38,7 @@ class StepOut(NamedTuple):
         first_bad_step: number of the first step since the metrics were reset whose loss was not finite; -1: none.
         outputs: the model's outputs, per row; None unless asked for.
         gradients: name -> gradient summed over this device's rows, before anything is reduced, of the model's tables as
-            `jfit.optim.Rows`; None unless asked for.
+            `jfit.optim.SparseRows`; None unless asked for.
 
     Example:
         >>> import jax.numpy as jnp
@@ -162,7 +162,7 @@ def update_step(
 
     Returns:
         `step(state, gradients, axis_name=None) -> state`; gradients: name -> summed gradient of this device's rows,
-        an array or a `jfit.optim.Rows`.
+        an array or a `jfit.optim.SparseRows`.
         Parameters without a gradient stay as they are.
 
     Example:

@@ -18,7 +18,7 @@ from jfit import counters
 from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.lowering.model import Model, Plan, Policy
-from jfit.ops.rows import LOST, Rows
+from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel.spmd import compile_spmd, place, place_split, split_batch
 from jfit.step import eval_step, plan_of, predict_step, unrolls
 from jfit.step.state import TrainState
@@ -184,7 +184,7 @@ class Predictor:
         found = []
         for out, where in zip(counters.read(outputs), plan.rows, strict=True):
             slices = list(out) if split else [out]
-            if isinstance(where, Rows):
+            if isinstance(where, RowLayout):
                 # (..., before, rows * after, ...): rows of all devices stand side by side, padding last
                 shape = slices[0].shape
                 cut = (*shape[: where.axis], where.before, where.size * where.after, *shape[where.axis + 1 :])

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from jfit.lowering.model import Model
-from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.step import plan_of
 from jfit.step.inputs import parts_of
 from jfit.step.totals import joined, plain, shown_heads
@@ -64,12 +64,12 @@ def seen_of(model: Model, values: Sequence[Array], batch: Any, axis_name: str | 
         name = model.outputs[at].label
         if name is not None and name in inputs:
             label, axis = jnp.asarray(inputs[name]), axes.get(name, 0)
-            labels.append(_slab(label, Rows(axis, 1, label.shape[axis], 1) if label.ndim > axis else None))
+            labels.append(_slab(label, RowLayout(axis, 1, label.shape[axis], 1) if label.ndim > axis else None))
     return Seen(tuple(labels), tuple(outputs), weight)
 
 
-def _slab(array: Array, rows: MaybeRows) -> Slab:
-    if not isinstance(rows, Rows):
+def _slab(array: Array, rows: MaybeLayout) -> Slab:
+    if not isinstance(rows, RowLayout):
         return Slab(array, None)
     cut = (*array.shape[: rows.axis], rows.before, rows.size, rows.after, *array.shape[rows.axis + 1 :])
     return Slab(jnp.moveaxis(array.reshape(cut), rows.axis + 1, 0), rows.axis)

@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 }
 _LENT = 2  # batches that may be in the user's hands without a copy; of more the user gets copies
 _ALIGN = 64  # a device on the host takes over memory that begins at such an address
-Rows = Sequence[tuple[int, int]]
+RowLayout = Sequence[tuple[int, int]]
 
 
 class Lent:
@@ -99,7 +99,7 @@ class Pool:
         """Process numbers of the workers."""
         return [process.pid for process in self._processes]
 
-    def ask(self, rows: Rows, epoch: int) -> None:
+    def ask(self, rows: RowLayout, epoch: int) -> None:
         """Have a batch made; call it while fewer than `ahead` are pending.
 
         Args:

@@ -25,7 +25,7 @@ from jfit.mxnet.module.session import Session
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
 from jfit.mxnet.module.tables import whole_table
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
-from jfit.ops.rows import LOST, MaybeRows, Rows
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.spmd import compile_spmd, place_split, sharding
 from jfit.step.state import TrainState
 from jfit.train.loop import Window
@@ -169,12 +169,12 @@ class Passes:
             return [[out] for out in found]
         return [self._apart(out, where, at.counts) for out, where in zip(found, self._rows(), strict=True)]
 
-    def _apart(self, out: Array, where: MaybeRows, counts: Sequence[int]) -> list[Array]:
+    def _apart(self, out: Array, where: MaybeLayout, counts: Sequence[int]) -> list[Array]:
         """What each device computed, on that device."""
         pieces = slices_of(out, where, counts)
         return [jax.device_put(piece, device) for piece, device in zip(pieces, self.session.devices, strict=True)]
 
-    def _rows(self) -> tuple[MaybeRows, ...]:
+    def _rows(self) -> tuple[MaybeLayout, ...]:
         # rows that lie at LOST places stand side by side, as MXNet concatenates whatever a device gives
         return tuple(None if r is LOST else r for r in self._asked().plan.rows)
 
@@ -207,12 +207,12 @@ class Passes:
         cut = tuple(self._cut(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
         self._backward = _at_home(cut, self.session.devices)
 
-    def _cut(self, gradient: Any, where: MaybeRows, counts: tuple[int, ...]) -> Any:
+    def _cut(self, gradient: Any, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
         """A head gradient of the whole batch as one slice for each device; padded rows repeat real ones (their weight is 0)."""
         value = jnp.asarray(gradient)
         if len(counts) == 1:
             return value
-        if not isinstance(where, Rows) or where.before != 1:
+        if not isinstance(where, RowLayout) or where.before != 1:
             raise ValueError(
                 f"out_grads of shape {value.shape} cannot be divided over {len(counts)} devices: the output does not hold the "
                 "rows of the batch in order; bind on one device"
@@ -285,8 +285,8 @@ class Passes:
             raise RuntimeError(f"there is no gradient of input {name!r} yet; call forward(batch, is_train=True) and backward()")
         return found[name], at
 
-    def _input_rows(self, name: str) -> Rows:
-        return Rows(self.programs.model.batch_axes.get(name, 0), 1, max(self._asked().counts), 1)
+    def _input_rows(self, name: str) -> RowLayout:
+        return RowLayout(self.programs.model.batch_axes.get(name, 0), 1, max(self._asked().counts), 1)
 
     def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
         """Replace a gradient: one array for each device."""
@@ -381,11 +381,11 @@ def per_device_of(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) 
     return found
 
 
-def _cut_rows(out: Array, where: MaybeRows, rows: int, without: int) -> Array:
+def _cut_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
     """An output without its last rows of the batch."""
     if not without or not out.ndim:
         return out
-    if isinstance(where, Rows) and where.before == 1:
+    if isinstance(where, RowLayout) and where.before == 1:
         return jax.lax.slice_in_dim(out, 0, (rows - without) * where.after, axis=where.axis)
     return out[: out.shape[0] - without]
 

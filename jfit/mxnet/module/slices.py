@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.data.batch import Batch, rows
-from jfit.ops.rows import MaybeRows, Rows
+from jfit.ops.rows import MaybeLayout, RowLayout
 from jfit.parallel.spmd import split_batch, split_rows
 
 
@@ -57,25 +57,27 @@ def slots_of(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def merge_slices(outputs: tuple[jax.Array, ...], rows: tuple[MaybeRows, ...], counts: tuple[int, ...]) -> tuple[jax.Array, ...]:
+def merge_slices(
+    outputs: tuple[jax.Array, ...], rows: tuple[MaybeLayout, ...], counts: tuple[int, ...]
+) -> tuple[jax.Array, ...]:
     """Outputs with a leading device axis as those of the whole batch, where device d had `counts[d]` rows.
 
     Outputs without rows of the batch stand side by side on axis 0, as MXNet concatenates them.
     """
     return tuple(
-        jnp.concatenate(slices_of(out, where, counts), axis=where.axis if isinstance(where, Rows) else 0)
+        jnp.concatenate(slices_of(out, where, counts), axis=where.axis if isinstance(where, RowLayout) else 0)
         for out, where in zip(outputs, rows, strict=True)
     )
 
 
-def slices_of(out: jax.Array, where: MaybeRows, counts: Sequence[int]) -> list[jax.Array]:
+def slices_of(out: jax.Array, where: MaybeLayout, counts: Sequence[int]) -> list[jax.Array]:
     """What each device computed, the rows it repeated cut off."""
-    if not isinstance(where, Rows):
+    if not isinstance(where, RowLayout):
         return [jnp.atleast_1d(piece) for piece in out]
     return [_first_rows(piece, where, count) for piece, count in zip(out, counts, strict=True)]
 
 
-def _first_rows(piece: jax.Array, where: Rows, count: int) -> jax.Array:
+def _first_rows(piece: jax.Array, where: RowLayout, count: int) -> jax.Array:
     shape, axis = piece.shape, where.axis
     apart = piece.reshape((*shape[:axis], where.before, -1, *shape[axis + 1 :]))
     return apart.take(jnp.arange(count * where.after), axis=axis + 1).reshape((*shape[:axis], -1, *shape[axis + 1 :]))

@@ -11,7 +11,7 @@ from jfit import counters
 from jfit.formats.mxnet_arrays import SparseArray
 from jfit.mxnet.box import unbox
 from jfit.mxnet.ndarray.array import NDArray
-from jfit.optim.rows import Rows
+from jfit.optim.rows import SparseRows
 
 
 class BaseSparseNDArray(NDArray):
@@ -100,12 +100,12 @@ class RowSparseNDArray(BaseSparseNDArray):
         return NDArray(self.record.aux[0])
 
     @property
-    def by_rows(self) -> Rows:
+    def by_rows(self) -> SparseRows:
         """The stored rows for an optimizer; their number is rounded up to a power of two, so that few programs are compiled."""
         numbers, data = self.record.aux[0].astype(np.int32), self.record.data
         spare = (1 << max(len(numbers) - 1, 0).bit_length()) - len(numbers)
         values = np.pad(data, [(0, spare), *[(0, 0)] * (data.ndim - 1)])
-        return Rows(jnp.asarray(np.pad(numbers, (0, spare), constant_values=self.shape[0])), jnp.asarray(values))
+        return SparseRows(jnp.asarray(np.pad(numbers, (0, spare), constant_values=self.shape[0])), jnp.asarray(values))
 
     def retain(self, indices: Any) -> RowSparseNDArray:
         """Only these rows of those that are stored."""

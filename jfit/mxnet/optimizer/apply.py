@@ -85,7 +85,7 @@ def apply_update(
         optimizer: an `Optimizer` with a rule.
         indices: index or name of each parameter, as its optimizer knows it.
         weights: arrays.
-        grads: arrays or `jfit.optim.Rows`, summed over rows and devices.
+        grads: arrays or `jfit.optim.SparseRows`, summed over rows and devices.
         states: of each parameter a tuple of arrays (`slot_names`), `()` for rules without state, or None where it is still
             to be made.
         apart: count and ask for rates parameter by parameter, as where MXNet's key-value store updates.
