@@ -11,8 +11,8 @@ from fit_support import bits, blobs, compiled_once, convnet, mlp, rowmixer, same
 
 import jfit
 from jfit import counters
+from jfit.parallel.window import Window
 from jfit.train.feed import auto_steps_per_call
-from jfit.train.loop import Window
 
 IMAGES = blobs(26, (1, 8, 8))
 NETS = {

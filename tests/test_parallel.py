@@ -354,3 +354,42 @@ def test_inputs_of_different_lengths_are_an_error():
     batch["softmax_label"] = batch["softmax_label"][:3]
     with pytest.raises(ValueError, match="input 'data' has 4 rows, input 'softmax_label' has 3"):
         jfit.data_parallel(jfit.train_step(mlp()), 2)(jfit.init_state(mlp(), "sgd", batch_of(4)), batch)
+
+
+# ------------------------------------------------------------------------------------------ calls in flight
+def stepping(report):
+    """A step that counts and reports what `report(state)` makes of it."""
+    return lambda state, batch, *, axis_name=None: (state._replace(step=state.step + 1), report(state))
+
+
+STEPS = {
+    "a StepOut": (2, lambda state: StepOut(state.step + 0, jnp.float32(0), None, jnp.int32(-1), (jnp.zeros((4, 9)),))),
+    "a dict": (1, lambda state: {"big": jnp.zeros((64, 64)), "small": state.step * 2}),
+    "nothing": (1, lambda state: None),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_users_own_loop_is_kept_from_running_ahead_of_the_devices(kind, monkeypatch):
+    devices, report = STEPS[kind]
+    waited: list = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda value: waited.append(value))
+    parallel = jfit.data_parallel(stepping(report), devices)
+    state, batch = parallel.place(jfit.init_state(mlp(), "sgd", batch_of(4))), batch_of(4)
+    fences: list = []
+    with counters.counted() as seen:
+        for _ in range(40):
+            state, out = parallel(state, batch)
+            fences.append(out.fence if isinstance(out, StepOut) else None if out is None else out["small"])
+    assert seen["host_syncs"] == len(waited) == 4  # at calls 16, 24, 32 and 40: never more than 16 in flight
+    for value, at in zip(waited, (7, 15, 23, 31), strict=True):
+        assert value is fences[at] if fences[at] is not None else int(value) == at + 1  # the call 8 back
+
+
+def test_a_fence_that_the_caller_donates_is_not_waited_for():
+    parallel = jfit.data_parallel(jfit.train_step(mlp()), 1)
+    state, batch = parallel.place(jfit.init_state(mlp(), "sgd", batch_of(4))), batch_of(4)
+    for _ in range(17):
+        state, out = parallel(state, batch)
+        out.fence.delete()
+    assert int(state.step) == 17

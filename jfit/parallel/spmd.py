@@ -21,6 +21,7 @@ from jfit.data.batch import Batch, check_batch, pad_rows, rows
 from jfit.lowering.model import Model
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.devices import Device, resolve
+from jfit.parallel.window import Window
 from jfit.step import Step, StepOut
 from jfit.step.state import TrainState
 
@@ -208,6 +209,8 @@ def _merged(out: jax.Array, where: MaybeLayout, real: int) -> jax.Array:
 class DataParallel:
     """A train step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
 
+    At most 16 calls are in flight: at every 8th call the host waits for the call 8 before it.
+
     Attributes:
         devices: where it runs.
     """
@@ -219,6 +222,7 @@ class DataParallel:
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
         self._home = set(self.devices)
         self._found: dict[Any, tuple[MaybeLayout, ...]] = {}
+        self._window = Window()
         self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
 
     def place(self, state: TrainState) -> TrainState:
@@ -226,14 +230,20 @@ class DataParallel:
         return place(state, self.devices)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepOut]:
-        """One update with the global batch; rows that do not divide are padded with weight 0."""
+        """One update with the global batch; rows that do not divide are padded with weight 0.
+
+        Asynchronous, but never more than 16 calls ahead of the devices.
+        """
         whole = check_batch(Batch(dict(batch)) if isinstance(batch, dict) else batch, self._axes)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
         count, size = len(self.devices), rows(whole, self._axes)
         split = split_batch(whole, count, self._axes, self._multiple)
         state, out = self._program(state, split)
-        if out.outputs is not None and count > 1:
+        fence = self._window.push(_fence_of(state, out))
+        if fence is not None and not fence.is_deleted():  # the caller may have donated it
+            counters.wait(fence)  # sync: the host waits for the call 8 back
+        if count > 1 and getattr(out, "outputs", None) is not None:
             out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
         return state, out
 
@@ -248,6 +258,17 @@ class DataParallel:
         return self._found[key]
 
 
+def _fence_of(state: Any, out: Any) -> jax.Array:
+    """A small array that is ready when the step is, and that the next call does not donate."""
+    if isinstance(out, StepOut):
+        return out.fence
+    leaves = jax.tree.leaves(out)
+    return min(leaves, key=lambda leaf: leaf.nbytes) if leaves else _copy(state.step)
+
+
+_copy = jax.jit(lambda x: x + 0)
+
+
 def data_parallel(step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None) -> DataParallel:
     """g = Σ_devices Σ_rows: the same step through jit on one device and pmap on N.
 
@@ -258,7 +279,8 @@ def data_parallel(step: Step, devices: Any = None, *, batch_axes: Mapping[str, i
 
     Returns:
         A callable with `.place(state)`; it splits the global batch into equal slices, pads where rows do not divide, and
-        merges the outputs that the step was told to return.
+        merges the outputs that the step was told to return.  Calls return before the devices are done; the host is kept from
+        running more than 16 calls ahead.
 
     Example:
         >>> import jfit, numpy as np

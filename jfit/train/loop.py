@@ -10,7 +10,6 @@ import contextlib
 import math
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import jax
 
 from jfit import counters
 from jfit.parallel.spmd import place
+from jfit.parallel.window import WAIT_EVERY, Window
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
 from jfit.train.callbacks.base import Callback, Event
@@ -25,29 +25,11 @@ from jfit.train.history import History
 from jfit.train.host_metrics import HostPass, on_devices, on_host
 from jfit.train.interrupts import StopFlag
 
-IN_FLIGHT = 16  # calls the host may run ahead: emulated CPU devices abort the process at 32
-WAIT_EVERY = 8  # so many calls pass between two waits, each on the fence so many calls back
 LOG_SECONDS = 0.5  # shortest time between two log events
 
 
 class NonFiniteLoss(UserWarning):
     """The loss became nan or infinite; the message names the step."""
-
-
-class Window:
-    """At most 16 calls in flight: every 8 calls the host must wait for the one 8 calls back."""
-
-    def __init__(self) -> None:
-        self._fences: deque[Any] = deque(maxlen=IN_FLIGHT)
-        self._count = 0
-
-    def push(self, fence: Any) -> Any | None:
-        """Note a call; the fence to wait for now, or None."""
-        self._fences.append(fence)
-        self._count += 1
-        if self._count % WAIT_EVERY or len(self._fences) <= WAIT_EVERY:
-            return None
-        return self._fences[-1 - WAIT_EVERY]
 
 
 class Loop:

@@ -22,11 +22,11 @@ from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import slots_of
 from jfit.parallel.spmd import place, place_split
+from jfit.parallel.window import Window
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
 from jfit.train.feed import auto_steps_per_call, fits_on_device, repeat_steps, report
 from jfit.train.interrupts import StopFlag
-from jfit.train.loop import Window
 
 
 class EpochRunner:

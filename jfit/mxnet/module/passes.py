@@ -27,8 +27,8 @@ from jfit.mxnet.module.tables import whole_table
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.spmd import compile_spmd, place_split, sharding
+from jfit.parallel.window import Window
 from jfit.step.state import TrainState
-from jfit.train.loop import Window
 
 
 class Pass(NamedTuple):
