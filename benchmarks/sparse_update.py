@@ -1,9 +1,9 @@
 """What an update costs when a batch touches few rows of a table: by rows against the whole table, same rule, same process.
 
 A table of 1,000,000 x 64 float32, batches of 1,000 random rows, state donated.  `rows` gives the optimizer a
-`jfit.optim.SparseRows`, `whole` a gradient with all rows.  The two take turns on one core, measured in CPU time; ratios are taken within a round.  The
-compiled program of `rows` tells what it would copy: bytes that its state shares between input and output, bytes of temporaries,
-copies of a table in its text.
+`jfit.optim.SparseRows`, `whole` a gradient with all rows.  The two take turns on one core, measured in CPU time; ratios are
+taken within a round.  The compiled program of `rows` tells what it would copy: bytes that its state shares between input and
+output, bytes of temporaries, copies of a table in its text.
 
     python -m benchmarks.sparse_update --markdown benchmarks/results/<machine>-sparse-update.md
 """
