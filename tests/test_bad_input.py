@@ -214,3 +214,52 @@ def test_a_run_that_was_only_loaded_does_not_train(tmp_path):
         loaded.train()
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         jfit.Run.load(tmp_path / "none")
+
+
+# ------------------------------------------------------------------------------------------------ row weights
+ONES = np.ones(20, np.float32)
+
+
+def with_row(value: float, row: int = 3) -> np.ndarray:
+    weight = ONES.copy()
+    weight[row] = value
+    return weight
+
+
+@pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (-1.0, r"-1\.0")])
+def test_a_row_weight_that_is_no_finite_number_of_at_least_zero_is_refused(value, shown):
+    bad, message = with_row(value), rf"^weight of row 3 is {shown}; row weights must be finite and at least 0"
+    refused(message, data=(X, Y, bad))
+    refused(message, data=jfit.Batch({"data": X, "softmax_label": Y}, bad))
+    refused(message, data=(X, Y), eval_data=(X, Y, bad))
+
+
+def test_a_bad_row_weight_in_a_stream_names_its_batch():
+    halves = [slice(0, 10), slice(10, 20)]
+    with pytest.raises(ValueError, match=r"^batch 1 of epoch 0: weight of row 3 is nan"):
+        train(data=[(X[h], Y[h], with_row(np.nan, 13)[h]) for h in halves])
+    batch = jfit.Batch({"data": X, "softmax_label": Y}, ONES, with_row(-1))
+    refused(r"^batch 0 of epoch 0: metric_weight of row 3 is -1", data=[batch])
+
+
+def test_a_batch_whose_weights_are_all_zero_changes_nothing_and_score_refuses_what_fit_does():
+    refused("all 20 row weights are 0, so nothing can be learned", data=(X, Y, ONES * 0))
+    run, once = (train(data=[(X, Y, ONES), *more], num_epoch=1) for more in ([(X, Y, ONES * 0)], []))
+    assert run.history.column("loss") == once.history.column("loss")
+    for name, value in once.params.items():
+        np.testing.assert_array_equal(run.params[name], value)
+    with pytest.raises(ValueError, match=r"^weight of row 3 is nan \(2 such rows\); row weights must be finite"):
+        run.score((X, Y, with_row(np.nan) * with_row(np.nan, 5)))
+    with pytest.raises(ValueError, match=r"^batch 0 of epoch 0: weight of row 4 is -1.0"):
+        run.score([(X, Y, with_row(-1, 4))])
+    with pytest.raises(ValueError, match=r"^batch 0 of epoch 0: weight has shape"):
+        run.score([(X, Y, np.ones(3))])
+    with pytest.raises(ValueError, match="input 'weight' has dtype complex64"):
+        run.score((X, Y, ONES * 1j))
+
+
+def test_a_step_of_ones_own_loop_refuses_them_too():
+    step = jfit.data_parallel(jfit.train_step(jfit.lower(mlp())), 1)
+    batch = {"data": X, "softmax_label": Y}
+    with pytest.raises(ValueError, match="weight of row 3 is nan"):
+        step(jfit.init_state(jfit.lower(mlp()), "sgd", batch), jfit.Batch(batch, with_row(np.nan)))

@@ -617,3 +617,23 @@ def test_prefetch_survives_an_interrupt_of_the_reader(monkeypatch):
 def test_prefetch_needs_room_for_an_item():
     with pytest.raises(ValueError, match="prefetch size is 0, at least 1 is needed"):
         prefetch([], size=0)
+
+
+def test_weights_on_a_device_are_not_read(monkeypatch):
+    monkeypatch.setattr(np, "isfinite", None)
+    check_batch(Batch({"data": X}, jnp.ones(10)))
+
+
+def test_a_batch_after_a_resumed_position_is_named_by_its_number_in_the_epoch():
+    batches = [(X, Y), (X, Y), (X, Y, -Y)]
+    stream = data(batches)
+    with pytest.raises(ValueError, match=r"^batch 2 of epoch 4: weight of row 1 is -1.0 \(9 such rows\)"):
+        list(stream.batches(4, start=1))
+
+
+def test_a_batch_given_as_the_data_keeps_its_weights():
+    inputs = {"data": X, "label": Y}
+    assert data(Batch(inputs, Y, Y)).weight.tolist() == data(Batch(inputs, Y)).weight.tolist() == Y.tolist()
+    with pytest.raises(ValueError, match="weight and metric_weight differ"):
+        data(Batch(inputs, Y, Y + 1))
+    assert data(Batch({"data": X}, None, Y), require_labels=False).weight is None  # predict takes no weights

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jfit.data.arrays import ArrayData
 from jfit.data.batch import Axes, Batch
 from jfit.data.elements import Names, is_array, is_mxnet_iter, to_named
@@ -86,8 +88,10 @@ def _arrays(data: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
         )
     if isinstance(data, Mapping):
         return dict(data), None
-    if not isinstance(data, tuple) or isinstance(data, Batch):
-        data = (data.inputs if isinstance(data, Batch) else data,)
+    if isinstance(data, Batch):
+        return dict(data.inputs), _shared_weight(data) if names.require_labels else None  # predict takes no weights
+    if not isinstance(data, tuple):
+        data = (data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(
             f"data is a tuple of {len(data)}, (x, y) or (x, y, weight) is needed; for several inputs pass x as a list or a "
@@ -95,3 +99,15 @@ def _arrays(data: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
         )
     x, y, weight = (*data, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
+
+
+def _shared_weight(batch: Batch) -> Any | None:
+    """The weights of a `Batch` given as a whole data set, whose rows weigh the same in training and in metrics."""
+    if batch.metric_weight is not None and not np.array_equal(
+        np.ones_like(batch.metric_weight) if batch.weight is None else batch.weight, batch.metric_weight
+    ):
+        raise ValueError(
+            "the data is one Batch whose weight and metric_weight differ, but arrays have one weight per row for both; pass a "
+            "list of batches ([batch]) to keep two weights."
+        )
+    return batch.weight

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.batch import Batch
+from jfit.data.batch import Batch, check_weights
 
 _MASK64 = (1 << 64) - 1
 # Without 64-bit types on the device a wider array would be cut silently there; here the cut is checked.
@@ -95,10 +95,11 @@ class ArrayData:
         arrays: input name -> array of n rows (axis 0); labels are inputs too.
         shuffle: a new order every epoch; False keeps the order given.
         seed: integer that fixes all orders.
-        weight: how much each row counts in the loss and in metrics, (n,); None for all 1.
+        weight: how much each row counts in the loss and in metrics, (n,), finite and at least 0; None for all 1.
 
     Raises:
-        ValueError: no arrays, no rows, unequal row counts, or values that are not numbers.
+        ValueError: no arrays, no rows, unequal row counts, values that are not numbers, a weight that is nan, infinite or
+            negative, or no weight above 0.
 
     Example:
         >>> import numpy as np
@@ -117,6 +118,13 @@ class ArrayData:
                 f"weight has shape {self.weight.shape}, the data has {self.num_rows} rows; "
                 f"pass one number per row, shape ({self.num_rows},)."
             )
+        if self.weight is not None:
+            check_weights(self.weight, "weight")
+            if not self.weight.any():
+                raise ValueError(
+                    f"all {self.num_rows} row weights are 0, so nothing can be learned and there is no mean loss; at least one "
+                    "row needs a weight above 0 (leave the weights out and every row counts 1)."
+                )
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: name -> array, numpy or jax, rows on axis 0.
-        weight: (rows,) float32, or None for all 1.
+        weight: (rows,) float32, finite and at least 0, or None for all 1.  A batch whose weights are all 0 changes nothing.
         metric_weight: (rows,) float32, or None for the same as `weight`.
 
     Example:
@@ -129,18 +129,49 @@ def _pad_weight(weight: Any | None, count: int, size: int) -> np.ndarray:
     return out
 
 
-def check_batch(batch: Batch, axes: Axes | None = None) -> Batch:
-    """The batch itself, if its inputs and weights agree on the number of rows.
+def check_weights(weight: Any, name: str, where: str = "") -> None:
+    """Raises an error unless every row weight is a finite number of at least 0.
+
+    Args:
+        weight: (rows,) numbers.  An array on a device is not read: that would make the host wait.
+        name: "weight" or "metric_weight", for the message.
+        where: the beginning of the message.
+
+    Raises:
+        ValueError: a weight is nan, infinite or negative; the message names the first such row.
+
+    Example:
+        >>> check_weights([1.0, -2.0], "weight")
+        Traceback (most recent call last):
+        ...
+        ValueError: weight of row 1 is -2.0; row weights must be finite and at least 0; use 0 for a row that must not count.
+    """
+    if hasattr(weight, "addressable_shards"):  # a jax array
+        return
+    values = np.asarray(weight)
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(bad):
+        more = f" ({len(bad)} such rows)" if len(bad) > 1 else ""
+        raise ValueError(
+            f"{where}{name} of row {bad[0]} is {values[bad[0]]}{more}; row weights must be finite and at least 0; "
+            "use 0 for a row that must not count."
+        )
+
+
+def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batch:
+    """The batch itself, if its inputs and weights agree on the number of rows and no weight is nan, infinite or negative.
 
     Args:
         batch: the batch to check.
         axes: input name -> axis of its rows (0 where not named; None: the input has no rows).
+        where: the beginning of a message, such as the number of the batch.
 
     Returns:
         `batch`, unchanged.
 
     Raises:
-        ValueError: no inputs, or inputs or weights that disagree on the number of rows; the message names both.
+        ValueError: no inputs, inputs or weights that disagree on the number of rows (the message names both), or a weight
+            that is nan, infinite or negative (weights on a device are not read: the host would wait).
 
     Example:
         >>> import numpy as np
@@ -150,7 +181,7 @@ def check_batch(batch: Batch, axes: Axes | None = None) -> Batch:
         ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs of a batch need the same number of rows.
     """
     if not isinstance(batch.inputs, dict) or not batch.inputs:
-        raise ValueError(f"a batch needs a non-empty dict of inputs by name, found {type(batch.inputs).__name__}.")
+        raise ValueError(f"{where}a batch needs a non-empty dict of inputs by name, found {type(batch.inputs).__name__}.")
     first, count = "", None
     for name in batch.inputs:
         if row_axis(name, axes) is None:
@@ -160,12 +191,16 @@ def check_batch(batch: Batch, axes: Axes | None = None) -> Batch:
             first, count = name, found
         elif found != count:
             raise ValueError(
-                f"input {first!r} has {count} rows, input {name!r} has {found}; "
+                f"{where}input {first!r} has {count} rows, input {name!r} has {found}; "
                 "all inputs of a batch need the same number of rows."
             )
     for name, weight in (("weight", batch.weight), ("metric_weight", batch.metric_weight)):
-        if weight is not None and np.shape(weight) != (count,):
+        if weight is None:
+            continue
+        if np.shape(weight) != (count,):
             raise ValueError(
-                f"{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row, shape ({count},)."
+                f"{where}{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row, "
+                f"shape ({count},)."
             )
+        check_weights(weight, name, where)
     return batch

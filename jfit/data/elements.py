@@ -101,7 +101,9 @@ def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[
     return dict(zip(names, given, strict=True))
 
 
-def to_batch(element: Any, names: Names, *, described: Any = None, train_pad: bool = True, wraps: bool = True) -> Batch:
+def to_batch(
+    element: Any, names: Names, *, described: Any = None, train_pad: bool = True, wraps: bool = True, where: str = ""
+) -> Batch:
     """A checked `Batch` from one element of a stream.
 
     Args:
@@ -110,12 +112,13 @@ def to_batch(element: Any, names: Names, *, described: Any = None, train_pad: bo
         described: the iterator whose `provide_data` names the arrays of an MXNet-style batch.
         train_pad: whether padded rows of an MXNet-style batch weigh 1 in training.
         wraps: whether `pad` counts wrapped rows (in a roll_over iterator it counts real ones).
+        where: which batch it is, as the beginning of messages.
 
     Returns:
         The batch; arrays on a device stay there, others become NumPy arrays of 32 bits at most.
 
     Raises:
-        ValueError: wrong names or unequal numbers of rows.
+        ValueError: wrong names, unequal numbers of rows, or row weights that are not finite numbers of at least 0.
 
     Example:
         >>> to_batch(([[1.0], [2.0]], [0, 1]), Names.of(["data"], ["label"])).inputs["label"]
@@ -140,7 +143,7 @@ def to_batch(element: Any, names: Names, *, described: Any = None, train_pad: bo
                 f"input {name!r} of a batch is the single number {value}, an array with one entry per row is needed; "
                 "the data seems to give samples one by one: batch them first (a DataLoader, .batch(n), or arrays as (x, y))."
             )
-    batch = check_batch(Batch(inputs, _weight(weight), _weight(metric_weight)), names.axes)
+    batch = check_batch(Batch(inputs, _weight(weight, "weight"), _weight(metric_weight, "metric_weight")), names.axes, where)
     return _mark_pad(batch, pad, train_pad, names.axes) if pad else batch
 
 
@@ -190,10 +193,10 @@ def _device_or_host(value: Any, name: str) -> Any:
     return to_array(value, name)
 
 
-def _weight(value: Any | None) -> Any | None:
+def _weight(value: Any | None, name: str) -> Any | None:
     if value is None:
         return None
-    array = _device_or_host(value, "weight")
+    array = _device_or_host(value, name)
     return array if array.dtype == np.float32 else array.astype(np.float32)
 
 

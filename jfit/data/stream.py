@@ -89,7 +89,7 @@ class StreamData:
                 self._opened, restored = self._open(epoch), True
         if start and not restored and self._begun is not None and self._begun[0] == epoch:
             self._go_to(*self._begun)  # the same order again, not the next one
-        yield from _skip(self._read(epoch), 0 if restored else start)
+        yield from _skip(self._read(epoch, start if restored else 0), 0 if restored else start)
 
     def epoch_start(self, epoch: int) -> Any | None:
         """Where the source stood when an epoch began, as JSON: with it, and a number of batches, a training is resumed.
@@ -165,8 +165,8 @@ class StreamData:
             "resume by the batch index (start=) instead."
         )
 
-    def _read(self, epoch: int) -> Iterator[Batch]:
-        """Batches of a freshly opened (or restored) source; an MXNet iterator is reset once it is read to its end."""
+    def _read(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Batches of a freshly opened source, or of one restored at batch `first`; an MXNet iterator is reset at its end."""
         restored = self._opened is not None
         iterator: Any = self._opened if restored else self._open(epoch)
         self._opened = None
@@ -180,9 +180,16 @@ class StreamData:
             if self._keeps and not restored and (position := self._position()) is not None:
                 self._begun = (epoch, position)
             self._dirty = resets
-            for element in _steps(iterator):
+            for number, element in enumerate(_steps(iterator), first):
                 found = True
-                yield to_batch(element, self.names, described=iterator, train_pad=self.train_pad, wraps=wraps)
+                yield to_batch(
+                    element,
+                    self.names,
+                    described=iterator,
+                    train_pad=self.train_pad,
+                    wraps=wraps,
+                    where=f"batch {number} of epoch {epoch}: ",
+                )
             if found:
                 break
         if resets:

@@ -249,7 +249,8 @@ class StreamFeed:
             batch = batch._replace(inputs=moved)
         else:  # a source may fill the same buffer again while this batch still waits for its turn
             own = {k: np.array(v) if isinstance(v, np.ndarray) else v for k, v in batch.inputs.items()}
-            batch = batch._replace(inputs=own)
+            weights = (np.array(w) if isinstance(w, np.ndarray) else w for w in batch[1:])
+            batch = Batch(own, *weights)
         count = rows(batch, axes)
         self._size = max(self._size, count)
         if not self.paddable:

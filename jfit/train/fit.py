@@ -68,7 +68,8 @@ def fit(
 
     Args:
         model: a Symbol, a Model, what `jfit.load` gives, or a pure function `apply(params, x)` with `loss=` and `params=`.
-        train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches.
+        train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches; `(x, y, weight)`
+            with one finite weight of at least 0 per row.
         eval_data: the same, scored after every epoch; its batches may have another size.
         batch_size: rows of a global batch, over all devices.
         num_epoch: epochs in all (with `resume`, the finished ones count).
