@@ -15,10 +15,9 @@ from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
 from jfit.graph import load_json as symbol_of
 from jfit.lowering import lower
-from jfit.lowering.model import Aux, Model, Params, count_parameters
+from jfit.lowering.accept import as_model, lower_feeding
+from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
-from jfit.step.state import Trained
-from jfit.train.fit import as_model, lower_feeding
 from jfit.train.run import Run
 from jfit.train.scoring import checked_data, make_run
 

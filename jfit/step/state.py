@@ -53,20 +53,6 @@ class TrainState(NamedTuple):
     local: Any = None
 
 
-class Trained(NamedTuple):
-    """A model with its parameters, such as `jfit.load` returns; `fit`, `score` and `predict` take it as a model.
-
-    Attributes:
-        model: the model.
-        params: parameters by name.
-        aux: auxiliary states by name.
-    """
-
-    model: Model
-    params: Params
-    aux: Aux
-
-
 def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ()) -> frozenset[str]:
     """Names of the parameters that do not learn: the model's own, and those that match a name or glob pattern.
 

@@ -331,6 +331,13 @@ def data_of(
     )
 
 
+def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
+    """The first rows as the model sees them: arrays have their rows first, the feed moves them to the model's batch axis."""
+    if isinstance(data, ArrayData):
+        return {k: np.moveaxis(v[:batch_size], 0, model.batch_axes.get(k, 0)) for k, v in data.arrays.items()}
+    return dict(data.peek(0).inputs)
+
+
 def epoch_start(feed: Any, epoch: int) -> Any | None:
     """Where the data of a feed stood when an epoch began, as JSON; None where the batch's number says it all."""
     return feed.data.epoch_start(epoch) if isinstance(getattr(feed, "data", None), StreamData) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,17 @@ import numpy as np
 from jfit import optim
 from jfit.data import ArrayData, StreamData, check_labels
 from jfit.graph import Symbol
-from jfit.lowering import lower
-from jfit.lowering.model import Model, Plan, flatten_names, from_function, specs_of
+from jfit.lowering.accept import lower_feeding, model_and_values, split_trained
+from jfit.lowering.model import Model, Plan, specs_of
 from jfit.parallel.spmd import place
 from jfit.step import train_step
-from jfit.step.state import Trained, TrainState, init_state
+from jfit.step.state import TrainState, init_state
 from jfit.step.totals import sized_for, zero_totals
 from jfit.train import checkpoint as checkpoints
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.feed import FeedSpec, auto_steps_per_call, data_of, make_feed
+from jfit.train.feed import FeedSpec, auto_steps_per_call, data_of, first_batch, make_feed
 from jfit.train.host_metrics import on_devices, on_host
 from jfit.train.loop import Loop
 from jfit.train.run import Run, settings_of
@@ -197,59 +197,6 @@ def fit(
     if checkpoint is not None and (source is None or Path(source) != Path(checkpoint)):
         checkpoints.set_aside(checkpoint)  # an earlier run's: its higher steps would be taken for newer
     return run.go()
-
-
-def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
-    """(model, parameters, auxiliary states): those that come with a model stand back behind those that are given."""
-    if not isinstance(model, Trained):
-        return model, params, aux
-    return model.model, model.params if params is None else params, model.aux if aux is None else aux
-
-
-def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
-    """A Model from whatever `fit` accepts.
-
-    Raises:
-        TypeError: it is none of them, or a function without its loss.
-    """
-    if isinstance(model, Model):
-        return model
-    if isinstance(model, Trained):
-        return model.model
-    if isinstance(model, Symbol):
-        return lower(model)
-    if callable(model):
-        if loss is None:
-            raise TypeError(
-                "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels"
-            )
-        return from_function(model, loss=loss, params=params, aux=aux)
-    raise TypeError(
-        f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
-    )
-
-
-def lower_feeding(symbol: Symbol, names: Iterable[str]) -> Model:
-    """A symbol lowered so that these variables, where it has them, are inputs and no parameters, whatever their names."""
-    usual, variables = lower(symbol), set(symbol.list_inputs())
-    fed = {*usual.inputs, *usual.labels}
-    named = {n for n in names if n in variables}
-    return usual if fed >= named else lower(symbol, inputs=sorted(fed | named))
-
-
-def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
-    """(model, initial parameters, initial auxiliary states) from what `fit` was given, values as flat dicts."""
-    made = as_model(model, loss=loss, params=params, aux=aux)
-    if made is not model and made.symbol is None:
-        return made, None, None  # a function's own values are what its init returns
-    return made, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
-
-
-def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
-    """The first rows as the model sees them: arrays have their rows first, the feed moves them to the model's batch axis."""
-    if isinstance(data, ArrayData):
-        return {k: np.moveaxis(v[:batch_size], 0, model.batch_axes.get(k, 0)) for k, v in data.arrays.items()}
-    return dict(data.peek(0).inputs)
 
 
 def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any]) -> Plan:

@@ -24,14 +24,15 @@ from jfit.data import ArrayData
 from jfit.data.elements import is_mxnet_iter
 from jfit.formats.atomic import atomic_write
 from jfit.graph import Symbol
+from jfit.lowering.accept import lower_feeding, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Schedule
 from jfit.parallel.spmd import place
 from jfit.parallel.window import Window
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
-from jfit.train.feed import Call, FeedSpec, data_of, make_feed
-from jfit.train.fit import checked_plan, first_batch, lower_feeding, model_and_values, resolve_optimizer, split_trained
+from jfit.train.feed import Call, FeedSpec, data_of, first_batch, make_feed
+from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.history import axes_for
 from jfit.train.loop import StopFlag
 from jfit.train.run import settings_of
