@@ -12,7 +12,7 @@ functions of jfit.  Nothing in jfit imports this package.
 
 from typing import NoReturn
 
-from jfit.mx import attribute, callback, contrib, gluon, lr_scheduler, metric, name
+from jfit.mx import attribute, callback, contrib, gluon, lr_scheduler, metric, model, module, monitor, name
 from jfit.mx.attribute import AttrScope
 from jfit.mxnet import base, context, image, operator, random, recordio, rnn, symbol, util, visualization
 from jfit.mxnet import ndarray as nd
@@ -20,12 +20,9 @@ from jfit.mxnet.base import MXNetError
 from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
 from jfit.mxnet.executor import executor
 from jfit.mxnet.executor.executor import Executor
-from jfit.mxnet.feedforward import boxed as model
 from jfit.mxnet.initializer import rules as initializer
 from jfit.mxnet.io import arrays as io
 from jfit.mxnet.kvstore import boxed as kvstore
-from jfit.mxnet.module import boxed as module
-from jfit.mxnet.monitor import boxed as monitor
 from jfit.mxnet.optimizer import boxed as optimizer
 from jfit.mxnet.spelling import absent
 

@@ -1,10 +1,21 @@
-"""`mx.module`: see `jfit.mxnet.module.boxed`."""
+"""`mx.mod`: modules whose arrays are NDArrays.
 
-from typing import Any
+>>> import jfit.mx as mx, numpy as np
+>>> net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+>>> x = np.eye(2, dtype="float32").repeat(20, axis=0)
+>>> mod = mx.mod.Module(net, context=mx.cpu())
+>>> mod.fit(mx.io.NDArrayIter(x, x.argmax(1), 8), num_epoch=20, optimizer_params={"learning_rate": 1.0})
+>>> mod.predict(mx.io.NDArrayIter(x, batch_size=8)).asnumpy().argmax(1).tolist() == x.argmax(1).tolist()
+True
+"""
 
-from jfit.mxnet.module import boxed as _home
-from jfit.mxnet.module.boxed import *  # noqa: F403
+from typing import NoReturn
+
+from jfit.mxnet.spelled import BaseModule, BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
+from jfit.mxnet.spelling import absent
+
+__all__ = ["BaseModule", "BucketingModule", "Module", "PythonLossModule", "PythonModule", "SequentialModule"]
 
 
-def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.mod", name, __all__)

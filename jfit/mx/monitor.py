@@ -1,10 +1,13 @@
-"""`mx.monitor`: see `jfit.mxnet.monitor.boxed`."""
+"""`mx.mon`: the monitor, whose statistic is a function of NDArrays.
 
-from typing import Any
+>>> import jfit.mx as mx
+>>> mon = mx.mon.Monitor(1, stat_func=lambda x: x.norm() / x.size**0.5)
+>>> mon.tic()
+>>> mon.collect({"fc_output": mx.nd.ones((2, 2))})
+>>> mon.toc()
+[(1, 'fc_output', '1.0\\t')]
+"""
 
-from jfit.mxnet.monitor import boxed as _home
-from jfit.mxnet.monitor.boxed import *  # noqa: F403
+from jfit.mxnet.spelled import Monitor
 
-
-def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+__all__ = ["Monitor"]

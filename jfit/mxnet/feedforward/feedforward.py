@@ -136,11 +136,6 @@ class FeedForward(JuliaTradition, Predicts):
             self.arg_params = self.arg_params and {n: v for n, v in self.arg_params.items() if n in arguments}
             self.aux_params = self.aux_params and {n: v for n, v in self.aux_params.items() if n in aux}
 
-    @classmethod
-    def _symbol_of(cls, symbol: Any) -> Any:
-        """A graph that was read from a file."""
-        return symbol
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_predictor": None}
 
@@ -279,7 +274,7 @@ class FeedForward(JuliaTradition, Predicts):
             **kwargs: as for `FeedForward`.
         """
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
-        model = cls(cls._symbol_of(symbol), ctx=ctx, begin_epoch=epoch, **kwargs)
+        model = cls(cls.arrays.symbol(symbol), ctx=ctx, begin_epoch=epoch, **kwargs)
         model._give(params, aux)
         model._check_arguments()
         return model

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jfit.mxnet.seam import PLAIN, Arrays
+
 Params = dict[str, Any]
 
 
@@ -16,10 +18,7 @@ class Holder:
     ctx: list[Any]
     arg_params: Any  # dict by name, or None
     aux_params: Any
-
-    def _box(self, array: Any) -> Any:
-        """An array that is given to the caller."""
-        return array
+    arrays: Arrays = PLAIN
 
     def _known(self) -> tuple[Params, Params]:
         """(parameters, auxiliary states).
@@ -35,8 +34,8 @@ class Holder:
 
     def _give(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
         """Take plain arrays as parameters."""
-        self.arg_params = {name: self._box(value) for name, value in params.items()}
-        self.aux_params = {name: self._box(value) for name, value in aux.items()}
+        self.arg_params = {name: self.arrays.box(value) for name, value in params.items()}
+        self.aux_params = {name: self.arrays.box(value) for name, value in aux.items()}
 
     def _take(self, module: Any) -> None:
         """Copy the parameters of a module; the mean over devices where they have their own."""

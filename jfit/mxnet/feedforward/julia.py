@@ -57,8 +57,8 @@ class JuliaTradition(Holder):
         kept = {} if overwrite else _fitting(self.arg_params, initial.params, module.logger)
         kept_aux = {} if overwrite else _fitting(self.aux_params, initial.aux, module.logger)
         params, aux = initial.drawn(initializer, kept, kept_aux, True, True)
-        self.arg_params = {name: module._box(value) for name, value in params.items()}
-        self.aux_params = {name: module._box(value) for name, value in aux.items()}
+        self.arg_params = {name: self.arrays.box(value) for name, value in params.items()}
+        self.aux_params = {name: self.arrays.box(value) for name, value in aux.items()}
         return self.symbol.list_arguments(), list(params), list(aux)
 
     # -------------------------------------------------------------------------------- training

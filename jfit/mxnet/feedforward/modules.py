@@ -21,8 +21,8 @@ class PythonFed(Module):
         if pre_sliced:
             super().update_metric(eval_metric, labels, pre_sliced)
             return
-        outputs = [self._box(out) for out in self._passes.merged()]
-        eval_metric.fold([self._box(unbox(a)) for a in labels or ()], outputs, self._weights(outputs))
+        outputs = [self.arrays.box(out) for out in self._passes.merged()]
+        eval_metric.fold([self.arrays.box(unbox(a)) for a in labels or ()], outputs, self._weights(outputs))
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         with warnings.catch_warnings():

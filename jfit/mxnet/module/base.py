@@ -136,7 +136,9 @@ class BaseModule(ModuleInterface):
                 "Cannot merge batches, as the number of outputs is not the same for all of them (bucketing?); pass "
                 "merge_batches=False"
             )
-        merged = [self._box(jnp.concatenate([jnp.asarray(unbox(o)) for o in column])) for column in zip(*found, strict=True)]
+        merged = [
+            self.arrays.box(jnp.concatenate([jnp.asarray(unbox(o)) for o in column])) for column in zip(*found, strict=True)
+        ]
         return merged[0] if len(merged) == 1 and not always_output_list else merged
 
     # -------------------------------------------------------------------------------- fit

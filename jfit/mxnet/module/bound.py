@@ -79,7 +79,7 @@ class BoundModule(ParameterModule):
 
     def _new_session(self) -> Session:
         session = Session(self._devices)
-        session.cell = self._box_cell
+        session.cell = self.arrays.cell
         session.names = list(self._param_names)
         return session
 

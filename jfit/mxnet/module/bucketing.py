@@ -210,7 +210,7 @@ class BucketingModule(CurrentModule):
         """(parameters, auxiliary states) of all buckets: copies."""
         assert self.params_initialized
         if self._loaded is not None:
-            params, aux = ({k: self._box(v) for k, v in tree.items()} for tree in self._loaded)
+            params, aux = ({k: self.arrays.box(v) for k, v in tree.items()} for tree in self._loaded)
             return params, aux
         self._settle()
         return self._default.get_params()
@@ -364,7 +364,7 @@ class BucketingModule(CurrentModule):
         held = load_arrays(where)
         if not isinstance(held, list) or len(held) != 1 or getattr(held[0], "ndim", 0) != 1:
             raise FormatError(where, "arrays", "needed one list of integer bucket keys", "save the checkpoint again.")
-        symbols = {int(k): cls._symbol_of(load_symbol(f"{prefix}-{int(k)}-symbol.json")) for k in np.asarray(held[0])}
+        symbols = {int(k): cls.arrays.symbol(load_symbol(f"{prefix}-{int(k)}-symbol.json")) for k in np.asarray(held[0])}
         return cls.load_dict(symbols, sym_gen, default_bucket_key, *files.load_params(prefix, epoch), **kwargs)
 
     @classmethod

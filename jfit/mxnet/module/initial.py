@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jfit.init import InitDesc, Uniform, draw_all, get
-from jfit.mxnet.box import Box, unbox
+from jfit.mxnet.box import unbox
 from jfit.mxnet.rng import next_key
+from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.ops import nearest
 
 DEFAULT = "default"  # MXNet's Uniform(0.01)
@@ -28,14 +29,14 @@ class Initial(NamedTuple):
         aux: the same for auxiliary states.
         attrs: attributes of the variables, which may name an initializer.
         ones: gammas that are exactly 1 whatever is given or drawn.
-        cell: what an initializer of the user's, `init(desc, array)`, writes into.
+        arrays: what an initializer of the user's, `init(desc, array)`, is told of and writes into.
     """
 
     params: Specs
     aux: Specs
     attrs: Mapping[str, Mapping[str, str]]
     ones: Sequence[str] = ()
-    cell: Callable[[Any], Any] = Box
+    arrays: Arrays = PLAIN
 
     def drawn(
         self, initializer: Any, params: Mapping[str, Any] | None, aux: Mapping[str, Any] | None, missing: bool, extra: bool
@@ -98,8 +99,8 @@ class Initial(NamedTuple):
         """Values from an initializer in MXNet's form: `initializer(desc, array)` writes into the array."""
         found = {}
         for name, spec in sorted(wanted.items()):
-            cell = self.cell(np.zeros(spec.shape, spec.dtype))
-            make = getattr(initializer, "describe", InitDesc)
+            cell = self.arrays.cell(np.zeros(spec.shape, spec.dtype))
+            make = getattr(initializer, "describe", self.arrays.describe)
             initializer(make(name, dict(self.attrs.get(name, {}))), cell)
             found[name] = unbox(cell)
         return found

@@ -1,4 +1,4 @@
-"""What a module is: the methods that every kind defines, and where arrays go in and out of it."""
+"""What a module is: the methods that every kind defines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from jfit.mxnet.box import Box
+from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.train.interrupts import StopFlag
 
 
@@ -20,9 +20,12 @@ class ModuleInterface:
         params_initialized: it has parameters.
         optimizer_initialized: it has an optimizer.
         logger: where log lines go.
+        arrays: which arrays and graphs it hands out.
 
     Source: Apache MXNet 1.9.1, `mxnet.module.BaseModule`.
     """
+
+    arrays: Arrays = PLAIN
 
     def __init__(self, logger: Any = logging) -> None:
         self.logger = logger
@@ -33,20 +36,6 @@ class ModuleInterface:
         self.optimizer_initialized = False
         self._symbol: Any = None
         self._flag: StopFlag | None = None  # while fit runs
-
-    # -------------------------------------------------------------------------------- where arrays go in and out
-    def _box(self, array: Any) -> Any:
-        """An array that is given to the caller."""
-        return array
-
-    def _box_cell(self, array: Any) -> Any:
-        """An array that a user's initializer or optimizer writes into."""
-        return Box(array)
-
-    @classmethod
-    def _symbol_of(cls, symbol: Any) -> Any:
-        """A graph that was read from a file."""
-        return symbol
 
     # -------------------------------------------------------------------------------- what subclasses give
     @property

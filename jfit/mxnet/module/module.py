@@ -201,23 +201,23 @@ class Module(BoundModule):
         """Outputs of the last forward pass; with merge_multi_context=False one list of slices for each output."""
         assert self.binded and self.params_initialized
         if merge_multi_context:
-            return [self._box(out) for out in self._passes.merged()]
-        return [[self._box(piece) for piece in pieces] for pieces in self._passes.sliced()]
+            return [self.arrays.box(out) for out in self._passes.merged()]
+        return [[self.arrays.box(piece) for piece in pieces] for pieces in self._passes.sliced()]
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data inputs; needs `bind(inputs_need_grad=True)`."""
         assert self.binded and self.params_initialized and self.inputs_need_grad
         names = [d.name for d in self._data_shapes]
         if merge_multi_context:
-            return [self._box(self._passes.whole_input_gradient(name)) for name in names]
-        return [[self._box(part) for part in self._passes.input_gradient(name)] for name in names]
+            return [self.arrays.box(self._passes.whole_input_gradient(name)) for name in names]
+        return [[self.arrays.box(part) for part in self._passes.input_gradient(name)] for name in names]
 
     def gradients(self) -> dict[str, Any]:
         """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
         assert self.binded
         slices = {n: self._passes.gradient_slices(n) for n in self._passes.learns}
         home = self._devices[0]
-        return {n: self._box(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
+        return {n: self.arrays.box(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Add the last batch to a metric; rows that an iterator wrapped around do not count.
@@ -228,9 +228,9 @@ class Module(BoundModule):
         """
         if pre_sliced:
             labels = [descs.joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
-        outputs = [self._box(out) for out in self._passes.merged()]  # a metric of the user's calls methods of the box
+        outputs = [self.arrays.box(out) for out in self._passes.merged()]  # a metric of the user's calls methods of the box
         names = [d.name for d in self._label_shapes] or self._label_names
-        shown = dict(zip(names, [self._box(unbox(a)) for a in labels or ()], strict=False))
+        shown = dict(zip(names, [self.arrays.box(unbox(a)) for a in labels or ()], strict=False))
         eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
 
     def _weights(self, outputs: Sequence[Any]) -> Any:
@@ -300,7 +300,7 @@ class Module(BoundModule):
     def _without_padding(self, pad: int) -> list[Any]:
         if not pad:
             return self.get_outputs()
-        return [self._box(out) for out in self._passes.merged(without=pad)]
+        return [self.arrays.box(out) for out in self._passes.merged(without=pad)]
 
     # -------------------------------------------------------------------------------- monitor
     def install_monitor(self, mon: Any) -> None:
@@ -351,7 +351,7 @@ class Module(BoundModule):
             **kwargs: as for `Module`.
         """
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
-        module = cls(cls._symbol_of(symbol), **kwargs)
+        module = cls(cls.arrays.symbol(symbol), **kwargs)
         module._loaded = (params, aux)
         module.params_initialized = True
         if load_optimizer_states:

@@ -43,7 +43,7 @@ class ParameterModule(BaseModule):
         attrs = {n.name: dict(n.attrs) for n in self._symbol.nodes() if n.op is None}
         params = {n: self._specs[n] for n in self._param_names}
         aux = {n: self._specs[n] for n in self._aux_names}
-        return Initial(params, aux, attrs, self._fixed_gammas, self._box_cell)
+        return Initial(params, aux, attrs, self._fixed_gammas, self.arrays)
 
     def init_params(
         self,
@@ -109,18 +109,18 @@ class ParameterModule(BaseModule):
         assert self.binded and self.params_initialized
         self._settle()
         params, aux = self._session.arrays()
-        return {n: self._box(params[n]) for n in self._param_names}, {n: self._box(aux[n]) for n in self._aux_names}
+        return {n: self.arrays.box(params[n]) for n in self._param_names}, {n: self.arrays.box(aux[n]) for n in self._aux_names}
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
         """The arrays of `state_names`; with merge_multi_context=False one list of slices for each."""
         assert self.binded and self.params_initialized
         if merge_multi_context:
-            return [self._box(self._states[n]) for n in self._state_names]
+            return [self.arrays.box(self._states[n]) for n in self._state_names]
         counts = self._slices(descs.rows_of_batch(self._data_shapes))
         cut = [np.cumsum(counts)[:-1]] * len(self._state_names)
         axes = [self._passes.programs.model.batch_axes.get(n, 0) for n in self._state_names]
         parts = [np.split(np.asarray(self._states[n]), at, a) for n, at, a in zip(self._state_names, cut, axes, strict=True)]
-        return [[self._box(p) for p in part] for part in parts]
+        return [[self.arrays.box(p) for p in part] for part in parts]
 
     def set_states(self, states: Any = None, value: float | None = None) -> None:
         """Set the state inputs: from arrays (whole, or lists of slices as `get_states` gives them), or all to one number."""

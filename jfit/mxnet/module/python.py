@@ -219,10 +219,10 @@ class PythonLossModule(PythonModule):
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Keep the scores and, in training, the labels."""
-        self._scores = self._box(data_batch.data[0])
+        self._scores = self.arrays.box(data_batch.data[0])
         self._pad = int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)
         if self.for_training if is_train is None else is_train:
-            self._labels = self._box(data_batch.label[0])
+            self._labels = self.arrays.box(data_batch.label[0])
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """[scores]."""
@@ -240,7 +240,7 @@ class PythonLossModule(PythonModule):
         if self._grad_func is None:
             raise NotImplementedError(f"{type(self).__name__} has no gradient: pass grad_func=, or override _backward_impl")
         found = unbox(self._grad_func(self._scores, self._labels))
-        self._scores_grad = self._box(jnp.asarray(found, jnp.result_type(unbox(self._scores), jnp.float32)))
+        self._scores_grad = self.arrays.box(jnp.asarray(found, jnp.result_type(unbox(self._scores), jnp.float32)))
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """[gradient of the scores]."""

@@ -189,7 +189,7 @@ class SVRGModule(Module):
     def _param_dict(self) -> list[dict[str, Any]]:
         """mu of each device, by name."""
         apart = {n: [v] if self._ctx_len == 1 else list(v) for n, v in self._full.items()}
-        return [{n: self._box(v[k]) for n, v in apart.items()} for k in range(self._ctx_len)]
+        return [{n: self.arrays.box(v[k]) for n, v in apart.items()} for k in range(self._ctx_len)]
 
     def update_full_grads(self, train_data: Any) -> None:
         """Takes the snapshot w~ and goes through the data once for mu.

@@ -13,7 +13,8 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.mxnet.box import Box, unbox
+from jfit.mxnet.box import unbox
+from jfit.mxnet.seam import PLAIN, Arrays
 
 
 class Monitor:
@@ -42,6 +43,8 @@ class Monitor:
 
     Source: mxnet.monitor.Monitor of Apache MXNet 1.9.1.
     """
+
+    arrays: Arrays = PLAIN
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Monitor:
         if self.stat_func is None:
             values: Sequence[Any] = _sizes([unbox(a) for a in found.values()])
         else:
-            values = [self.stat_func(self._box(array)) for array in found.values()]
+            values = [self.stat_func(self._cell(array)) for array in found.values()]
         self.queue.extend((self.step, name, value) for name, value in zip(found, values, strict=True))
 
     def tic(self) -> None:
@@ -114,9 +117,9 @@ class Monitor:
         for step, name, text in self.toc():
             logging.info("Batch: %s", f"{step:7d} {name:30s} {text:s}")
 
-    def _box(self, array: Any) -> Any:
+    def _cell(self, array: Any) -> Any:
         """What a user's statistic gets."""
-        return array if hasattr(array, "asnumpy") else Box(array)
+        return array if isinstance(array, self.arrays.cell) else self.arrays.cell(array)
 
 
 def _variables(exe: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jfit.mxnet.feedforward.boxed import load_checkpoint, save_checkpoint
+from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.rnn.base import BaseRNNCell, States
+from jfit.mxnet.spelled import load_checkpoint
 
 Cells = BaseRNNCell | Sequence[BaseRNNCell]
 

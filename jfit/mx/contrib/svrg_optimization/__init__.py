@@ -5,7 +5,6 @@
 'SVRGModule'
 """
 
-from jfit.mx.contrib.svrg_optimization import svrg_optimizer
-from jfit.mxnet.module import boxed_svrg as svrg_module
+from jfit.mx.contrib.svrg_optimization import svrg_module, svrg_optimizer
 
 __all__ = ["svrg_module", "svrg_optimizer"]
