@@ -162,3 +162,23 @@ def _range_problem(indices: np.ndarray, size: int) -> str | None:
     if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= size):
         return f"its indices run from {indices.min()} to {indices.max()}, needed 0 to {size - 1}"
     return None
+
+
+def from_dense(dense: np.ndarray, stype: str) -> SparseArray:
+    """A dense array as the file holds it: its rows, or its values, that are not 0.
+
+    Raises:
+        ValueError: no such storage type, or csr of an array that is no matrix.
+
+    Example:
+        >>> from_dense(np.array([[0.0, 2.0], [0.0, 0.0]]), "row_sparse").data.tolist()
+        [[0.0, 2.0]]
+    """
+    if stype == "row_sparse":
+        rows = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1)).astype(np.int64)
+        return SparseArray(stype, dense[rows], (rows,), dense.shape)
+    if stype != "csr" or dense.ndim != 2:
+        raise ValueError(f"storage type {stype!r} of an array with {dense.ndim} axes: csr needs 2, or use row_sparse")
+    rows, columns = np.nonzero(dense)
+    starts = np.searchsorted(rows, np.arange(dense.shape[0] + 1)).astype(np.int64)
+    return SparseArray(stype, dense[rows, columns], (starts, columns.astype(np.int64)), dense.shape)

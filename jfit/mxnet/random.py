@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jfit.mxnet import rng
-from jfit.mxnet.ndarray.array import NDArray, held
-from jfit.mxnet.ndarray.invoke import function, is_array
+from jfit.mxnet.ndarray.array import NDArray, function, held
+from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.spelling import find
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jfit.mxnet import random
 from jfit.mxnet.ndarray import control, sparse
-from jfit.mxnet.ndarray.array import NDArray, binary
+from jfit.mxnet.ndarray.array import NDArray, binary, function, invoke
 from jfit.mxnet.ndarray.create import (
     arange,
     array,
@@ -31,7 +31,6 @@ from jfit.mxnet.ndarray.create import (
     waitall,
     zeros,
 )
-from jfit.mxnet.ndarray.invoke import function, invoke
 from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
 from jfit.mxnet.spelling import PAIRS, Namespace, find
 

@@ -5,9 +5,10 @@ Basic indexing and `reshape` give views, as in MXNet: writing into `a[0]` or `a.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -15,9 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.formats.sparse import from_dense
+from jfit.graph.infer import trace_shapes
 from jfit.mxnet.base import ReshapeError
 from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import Context, context_of, place, traced
+from jfit.mxnet.ndarray import invoke as operators
+from jfit.mxnet.ndarray.invoke import is_array, on_device, with_number
+from jfit.ops import ALIASES, lookup
 
 
 class NDArray(Box):
@@ -133,9 +139,7 @@ class NDArray(Box):
 
     def tostype(self, stype: str) -> Any:
         """The same values in another storage type."""
-        from jfit.mxnet.ndarray import sparse
-
-        return self.copy() if stype == "default" else sparse.from_dense(self, stype)
+        return self.copy() if stype == "default" else STORAGE[stype](from_dense(self.asnumpy(), stype))
 
     def detach(self) -> NDArray:
         """The values without history."""
@@ -190,19 +194,17 @@ class NDArray(Box):
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
         """Axes in another order; reversed where none are given."""
         given = kwargs.get("axes", axes[0] if len(axes) == 1 and isinstance(axes[0], (list, tuple)) else axes)
-        return _call("transpose", self, axes=tuple(given or ()))
+        return function("transpose")(self, axes=tuple(given or ()))
 
     def slice(self, begin: Any, end: Any, step: Any = None) -> NDArray:
         """begin ≤ index < end on each axis."""
-        return _call("slice", self, begin=begin, end=end, step=step)
+        return function("slice")(self, begin=begin, end=end, step=step)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # Every operator is a method too: x.sum(axis=0) is mx.nd.sum(x, axis=0).
-        from jfit.ops import ALIASES
-
         if name.startswith("_") or name not in ALIASES:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and no operator is called that")
-        return lambda *args, **kwargs: _call(name, self, *args, **kwargs)
+        return functools.partial(function(name), self)
 
     # -------------------------------------------------------------------------------- operators
     def __add__(self, o: Any) -> NDArray:
@@ -243,7 +245,7 @@ class NDArray(Box):
         return binary("", "_mul_scalar", self, -1)
 
     def __abs__(self) -> NDArray:
-        return _call("abs", self)
+        return function("abs")(self)
 
     def __eq__(self, o: object) -> Any:
         return binary("broadcast_equal", "_equal_scalar", self, o)
@@ -311,26 +313,19 @@ class View(NDArray):
 
 
 ALL = slice(None)
+STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> class of its arrays; `sparse` enters its own
 
 
 def binary(both: str, scalar: str, left: NDArray, right: Any, swapped: bool = False) -> Any:
     """Two arrays (broadcast against each other) or an array and a number; the result has the array's dtype."""
-    from jfit.mxnet.ndarray.invoke import invoke, is_array, with_number
-
     if isinstance(right, (numbers.Number, np.generic)):
-        return with_number(scalar, left, right)
+        return NDArray(with_number(scalar, left, right))
     if not both or not is_array(right):
         return NotImplemented
     pair = [on_device(left), on_device(right)]
     rank = max(x.ndim for x in pair)  # ranks are made equal here: jax may be told to refuse unequal ones
     pair = [x if x.ndim == rank else x.reshape((1,) * (rank - x.ndim) + x.shape) for x in pair]
     return invoke(both, pair[::-1] if swapped else pair, {})
-
-
-def on_device(value: Any) -> jax.Array:
-    """The JAX array of anything array-like; 64-bit host data becomes 32-bit here."""
-    value = unbox(value)
-    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def held(value: Any, dtype: Any, ctx: Any = None) -> Any:
@@ -344,10 +339,27 @@ def held(value: Any, dtype: Any, ctx: Any = None) -> Any:
     return place(jnp.array(value, dtype, copy=True), ctx)
 
 
-def _call(name: str, *args: Any, **kwargs: Any) -> Any:
-    from jfit.mxnet.ndarray.invoke import function
+def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None) -> Any:
+    """One operator on arrays, as NDArrays; see `jfit.mxnet.ndarray.invoke`.
 
-    return function(name)(*args, **kwargs)
+    Example:
+        >>> invoke("clip", [np.array([1.0, 5.0])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
+        [1.0, 2.0]
+    """
+    return operators.invoke(name, arrays, attrs, out, NDArray)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The eager function of one operator, as `mx.nd.<name>`.
+
+    Raises:
+        UnknownOperator: no such operator (nearest names listed).
+
+    Example:
+        >>> function("concat")(np.ones((1, 2)), np.zeros((1, 2)), dim=0).shape
+        (2, 2)
+    """
+    return operators.function(name, NDArray)
 
 
 def _key(key: Any) -> Any:
@@ -385,9 +397,6 @@ def _basic(key: Any) -> bool:
 
 
 def _reshaped(shape: tuple[int, ...], sizes: tuple[int, ...], reverse: bool) -> tuple[int, ...]:
-    from jfit.graph.infer import trace_shapes
-    from jfit.ops import lookup
-
     op, target = lookup("Reshape"), sizes
     if any(s <= 0 for s in sizes):
         try:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jfit.graph.control import nested
-from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.ndarray.create import zeros
-from jfit.mxnet.ndarray.invoke import function
 
 
 def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any, Any]:

@@ -15,8 +15,8 @@ from jfit.formats import mxnet_arrays
 from jfit.mxnet.base import translated
 from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import place
-from jfit.mxnet.ndarray.array import NDArray, held
-from jfit.mxnet.ndarray.invoke import function, is_array
+from jfit.mxnet.ndarray.array import NDArray, function, held
+from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
 from jfit.mxnet.spelling import split_attributes
 

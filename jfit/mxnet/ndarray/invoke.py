@@ -18,8 +18,7 @@ import numpy as np
 
 from jfit.mxnet import keys
 from jfit.mxnet.base import MXNetError, translated
-from jfit.mxnet.box import Box
-from jfit.mxnet.ndarray.array import NDArray, on_device
+from jfit.mxnet.box import Box, unbox
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
 from jfit.ops.rules import reason
 from jfit.ops.scalar import TABLE as SCALAR_TABLE
@@ -27,7 +26,7 @@ from jfit.ops.scalar import TABLE as SCALAR_TABLE
 SCALARS = {row[0] for row in SCALAR_TABLE}
 
 
-def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None) -> Any:
+def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None, kind: type[Box] = Box) -> Any:
     """One operator on arrays.
 
     Args:
@@ -35,16 +34,16 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
         arrays: its inputs (then auxiliary states), in order.
         attrs: attributes, typed or as strings.
         out: box, or list of boxes, that takes the result.
+        kind: class of the results.
 
     Returns:
-        One NDArray, or a list where the operator has several visible outputs; `out` itself if it was given.
+        One `kind`, or a list where the operator has several visible outputs; `out` itself if it was given.
 
     Raises:
         MXNetError: the arrays do not fit the operator; the message names both.
 
     Example:
-        >>> import jfit.mx as mx
-        >>> invoke("clip", [mx.nd.array([1, 5])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
+        >>> invoke("clip", [np.array([1.0, 5.0])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
         [1.0, 2.0]
     """
     op = record_for(name, attrs)
@@ -65,7 +64,7 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         given = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
         raise MXNetError(f"{op.name} cannot take {given or 'its attributes'}: {reason(error)}") from error
-    return _given_out([NDArray(o) for o in outputs], out)
+    return _given_out([kind(o) for o in outputs], out)
 
 
 @functools.cache
@@ -94,7 +93,7 @@ def _floats_met(op: Op, arrays: Sequence[Any]) -> list[Any]:
     return [a if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(floats[0]) for a in arrays]
 
 
-def _given_out(results: list[NDArray], out: Any) -> Any:
+def _given_out(results: list[Box], out: Any) -> Any:
     if out is None:
         return results[0] if len(results) == 1 else results
     boxes = list(out) if isinstance(out, (list, tuple)) else [out]
@@ -105,18 +104,17 @@ def _given_out(results: list[NDArray], out: Any) -> Any:
     return out
 
 
-def with_number(name: str, array: Any, scalar: Any) -> NDArray:
+def with_number(name: str, array: Any, scalar: Any) -> jax.Array:
     """An array and a number, by the operator `name` (`_plus_scalar`, ...); the result keeps the array's dtype.
 
     Example:
-        >>> import jfit.mx as mx
-        >>> with_number("_rminus_scalar", mx.nd.array([1, 2]), 5).asnumpy().tolist()
+        >>> with_number("_rminus_scalar", np.array([1.0, 2.0]), 5).tolist()
         [4.0, 3.0]
     """
     number = scalar.item() if hasattr(scalar, "item") else scalar
     if isinstance(number, numbers.Integral) and not -(2**31) <= int(number) < 2**31:
         number = float(number)
-    return NDArray(_number_program(name)(on_device(array), number))
+    return _number_program(name)(on_device(array), number)
 
 
 @functools.cache
@@ -125,21 +123,26 @@ def _number_program(name: str) -> Callable[[Any, Any], Any]:
     return jax.jit(lambda array, scalar: fn(None, SimpleNamespace(scalar=scalar, is_int=True), array))
 
 
+def on_device(value: Any) -> jax.Array:
+    """The JAX array of anything array-like; 64-bit host data becomes 32-bit here."""
+    value = unbox(value)
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
+
+
 def is_array(value: Any) -> bool:
     """Whether an argument stands for an array (and not for an attribute)."""
     return isinstance(value, (Box, np.ndarray, jax.Array)) and not isinstance(value, np.generic)
 
 
 @functools.cache
-def function(name: str) -> Callable[..., Any]:
-    """The eager function of one operator, as `mx.nd.<name>`.
+def function(name: str, kind: type[Box] = Box) -> Callable[..., Any]:
+    """The eager function of one operator, whose results are of class `kind`.
 
     Raises:
         UnknownOperator: no such operator (nearest names listed).
 
     Example:
-        >>> import jfit.mx as mx
-        >>> function("concat")(mx.nd.ones((1, 2)), mx.nd.zeros((1, 2)), dim=0).shape
+        >>> function("concat")(np.ones((1, 2)), np.zeros((1, 2)), dim=0).shape
         (2, 2)
     """
     op = lookup(name)
@@ -158,7 +161,7 @@ def function(name: str) -> Callable[..., Any]:
             raise TypeError(f"{op.name} got {len(loose)} values by position, but has only the attributes {list(op.attrs)}")
         attrs.update((k, v) for k, v in zip(free, loose, strict=False) if v is not None)
         with translated():
-            return invoke(op.name, _in_order(record_for(op.name, attrs), arrays, named, attrs), attrs, out)
+            return invoke(op.name, _in_order(record_for(op.name, attrs), arrays, named, attrs), attrs, out, kind)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = op.doc

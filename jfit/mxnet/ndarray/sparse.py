@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
-from jfit.formats.mxnet_arrays import SparseArray
+from jfit.formats.sparse import SparseArray, from_dense
 from jfit.mxnet.box import unbox
-from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.array import STORAGE, NDArray
 from jfit.optim.rows import SparseRows
 
 
@@ -39,7 +39,8 @@ class BaseSparseNDArray(NDArray):
     def record(self) -> SparseArray:
         """The stored parts."""
         if self._record is None:
-            self._record = record_of(np.asarray(counters.read(self._dense)), self.stype)
+            host = counters.read(self._dense)  # sync: the stored parts are asked for, which only the values say
+            self._record = from_dense(np.asarray(host), self.stype)
         return self._record
 
     @property
@@ -63,9 +64,7 @@ class BaseSparseNDArray(NDArray):
 
     def tostype(self, stype: str) -> Any:
         """The same values in another storage type."""
-        if stype == self.stype:
-            return self
-        return NDArray(self.value) if stype == "default" else from_dense(self, stype)
+        return self if stype == self.stype else NDArray(self.value) if stype == "default" else super().tostype(stype)
 
     def __reduce__(self):
         return from_record, (self.record,)
@@ -125,26 +124,12 @@ def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
     return RowSparseNDArray(record._replace(data=record.data[kept], aux=(record.aux[0][kept],)))
 
 
-def record_of(dense: np.ndarray, stype: str) -> SparseArray:
-    """The parts of a dense array.
-
-    Example:
-        >>> record_of(np.array([[0.0, 2.0], [0.0, 0.0]]), "row_sparse").data.tolist()
-        [[0.0, 2.0]]
-    """
-    if stype == "row_sparse":
-        rows = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1)).astype(np.int64)
-        return SparseArray(stype, dense[rows], (rows,), dense.shape)
-    if stype != "csr" or dense.ndim != 2:
-        raise ValueError(f"storage type {stype!r} of an array with {dense.ndim} axes: csr needs 2, or use row_sparse")
-    rows, columns = np.nonzero(dense)
-    starts = np.searchsorted(rows, np.arange(dense.shape[0] + 1)).astype(np.int64)
-    return SparseArray(stype, dense[rows, columns], (starts, columns.astype(np.int64)), dense.shape)
+STORAGE.update(csr=CSRNDArray, row_sparse=RowSparseNDArray)
 
 
-def from_record(record: SparseArray) -> BaseSparseNDArray:
+def from_record(record: SparseArray) -> NDArray:
     """The box of a stored sparse array."""
-    return (CSRNDArray if record.stype == "csr" else RowSparseNDArray)(record)
+    return STORAGE[record.stype](record)
 
 
 def to_record(box: Any) -> Any:
@@ -154,11 +139,6 @@ def to_record(box: Any) -> Any:
     return box.record if isinstance(box, BaseSparseNDArray) else unbox(box)
 
 
-def from_dense(box: Any, stype: str) -> BaseSparseNDArray:
-    """A dense array as a sparse one."""
-    return from_record(record_of(np.asarray(counters.read(unbox(box))), stype))
-
-
 def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> CSRNDArray:
     """A CSR matrix from (data, indices, indptr) or from dense values."""
     if isinstance(arg1, tuple) and len(arg1) == 3:
@@ -166,7 +146,7 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
         starts, columns = indptr.astype(np.int64), indices.astype(np.int64)
         sizes = shape or (len(starts) - 1, int(columns.max(initial=-1)) + 1)
         return CSRNDArray(SparseArray("csr", data.astype(dtype or np.float32), (starts, columns), tuple(sizes)))
-    return CSRNDArray(record_of(np.asarray(unbox(arg1), dtype or np.float32), "csr"))
+    return CSRNDArray(from_dense(np.asarray(unbox(arg1), dtype or np.float32), "csr"))
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> RowSparseNDArray:
@@ -176,4 +156,4 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any =
         rows = rows.astype(np.int64)
         sizes = shape or (int(rows.max(initial=-1)) + 1, *data.shape[1:])
         return RowSparseNDArray(SparseArray("row_sparse", data.astype(dtype or np.float32), (rows,), tuple(sizes)))
-    return RowSparseNDArray(record_of(np.asarray(unbox(arg1), dtype or np.float32), "row_sparse"))
+    return RowSparseNDArray(from_dense(np.asarray(unbox(arg1), dtype or np.float32), "row_sparse"))

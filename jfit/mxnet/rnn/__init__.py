@@ -10,12 +10,12 @@
 from typing import NoReturn
 
 from jfit.mxnet.rnn.base import BaseRNNCell, RNNParams
-from jfit.mxnet.rnn.cells import GRUCell, LSTMCell, RNNCell
+from jfit.mxnet.rnn.cells import DropoutCell, GRUCell, LSTMCell, RNNCell
 from jfit.mxnet.rnn.checkpoint import do_rnn_checkpoint, load_rnn_checkpoint, rnn_unroll, save_rnn_checkpoint
 from jfit.mxnet.rnn.conv import BaseConvRNNCell, ConvGRUCell, ConvLSTMCell, ConvRNNCell
 from jfit.mxnet.rnn.fused import FusedRNNCell
 from jfit.mxnet.rnn.io import BucketSentenceIter, encode_sentences
-from jfit.mxnet.rnn.modifiers import DropoutCell, ModifierCell, ResidualCell, ZoneoutCell
+from jfit.mxnet.rnn.modifiers import ModifierCell, ResidualCell, ZoneoutCell
 from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
 from jfit.mxnet.spelling import absent
 

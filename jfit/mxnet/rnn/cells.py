@@ -1,13 +1,14 @@
-"""The three cells: plain, LSTM, GRU.  x is the input of a step, h and c are the states before it, σ the logistic function."""
+"""The three cells and dropout.  x is the input of a step, h and c are the states before it, σ the logistic function."""
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.initializer import rules as initializer
-from jfit.mxnet.rnn.base import BaseRNNCell, RNNParams, States
+from jfit.mxnet.rnn.base import BaseRNNCell, RNNParams, States, sequence
 
 LSTM_GATES = ("_i", "_f", "_c", "_o")
 GRU_GATES = ("_r", "_z", "_o")
@@ -154,3 +155,43 @@ def gru_step(i2h: Symbol, h2h: Symbol, hidden: Symbol, name: str, activation: An
     new = (1.0 - update) * fresh
     output = sym.elemwise_add(new, update * hidden, name=f"{name}out")
     return output, [output]
+
+
+class DropoutCell(BaseRNNCell):
+    """y = dropout(x), without states.
+
+    Args:
+        dropout: the part of the inputs that becomes 0 in training.
+        prefix: kept for MXNet's signature; the cell has no weights.
+        params: as `prefix`.
+    """
+
+    def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
+        super().__init__(prefix, params)
+        if not isinstance(dropout, Number):
+            raise TypeError(f"dropout is {dropout!r}, needed a number: the part of the inputs that is dropped")
+        self.dropout = dropout
+
+    @property
+    def state_info(self) -> list[Any]:
+        """None."""
+        return []
+
+    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
+        """One time step, or a whole sequence."""
+        return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
+
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: States | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, States]:
+        """Dropout of the sequence as a whole where it is one symbol; see `BaseRNNCell.unroll`."""
+        self.reset()
+        inputs = sequence(length, inputs, layout, merge_outputs)
+        if isinstance(inputs, Symbol):
+            return self(inputs, [])
+        return super().unroll(length, inputs, begin_state, layout, merge_outputs)

@@ -11,7 +11,8 @@ from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.initializer import rules as initializer
 from jfit.mxnet.rnn.base import KINDS, Arrays, BaseRNNCell, RNNParams, States, sequence, taken
-from jfit.mxnet.rnn.cells import GRU_GATES, LSTM_GATES, GRUCell, LSTMCell, RNNCell
+from jfit.mxnet.rnn.cells import GRU_GATES, LSTM_GATES, DropoutCell, GRUCell, LSTMCell, RNNCell
+from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
 
 GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": LSTM_GATES, "gru": GRU_GATES}
 
@@ -158,9 +159,6 @@ class FusedRNNCell(BaseRNNCell):
 
     def unfuse(self) -> Any:
         """The same network as a stack of single cells, which has the weights of `unpack_weights` by name."""
-        from jfit.mxnet.rnn.modifiers import DropoutCell
-        from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
-
         stack = SequentialRNNCell()
         for layer in range(self._num_layers):
             cells = [self._single(f"{self._prefix}{side}{layer}_") for side in self._directions]

@@ -1,9 +1,8 @@
-"""Cells that change what another cell does: dropout, zoneout, residual connections."""
+"""Cells that change what another cell does: zoneout, residual connections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
@@ -11,46 +10,6 @@ from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
 from jfit.mxnet.rnn.fused import FusedRNNCell
 from jfit.mxnet.rnn.stacked import BidirectionalCell
-
-
-class DropoutCell(BaseRNNCell):
-    """y = dropout(x), without states.
-
-    Args:
-        dropout: the part of the inputs that becomes 0 in training.
-        prefix: kept for MXNet's signature; the cell has no weights.
-        params: as `prefix`.
-    """
-
-    def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
-        super().__init__(prefix, params)
-        if not isinstance(dropout, Number):
-            raise TypeError(f"dropout is {dropout!r}, needed a number: the part of the inputs that is dropped")
-        self.dropout = dropout
-
-    @property
-    def state_info(self) -> list[Any]:
-        """None."""
-        return []
-
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step, or a whole sequence."""
-        return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
-
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: States | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, States]:
-        """Dropout of the sequence as a whole where it is one symbol; see `BaseRNNCell.unroll`."""
-        self.reset()
-        inputs = sequence(length, inputs, layout, merge_outputs)
-        if isinstance(inputs, Symbol):
-            return self(inputs, [])
-        return super().unroll(length, inputs, begin_state, layout, merge_outputs)
 
 
 class ModifierCell(BaseRNNCell):

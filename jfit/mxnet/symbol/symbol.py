@@ -1,30 +1,22 @@
-"""`mx.sym`: graphs as in `jfit.sym`, with MXNet's `bind` and `simple_bind`.
-
->>> import jfit.mx as mx
->>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc")
->>> net.bind(mx.cpu(), {"data": mx.nd.ones((1, 3)), "fc_weight": mx.nd.ones((2, 3))}).forward()[0].asnumpy().tolist()
-[[3.0, 3.0]]
-"""
+"""The symbol that binds, and the functions that make one."""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from jfit.graph import compose, control, serial
-from jfit.graph.scopes import AttrScope, NameManager, Prefix
+from jfit.graph import compose, serial
 from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet.base import MXNetError, translated
 from jfit.mxnet.context import Context
 from jfit.mxnet.executor.executor import Executor, boxes_of, requests
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
-from jfit.mxnet.spelling import PAIRS, Namespace, find, split_attributes
+from jfit.mxnet.spelling import split_attributes
 
 
 class Symbol(Graph):
@@ -239,60 +231,3 @@ def split_v2(ary: Symbol, indices_or_sections: Any, axis: int = 0, squeeze_axis:
     """Parts of an array along an axis: so many equal ones, or cut at these indices."""
     parts = split_attributes(indices_or_sections)
     return operator("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, **parts, **kwargs)
-
-
-def _pair(both: str, scalar: str, mirrored: str):
-    def call(left: Any, right: Any) -> Any:
-        if isinstance(left, Graph):
-            return operator(both)(left, right) if isinstance(right, Graph) else operator(scalar)(left, scalar=right)
-        if isinstance(right, Graph):
-            return operator(mirrored)(right, scalar=left)
-        raise TypeError(f"one of the two must be a Symbol, found {type(left).__name__} and {type(right).__name__}")
-
-    return call
-
-
-# between two symbols MXNet's functions of these names need equal shapes
-_EQUAL_SHAPES = {"pow": "_Power", "power": "_Power", "maximum": "_Maximum", "minimum": "_Minimum", "hypot": "_Hypot"}
-_FUNCTIONS = SimpleNamespace(
-    **{n: _pair(_EQUAL_SHAPES[n], scalar, mirrored) for n, (_, scalar, mirrored) in PAIRS.items() if n in _EQUAL_SHAPES}
-)
-
-contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator, (control.foreach, control.while_loop, control.cond))
-linalg = Namespace("mx.sym.linalg", ("_linalg_",), operator)
-image = Namespace("mx.sym.image", ("_image_",), operator)
-sparse = Namespace("mx.sym.sparse", ("_sparse_",), operator)
-op = Namespace("mx.sym.op", ("",), operator)
-_internal = Namespace("mx.sym._internal", ("",), operator)
-
-__all__ = [
-    "AttrScope",
-    "Group",
-    "NameManager",
-    "Prefix",
-    "Symbol",
-    "Variable",
-    "arange",
-    "full",
-    "load",
-    "load_json",
-    "ones",
-    "var",
-    "zeros",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "random":
-        from jfit.mxnet import symbol_random  # it builds on this module
-
-        return symbol_random
-    if hasattr(_FUNCTIONS, name):
-        return getattr(_FUNCTIONS, name)
-    return find("mx.sym", ("",), name, operator)
-
-
-def __dir__() -> list[str]:
-    from jfit.ops import ALIASES
-
-    return sorted({*__all__, *_EQUAL_SHAPES, *ALIASES})

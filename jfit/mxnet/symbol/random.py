@@ -13,7 +13,7 @@ from typing import Any
 
 from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet.spelling import find
-from jfit.mxnet.symbol import Symbol, operator
+from jfit.mxnet.symbol.symbol import Symbol, operator
 
 
 def uniform(low: Any = 0, high: Any = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
