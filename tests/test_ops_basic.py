@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from jfit.ops.__main__ import load_all
 from jfit.ops.context import Ctx
+from jfit.ops.elementwise import tanh
 from jfit.ops.registry import lookup
 from jfit.ops.rows import LOST, RowLayout, reshape_rows
 from jfit.ops.shape import reshape_target
-from jfit.ops.unary import tanh
 
 load_all()
 GOLDEN = load_cases("elementwise", "reduce", "shape", "indexing", "sequence", "linalg", "dtype", "edges")

@@ -11,7 +11,7 @@ from scipy import stats
 import jfit
 from jfit.graph.symbol import GraphError
 from jfit.ops import LOST, Ctx, RowLayout, lookup
-from jfit.ops.draws import TABLE
+from jfit.ops.random import TABLE
 
 COUNT = 4000
 # largest distance of distribution functions: one draw in a hundred passes 1.63 / √n, and the seeds fix which

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jfit.ops.attributes import flag, integer, maybe_choice, number
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, lost_rows
-from jfit.ops.rules import accumulating, agreed, argument_names, positive, unify
+from jfit.ops.rules import accumulating, agreed, argument_names, positive, removed, same_shape, unify
 
 ATTRS = {
     "transpose_a": flag(False),
@@ -279,3 +282,232 @@ def khatri_rao(ctx, attrs, *args):
     for a in args[1:]:
         product = (product[:, None, :] * a[None, :, :]).reshape((-1, a.shape[1]))
     return product
+
+
+# ----------------------------------------------------------------------------------------------------
+# Decompositions and inverses of square matrices, in the last two axes: the rest of the linalg family. Matrices that have no
+# inverse or are not positive definite give nan, where MXNet stops: compiled code cannot.
+
+SQUARE = {"inputs": ("A",), "fill": same_shape, "rows": stack_rows}
+CLOSE = 1e-30  # eigenvalues nearer than this count as this far apart
+
+
+def _swapped(matrix: Array) -> Array:
+    return jnp.swapaxes(matrix, -1, -2)
+
+
+def _from_lower(matrix: Array) -> Array:
+    """The symmetric matrix that the lower half says, with a gradient that is symmetric."""
+    even = (matrix + _swapped(matrix)) / 2
+    said = jnp.tril(matrix) + _swapped(jnp.tril(matrix, -1))
+    return even + lax.stop_gradient(said - even)
+
+
+@operator("_linalg_potrf", aliases=("linalg_potrf",), **SQUARE)
+def potrf(ctx, attrs, matrix):
+    """y = L, lower triangular, with A = L Lᵀ; reads the lower half of A, its gradient is symmetric as MXNet has it."""
+    need_matrices("A", matrix.shape)
+    return lax.linalg.cholesky(_from_lower(wide(matrix)), symmetrize_input=False).astype(matrix.dtype)
+
+
+@operator("_linalg_potri", aliases=("linalg_potri",), **SQUARE)
+def potri(ctx, attrs, matrix):
+    """y = (A Aᵀ)⁻¹ for a lower triangular A: the inverse of the matrix of which A is the Cholesky factor."""
+    need_matrices("A", matrix.shape)
+    factor = wide(matrix)
+    one = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+    inverse = lax.linalg.triangular_solve(factor, one, left_side=True, lower=True)
+    return jnp.matmul(_swapped(inverse), inverse).astype(matrix.dtype)
+
+
+@operator("_linalg_inverse", aliases=("linalg_inverse",), **SQUARE)
+def inverse(ctx, attrs, matrix):
+    """y = A⁻¹."""
+    need_matrices("A", matrix.shape)
+    return jnp.linalg.inv(wide(matrix)).astype(matrix.dtype)
+
+
+@jax.custom_jvp
+def _log_det(matrix: Array) -> tuple[Array, Array]:
+    """(sign, ln|det A|)."""
+    sign, size = jnp.linalg.slogdet(matrix)
+    return sign, size
+
+
+@_log_det.defjvp
+def _log_det_jvp(primals, tangents):
+    # MXNet: a singular matrix has gradient 0, and the sign never has one
+    (matrix,), (change,) = primals, tangents
+    sign, size = _log_det(matrix)
+    singular = (sign == 0).reshape((*sign.shape, 1, 1))
+    safe = jnp.where(singular, jnp.eye(matrix.shape[-1], dtype=matrix.dtype).reshape(_ones(matrix)), matrix)
+    slope = jnp.where(singular, jnp.zeros_like(matrix), _swapped(jnp.linalg.inv(safe)))
+    return (sign, size), (jnp.zeros_like(sign), jnp.sum(slope * change, (-2, -1)))
+
+
+def _ones(matrix: Array) -> tuple[int, ...]:
+    return (1,) * (matrix.ndim - 2) + matrix.shape[-2:]
+
+
+def _leading(values: Array, matrix: Array) -> Array:
+    return values.reshape(values.shape or (1,)).astype(matrix.dtype)
+
+
+@operator("_linalg_slogdet", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_slogdet",), rows=stack_rows)
+def slogdet(ctx, attrs, matrix):
+    """y₀ = sign of det A, y₁ = ln|det A|; a singular matrix gives 0 and -inf, and gradient 0."""
+    need_matrices("A", matrix.shape)
+    sign, size = _log_det(wide(matrix))
+    return _leading(sign, matrix), _leading(size, matrix)
+
+
+@operator("_linalg_det", inputs=("A",), outputs=("output0",), aliases=("linalg_det",), rows=stack_rows)
+def det(ctx, attrs, matrix):
+    """y = det A; a singular matrix has gradient 0, as MXNet has it."""
+    need_matrices("A", matrix.shape)
+    sign, size = _log_det(wide(matrix))
+    return _leading(sign * jnp.exp(size), matrix)
+
+
+@operator("_linalg_sumlogdiag", inputs=("A",), aliases=("linalg_sumlogdiag",), rows=stack_rows)
+def sumlogdiag(ctx, attrs, matrix):
+    """y = Σᵢ ln A[i, i]."""
+    need_matrices("A", matrix.shape)
+    return _leading(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1), matrix)
+
+
+@operator("_linalg_gelqf", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_gelqf",), rows=stack_rows)
+def gelqf(ctx, attrs, matrix):
+    """y₀ = Q, y₁ = L with A = L Q: L lower triangular, the rows of Q orthonormal; A has at most as many rows as columns."""
+    need_matrices("A", matrix.shape, square=False)
+    if matrix.shape[-2] > matrix.shape[-1]:
+        raise ValueError(f"A has shape {matrix.shape}, it must not have more rows than columns; transpose it")
+    columns, upper = jnp.linalg.qr(_swapped(wide(matrix)))
+    return _swapped(columns).astype(matrix.dtype), _swapped(upper).astype(matrix.dtype)
+
+
+@jax.custom_vjp
+def _eigen(matrix: Array) -> tuple[Array, Array]:
+    """(U, eigenvalues in ascending order): A = Uᵀ diag(values) U; in each row of U the largest magnitude is positive."""
+    vectors, values = lax.linalg.eigh(jnp.tril(matrix) + _swapped(jnp.tril(matrix, -1)), symmetrize_input=False)
+    rows = _swapped(vectors)
+    largest = jnp.take_along_axis(rows, jnp.argmax(jnp.abs(rows), -1)[..., None], -1)
+    return jnp.where(largest < 0, -rows, rows), values
+
+
+def _eigen_forward(matrix):
+    found = _eigen(matrix)
+    return found, found
+
+
+def _eigen_backward(kept, heads):
+    rows, values = kept
+    d_rows, d_values = heads
+    turned = jnp.matmul(d_rows, _swapped(rows))
+    gap = values[..., :, None] - values[..., None, :]  # positive below the diagonal
+    below = jnp.tril((turned - _swapped(turned)) / (2 * jnp.maximum(gap, CLOSE)), -1)
+    diagonal = d_values[..., None] * jnp.eye(rows.shape[-1], dtype=rows.dtype).reshape(_ones(rows))
+    inner = diagonal + below + _swapped(below)
+    return (jnp.matmul(_swapped(rows), jnp.matmul(inner, rows)),)
+
+
+_eigen.defvjp(_eigen_forward, _eigen_backward)
+
+
+@operator("_linalg_syevd", inputs=("A",), outputs=("output0", "output1"), rows=stack_rows)
+def syevd(ctx, attrs, matrix):
+    """y₀ = U, y₁ = λ with A = Uᵀ diag(λ) U for a symmetric A (its lower half is read); the gradient is symmetric."""
+    need_matrices("A", matrix.shape)
+    rows, values = _eigen(wide(matrix))
+    return rows.astype(matrix.dtype), values.astype(matrix.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Diagonals and triangles of matrices, taken out and put in.
+
+Places = tuple[np.ndarray, np.ndarray]
+
+
+def _diagonal(size: int, offset: int) -> Places:
+    """Row and column numbers of a diagonal of a square matrix, above the main one where offset > 0."""
+    if abs(offset) >= size:
+        raise ValueError(f"offset is {offset}, a matrix of side {size} has diagonals {1 - size} to {size - 1}; change offset")
+    at = np.arange(size - abs(offset))
+    return at + max(-offset, 0), at + max(offset, 0)
+
+
+def _triangle(size: int, offset: int, lower: bool) -> Places:
+    """Row and column numbers of the triangle that starts at a diagonal; offset 0 leaves the choice to `lower`.
+
+    A lower triangle goes row by row, an upper one column by column.
+    """
+    _diagonal(size, offset)
+    row, column = np.tril_indices(size, -abs(offset))
+    return (row, column) if offset < 0 or (offset == 0 and lower) else (column, row)
+
+
+def _vector_rows(attrs, rows, shapes, outs):
+    """Vectors in the last axis become matrices: rows of the leading axes stay."""
+    first = rows[0]
+    return [LOST if isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1 else first]
+
+
+@operator("_linalg_extractdiag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_extractdiag",), rows=stack_rows)
+def extractdiag(ctx, attrs, matrix):
+    """y[i] = A[i, i + offset], a diagonal of each matrix."""
+    need_matrices("A", matrix.shape)
+    row, column = _diagonal(matrix.shape[-1], attrs.offset)
+    return matrix[..., row, column]
+
+
+@operator("_linalg_makediag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_makediag",), rows=_vector_rows)
+def makediag(ctx, attrs, vector):
+    """y[i, i + offset] = A[i], all other entries 0."""
+    size = vector.shape[-1] + abs(attrs.offset)
+    row, column = _diagonal(size, attrs.offset)
+    return jnp.zeros((*vector.shape[:-1], size, size), vector.dtype).at[..., row, column].set(vector, unique_indices=True)
+
+
+TRIANGLE = {"offset": integer(0), "lower": flag(True)}
+
+
+@operator("_linalg_extracttrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_extracttrian",), rows=stack_rows)
+def extracttrian(ctx, attrs, matrix):
+    """y = the triangle of each matrix as a vector (offset > 0: the upper one, column by column; < 0: the lower, row by row)."""
+    need_matrices("A", matrix.shape)
+    row, column = _triangle(matrix.shape[-1], attrs.offset, attrs.lower)
+    return matrix[..., row, column]
+
+
+@operator("_linalg_maketrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_maketrian",), rows=_vector_rows)
+def maketrian(ctx, attrs, vector):
+    """y = square matrices with the vectors as their triangle, all other entries 0; the inverse of extracttrian."""
+    count = vector.shape[-1]
+    side = (math.isqrt(8 * count + 1) - 1) // 2
+    if side * (side + 1) // 2 != count:
+        raise ValueError(
+            f"A has shape {vector.shape}, {count} entries make no triangle (1, 3, 6, 10, ... do); change its last axis"
+        )
+    size = side + abs(attrs.offset)
+    row, column = _triangle(size, attrs.offset, attrs.lower)
+    return jnp.zeros((*vector.shape[:-1], size, size), vector.dtype).at[..., row, column].set(vector, unique_indices=True)
+
+
+def _diag_rows(attrs, rows, shapes, outs):
+    ndim = len(shapes[0])
+    if ndim == 1:
+        return [LOST if isinstance(rows[0], RowLayout) else rows[0]]
+    return [removed(rows[0], (positive(attrs.axis1, ndim, "axis1"), positive(attrs.axis2, ndim, "axis2")))]
+
+
+@operator("diag", attrs={"k": integer(0), "axis1": integer(0), "axis2": integer(1)}, rows=_diag_rows)
+def diag(ctx, attrs, data):
+    """y[..., i] = x[i, i + k] along axis1 and axis2; a vector becomes the k-th diagonal of a matrix."""
+    if data.ndim == 1:
+        return jnp.diag(data, attrs.k)
+    first, second = positive(attrs.axis1, data.ndim, "axis1"), positive(attrs.axis2, data.ndim, "axis2")
+    if first == second:
+        raise ValueError(f"axis1 and axis2 are both axis {first}, a diagonal needs two; change one of them")
+    if not -data.shape[first] < attrs.k < data.shape[second]:
+        raise ValueError(f"k is {attrs.k}, data of shape {data.shape} has no such diagonal of axes {first}, {second}; change k")
+    return jnp.diagonal(data, attrs.k, first, second)

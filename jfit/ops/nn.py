@@ -12,10 +12,10 @@ from jax import Array, lax
 
 from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_flag, number, shape
 from jfit.ops.context import Ctx
+from jfit.ops.elementwise import tanh
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, known_or, need_rank, same_shape, size_of, unmixed_rows
-from jfit.ops.unary import tanh
 
 # Constants of self-normalizing networks (Klambauer et al. 2017, arXiv:1706.02515).
 SELU_ALPHA = 1.6732632423543772

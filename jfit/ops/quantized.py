@@ -1,7 +1,4 @@
-"""Layers on eight-bit integers: data and weights int8 or uint8, sums int32, and a range (min, max) beside every array.
-
-The numbers are those of MXNet's CPU build.  Nothing here has a gradient: quantized nets only predict.
-"""
+"""Layers on eight-bit integers, and the way between floats and them."""
 
 from __future__ import annotations
 
@@ -10,17 +7,185 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from jfit.ops import conv, nn, pooling
+from jfit.ops import (
+    conv,
+    nn,
+    pooling,
+    rnn,  # noqa: F401  registers RNN
+)
 from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, maybe_number, number
 from jfit.ops.context import Ctx
-from jfit.ops.quantize import CALIBRATED, FINE_STEPS, STEPS, as_integers, largest, one, range_shapes, steps_of
 from jfit.ops.registry import lookup, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import agreed, along, batch_rows, size_of, unify
+from jfit.ops.rules import agreed, along, batch_rows, dtype_of, size_of, unify
 
-OUTPUTS = ("output", "min_output", "max_output")
+# ----------------------------------------------------------------------------------------------------
+# Between floats and eight-bit integers: quantize, quantize_v2, quantize_asym, requantize, dequantize. An integer q stands for
+# q · range / steps, where range is the largest magnitude of (min, max).  MXNet's CPU build counts steps in two ways, and
+# files are made for both: 127 of int8 and 255 of uint8, or half a step more (127.5 and 255.5).
+
+STEPS = {"int8": 127.0, "uint8": 255.0, "int32": float(2**31 - 1)}
+FINE_STEPS = {"int8": 127.5, "uint8": 255.5}
+OUTPUTS = ("output0", "output1", "output2")
+CALIBRATED = {"min_calib_range": maybe_number(), "max_calib_range": maybe_number()}
+
+
+def largest(low: Array, high: Array) -> Array:
+    """The largest magnitude of a range, as one number."""
+    return jnp.maximum(jnp.abs(low), jnp.abs(high)).astype(jnp.float32).reshape(())
+
+
+def steps_of(op: str, data: Array, steps: dict[str, float]) -> float:
+    """How many steps the integers of `data` divide their range into."""
+    if data.dtype.name not in steps:
+        raise ValueError(f"{op}: data is {data.dtype}, needed {' or '.join(steps)}; quantize it first")
+    return steps[data.dtype.name]
+
+
+def as_integers(values: Array, name: str) -> Array:
+    """Rounded to the nearest integer (halves to the even one), cut off at the ends of the dtype."""
+    ends = np.iinfo(DTYPES[name])
+    return jnp.clip(jnp.round(values), ends.min, ends.max).astype(dtype_of(name))
+
+
+def one(value: Any) -> Array:
+    """A range's end as the operators hand it on: (1,) float32."""
+    return jnp.asarray(value, jnp.float32).reshape(1)
+
+
+def range_shapes(attrs: Attrs, ins: list, outs: list) -> list:
+    """Data as it is, every range of one number."""
+    return [ins[0], *[(1,)] * (len(ins) - 1)]
+
+
+def _quantized_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
+    floats = [DTYPES["float32"]]
+    return [ins[0] or floats[0], *floats * (len(ins) - 1)], [DTYPES[_kind(attrs)], *floats * 2]
+
+
+def _kind(attrs: Attrs) -> str:
+    """The dtype of the result; auto is uint8 where calibration saw nothing negative."""
+    if attrs.out_type != "auto":
+        return attrs.out_type
+    return "uint8" if _is_calibrated(attrs) and attrs.min_calib_range >= 0 else "int8"
+
+
+def _is_calibrated(attrs: Attrs) -> bool:
+    return attrs.min_calib_range is not None and attrs.max_calib_range is not None
+
+
+def _kept_rows(attrs, rows, shapes, outs):
+    """The integers keep the rows of the data; a range found in the data depends on all rows."""
+    found = batch_rows(attrs, [rows[0]], shapes, outs[:1])
+    free = rows[0] is None or _is_calibrated(attrs)
+    return [*found, *[None if free else LOST] * 2]
+
+
+def _ends(ctx: Ctx, data: Array) -> tuple[Array, Array]:
+    """Smallest and largest value, rows of weight 0 left out."""
+    mask = ctx.row_mask(data.ndim)
+    if mask is None:
+        return jnp.min(data), jnp.max(data)
+    inside, ends = mask > 0, (jnp.iinfo if jnp.issubdtype(data.dtype, jnp.integer) else jnp.finfo)(data.dtype)
+    return jnp.min(jnp.where(inside, data, ends.max)), jnp.max(jnp.where(inside, data, ends.min))
+
+
+@operator(
+    "_contrib_quantize",
+    inputs=("data", "min_range", "max_range"),
+    outputs=OUTPUTS,
+    attrs={"out_type": choice("int8", "uint8", default="uint8")},
+    fill=range_shapes,
+    types=_quantized_types,
+    rows=lambda attrs, rows, shapes, outs: [*batch_rows(attrs, rows[:1], shapes, outs[:1]), *rows[1:]],
+)
+def quantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
+    """q = round(x · 127 / range) as int8 (· 255 as uint8), range = max(|min|, |max|); and the range."""
+    size = largest(min_range, max_range)
+    q = as_integers(data.astype(jnp.float32) * (STEPS[attrs.out_type] / size), attrs.out_type)
+    if attrs.out_type == "uint8":
+        return q, one(min_range), one(max_range)
+    return q, one(-size), one(size)
+
+
+@operator(
+    "_contrib_quantize_v2",
+    outputs=OUTPUTS,
+    attrs={"out_type": choice("auto", "int8", "uint8", default="int8"), **CALIBRATED},
+    types=_quantized_types,
+    rows=_kept_rows,
+)
+def quantize_v2(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Array]:
+    """q = round(x · 127.5 / range) as int8 (· 255.5 as uint8), the range calibrated or that of the data; and the range."""
+    kind = _kind(attrs)
+    if data.dtype.name in FINE_STEPS:  # integers already; as in MXNet, a step is one then
+        steps = FINE_STEPS[data.dtype.name]
+        return data, one(0.0 if data.dtype == jnp.uint8 else -steps), one(steps)
+    low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _ends(ctx, data)
+    size = largest(jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32))
+    q = as_integers(data.astype(jnp.float32) * (FINE_STEPS[kind] / size), kind)
+    return (q, one(low), one(high)) if kind == "uint8" else (q, one(-size), one(size))
+
+
+@operator(
+    "_contrib_quantize_asym",
+    outputs=("output", "scale", "shift"),
+    attrs=CALIBRATED,
+    types=lambda attrs, ins: ([ins[0] or DTYPES["float32"]], [DTYPES["uint8"], DTYPES["float32"], DTYPES["float32"]]),
+    rows=_kept_rows,
+)
+def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Array]:
+    """q = round(x · scale + shift) as uint8, scale = 255 / (max - min), shift = 255 - max · scale; and scale and shift."""
+    low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _ends(ctx, data)
+    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+    scale = 255.0 / (high - low)
+    shift = 255.0 - high * scale
+    return as_integers(data.astype(jnp.float32) * scale + shift, "uint8"), one(scale), one(shift)
+
+
+@operator(
+    "_contrib_dequantize",
+    inputs=("data", "min_range", "max_range"),
+    attrs={"out_type": choice("float32", default="float32")},
+    fill=range_shapes,
+    types=lambda attrs, ins: ([ins[0], *[DTYPES["float32"]] * 2], [DTYPES["float32"]]),
+    rows=lambda attrs, rows, shapes, outs: batch_rows(attrs, rows[:1], shapes, outs),
+)
+def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> Array:
+    """x = q · range / 127.5 of int8, q · range / 255.5 of uint8."""
+    scale = largest(min_range, max_range) / steps_of("_contrib_dequantize", data, FINE_STEPS)
+    return data.astype(jnp.float32) * scale
+
+
+@operator(
+    "_contrib_requantize",
+    inputs=("data", "min_range", "max_range"),
+    outputs=OUTPUTS,
+    attrs={"out_type": choice("auto", "int8", "uint8", default="int8"), **CALIBRATED},
+    fill=range_shapes,
+    types=lambda attrs, ins: ([DTYPES["int32"], *[DTYPES["float32"]] * 2], _quantized_types(attrs, ins)[1]),
+    rows=_kept_rows,
+)
+def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
+    """q = round(x · 127 / range) as int8 (· 255 as uint8) of x = p · old range / (2³¹ - 1), p int32; and the new range."""
+    step = largest(min_range, max_range) / steps_of("_contrib_requantize", data, {"int32": STEPS["int32"]})
+    if _is_calibrated(attrs):
+        low, high = one(attrs.min_calib_range), one(attrs.max_calib_range)
+    else:
+        low, high = (end.astype(jnp.float32) * step for end in _ends(ctx, data))
+    size, kind = largest(low, high), _kind(attrs)
+    q = as_integers(data.astype(jnp.float32) * (step * (STEPS[kind] / size)), kind)
+    return q, one(0.0 if kind == "uint8" else -size), one(size)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Layers on eight-bit integers: data and weights int8 or uint8, sums int32, and a range (min, max) beside every array. The
+# numbers are those of MXNet's CPU build.  Nothing here has a gradient: quantized nets only predict.
+
+QUANTIZED_OUTPUTS = ("output", "min_output", "max_output")
 FLOAT = DTYPES["float32"]
 INTEGERS = ("int8", "uint8")
 
@@ -73,7 +238,7 @@ def _wide(op: str, data: Array) -> Array:
 @operator(
     "_contrib_quantized_fully_connected",
     inputs=_layer_inputs,
-    outputs=OUTPUTS,
+    outputs=QUANTIZED_OUTPUTS,
     attrs=lookup("FullyConnected").attrs,
     fill=_layer_fill("FullyConnected"),
     types=_sums_types,
@@ -114,7 +279,7 @@ def in_floats(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
 @operator(
     "_contrib_quantized_conv",
     inputs=_layer_inputs,
-    outputs=OUTPUTS,
+    outputs=QUANTIZED_OUTPUTS,
     attrs=lookup("Convolution").attrs,
     fill=_layer_fill("Convolution"),
     types=_sums_types,
@@ -143,7 +308,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array
 def _passes(name: str, **record: Any):
     """A layer of one array whose range stays as it is."""
     given: dict[str, Any] = {"fill": range_shapes, "types": _same_types, "rows": _data_rows} | record
-    return operator(name, inputs=_ranged("data"), outputs=OUTPUTS, **given)
+    return operator(name, inputs=_ranged("data"), outputs=QUANTIZED_OUTPUTS, **given)
 
 
 @_passes("_contrib_quantized_pooling", attrs=lookup("Pooling").attrs)
@@ -180,7 +345,7 @@ def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> 
 @operator(
     "_contrib_quantized_embedding",
     inputs=("data", "weight", "min_weight", "max_weight"),
-    outputs=OUTPUTS,
+    outputs=QUANTIZED_OUTPUTS,
     attrs=lookup("Embedding").attrs,
     fill=lambda attrs, ins, outs: [ins[0], (attrs.input_dim, attrs.output_dim), (1,), (1,)],
     types=lambda attrs, ins: ([ins[0] or FLOAT, DTYPES["int8"], FLOAT, FLOAT], [DTYPES["int8"], FLOAT, FLOAT]),
@@ -219,7 +384,7 @@ def _met(dtypes: list[Any]) -> Any:
 @operator(
     "_contrib_quantized_concat",
     inputs=_concat_inputs,
-    outputs=OUTPUTS,
+    outputs=QUANTIZED_OUTPUTS,
     attrs={"num_args": integer(), "dim": integer(1)},
     fill=lambda attrs, ins, outs: [*ins[: attrs.num_args], *[(1,)] * 2 * attrs.num_args],
     types=_concat_types,
@@ -264,7 +429,7 @@ def _fine(op: str, x: Array, low: Array, high: Array) -> Array:
 @operator(
     "_contrib_quantized_elemwise_add",
     inputs=PAIR,
-    outputs=OUTPUTS,
+    outputs=QUANTIZED_OUTPUTS,
     attrs=CALIBRATED,
     fill=_pair_fill,
     types=lambda attrs, ins: ([*ins[:2], *[FLOAT] * 4], [DTYPES[_pair_kind(attrs, ins[:2])], FLOAT, FLOAT]),
@@ -289,7 +454,7 @@ def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[A
 @operator(
     "_contrib_quantized_elemwise_mul",
     inputs=PAIR,
-    outputs=lambda attrs: ("output",) if attrs.enable_float_output else OUTPUTS,
+    outputs=lambda attrs: ("output",) if attrs.enable_float_output else QUANTIZED_OUTPUTS,
     attrs={**CALIBRATED, "enable_float_output": flag(False)},
     fill=_pair_fill,
     types=lambda attrs, ins: (
@@ -339,7 +504,7 @@ def _norm_fill(attrs: Attrs, ins: Any, outs: Any) -> Any:
     aux=("moving_mean", "moving_var"),
     aux_init=("zero", "one"),
     aux_at=3,
-    outputs=OUTPUTS,
+    outputs=QUANTIZED_OUTPUTS,
     attrs=NORM,
     fill=_norm_fill,
     types=lambda attrs, ins: ([ins[0], *[FLOAT] * (len(ins) - 1)], [DTYPES["int8"], FLOAT, FLOAT]),
@@ -360,3 +525,41 @@ def batch_norm(
     steps = FINE_STEPS["int8"] / size
     values = x * along(scale * step * steps, attrs.axis, x.ndim) + along(shift * steps, attrs.axis, x.ndim)
     return (as_integers(values, "int8"), one(attrs.min_calib_range), one(attrs.max_calib_range)), (mean, var)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The recurrent operator on quantized data: its weights are floats in the file, so it is the float operator on floats again.
+
+RNN = lookup("RNN")
+SCALES = ("data_scale", "data_shift")
+
+
+def _inputs(attrs: Attrs) -> tuple[str, ...]:
+    return (*RNN.input_names(attrs), *SCALES)
+
+
+def _fill(attrs: Attrs, ins: list, outs: list) -> list:
+    assert RNN.fill is not None
+    return [*RNN.fill(attrs, ins[:-2], outs), (1,), (1,)]
+
+
+def _types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
+    floats = [DTYPES["float32"]]
+    return [DTYPES["uint8"], *floats * (len(ins) - 1)], floats * len(RNN.output_names(attrs))
+
+
+@operator(
+    "_contrib_quantized_rnn",
+    inputs=_inputs,
+    outputs=RNN.outputs,
+    attrs=RNN.attrs,
+    fill=_fill,
+    types=_types,
+    rows=lambda attrs, rows, shapes, outs: RNN.rows(attrs, rows[:-2], shapes[:-2], outs),
+    needs_rng=True,
+)
+def quantized_rnn(ctx: Ctx, attrs: Attrs, data: Array, *rest: Array) -> Array | tuple[Array, ...]:
+    """y = RNN((q - shift) / scale) in floats; MXNet also rounds the weights, so its numbers differ by about one step."""
+    *weights, scale, shift = rest
+    values = (data.astype(jnp.float32) - shift.reshape((1,) * data.ndim)) / scale.reshape((1,) * data.ndim)
+    return RNN.fn(ctx, attrs, values, *weights)

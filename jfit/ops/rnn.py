@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_number, number
+from jfit.ops.elementwise import tanh
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import agreed, unify
-from jfit.ops.unary import tanh
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 Carry = tuple[Array, ...]  # (hidden,) or (hidden, cell), each (batch, size)

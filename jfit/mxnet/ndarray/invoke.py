@@ -20,8 +20,8 @@ from jfit.mxnet import keys
 from jfit.mxnet.base import MXNetError, translated
 from jfit.mxnet.box import Box, unbox
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
+from jfit.ops.elementwise import SCALAR_TABLE
 from jfit.ops.rules import reason
-from jfit.ops.scalar import TABLE as SCALAR_TABLE
 
 SCALARS = {row[0] for row in SCALAR_TABLE}
 

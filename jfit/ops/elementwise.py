@@ -1,0 +1,497 @@
+"""Functions element by element: of one array, of two (of equal shapes, or with broadcasting), of an array and a number."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator as python
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as special
+import numpy as np
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+
+from jfit.ops.attributes import DTYPES, choice, flag, integer, number
+from jfit.ops.registry import operator
+from jfit.ops.rows import LOST, RowLayout, elementwise_rows
+from jfit.ops.rules import argument_names, dtype_of, made_types, same_shape, unify
+
+# ----------------------------------------------------------------------------------------------------
+# Functions of one array, element by element.  Each row of the table is one operator: y = f(x).
+
+CAST_TO = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
+
+
+def sign(x: Array) -> Array:
+    """-1, 0 or 1; 0 for nan."""
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
+def magnitude(x: Array) -> Array:
+    """|x| with gradient sign(x), so 0 at 0 (JAX's own has 1 there)."""
+    return x * sign(x)
+
+
+@jax.custom_jvp
+def tanh(x: Array) -> Array:
+    """tanh(x), to the last bit where it is nearly 1: on a CPU XLA's is 1 from 7.9 on, where the slope 1 - y² is not 0 yet."""
+    if x.dtype != jnp.float32:
+        return jnp.tanh(x)
+    tail = jnp.copysign(1 - 2 * jnp.exp(-2 * jnp.abs(x)), x)
+    return jnp.where(jnp.abs(x) > 5, tail, jnp.tanh(x))  # the next term of the tail is e⁻⁴ˣ, below half a bit from 5 on
+
+
+@tanh.defjvp
+def _tanh_slope(primals, tangents):
+    y = tanh(primals[0])
+    return y, tangents[0] * ((1 - y) * (1 + y))
+
+
+def _rint(x: Array) -> Array:
+    low, high = jnp.floor(x), jnp.ceil(x)
+    return jnp.where(x - low <= high - x, low, high)
+
+
+def _logical_not(x: Array) -> Array:
+    return (x == 0).astype(x.dtype)
+
+
+# name, function, formula, whether a _sparse_ alias exists
+UNARY_TABLE: list[tuple[str, Callable[[Array], Array], str, bool]] = [
+    ("relu", jax.nn.relu, "y = max(x, 0); the gradient at 0 is 0.", True),
+    ("sigmoid", jax.nn.sigmoid, "y = 1 / (1 + exp(-x)).", True),
+    ("tanh", tanh, "y = tanh(x).", True),
+    ("softsign", jax.nn.soft_sign, "y = x / (1 + |x|).", False),
+    ("exp", jnp.exp, "y = exp(x).", True),
+    ("log", jnp.log, "y = ln(x).", True),
+    ("log2", jnp.log2, "y = ln(x) / ln(2).", True),
+    ("log10", jnp.log10, "y = ln(x) / ln(10).", True),
+    ("log1p", jnp.log1p, "y = ln(1 + x).", True),
+    ("expm1", jnp.expm1, "y = exp(x) - 1.", True),
+    ("sqrt", jnp.sqrt, "y = √x.", True),
+    ("rsqrt", lax.rsqrt, "y = 1 / √x.", True),
+    ("cbrt", jnp.cbrt, "y = ∛x.", True),
+    ("rcbrt", lambda x: 1 / jnp.cbrt(x), "y = 1 / ∛x.", False),
+    ("square", jnp.square, "y = x².", True),
+    ("abs", magnitude, "y = |x|; the gradient at 0 is 0.", True),
+    ("sign", sign, "y = -1, 0 or 1 as x < 0, x = 0, x > 0; zero gradient.", True),
+    ("negative", jnp.negative, "y = -x.", True),
+    ("reciprocal", lambda x: 1 / x, "y = 1 / x.", False),
+    ("sin", jnp.sin, "y = sin(x), x in radians.", True),
+    ("cos", jnp.cos, "y = cos(x), x in radians.", True),
+    ("tan", jnp.tan, "y = tan(x), x in radians.", True),
+    ("arcsin", jnp.arcsin, "y = arcsin(x) in [-π/2, π/2].", True),
+    ("arccos", jnp.arccos, "y = arccos(x) in [0, π].", True),
+    ("arctan", jnp.arctan, "y = arctan(x) in (-π/2, π/2).", True),
+    ("sinh", jnp.sinh, "y = (exp(x) - exp(-x)) / 2.", True),
+    ("cosh", jnp.cosh, "y = (exp(x) + exp(-x)) / 2.", True),
+    ("arcsinh", jnp.arcsinh, "y = ln(x + √(x² + 1)).", True),
+    ("arccosh", jnp.arccosh, "y = ln(x + √(x² - 1)).", True),
+    ("arctanh", jnp.arctanh, "y = ln((1 + x) / (1 - x)) / 2.", True),
+    ("degrees", jnp.degrees, "y = 180 x / π.", True),
+    ("radians", jnp.radians, "y = π x / 180.", True),
+    ("erf", special.erf, "y = 2/√π ∫₀ˣ exp(-t²) dt.", False),
+    ("erfinv", special.erfinv, "y with erf(y) = x.", False),
+    ("gamma", special.gamma, "y = Γ(x).", True),
+    ("gammaln", special.gammaln, "y = ln|Γ(x)|.", True),
+    ("floor", jnp.floor, "y = ⌊x⌋; zero gradient.", True),
+    ("ceil", jnp.ceil, "y = ⌈x⌉; zero gradient.", True),
+    (
+        "round",
+        lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+        "y = the nearest integer, halves away from 0; zero gradient.",
+        True,
+    ),
+    ("rint", _rint, "y = the nearest integer, halves towards -∞; zero gradient.", True),
+    ("fix", jnp.trunc, "y = the nearest integer towards 0; zero gradient.", True),
+    ("trunc", jnp.trunc, "y = x without its fraction; zero gradient.", True),
+    ("logical_not", _logical_not, "y = 1 where x = 0, else 0; zero gradient.", False),
+    ("ones_like", jnp.ones_like, "y = 1 everywhere; zero gradient.", False),
+    ("zeros_like", jnp.zeros_like, "y = 0 everywhere; zero gradient.", True),
+    ("_copy", lambda x: x, "y = x.", False),
+]
+EXTRA_ALIASES = {
+    "erf": ("_npx_erf",),
+    "erfinv": ("_npx_erfinv",),
+    "gamma": ("_npx_gamma",),
+    "gammaln": ("_npx_gammaln",),
+    "_copy": ("identity",),
+}
+ON_INTEGERS = ("relu", "floor", "ceil", "round", "rint", "fix", "trunc", "_copy")  # leave integers as exact as they are
+INTEGER_TOO = ("square", "abs", "sign", "negative", "logical_not", "ones_like", "zeros_like")  # the others go through floats
+
+
+def _add_unary(name: str, function: Callable[[Array], Array], formula: str, sparse: bool) -> None:
+    aliases = (*EXTRA_ALIASES.get(name, ()), *((f"_sparse_{name}",) if sparse else ()))
+
+    def fn(ctx: Any, attrs: Any, data: Array) -> Array:
+        if name in ON_INTEGERS and not jnp.issubdtype(data.dtype, jnp.floating):
+            return jnp.maximum(data, 0) if name == "relu" else data
+        floats = data if name in INTEGER_TOO or jnp.issubdtype(data.dtype, jnp.floating) else data.astype(jnp.float32)
+        return function(floats).astype(data.dtype)
+
+    fn.__doc__ = formula
+    operator(name, aliases=aliases, fill=same_shape, layout="any")(fn)
+
+
+for row in UNARY_TABLE:
+    _add_unary(*row)
+
+
+@operator("hard_sigmoid", attrs={"alpha": number(0.2), "beta": number(0.5)}, fill=same_shape, layout="any")
+def hard_sigmoid(ctx, attrs, data):
+    """y = min(max(α x + β, 0), 1)."""
+    line = attrs.alpha * data + attrs.beta
+    return jnp.where(line <= 0, jnp.zeros_like(line), jnp.where(line >= 1, jnp.ones_like(line), line))
+
+
+@operator(
+    "clip",
+    attrs={"a_min": number(), "a_max": number()},
+    aliases=("_sparse_clip",),
+    fill=same_shape,
+    layout="any",
+)
+def clip(ctx, attrs, data):
+    """y = min(max(x, a_min), a_max); the gradient passes at the bounds themselves."""
+    if not jnp.issubdtype(data.dtype, jnp.floating):
+        return _clip_integers(data, attrs.a_min, attrs.a_max)
+    low, high = jnp.asarray(attrs.a_min, data.dtype), jnp.asarray(attrs.a_max, data.dtype)
+    return jnp.where(data > high, high, jnp.where(data < low, low, data))
+
+
+def _clip_integers(data: Array, low: float, high: float) -> Array:
+    """Bounds that no integer of the dtype reaches do nothing; fractions are cut off towards 0, as in MXNet."""
+    least, most = int(jnp.iinfo(data.dtype).min), int(jnp.iinfo(data.dtype).max)
+    clipped = data
+    if low > least:
+        clipped = jnp.where(data < math.ceil(min(low, most)), jnp.asarray(int(min(low, most)), data.dtype), clipped)
+    if high < most:
+        clipped = jnp.where(data > math.floor(max(high, least)), jnp.asarray(int(max(high, least)), data.dtype), clipped)
+    return clipped
+
+
+def _cast(ctx, attrs, data):
+    """y = x in another dtype; the gradient is cast back, integers pass none."""
+    return data.astype(dtype_of(attrs.dtype))
+
+
+operator(
+    "Cast",
+    attrs={"dtype": choice(*CAST_TO)},
+    aliases=("cast", "_npx_cast"),
+    fill=same_shape,
+    types=made_types,
+    layout="any",
+)(_cast)
+operator(
+    "amp_cast",
+    attrs={"dtype": choice(*(t for t in CAST_TO if t != "bool"))},
+    fill=same_shape,
+    types=made_types,
+    layout="any",
+)(_cast)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Functions of two arrays, element by element: equal shapes (`elemwise_*`, `_maximum`, ...) or with broadcasting. Ties follow
+# MXNet: where lhs = rhs, maximum and minimum give the whole gradient to lhs; nan on either side is the result. Comparisons
+# give 0 or 1 in the dtype of lhs and have zero gradient.
+
+
+def maximum(lhs: Array, rhs: Array) -> Array:
+    """The larger one; a tie gives its gradient to lhs."""
+    return jnp.where((lhs >= rhs) | (lhs != lhs), lhs, rhs)
+
+
+def minimum(lhs: Array, rhs: Array) -> Array:
+    """The smaller one; a tie gives its gradient to lhs."""
+    return jnp.where((lhs <= rhs) | (lhs != lhs), lhs, rhs)
+
+
+@jax.custom_jvp
+def mod(lhs: Array, rhs: Array) -> Array:
+    """lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0; the gradients are 1 and -⌊lhs / rhs⌋, also there, as MXNet has them."""
+    none = rhs == 0
+    return jnp.where(none, jnp.zeros_like(lhs), jnp.mod(lhs, jnp.where(none, jnp.ones_like(rhs), rhs)))
+
+
+def _mod_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
+    out = mod(lhs, rhs)
+    change = jnp.zeros(out.shape, jax.dtypes.float0 if not jnp.issubdtype(out.dtype, jnp.floating) else out.dtype)
+    if not isinstance(d_lhs, SymbolicZero):
+        change = change + d_lhs
+    if not isinstance(d_rhs, SymbolicZero):  # a fixed divisor of 0 must not make 0 times infinity of it
+        change = change - jnp.floor(lhs / rhs) * d_rhs
+    return out, change
+
+
+mod.defjvp(_mod_jvp, symbolic_zeros=True)
+
+
+def power(base: Array, exponent: Array) -> Array:
+    """base to the power exponent; integers to negative powers are cut to integers, so they are 0 beside those of 1 and -1."""
+    if jnp.issubdtype(base.dtype, jnp.floating) or jnp.issubdtype(exponent.dtype, jnp.unsignedinteger):
+        return jnp.power(base, exponent)
+    whole = jnp.power(base, jnp.maximum(exponent, 0))
+    odd = jnp.where(exponent % 2 == 0, jnp.ones_like(base), base)
+    return jnp.where(exponent >= 0, whole, jnp.where(abs(base) == 1, odd, jnp.zeros_like(base)))
+
+
+def hypot(lhs: Array, rhs: Array) -> Array:
+    """√(lhs² + rhs²) without overflow; the gradient at (0, 0) is 0."""
+    if not jnp.issubdtype(lhs.dtype, jnp.floating):
+        return hypot(lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(lhs.dtype)
+    big = jnp.maximum(jnp.abs(lhs), jnp.abs(rhs))
+    fixed = (big == 0) | jnp.isinf(lhs) | jnp.isinf(rhs)
+    scale = jnp.where(fixed, jnp.ones_like(big), big)
+    a, b = jnp.where(fixed, jnp.ones_like(lhs), lhs / scale), jnp.where(fixed, jnp.ones_like(rhs), rhs / scale)
+    there = jnp.where(big == 0, jnp.zeros_like(big), jnp.full_like(big, jnp.inf))
+    return jnp.where(fixed, there, scale * jnp.sqrt(a * a + b * b))
+
+
+def truth(test: Callable[..., Array]) -> Callable[..., Array]:
+    """A comparison that answers with 0 and 1 in the dtype of its first argument."""
+    return lambda lhs, rhs: test(lhs, rhs).astype(lhs.dtype)
+
+
+def both(lhs: Array, rhs: Any) -> Array:
+    """1 where both are nonzero."""
+    return (lhs != 0) & (jnp.asarray(rhs) != 0)
+
+
+def either(lhs: Array, rhs: Any) -> Array:
+    """1 where at least one is nonzero."""
+    return (lhs != 0) | (jnp.asarray(rhs) != 0)
+
+
+def one_of_two(lhs: Array, rhs: Any) -> Array:
+    """1 where exactly one is nonzero."""
+    return (lhs != 0) ^ (jnp.asarray(rhs) != 0)
+
+
+def _divide(lhs: Array, rhs: Array) -> Array:
+    return (lhs / rhs).astype(lhs.dtype)
+
+
+# name for equal shapes, its aliases, name with broadcasting, its aliases, function, formula
+BINARY_TABLE: list[tuple[str, str, str, str, Callable[[Array, Array], Array], str]] = [
+    (
+        "elemwise_add",
+        "_Plus _add _plus _sparse_elemwise_add",
+        "broadcast_add",
+        "_sparse_broadcast_add _sparse_broadcast_plus broadcast_plus",
+        python.add,
+        "y = lhs + rhs.",
+    ),
+    (
+        "elemwise_sub",
+        "_Minus _minus _sparse_elemwise_sub _sub",
+        "broadcast_sub",
+        "_sparse_broadcast_minus _sparse_broadcast_sub broadcast_minus",
+        python.sub,
+        "y = lhs - rhs.",
+    ),
+    (
+        "elemwise_mul",
+        "_Mul _mul _sparse_elemwise_mul",
+        "broadcast_mul",
+        "_sparse_broadcast_mul",
+        python.mul,
+        "y = lhs rhs.",
+    ),
+    ("elemwise_div", "_Div _div _sparse_elemwise_div", "broadcast_div", "_sparse_broadcast_div", _divide, "y = lhs / rhs."),
+    ("_mod", "_Mod", "broadcast_mod", "", mod, "y = lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0."),
+    ("_maximum", "_Maximum", "broadcast_maximum", "", maximum, "y = max(lhs, rhs); a tie gives its gradient to lhs."),
+    ("_minimum", "_Minimum", "broadcast_minimum", "", minimum, "y = min(lhs, rhs); a tie gives its gradient to lhs."),
+    ("_power", "_Power", "broadcast_power", "", power, "y = lhs to the power rhs."),
+    ("_hypot", "_Hypot", "broadcast_hypot", "", hypot, "y = √(lhs² + rhs²)."),
+    ("_equal", "_Equal", "broadcast_equal", "", truth(python.eq), "y = 1 where lhs = rhs, else 0."),
+    ("_not_equal", "_Not_Equal", "broadcast_not_equal", "", truth(python.ne), "y = 1 where lhs ≠ rhs, else 0."),
+    ("_greater", "_Greater", "broadcast_greater", "", truth(python.gt), "y = 1 where lhs > rhs, else 0."),
+    ("_greater_equal", "_Greater_Equal", "broadcast_greater_equal", "", truth(python.ge), "y = 1 where lhs ≥ rhs, else 0."),
+    ("_lesser", "_Lesser", "broadcast_lesser", "", truth(python.lt), "y = 1 where lhs < rhs, else 0."),
+    ("_lesser_equal", "_Lesser_Equal", "broadcast_lesser_equal", "", truth(python.le), "y = 1 where lhs ≤ rhs, else 0."),
+    ("_logical_and", "_Logical_And", "broadcast_logical_and", "", truth(both), "y = 1 where both are nonzero, else 0."),
+    ("_logical_or", "_Logical_Or", "broadcast_logical_or", "", truth(either), "y = 1 where one or both are nonzero, else 0."),
+    (
+        "_logical_xor",
+        "_Logical_Xor",
+        "broadcast_logical_xor",
+        "",
+        truth(one_of_two),
+        "y = 1 where exactly one is nonzero, else 0.",
+    ),
+]
+
+
+def _add_binary(name: str, aliases: str, function: Callable[[Array, Array], Array], formula: str) -> None:
+    def fn(ctx: Any, attrs: Any, lhs: Array, rhs: Array) -> Array:
+        return function(lhs, rhs)
+
+    fn.__doc__ = formula
+    operator(name, inputs=("lhs", "rhs"), aliases=tuple(aliases.split()), fill=same_shape, layout="any")(fn)
+
+
+def check_broadcast(attrs, ins, outs):
+    """Shape rule of broadcasting: sizes must be equal or 1, aligned from the right."""
+    lhs, rhs = ins
+    if lhs is not None and rhs is not None:
+        for a, b in zip(reversed(lhs), reversed(rhs), strict=False):
+            if a != b and 1 not in (a, b) and 0 not in (a, b):
+                raise ValueError(
+                    f"lhs has shape {lhs} and rhs {rhs}, which do not broadcast because sizes {a} and {b} meet; "
+                    "sizes must be equal or 1, so reshape one of them"
+                )
+    return ins
+
+
+def broadcast_shapes(attrs, ins, outs):
+    """The output as far as both shapes tell it: an open size beside 1 stays open, beside any other size it is that size."""
+    lhs, rhs = check_broadcast(attrs, ins, outs)
+    if lhs is None or rhs is None:
+        return [lhs, rhs], [None]
+    rank = max(len(lhs), len(rhs))
+    pairs = zip(*((1,) * (rank - len(s)) + tuple(s) for s in (lhs, rhs)), strict=True)
+    return [lhs, rhs], [tuple(a if b == 1 or a == b else b if a == 1 else max(a, b) for a, b in pairs)]
+
+
+def _add_broadcast(name: str, aliases: str, function: Callable[[Array, Array], Array], formula: str) -> None:
+    def fn(ctx: Any, attrs: Any, lhs: Array, rhs: Array) -> Array:
+        rank = max(lhs.ndim, rhs.ndim)
+        lhs, rhs = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (lhs, rhs))
+        return function(lhs, rhs)
+
+    fn.__doc__ = formula[:-1] + ", shapes broadcast."
+    operator(name, inputs=("lhs", "rhs"), aliases=tuple(aliases.split()), shapes=broadcast_shapes)(fn)
+
+
+for equal, equal_aliases, broadcast, broadcast_aliases, how, words in BINARY_TABLE:
+    _add_binary(equal, equal_aliases, how, words)
+    _add_broadcast(broadcast, broadcast_aliases, how, words)
+_add_binary("_grad_add", "", python.add, "y = lhs + rhs, as gradients are summed.")
+_add_binary("_scatter_elemwise_div", "", _divide, "y = lhs / rhs; all entries of an array are stored here.")
+
+
+@operator(
+    "add_n",
+    inputs=argument_names,
+    variadic="num_args",
+    attrs={"num_args": integer()},
+    aliases=("ElementWiseSum", "_sparse_ElementWiseSum", "_sparse_add_n"),
+    fill=same_shape,
+    layout="any",
+)
+def add_n(ctx, attrs, *args):
+    """y = Σᵢ argᵢ, all of one shape."""
+    return functools.reduce(python.add, args)
+
+
+def _where_shapes(attrs, ins, outs):
+    condition, *values = ins
+    shape = unify([*values, *outs])
+    if condition is not None and shape is not None and len(condition) == len(shape):
+        condition = unify([condition, shape])
+    return [condition, shape, shape]
+
+
+def _where_rows(attrs, rows, shapes, outs):
+    condition = rows[0]
+    if len(shapes[0]) < len(shapes[1]) and isinstance(condition, RowLayout):  # one condition per entry of the leading axis
+        others = [r for r in rows[1:] if r is not None]
+        return [condition if all(r == condition for r in others) else LOST]
+    return elementwise_rows(attrs, rows, shapes, outs)
+
+
+def _where_types(attrs, ins):
+    value = ins[1] or ins[2]
+    return [ins[0], value, value], [value]
+
+
+@operator(
+    "where",
+    inputs=("condition", "x", "y"),
+    aliases=("_sparse_where",),
+    fill=_where_shapes,
+    types=_where_types,
+    rows=_where_rows,
+)
+def where(ctx, attrs, condition, x, y):
+    """y = x where condition ≠ 0, else y; a condition of one axis chooses along the leading axis of x."""
+    condition = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
+    return jnp.where(jnp.broadcast_to(condition != 0, x.shape), x, y)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Functions of an array and a number: what Python operators between a Symbol and a number make.
+
+# name, alias, function, formula; s is the attribute `scalar`
+SCALAR_TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
+    ("_plus_scalar", "_PlusScalar", python.add, "y = x + s."),
+    ("_minus_scalar", "_MinusScalar", python.sub, "y = x - s."),
+    ("_rminus_scalar", "_RMinusScalar", lambda x, s: s - x, "y = s - x."),
+    ("_mul_scalar", "_MulScalar", python.mul, "y = s x."),
+    ("_div_scalar", "_DivScalar", python.truediv, "y = x / s."),
+    ("_rdiv_scalar", "_RDivScalar", lambda x, s: s / x, "y = s / x."),
+    ("_power_scalar", "_PowerScalar", power, "y = x to the power s."),
+    ("_rpower_scalar", "_RPowerScalar", lambda x, s: power(jnp.broadcast_to(s, x.shape), x), "y = s to the power x."),
+    ("_maximum_scalar", "_MaximumScalar", maximum, "y = max(x, s); the gradient passes where x = s."),
+    ("_minimum_scalar", "_MinimumScalar", minimum, "y = min(x, s); the gradient passes where x = s."),
+    ("_mod_scalar", "_ModScalar", mod, "y = x - s ⌊x / s⌋, 0 where s = 0."),
+    ("_rmod_scalar", "_RModScalar", lambda x, s: mod(jnp.broadcast_to(s, x.shape), x), "y = s - x ⌊s / x⌋."),
+    ("_hypot_scalar", "_HypotScalar", lambda x, s: hypot(x, jnp.broadcast_to(s, x.shape)), "y = √(x² + s²)."),
+    ("_equal_scalar", "_EqualScalar", truth(python.eq), "y = 1 where x = s, else 0."),
+    ("_not_equal_scalar", "_NotEqualScalar", truth(python.ne), "y = 1 where x ≠ s, else 0."),
+    ("_greater_scalar", "_GreaterScalar", truth(python.gt), "y = 1 where x > s, else 0."),
+    ("_greater_equal_scalar", "_GreaterEqualScalar", truth(python.ge), "y = 1 where x ≥ s, else 0."),
+    ("_lesser_scalar", "_LesserScalar", truth(python.lt), "y = 1 where x < s, else 0."),
+    ("_lesser_equal_scalar", "_LesserEqualScalar", truth(python.le), "y = 1 where x ≤ s, else 0."),
+    ("_logical_and_scalar", "_LogicalAndScalar", truth(both), "y = 1 where x and s are nonzero, else 0."),
+    ("_logical_or_scalar", "_LogicalOrScalar", truth(either), "y = 1 where x or s is nonzero, else 0."),
+    (
+        "_logical_xor_scalar",
+        "_LogicalXorScalar",
+        truth(one_of_two),
+        "y = 1 where exactly one of x and s is nonzero, else 0.",
+    ),
+]
+
+
+def _floats(attrs: Any, dtype: Any) -> bool:
+    """True where integers and a number that is no integer make floats: arithmetic and comparisons alike."""
+    return not attrs.is_int and np.dtype(dtype).kind in "iub"
+
+
+def _number(value: Any, dtype: Any) -> Any:
+    """The number in the dtype of the data: integers lose the fraction and wrap round, as in C."""
+    if isinstance(value, Array):
+        return value.astype(dtype)  # eager calls pass the number as data, so that another one compiles nothing
+    if np.dtype(dtype).kind not in "iu":
+        return np.asarray(value, dtype)
+    return np.asarray(int(np.clip(np.nan_to_num(value), -(2.0**63), 2.0**63 - 1024)), np.int64).astype(dtype)
+
+
+def _add_scalar(name: str, alias: str, function: Callable[[Array, Array], Array], formula: str) -> None:
+    def fn(ctx: Any, attrs: Any, data: Array) -> Array:
+        if _floats(attrs, data.dtype):
+            data = data.astype(dtype_of("float64"))
+        return function(data, jnp.asarray(_number(attrs.scalar, data.dtype))).astype(data.dtype)
+
+    def types(attrs: Any, ins: list[Any]) -> tuple[list[Any], list[Any]]:
+        known = ins[0] is not None and _floats(attrs, ins[0])
+        return ins, [DTYPES["float64"] if known else ins[0]]
+
+    fn.__doc__ = formula
+    attrs = {"scalar": number(1.0), "is_int": flag(True)}
+    operator(name, attrs=attrs, aliases=(alias,) if alias else (), fill=same_shape, types=types, layout="any")(fn)
+
+
+for row in SCALAR_TABLE:
+    _add_scalar(*row)
+_add_scalar("_scatter_plus_scalar", "", python.add, "y = x + s; all entries of an array are stored here.")
+_add_scalar("_scatter_minus_scalar", "", python.sub, "y = x - s; all entries of an array are stored here.")

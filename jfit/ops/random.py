@@ -1,0 +1,490 @@
+"""Random numbers and densities of distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.scipy.special import gammaln
+
+from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, maybe_choice, maybe_shape, number, shape, text
+from jfit.ops.context import Ctx
+from jfit.ops.registry import Shape, operator
+from jfit.ops.rows import LOST, RowLayout, no_rows
+from jfit.ops.rules import accumulating, agreed, dtype_of, size_of, unify
+
+# ----------------------------------------------------------------------------------------------------
+# Random numbers of distributions given by attributes: _random_* of a shape, _random_*_like of an array's shape. Each operator
+# draws in training and in evaluation, in float32 before it gives its dtype, and passes no gradient on.
+
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+# ------------------------------------------------------------------------------------------ the distributions
+def uniform(key: Array, shape: Shape, low: Any, high: Any) -> Array:
+    """y ~ U[low, high)."""
+    return low + (high - low) * jax.random.uniform(key, shape)
+
+
+def normal(key: Array, shape: Shape, mean: Any, deviation: Any) -> Array:
+    """y ~ N(mean, deviation²)."""
+    return mean + deviation * jax.random.normal(key, shape)
+
+
+def gamma(key: Array, shape: Shape, alpha: Any, beta: Any) -> Array:
+    """y ~ Γ(alpha) · beta, of mean alpha · beta."""
+    return jax.random.gamma(key, alpha, shape) * beta
+
+
+def exponential(key: Array, shape: Shape, lam: Any) -> Array:
+    """y ~ Exp(lam), of mean 1 / lam."""
+    return jax.random.exponential(key, shape) / lam
+
+
+def poisson(key: Array, shape: Shape, lam: Any) -> Array:
+    """y ~ Poisson(lam)."""
+    return jax.random.poisson(key, lam, shape).astype(jnp.float32)
+
+
+def negative_binomial(key: Array, shape: Shape, k: Any, p: Any) -> Array:
+    """y = failures before the k-th success of probability p: Poisson of a Γ(k) (1 - p) / p, of mean k (1 - p) / p."""
+    rate, count = jax.random.split(key)
+    return poisson(count, shape, gamma(rate, shape, k, (1 - p) / p))
+
+
+def generalized_negative_binomial(key: Array, shape: Shape, mu: Any, alpha: Any) -> Array:
+    """y of mean mu and variance mu + alpha mu²: Poisson of a Γ(1 / alpha) alpha mu; alpha = 0 is Poisson(mu)."""
+    rate, count = jax.random.split(key)
+    spread = jnp.where(alpha > 0, alpha, jnp.ones_like(alpha))
+    mixed = gamma(rate, shape, 1 / spread, spread * mu)
+    return poisson(count, shape, jnp.where(alpha > 0, mixed, jnp.broadcast_to(mu, shape)))
+
+
+class Distribution(NamedTuple):
+    """How one distribution is drawn.
+
+    Attributes:
+        name: what follows _random_ and _sample_.
+        draw: `draw(key, shape, *parameters)` in float32.
+        scalars: its parameters as attributes.
+        arrays: names of the parameters where they are arrays.
+        short: whether the bare name is an alias of _random_*.
+        valid: whether the attributes make a distribution.
+        need: what they need, for the error sentence.
+    """
+
+    name: str
+    draw: Callable[..., Array]
+    scalars: dict[str, Attr]
+    arrays: tuple[str, ...]
+    short: bool
+    valid: Callable[..., bool]
+    need: str
+
+
+ONE = number(1.0)
+TABLE = [
+    Distribution(
+        "uniform",
+        uniform,
+        {"low": number(0.0), "high": ONE},
+        ("low", "high"),
+        True,
+        lambda low, high: low <= high,
+        "low <= high",
+    ),
+    Distribution(
+        "normal", normal, {"loc": number(0.0), "scale": ONE}, ("mu", "sigma"), True, lambda loc, scale: scale > 0, "scale > 0"
+    ),
+    Distribution(
+        "gamma",
+        gamma,
+        {"alpha": ONE, "beta": ONE},
+        ("alpha", "beta"),
+        False,
+        lambda alpha, beta: alpha > 0 and beta > 0,
+        "alpha > 0 and beta > 0",
+    ),
+    Distribution("exponential", exponential, {"lam": ONE}, ("lam",), False, lambda lam: lam > 0, "lam > 0"),
+    Distribution("poisson", poisson, {"lam": ONE}, ("lam",), False, lambda lam: lam >= 0, "lam >= 0"),
+    Distribution(
+        "negative_binomial",
+        negative_binomial,
+        {"k": integer(1), "p": ONE},
+        ("k", "p"),
+        False,
+        lambda k, p: k >= 0 and 0 < p <= 1,
+        "k >= 0 and 0 < p <= 1",
+    ),
+    Distribution(
+        "generalized_negative_binomial",
+        generalized_negative_binomial,
+        {"mu": ONE, "alpha": ONE},
+        ("mu", "alpha"),
+        False,
+        lambda mu, alpha: mu >= 0 and alpha >= 0,
+        "mu >= 0 and alpha >= 0",
+    ),
+]
+
+
+# ------------------------------------------------------------------------------------------ _random_* and _random_*_like
+def shape_of(op: str, attrs: Attrs) -> Shape:
+    """The attribute `shape`, which must be there once arrays are made."""
+    if attrs.shape is None:
+        raise ValueError(f"{op} has no shape, and the graph around it does not tell it; pass shape=")
+    return attrs.shape
+
+
+def drawn_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Dtype rule: one output of the attribute `dtype`, float32 where it is None, whatever the inputs are."""
+    return ins, [DTYPES[attrs.dtype or "float32"]]
+
+
+def finished(values: Array, dtype: Any) -> Array:
+    """Random numbers in the dtype of the output; they pass no gradient on."""
+    return lax.stop_gradient(values).astype(dtype)
+
+
+def _parameters(op: str, law: Distribution, attrs: Attrs) -> Sequence[Array]:
+    found = {name: attrs[name] for name in law.scalars}
+    if not law.valid(*found.values()):
+        raise ValueError(f"{op} has {found}, needed {law.need} because nothing else is a distribution; change the attributes")
+    return [jnp.asarray(value, jnp.float32) for value in found.values()]
+
+
+def _add(law: Distribution) -> None:
+    name = f"_random_{law.name}"
+
+    def shaped(ctx: Ctx, attrs: Attrs) -> Array:
+        shape, parameters = shape_of(name, attrs), _parameters(name, law, attrs)
+        drawn = ctx.random(lambda key, size: law.draw(key, size, *parameters), shape)
+        return finished(drawn, dtype_of(attrs.dtype or "float32"))
+
+    def like(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+        if not jnp.issubdtype(data.dtype, jnp.floating):
+            raise ValueError(
+                f"{name}_like: data is {data.dtype}, needed a float dtype because the numbers get it; cast the data"
+            )
+        parameters = _parameters(f"{name}_like", law, attrs)
+        return finished(ctx.random(lambda key, size: law.draw(key, size, *parameters), data.shape), data.dtype)
+
+    shaped.__doc__ = law.draw.__doc__
+    like.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}, one for each entry of the data."
+    made = {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice(*FLOATS)}
+    aliases = (name[1:], law.name) if law.short else (name[1:],)
+    record: dict[str, Any] = {"types": drawn_types, "rows": no_rows, "needs_rng": True}
+    operator(name, inputs=(), attrs=law.scalars | made, aliases=aliases, **record)(shaped)
+    operator(f"{name}_like", attrs=law.scalars, needs_rng=True)(like)
+
+
+for _law in TABLE:
+    _add(_law)
+
+
+@operator(
+    "_random_randint",
+    inputs=(),
+    attrs={
+        "low": integer(),
+        "high": integer(),
+        "shape": maybe_shape(),
+        "ctx": text(""),
+        "dtype": maybe_choice("int32", "int64"),
+    },
+    aliases=("random_randint",),
+    types=lambda attrs, ins: (ins, [DTYPES[attrs.dtype or "int32"]]),
+    rows=no_rows,
+    needs_rng=True,
+)
+def randint(ctx: Ctx, attrs: Attrs) -> Array:
+    """y = a whole number of low, low + 1, ... high - 1, all equally likely."""
+    dtype = dtype_of(attrs.dtype or "int32")
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if not least <= attrs.low < attrs.high <= most:
+        raise ValueError(
+            f"_random_randint: low is {attrs.low} and high is {attrs.high}, needed low < high, both in the range of {dtype} "
+            f"({least} to {most}); change them"
+        )
+    return ctx.random(lambda key, size: jax.random.randint(key, size, attrs.low, attrs.high, dtype), shape_of(ctx.node, attrs))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Random numbers whose distribution is an input: _sample_*, the multinomial, unique ids, and a random order. Row i of the
+# parameters makes row i of the result, from the key of that row: the same numbers on any number of devices.
+
+
+def _batched(ctx: Ctx) -> int:
+    """Which input has the rows of the batch; the first where none has."""
+    return next((i for i, rows in enumerate(ctx.rows) if isinstance(rows, RowLayout)), 0)
+
+
+# ------------------------------------------------------------------------------------------ _sample_*
+def _one_shape(attrs: Attrs, ins: list, outs: list) -> list:
+    """All parameters have one shape."""
+    return [unify(ins, "each entry of the one is a distribution with the same entry of the other")] * len(ins)
+
+
+def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
+    known = next((t for t in ins if t is not None), None)
+    return [known if t is None else t for t in ins], drawn_types(attrs, ins)[1]
+
+
+def _leading_rows(attrs, rows, shapes, outs):
+    """The axes of the parameters come first in the result, so the rows stay where they are."""
+    return [agreed(rows)]
+
+
+def _add_sample(law: Distribution) -> None:
+    name = f"_sample_{law.name}"
+
+    def sample(ctx: Ctx, attrs: Attrs, *parameters: Array) -> Array:
+        lead = parameters[0].shape
+        if any(p.shape != lead for p in parameters):
+            raise ValueError(
+                f"{name}: the parameters have shapes {[p.shape for p in parameters]}, needed one shape because each entry "
+                "of the one is a distribution with the same entry of the other; broadcast them"
+            )
+        # every entry gets a key of its own, drawn from the key of its row
+        keys = ctx.random(jax.random.split, lead, _batched(ctx)).reshape(-1)
+        flat = [p.astype(jnp.float32).reshape(-1) for p in parameters]
+        drawn = jax.vmap(lambda key, *own: law.draw(key, attrs.shape, *own))(keys, *flat)
+        return finished(drawn.reshape(*lead, *attrs.shape), dtype_of(attrs.dtype or "float32"))
+
+    sample.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}: `shape` numbers for each entry of the parameters."
+    operator(
+        name,
+        inputs=law.arrays,
+        attrs={"shape": shape(()), "dtype": maybe_choice(*FLOATS)},
+        aliases=(name[1:],),
+        fill=_one_shape,
+        types=_parameter_types,
+        rows=_leading_rows,
+        needs_rng=True,
+    )(sample)
+
+
+for _law in TABLE:
+    _add_sample(_law)
+
+
+# ------------------------------------------------------------------------------------------ multinomial
+def _chosen_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
+    return ins, [DTYPES[attrs.dtype], *([ins[0]] if attrs.get_prob else [])]
+
+
+def _chosen_rows(attrs, rows, shapes, outs):
+    """Rows on the axis of the probabilities are mixed, all others stay."""
+    first = rows[0]
+    mixed = isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1
+    return [LOST if mixed else first] * len(outs)
+
+
+@operator(
+    "_sample_multinomial",
+    attrs={
+        "shape": shape(()),
+        "get_prob": flag(False),
+        "dtype": choice("float16", "float32", "float64", "int32", "uint8", default="int32"),
+    },
+    outputs=lambda attrs: ("output0", "output1") if attrs.get_prob else ("output",),
+    aliases=("sample_multinomial",),
+    types=_chosen_types,
+    rows=_chosen_rows,
+    needs_rng=True,
+)
+def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Array]:
+    """y = k with probability p[..., k]; get_prob gives log p[..., y] too, whose gradient is 1 / p[..., y] (REINFORCE)."""
+    if data.ndim == 0:
+        raise ValueError("_sample_multinomial: data is a single number, needed probabilities along its last axis; reshape it")
+    lead, classes = data.shape[:-1], data.shape[-1]
+    number = size_of(attrs.shape)
+    wide = data.astype(accumulating(data.dtype))
+    first = ctx.rows[0]
+    which = None if isinstance(first, RowLayout) and first.axis == len(lead) else 0  # rows along the classes are mixed
+    drawn = ctx.random(jax.random.uniform, (*lead, number), which).reshape(-1, number)
+    steps = lax.stop_gradient(jnp.cumsum(wide.reshape(-1, classes), axis=1))
+    # the first class whose cumulated probability exceeds the number; the last one takes what rounding leaves
+    chosen = jax.vmap(lambda edges, at: jnp.searchsorted(edges, at, side="right"))(steps, drawn.astype(steps.dtype))
+    chosen = jnp.clip(chosen, 0, classes - 1)
+    out = (*lead, *attrs.shape) or (1,)
+    ids = chosen.reshape(out).astype(dtype_of(attrs.dtype))
+    if not attrs.get_prob:
+        return ids
+    kept = jnp.take_along_axis(wide.reshape(-1, classes), chosen, axis=1)
+    return ids, jnp.log(kept).astype(data.dtype).reshape(out)
+
+
+# ------------------------------------------------------------------------------------------ unique ids, random order
+@operator(
+    "_sample_unique_zipfian",
+    inputs=(),
+    attrs={"range_max": integer(), "shape": maybe_shape()},
+    outputs=("output0", "output1"),
+    types=lambda attrs, ins: (ins, [DTYPES["int64"]] * 2),
+    rows=no_rows,
+    needs_rng=True,
+)
+def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
+    """y = different ids in each row, p(id) ∝ log((id + 1.5) / (id + 0.5)) cut at 0 and range_max; and how many tries they took.
+
+    Draws with repetition until all ids of a row differ are the same as draws without repetition (the largest of
+    log p + Gumbel noise, in order), and the tries for the next id are geometric in the probability that is left.
+    """
+    size: Shape = shape_of("_sample_unique_zipfian", attrs)
+    if len(size) != 2 or size[1] > attrs.range_max:
+        raise ValueError(
+            f"_sample_unique_zipfian: shape is {size} and range_max is {attrs.range_max}, needed (rows, ids of a row) with no "
+            "more ids than range_max because they all differ; change them"
+        )
+    edges = jnp.clip(jnp.arange(attrs.range_max + 1) - 0.5, 0, None) + 1.0
+    edges = edges.at[-1].set(float(attrs.range_max))
+    chance = jnp.log(edges[1:] / edges[:-1]) / jnp.log(float(max(attrs.range_max, 2)))
+
+    def row(key: Array) -> tuple[Array, Array]:
+        order, wait = jax.random.split(key)
+        _, ids = lax.top_k(jnp.log(chance) + jax.random.gumbel(order, chance.shape), size[1])
+        taken = jnp.concatenate([jnp.zeros(1), jnp.cumsum(chance[ids])[:-1]])
+        noise = jax.random.uniform(wait, (size[1],), minval=jnp.finfo(jnp.float32).tiny)
+        again = jnp.floor(jnp.log(noise) / jnp.log(jnp.clip(taken, jnp.finfo(jnp.float32).tiny, 1 - 1e-6)))
+        return ids, jnp.sum(1 + again.astype(jnp.int32))
+
+    ids, tries = jax.vmap(row)(ctx.random(jax.random.split, size[:1]))
+    return ids.astype(dtype_of("int64")), tries.astype(dtype_of("int64"))
+
+
+@operator(
+    "_shuffle",
+    aliases=("shuffle",),
+    rows=lambda attrs, rows, shapes, outs: [LOST if isinstance(rows[0], RowLayout) and rows[0].axis == 0 else rows[0]],
+    needs_rng=True,
+)
+def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+    """y[i] = x[π(i)] along the first axis, π a random order; the gradient goes back the same way (MXNet has none here)."""
+    if data.ndim == 0:
+        raise ValueError("_shuffle: data is a single number, needed at least one axis to put into an order; reshape it")
+    order = ctx.random(lambda key, size: jax.random.permutation(key, data.shape[0]), (data.shape[0],), which=None)
+    return jnp.take(data, order, axis=0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Densities and probabilities of samples: _random_pdf_*. A parameter has the leading axes of the sample: parameter entry i
+# belongs to all samples [i, ...].  Like MXNet's, they do not look whether a sample lies where the distribution can put it.
+
+LogDensity = Callable[..., Array]
+
+
+def _uniform(x: Array, low: Array, high: Array) -> Array:
+    """p(x) = 1 / (high - low)."""
+    return jnp.broadcast_to(-jnp.log(high - low), x.shape)
+
+
+def _normal(x: Array, mu: Array, sigma: Array) -> Array:
+    """p(x) = exp(-(x - mu)² / 2 sigma²) / (sigma √2π)."""
+    return -0.5 * ((x - mu) / sigma) ** 2 - jnp.log(sigma) - 0.9189385332046727  # log √2π
+
+
+def _gamma(x: Array, alpha: Array, beta: Array) -> Array:
+    """p(x) = beta^alpha x^(alpha - 1) exp(-beta x) / Γ(alpha); beta is a rate here, although _sample_gamma's is a scale."""
+    return alpha * jnp.log(beta) + (alpha - 1) * jnp.log(x) - beta * x - gammaln(alpha)
+
+
+def _exponential(x: Array, lam: Array) -> Array:
+    """p(x) = lam exp(-lam x)."""
+    return jnp.log(lam) - lam * x
+
+
+def _poisson(x: Array, lam: Array) -> Array:
+    """p(x) = lam^x exp(-lam) / x!; no gradient for the sample."""
+    x = lax.stop_gradient(x)
+    return x * jnp.log(lam) - lam - gammaln(x + 1)
+
+
+def _negative_binomial(x: Array, k: Array, p: Array) -> Array:
+    """p(x) = Γ(x + k) / (x! Γ(k)) p^k (1 - p)^x; no gradient for the sample."""
+    x = lax.stop_gradient(x)
+    return gammaln(x + k) - gammaln(x + 1) - gammaln(k) + k * jnp.log(p) + x * jnp.log(1 - p)
+
+
+def _generalized_negative_binomial(x: Array, mu: Array, alpha: Array) -> Array:
+    """p(x) of the negative binomial with k = 1 / alpha and p = 1 / (1 + mu alpha); no gradient for the sample."""
+    return _negative_binomial(x, 1 / alpha, 1 / (1 + mu * alpha))
+
+
+DENSITY_TABLE: list[tuple[str, tuple[str, ...], LogDensity]] = [
+    ("uniform", ("low", "high"), _uniform),
+    ("normal", ("mu", "sigma"), _normal),
+    ("gamma", ("alpha", "beta"), _gamma),
+    ("exponential", ("lam",), _exponential),
+    ("poisson", ("lam",), _poisson),
+    ("negative_binomial", ("k", "p"), _negative_binomial),
+    ("generalized_negative_binomial", ("mu", "alpha"), _generalized_negative_binomial),
+]
+
+
+def _leading(op: str, name: str, shape: Shape, sample: Shape) -> None:
+    if sample[: len(shape)] != shape:
+        raise ValueError(
+            f"{op}: {name} has shape {shape} and sample has {sample}, needed the leading axes of the sample because each "
+            f"entry of {name} belongs to all samples at its place; reshape {name}"
+        )
+
+
+def _same_rows(attrs, rows, shapes, outs):
+    """Leading axes are shared, so the rows of every input are where the rows of the sample are."""
+    found = agreed(rows)
+    return [found if not isinstance(found, RowLayout) or found.axis < len(outs[0]) else LOST]
+
+
+def _given(logs: Array, attrs: Attrs, dtype: Any) -> Array:
+    return (logs if attrs.is_log else jnp.exp(logs)).astype(dtype)
+
+
+def _add_density(law: str, names: tuple[str, ...], density: LogDensity) -> None:
+    op = f"_random_pdf_{law}"
+
+    def pdf(ctx: Ctx, attrs: Attrs, sample: Array, *parameters: Array) -> Array:
+        wide = sample.astype(accumulating(sample.dtype))
+        aligned = []
+        for name, p in zip(names, parameters, strict=True):
+            _leading(op, name, p.shape, sample.shape)
+            aligned.append(p.astype(wide.dtype).reshape(*p.shape, *(1,) * (sample.ndim - p.ndim)))
+        return _given(density(wide, *aligned), attrs, sample.dtype)
+
+    pdf.__doc__ = density.__doc__
+    operator(op, inputs=("sample", *names), attrs={"is_log": flag(False)}, aliases=(op[1:],), rows=_same_rows)(pdf)
+
+
+for _row in DENSITY_TABLE:
+    _add_density(*_row)
+
+
+@operator(
+    "_random_pdf_dirichlet",
+    inputs=("sample", "alpha"),
+    attrs={"is_log": flag(False)},
+    aliases=("random_pdf_dirichlet",),
+    rows=lambda attrs, rows, shapes, outs: (
+        [LOST]
+        if any(isinstance(r, RowLayout) and r.axis == len(s) - 1 for r, s in zip(rows, shapes, strict=True))
+        else _same_rows(attrs, rows, shapes, outs)
+    ),
+)
+def dirichlet(ctx: Ctx, attrs: Attrs, sample: Array, alpha: Array) -> Array:
+    """p(x) = Γ(Σ alpha) Πᵢ xᵢ^(alphaᵢ - 1) / Πᵢ Γ(alphaᵢ), i along the last axis."""
+    op = "_random_pdf_dirichlet"
+    if alpha.ndim == 0 or sample.ndim == 0 or alpha.shape[-1] != sample.shape[-1]:
+        raise ValueError(
+            f"{op}: alpha has shape {alpha.shape} and sample has {sample.shape}, needed the same last axis because it holds "
+            "the parts of one distribution; reshape alpha"
+        )
+    _leading(op, "alpha without its last axis", alpha.shape[:-1], sample.shape[:-1])
+    wide = sample.astype(accumulating(sample.dtype))
+    spread = (*alpha.shape[:-1], *(1,) * (sample.ndim - alpha.ndim), alpha.shape[-1])
+    a = alpha.astype(wide.dtype).reshape(spread)
+    logs = jnp.sum((a - 1) * jnp.log(wide), axis=-1) + gammaln(jnp.sum(a, axis=-1)) - jnp.sum(gammaln(a), axis=-1)
+    return _given(logs, attrs, sample.dtype)
