@@ -19,11 +19,10 @@ import jfit
 import jfit.mx as mx
 from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter, text
 from jfit.data.csr import pick_rows
-from jfit.data.decimals import decimals
-from jfit.data.mnist_iter import mnist_order, read_idx
-from jfit.data.numbers import parse_libsvm, parse_table
+from jfit.data.files.mnist_iter import mnist_order, read_idx
+from jfit.data.files.numbers import decimals, parse_libsvm, parse_table
+from jfit.data.files.text import TextFiles
 from jfit.data.positions import decode, encode
-from jfit.data.text import TextFiles
 from jfit.formats import FormatError, SparseArray
 from jfit.train.callbacks import lambda_callback
 

@@ -14,9 +14,9 @@ from record_images import FOLDER, png
 
 import jfit.mx as mx
 from jfit.data import CSVIter, ImageRecords, LibSVMIter, NDArrayIter, ResizeIter
+from jfit.data.files.numbers import parse_libsvm, parse_table
 from jfit.data.images import decode, read_list, worker
 from jfit.data.images.pool import Pool
-from jfit.data.numbers import parse_libsvm, parse_table
 from jfit.data.positions import decode as decode_position
 from jfit.formats import FormatError
 from jfit.formats.records import RecordReader, read_index

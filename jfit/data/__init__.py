@@ -2,14 +2,13 @@
 
 from jfit.data.adapters import as_data
 from jfit.data.arrays import ArrayData, to_array
-from jfit.data.batch import Batch, check_batch, pad_rows, rows
+from jfit.data.batch import Batch, check_batch, check_labels, pad_rows, rows
 from jfit.data.combine import PrefetchingIter, ResizeIter
-from jfit.data.csv_iter import CSVIter
 from jfit.data.elements import Names
+from jfit.data.files.csv_iter import CSVIter
+from jfit.data.files.libsvm_iter import LibSVMIter
+from jfit.data.files.mnist_iter import MNISTIter
 from jfit.data.images import ImageRecords
-from jfit.data.labels import check_labels
-from jfit.data.libsvm_iter import LibSVMIter
-from jfit.data.mnist_iter import MNISTIter
 from jfit.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
 from jfit.data.prefetch import Prefetch, prefetch
 from jfit.data.stream import StreamData

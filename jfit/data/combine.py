@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from jfit.data.ndarray_iter import DataBatch, DataDesc
-from jfit.data.whole import WholeBatches
+from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 
 
 def position_of(source: Any) -> Any:

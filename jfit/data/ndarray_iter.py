@@ -14,7 +14,6 @@ import numpy as np
 
 from jfit.data.arrays import to_array
 from jfit.data.csr import as_csr, cut
-from jfit.data.lazy import as_lazy
 
 HANDLES = ("pad", "discard", "roll_over")
 
@@ -377,3 +376,77 @@ def _count(named: list[tuple[str, Any]]) -> int:
     if len(set(counts.values())) > 1:
         raise ValueError(f"arrays have unequal numbers of rows: {counts}; every array needs one entry per sample on axis 0.")
     return next(iter(counts.values()))
+
+
+class LazyRows:
+    """A dataset of h5py as rows of float32.
+
+    Args:
+        source: something with a shape and a dtype whose rows are read by a slice or by increasing indices.
+
+    Example:
+        >>> LazyRows(np.arange(6.0).reshape(3, 2))[np.array([2, 0, 2])].tolist()
+        [[4.0, 5.0], [0.0, 1.0], [4.0, 5.0]]
+    """
+
+    def __init__(self, source: Any):
+        self.source, self.shape, self.dtype = source, tuple(source.shape), np.dtype(np.float32)
+
+    def __getitem__(self, pick: slice | np.ndarray) -> np.ndarray:
+        if isinstance(pick, slice):
+            return np.asarray(self.source[pick], np.float32)
+        once, back = np.unique(pick, return_inverse=True)  # such files want increasing indices
+        return np.asarray(self.source[once], np.float32)[back]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.source[:], dtype or np.float32)
+
+
+def as_lazy(value: Any) -> LazyRows | None:
+    """The rows of a dataset of h5py, None where it is something else."""
+    return LazyRows(value) if type(value).__module__.startswith("h5py.") and hasattr(value, "chunks") else None
+
+
+class WholeBatches(DataIter):
+    """An iterator whose `iter_next` writes `current_batch`; the rest of the protocol follows.
+
+    Example:
+        >>> class Once(WholeBatches):
+        ...     def iter_next(self):
+        ...         fresh = self.current_batch is None
+        ...         self.current_batch = self.current_batch or DataBatch([[1.0]], pad=0)
+        ...         return fresh
+        >>> [batch.data for batch in Once(1)]
+        [[[1.0]]]
+    """
+
+    def __init__(self, batch_size: int):
+        super().__init__(batch_size)
+        self.current_batch: Any = None
+
+    def next(self) -> DataBatch:
+        """The next batch.  Raises StopIteration at the end of the epoch."""
+        if not self.iter_next():
+            raise StopIteration
+        return self.current_batch
+
+    def getdata(self) -> list[Any]:
+        """Data arrays of the current batch."""
+        return self._current().data
+
+    def getlabel(self) -> list[Any]:
+        """Label arrays of the current batch."""
+        return self._current().label
+
+    def getindex(self) -> Any:
+        """Row indices of the current batch, where known."""
+        return self._current().index
+
+    def getpad(self) -> int:
+        """Padded rows of the current batch."""
+        return self._current().pad or 0
+
+    def _current(self) -> DataBatch:
+        if self.current_batch is None:
+            raise ValueError(f"{type(self).__name__}: there is no current batch before the first next() or iter_next().")
+        return self.current_batch

@@ -12,8 +12,7 @@ from jfit.data.images.codec import pillow
 from jfit.data.images.pool import Pool
 from jfit.data.images.recipe import Recipe, checked
 from jfit.data.images.source import Filler, Job
-from jfit.data.ndarray_iter import DataBatch, DataDesc
-from jfit.data.whole import WholeBatches
+from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
 

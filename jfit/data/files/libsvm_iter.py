@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.csv_iter import number_type, row_shape
-from jfit.data.file_iter import FileIter
+from jfit.data.files.csv_iter import number_type, row_shape
+from jfit.data.files.file_iter import FileIter
+from jfit.data.files.numbers import parse_libsvm
+from jfit.data.files.text import RowReader, TextFiles
 from jfit.data.ndarray_iter import DataDesc
-from jfit.data.numbers import parse_libsvm
-from jfit.data.text import RowReader, TextFiles
 
 Path = str | os.PathLike[str]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.file_iter import FileIter
+from jfit.data.files.file_iter import FileIter
+from jfit.data.files.numbers import parse_table
+from jfit.data.files.text import RowReader, TextFiles
 from jfit.data.ndarray_iter import DataDesc
-from jfit.data.numbers import parse_table
-from jfit.data.text import RowReader, TextFiles
 
 Path = str | os.PathLike[str]
 

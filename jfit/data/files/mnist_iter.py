@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.csv_iter import number_type
-from jfit.data.file_iter import Positioned
+from jfit.data.files.csv_iter import number_type
+from jfit.data.files.file_iter import Positioned
 from jfit.data.ndarray_iter import DataDesc
 from jfit.formats.atomic import FormatError
 

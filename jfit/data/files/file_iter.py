@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jfit.data.csr import cut, own, stack
+from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataDesc, DataIter
-from jfit.data.text import RowReader
 
 
 class Positioned(DataIter):

@@ -1,0 +1,1 @@
+"""Iterators over files of numbers: CSV, LibSVM, MNIST."""
