@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import jfit
 import jfit.mx as mx
-from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter, text
+from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter
 from jfit.data.csr import pick_rows
+from jfit.data.files import text
 from jfit.data.files.mnist_iter import mnist_order, read_idx
 from jfit.data.files.numbers import decimals, parse_libsvm, parse_table
 from jfit.data.files.text import TextFiles
