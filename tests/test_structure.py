@@ -3,15 +3,12 @@
 import ast
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 import jfit
 
 ROOT = Path(__file__).parent.parent / "jfit"
-FILES = sorted(ROOT.rglob("*.py"))
 MAX_LINES = 400
 PUBLIC = sorted(getattr(jfit, "__all__", ()))
 
@@ -24,79 +21,80 @@ ROOMS = [
 ]
 # fmt: on
 
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+
+class Source(NamedTuple):
+    """What the rules ask about one file; each file is read and parsed once for all of them."""
+
+    path: str  # below jfit/
+    lines: int
+    imports: tuple[tuple[int, str], ...]  # (line, dotted name), also those inside functions; relative ones made absolute
+    identifiers: frozenset[str]
+
+    @property
+    def room(self) -> str:
+        return self.path.removesuffix(".py").split("/")[0]
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").parts[0]
-
-
-def imported_names(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import in a file, also those inside functions; relative ones made absolute."""
+def read(path: Path) -> Source:
     package = ("jfit", *path.relative_to(ROOT).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    imports, identifiers = [], set()
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            imports += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             source = ".".join([*base, *([node.module] if node.module else [])])
-            yield from ((node.lineno, f"{source}.{alias.name}") for alias in node.names)
+            imports += [(node.lineno, f"{source}.{alias.name}") for alias in node.names]
+        if isinstance(node, (ast.Attribute, ast.Name, ast.alias)):
+            name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", "")
+            identifiers.add(name.rsplit(".", 1)[-1])
+    return Source(path.relative_to(ROOT).as_posix(), len(text.splitlines()), tuple(imports), frozenset(identifiers))
 
 
-def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
-    for line, name in imported_names(path):
-        parts = name.split(".")
-        if parts[0] == "jfit" and len(parts) > 1:
-            yield line, parts[1]
+SOURCES = [read(path) for path in sorted(ROOT.rglob("*.py"))]
 
 
-def identifiers(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute):
-            yield node.lineno, node.attr
-        elif isinstance(node, ast.Name):
-            yield node.lineno, node.id
-        elif isinstance(node, ast.alias):
-            yield node.lineno, node.name.rsplit(".", 1)[-1]
+def test_every_room_has_its_place_in_the_data_flow():
+    assert {source.room for source in SOURCES} - {"__init__"} <= set(ROOMS)
 
 
-@every_file
-def test_a_room_imports_only_rooms_above_it(path):
-    room = room_of(path)
-    if room == "__init__":
-        return
-    assert room in ROOMS, f"{path.name}: jfit/{room} has no place in ROOMS; add it where it belongs in the data flow"
-    allowed = {*ROOMS[: ROOMS.index(room) + 1]}
-    wrong = [f"line {line} imports jfit.{other}" for line, other in imported_rooms(path) if other not in allowed]
-    assert not wrong, f"{path.relative_to(ROOT)}: {wrong}; it may import {sorted(allowed)}"
+def test_a_room_imports_only_rooms_above_it():
+    wrong = []
+    for source in SOURCES:
+        if source.room not in ROOMS:
+            continue
+        above = {*ROOMS[: ROOMS.index(source.room) + 1]}
+        for line, name in source.imports:
+            top, *parts = name.split(".")
+            if top == "jfit" and parts and parts[0] not in above:
+                wrong.append(f"{source.path}, line {line}: jfit.{parts[0]} stands below {source.room}")
+    assert not wrong, "\n".join(wrong)
 
 
-@every_file
-def test_nothing_imports_the_private_parts_of_jax(path):
-    private = [(line, name) for line, name in imported_names(path) if re.match(r"jax\.(_src|core)(\.|$)", name)]
-    assert not private, f"{path.relative_to(ROOT)} imports {private}, which change without notice between releases of jax"
+def test_nothing_imports_the_private_parts_of_jax():
+    private = [
+        f"{source.path}, line {line}: {name} changes without notice between releases of jax"
+        for source in SOURCES
+        for line, name in source.imports
+        if re.match(r"jax\.(_src|core)(\.|$)", name)
+    ]
+    assert not private, "\n".join(private)
 
 
-@every_file
-def test_only_parallel_names_pmap(path):
-    if room_of(path) != "parallel":
-        assert "pmap" not in {name for _, name in identifiers(path)}, f"{path.name}: leave pmap to jfit/parallel/"
+def test_only_parallel_names_pmap():
+    assert {source.room for source in SOURCES if "pmap" in source.identifiers} == {"parallel"}
 
 
-@every_file
-def test_no_file_is_longer_than_four_hundred_lines(path):
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {lines} lines: which second idea does it hide?"
+def test_no_file_is_longer_than_four_hundred_lines():
+    long = {source.path: source.lines for source in SOURCES if source.lines > MAX_LINES}
+    assert not long, f"{long} lines: which second idea do these files hide?"
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_explains_itself_with_an_example(name):
-    value = getattr(jfit, name)
-    if not callable(value):
-        return
-    doc = getattr(value, "__doc__", None)
-    assert doc, f"jfit.{name} has no docstring"
-    assert ">>>" in doc, f"the docstring of jfit.{name} has no example that runs"
+def test_every_public_name_explains_itself_with_an_example():
+    docs = {name: getattr(jfit, name).__doc__ or "" for name in PUBLIC if callable(getattr(jfit, name))}
+    without = [f"jfit.{name}" for name, doc in docs.items() if ">>>" not in doc]
+    assert docs and not without, f"the docstrings of {without} have no example that runs"
 
 
 def test_the_rooms_that_exist_can_be_imported_one_by_one():
