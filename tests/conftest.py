@@ -14,14 +14,21 @@ os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.item
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Eight devices that all wait in Python code need more threads than two cores have; see `mx.operator.register`.
 os.environ.setdefault("PJRT_NPROC", "32")
+# The tests, in all workers and in the processes they start, train the same few networks again and again: each program is
+# compiled once and read from this folder from then on, also by later runs.  Which bits it computes does not change.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Figures are drawn to files; without a display the default backend would fail or warn.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import shutil
 import signal
 
 import jax
 import numpy as np
 import pytest
+import selection
 
 # A shell that starts its jobs in the background has them ignore Ctrl-C, and their children too: tests of Ctrl-C send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,20 +37,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-REPEATED = Path(__file__).with_name("slow.txt")
+MOST_BYTES = 2**30
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
-    """Marks the repetitions listed in slow.txt as slow; a line that names no test any more is an error."""
-    lines = REPEATED.read_text(encoding="utf-8").splitlines()
-    listed = {line for line in lines if line and not line.startswith("#")}
-    found = {item.nodeid: item for item in items}
-    for name in listed & found.keys():
-        found[name].add_marker(pytest.mark.slow)
-    whole = {name.split("::")[0] for name in found} if not any("::" in arg for arg in config.args) else set()
-    gone = sorted(name for name in listed - found.keys() if name.split("::")[0] in whole)
-    if gone:
-        raise pytest.UsageError(f"{REPEATED.name} names tests that do not exist: {', '.join(gone)}; take them out of the list.")
+def pytest_sessionstart(session: pytest.Session):
+    """Programs of code that is gone are never read again, so a compile cache that has grown large starts anew."""
+    folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    if not hasattr(session.config, "workerinput") and sum(file.stat().st_size for file in folder.glob("*")) > MOST_BYTES:
+        shutil.rmtree(folder)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`."""
+    selection.mark_repetitions(items)
 
 
 @pytest.fixture

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
-import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import jfit
 
 sym = jfit.sym
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """These modules train the same few networks again and again; nearly all of their time would go into XLA."""
-    folder = tmp_path_factory.getbasetemp() / "compiled"
-    settings = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    with contextlib.ExitStack() as stack:
-        stack.callback(compilation_cache.reset_cache)
-        for name, value in settings.items():
-            stack.callback(jax.config.update, name, before[name])
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        yield
 
 
 def mlp(classes: int = 3, hidden: int = 8, dropout: float = 0.0, batch_norm: bool = False) -> jfit.Symbol:

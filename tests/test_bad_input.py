@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fit_support import blobs, compiled_once, mlp, train  # noqa: F401
+from fit_support import blobs, mlp, train
 
 import jfit
 

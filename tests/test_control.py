@@ -52,6 +52,7 @@ def test_the_file_is_what_mxnet_writes(name):
     assert json.loads(compose(name).tojson()) == ABOUT[name]["symbol"]
 
 
+@pytest.mark.repetitions(8)
 @every_net
 def test_a_file_of_mxnet_gives_its_numbers_and_gradients(name):
     symbol = jfit.sym.load_json(json.dumps(ABOUT[name]["symbol"]))
@@ -65,6 +66,7 @@ def test_a_file_of_mxnet_gives_its_numbers_and_gradients(name):
         np.testing.assert_allclose(grads[key], wanted, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", [n for n in NETS if not part(n, "grad")])
 def test_gradients_that_mxnet_does_not_have_agree_with_differences(name):
     args = part(name, "in")

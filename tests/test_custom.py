@@ -169,6 +169,7 @@ def blobs(rng, rows=40):
     return (rng.normal(size=(rows, 4)) + 3 * np.eye(3, 4)[label]).astype("float32"), label.astype("float32")
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("contexts", [[mx.cpu()], [mx.cpu(0), mx.cpu(1)]], ids=["one device", "two devices"])
 def test_module_fit_is_that_of_the_built_in_head(rng, contexts):
     data, label = blobs(rng)
@@ -188,6 +189,7 @@ def test_module_fit_is_that_of_the_built_in_head(rng, contexts):
         np.testing.assert_allclose(value.asnumpy(), found[1][name].asnumpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_jfit_fit_and_rows_that_do_not_fill_a_batch(rng, devices):
     data, label = blobs(rng, 44)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from cases import iterators
-from fit_support import blobs, compiled_once, same, train  # noqa: F401
+from fit_support import blobs, same, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

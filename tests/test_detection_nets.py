@@ -23,6 +23,7 @@ def lowered(name):
     return jfit.lower(nets.TRAININGS[name]["symbol"](mx), inputs=list(inputs)), inputs
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_and_parameters_of_a_training_are_mxnets(name):
     found = nets.run(mx, name, host)
@@ -53,6 +54,7 @@ def test_targets_made_by_the_network_leave_its_parameters_parameters():
         model.plan({"data": jax.ShapeDtypeStruct((2, 3, 32, 32), "float32")})
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", ["ssd", pytest.param("aligned", marks=pytest.mark.slow)])
 def test_a_picture_of_weight_zero_never_matters(name):
     model, inputs = lowered(name)

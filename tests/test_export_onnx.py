@@ -184,6 +184,7 @@ NETS = {
 }
 
 
+@pytest.mark.repetitions(11)
 @pytest.mark.parametrize("name", NETS)
 def test_a_graph_gives_the_same_for_any_batch_size(name):
     with jfit.sym.NameManager():
@@ -192,6 +193,7 @@ def test_a_graph_gives_the_same_for_any_batch_size(name):
     agree(symbol, {"data": shape})
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_relu", "rnn_tanh"])
 @pytest.mark.parametrize("both", [False, True])
 def test_a_recurrent_layer_begins_at_zero_or_at_a_state_and_shows_its_last_state(mode, both):

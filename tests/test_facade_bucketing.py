@@ -4,7 +4,6 @@ import logging
 
 import numpy as np
 import pytest
-from fit_support import compiled_once  # noqa: F401
 from golden_mx import arrays_of, assert_close, manifest, under
 
 import jfit
@@ -91,6 +90,7 @@ def same_params(a, b, tolerance=0.0):
 
 
 # ------------------------------------------------------------------------------------------------ training
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("read", [False, True], ids=["one program", "outputs read in between"])
 def test_a_recorded_training_over_three_lengths(read):
     case = manifest("train", "bucketing", "manifest.json")
@@ -118,6 +118,7 @@ def test_a_recorded_training_over_three_lengths(read):
         assert_close(name, final[name], want)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("optimizer", "lengths"), [("sgd", [5, 2, 3, 5]), ("adam", [5, 2, 1, 3])])
 def test_a_bucket_compiles_once_and_never_again(optimizer, lengths):
     module, metric = ready(optimizer=optimizer, params={"learning_rate": 0.1}), jfit.mxnet.metric.create("acc")
@@ -240,6 +241,7 @@ def test_fit_again_keeps_parameters_and_counts(caplog):
 
 
 # ------------------------------------------------------------------------------------------------ other parameters
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kvstore", ["local", None])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_bucket_without_some_parameters_leaves_them_alone(optimizer, kvstore):
@@ -290,6 +292,7 @@ def test_a_parameter_whose_shape_depends_on_the_key_is_named():
         module.switch_bucket(3, [("data", (4, 3))], [("softmax_label", (4,))])
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("frozen", ["h2h_weight", "embed_weight"])
 def test_fixed_parameters_stay_in_every_bucket(frozen):
     module = ready(fixed_param_names=[frozen])
@@ -451,6 +454,7 @@ def test_a_checkpoint_has_mxnets_files_and_comes_back(tmp_path):
         np.testing.assert_array_equal(np.asarray(module.get_outputs()[0]), np.asarray(again.get_outputs()[0]))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_resuming_with_optimizer_states_equals_continuing(tmp_path, optimizer):
     params = {"learning_rate": 0.1, **({"momentum": 0.9} if optimizer == "sgd" else {})}

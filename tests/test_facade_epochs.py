@@ -7,7 +7,6 @@ import signal
 
 import numpy as np
 import pytest
-from fit_support import compiled_once  # noqa: F401
 
 import jfit
 from jfit import counters
@@ -69,6 +68,7 @@ def ran_whole(run):
     return seen["traces:module_epoch"] > 0
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices,kvstore", [(1, "local"), (2, "device"), (3, "device"), (3, None)])
 def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
     with counters.counted() as seen:
@@ -88,6 +88,7 @@ def test_a_scheduler_moves_within_a_dispatch_as_it_does_between_batches():
     assert_same_bits(whole, each)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("handle", ["pad", "discard", "roll_over"])
 def test_every_way_to_end_an_epoch_gives_the_same_bits(handle):
     make = lambda: data(last_batch_handle=handle)  # noqa: E731
@@ -102,6 +103,7 @@ def lines(caplog, run):
     return [line for line in found if line.startswith(("Epoch", "Iter"))]
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("auto_reset", [True, False])
 @pytest.mark.parametrize("frequent", [1, 11, 50])
 def test_a_speedometer_writes_the_same_lines_either_way(caplog, frequent, auto_reset):

@@ -7,7 +7,6 @@ import re
 import jax
 import numpy as np
 import pytest
-from fit_support import compiled_once  # noqa: F401
 from golden_mx import GOLDEN, arrays_of, manifest, under
 
 import jfit
@@ -103,6 +102,7 @@ def test_one_device_learns_what_a_module_learns():
         np.testing.assert_array_equal(np.asarray(ff.arg_params[name]), np.asarray(value))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 def test_three_devices_learn_what_one_learns(kvstore):
     results = []

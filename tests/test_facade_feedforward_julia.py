@@ -4,7 +4,6 @@ import logging
 
 import numpy as np
 import pytest
-from fit_support import compiled_once  # noqa: F401
 
 import jfit
 from jfit.mxnet.feedforward.callbacks import (
@@ -115,6 +114,7 @@ def test_fit_with_an_optimizer_is_train():
     assert_same(a.arg_params, b.arg_params)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kvstore", ["local", "device", "local_allreduce_cpu", None])
 def test_ten_rows_on_three_devices_are_four_three_three(kvstore):
     model = started(DEVICES)

@@ -46,6 +46,7 @@ def same(got, want):
     return isinstance(got, float) and got == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.repetitions(6)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["id"])
 def test_every_recorded_value_of_mxnet_is_reproduced_batch_by_batch(case):
     metric = M.create(case["create"], **case["kwargs"])
@@ -119,6 +120,7 @@ def test_mistakes_raise_the_classes_that_mxnet_raises():
         M.create(3)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["acc", "ce", "mse", "f1", "loss", "perplexity"])
 def test_wrapped_rows_never_count(name):
     rng = np.random.default_rng(1)
@@ -133,6 +135,7 @@ def test_wrapped_rows_never_count(name):
     assert padded.get()[1] == pytest.approx(exact.get()[1], rel=1e-6)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("time_major", [False, True])
 def test_the_steps_of_a_wrapped_sequence_never_count_in_either_layout(time_major):
     labels = np.array([[0, 1, 2], [2, 1, 0]])  # (batch, steps)
@@ -173,6 +176,7 @@ def test_counting_never_waits_and_compiles_once_even_for_a_new_metric_of_equal_s
     assert seen == {"host_syncs": 1}
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("where", ["one device", "eight devices", "pmap"])
 def test_outputs_that_were_put_on_devices_compile_once(where):
     devices = jax.devices()
@@ -227,6 +231,7 @@ def test_a_metric_of_the_users_counts_in_python_as_in_mxnet():
     assert str(bias) == "EvalMetric: {'bias': nan}"
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("shell", [Module, mx.mod.Module])
 def test_a_users_metric_under_a_module_gets_boxes_without_the_wrapped_rows(shell):
     net = jfit.sym.LinearRegressionOutput(jfit.sym.Variable("data"), jfit.sym.Variable("label"), name="out")
@@ -390,6 +395,7 @@ def test_a_configuration_makes_the_metric_again():
             M.create(bad)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["acc", "mcc", "pcc", "pearsonr"])
 def test_metrics_are_copied_and_pickled_with_what_they_have_counted(name):
     metric = M.create(name)

@@ -36,6 +36,7 @@ def assert_same_bits(one, two):
 
 
 # ------------------------------------------------------------------------------------------------ the numbers of fit
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 3])
 def test_fit_is_the_loop_that_one_would_write(devices):
     by_hand = Module(normed(), context=cpus(devices))
@@ -51,6 +52,7 @@ def test_fit_is_the_loop_that_one_would_write(devices):
     assert_same_bits(by_hand, fitted(module=Module(normed(), context=cpus(devices))))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("last_batch_handle", ["pad", "discard", "roll_over"])
 def test_a_callback_that_looks_at_every_batch_changes_no_bit(last_batch_handle):
     modules, logs = [], []
@@ -300,6 +302,7 @@ def test_devices_that_learn_alone_get_the_mean_at_the_end_of_every_epoch():
 
 
 # ------------------------------------------------------------------------------------------------ interrupts
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("failure", ["ctrl-c", "callback", "epoch callback", "iterator"])
 def test_whatever_stops_fit_the_module_can_be_used_and_goes_on(failure):
     class Breaking(jfit.NDArrayIter):
@@ -354,6 +357,7 @@ def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ cost
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("callback", [None, lambda told: None], ids=["no callback", "a callback"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_epochs_after_the_first_compile_nothing(devices, callback):
@@ -426,6 +430,7 @@ def test_score_without_reset_goes_on_where_the_iterator_is():
     assert numbers == [0, 1, 0, 1, 2]
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 3])
 def test_predict_gives_the_rows_in_order_without_wrapped_ones(devices):
     module = fitted(1, devices=devices)

@@ -90,6 +90,7 @@ def test_a_loss_beside_a_blocked_output_needs_no_head_gradients():
     assert not np.array_equal(before["fc_weight"], module.get_params()[0]["fc_weight"])
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("counts", [(5, 5), (3, 7)])
 def test_batches_that_were_sliced_before_are_taken_as_they_are(counts):
     whole, apart = ready(rows=10, devices=2), ready(rows=10, devices=2)

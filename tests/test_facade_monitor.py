@@ -263,6 +263,7 @@ def deep_inputs():
     return model, *model.init(jax.random.key(0), jfit.lowering.model.specs_of(batch), jfit.init.Uniform(0.5)), batch
 
 
+@pytest.mark.slow
 def test_gradients_of_parameters_are_those_of_the_step_with_the_same_random_numbers():
     model, params, aux, batch = deep_inputs()
     outputs, gradients, _ = jax.jit(gradient_step(model, list(params)))(params, aux, batch, KEY, 3, 1)

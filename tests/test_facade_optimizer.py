@@ -51,6 +51,7 @@ def case(request):
     return request.param
 
 
+@pytest.mark.repetitions(4)
 @pytest.mark.parametrize("as_lists", [True, False])
 def test_the_updater_follows_mxnet_also_where_an_index_lags_behind(case, as_lists):
     optimizer = of_case(case)

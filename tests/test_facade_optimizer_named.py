@@ -29,6 +29,7 @@ def quick_first(names):
     return [name if name in QUICK else slow(name) for name in names]
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", quick_first(CASES))
 def test_an_updater_repeats_mxnet(name):
     got, want = updates(mx, CASES[name]), GOLDEN[name]
@@ -38,6 +39,7 @@ def test_an_updater_repeats_mxnet(name):
     np.testing.assert_allclose(got, want, rtol=1e-3 if rounded else 3e-5, atol=3e-5 if rounded else 3e-6)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", quick_first(MODULES))
 def test_a_module_repeats_mxnet(name):
     np.testing.assert_allclose(trained(mx, name), GOLDEN[f"module_{name}"], rtol=3e-5, atol=3e-6)
@@ -211,6 +213,7 @@ def test_an_optimizer_that_is_replaced_takes_its_scalars_along():
     assert old.m_schedule == schedule
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", ["nadam", "lars", pytest.param("sgld", marks=pytest.mark.slow)])
 def test_what_parameters_share_is_the_same_on_any_number_of_devices(name, monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")

@@ -112,6 +112,7 @@ def test_what_is_refused(call, error, match):
         call()
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_chain_with_a_python_loss_trains_as_the_operator_does(devices):
     rng = np.random.default_rng(0)

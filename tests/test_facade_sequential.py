@@ -5,7 +5,6 @@ import logging
 import jax
 import numpy as np
 import pytest
-from fit_support import compiled_once  # noqa: F401
 
 import jfit
 from jfit.data import DataBatch
@@ -81,6 +80,7 @@ def start():
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("optimizer", "params"), OPTIMIZERS)
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_two_pieces_train_as_the_whole_network(optimizer, params, devices):

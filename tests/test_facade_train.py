@@ -29,6 +29,7 @@ def trained(case, monkeypatch, read=()):
     return run
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("case", SHORT, **ids)
 def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)
@@ -36,6 +37,7 @@ def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
     run.check_states({str(index): flat(state) for index, state in states.items()})
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("read", [("gradients",), ("outputs", "gradients")], ids="+".join)
 @pytest.mark.parametrize("name", ["sgd_1", "grad_add", "md2_kvnone", "md2_2bit_device", "md3_uneven_local"])
 def test_reading_in_between_gives_the_same_training(name, read, monkeypatch):
@@ -43,6 +45,7 @@ def test_reading_in_between_gives_the_same_training(name, read, monkeypatch):
     trained(next(c for c in CASES if c["name"] == name), monkeypatch, read)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("case", [c for c in CASES if c["name"] in TWINS], **ids)
 def test_the_shard_map_twin_gives_the_same_training(case, monkeypatch):
     monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
@@ -111,11 +114,13 @@ def assert_same_bits(found):
         assert all(np.array_equal(a, b) for a, b in zip(flat(states[index]), flat(states2[index]), strict=True))
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_resumed_training_is_bit_for_bit_the_one_that_went_on(name, tmp_path):
     assert_same_bits(resumed_and_continued(tmp_path, 1, "local", *OPTIMIZERS[name]))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("store", ["local", "device", None, "not on the store"])
 def test_on_two_devices_too_whoever_updates(store, tmp_path, monkeypatch):
     if store == "not on the store":

@@ -78,6 +78,7 @@ def trainer_of(case, params, **kwargs):
     return Trainer(params, case["optimizer"], hyper, kvstore=case["kvstore"], **{"update_on_kvstore": update, **kwargs})
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_a_recorded_gluon_training_is_repeated(case):
     arrays = np.load(GOLDEN / Path(case["file"]).name)

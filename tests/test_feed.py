@@ -7,7 +7,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from fit_support import bits, blobs, compiled_once, convnet, mlp, rowmixer, same, train  # noqa: F401
+from fit_support import bits, blobs, convnet, mlp, rowmixer, same, train
 
 import jfit
 from jfit import counters
@@ -32,6 +32,7 @@ def one_by_one(name: str, resident: bool) -> jfit.Run:
 
 
 # ------------------------------------------------------------------------------------------------ several steps a call
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 @pytest.mark.parametrize("name", NETS)
 def test_several_steps_a_call_give_the_bits_of_one_by_one(name, resident):
@@ -45,6 +46,7 @@ def test_streamed_data_gives_the_bits_of_resident_data(name):
     assert same(one_by_one(name, True), one_by_one(name, False))
 
 
+@pytest.mark.slow
 def test_several_steps_a_call_agree_on_two_devices():
     one = train(mlp(dropout=0.5), devices=2, steps_per_call=1)
     assert same(one, train(mlp(dropout=0.5), devices=2, steps_per_call=4))
@@ -94,6 +96,7 @@ def test_a_tail_leaves_the_result_that_the_hand_written_update_has():
     np.testing.assert_allclose(run.params["fc_bias"], b, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_tail_that_cannot_be_padded_runs_in_its_own_shape():
     x, y = blobs(20)
     run = train(rowmixer(), (x, y), num_epoch=1, shuffle=False)
@@ -122,6 +125,7 @@ def test_rows_that_can_neither_be_padded_nor_divided_are_refused(resident):
 
 
 # ------------------------------------------------------------------------------------------------ positions
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_training_continues_identically_from_any_batch(resident):
     whole = one_by_one("dropout", resident)
@@ -147,6 +151,7 @@ def epochs_of(seen_at_end: list, **given):
     return run
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 @pytest.mark.parametrize("per_call", [1, 4])

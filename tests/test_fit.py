@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from fit_support import bits, blobs, compiled_once, convnet, mlp, same, train  # noqa: F401
+from fit_support import bits, blobs, convnet, mlp, same, train
 
 import jfit
 from jfit import counters
@@ -94,6 +94,7 @@ def test_a_generator_serves_one_epoch_and_says_so_in_the_second():
         train(data=(b for b in batches_of()), num_epoch=2)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("handle", "steps"), [("pad", [7, 14]), ("discard", [6, 12]), ("roll_over", [6, 12])])
 def test_mxnet_iterators_are_read_as_they_are(handle, steps):
     data = jfit.NDArrayIter(X, Y, batch_size=8, last_batch_handle=handle)
@@ -122,6 +123,7 @@ def test_rows_weigh_as_they_are_told():
         assert light.score((X, Y, weight))["accuracy"] == pytest.approx(without.score((X[20:], Y[20:]))["accuracy"])
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_time_major_inputs_are_fed_from_rows(resident):
     net = sym.RNN(
@@ -268,6 +270,7 @@ def test_one_two_and_eight_devices_agree():
             np.testing.assert_allclose(more.history.column(column), one.history.column(column), rtol=1e-5)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_micro_batches_give_the_same_update(resident):
     whole = train()
@@ -335,6 +338,7 @@ def test_any_optax_transformation_is_an_optimizer():
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("net", [mlp(batch_norm=True), convnet()], ids=["dense", "conv"])
 def test_resident_evaluation_is_the_streamed_one(net, devices):

@@ -14,6 +14,7 @@ def net(name):
     return sym.SoftmaxOutput(sym.FullyConnected(sym.Variable(name), num_hidden=2, name="fc"), name="softmax")
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("data", [(X, Y), {"image": X, "softmax_label": Y}])
 def test_an_input_may_have_any_name(data):
     run = jfit.fit(net("image"), data, num_epoch=1, progress=False)
@@ -30,6 +31,7 @@ def test_a_name_in_the_data_makes_a_variable_an_input():
     assert run.model.inputs == ("data", "scale") and "scale" not in run.params
 
 
+@pytest.mark.slow
 def test_batches_of_a_stream_may_have_their_rows_on_another_axis():
     x = np.random.default_rng(1).normal(size=(24, 5, 3)).astype("float32")  # (rows, time, features)
     y = (x.mean((1, 2)) > 0).astype("float32")

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import optax
 import pytest
-from fit_support import compiled_once  # noqa: F401
 
 import jfit
 import jfit.mx as mx
@@ -101,6 +100,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("which", OPTIMIZERS)
 def test_the_rate_is_shown_wherever_a_run_is_looked_at(which, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "LOG_SECONDS", 0.0)

@@ -98,6 +98,7 @@ def test_an_array_file_cut_off_anywhere_is_refused(path):
     assert not [at for at in range(len(data)) if survives(loads, data[:at])]
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("path", STATE_FILES, ids=lambda path: path.name)
 def test_a_states_file_cut_off_anywhere_is_refused(path):
     data = path.read_bytes()

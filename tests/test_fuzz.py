@@ -51,6 +51,7 @@ def damaged(draw, name):
     return bytes(raw)
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", ["arrays", "states", "graph", "mutant", "header", "tensors"])
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
@@ -124,6 +125,7 @@ def many(item, count, first=5):
     return ('{"nodes":[' + ",".join([inputs, *[item] * count]) + '],"heads":[[0,0]]}').encode()
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     "data",
     [

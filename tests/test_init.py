@@ -30,6 +30,7 @@ def test_fixed_values_and_dispatch_are_mxnets(case):
     np.testing.assert_allclose(np.ravel(value), case["value"], rtol=1e-6)
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize(
     "case", [c for c in GOLDEN["random"] if c["init"] in RANDOM], ids=lambda c: f"{c['init']}-{c['shape']}"
 )

@@ -43,6 +43,7 @@ def some(items, few):
     return [item if few(item) else pytest.param(item, marks=pytest.mark.slow) for item in items]
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("shape", some(FAN, lambda shape: shape in [(8, 4, 3, 3), (5, 3)]), ids=str)
 @pytest.mark.parametrize("factor", some(["avg", "in", "out"], lambda factor: factor == "in"))
@@ -57,6 +58,7 @@ def test_xavier_and_msra_spread_by_their_fan(shape, factor):
     assert stats.kstest(normal, stats.norm(0, math.sqrt(2 / 1.25 / fan)).cdf).pvalue > 1e-3
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     ("start", "law"),
@@ -80,6 +82,7 @@ def test_values_have_the_law_and_no_memory(start, law):
     assert max(map(abs, kept)) < 4 / math.sqrt(flat.size)  # neither neighbours nor arrays of neighbouring keys go together
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     ("shape", "kind"), [((5, 2), "normal"), ((2, 3, 1, 4), "uniform"), ((1, 4), "normal"), ((6,), "uniform")]
 )
@@ -89,6 +92,7 @@ def test_orthogonal_has_orthonormal_rows_or_columns_for_any_shape(shape, kind):
     np.testing.assert_allclose(small, np.eye(len(small)), atol=2e-6)
 
 
+@pytest.mark.repetitions(4)
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     "case",

@@ -11,7 +11,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from fit_support import bits, blobs, compiled_once, mlp, train  # noqa: F401
+from fit_support import bits, blobs, mlp, train
 
 import jfit
 from jfit import counters

@@ -176,6 +176,7 @@ def test_shared_weights_collect_both_gradients(batch):
 
 
 # ------------------------------------------------------------------------------------------ recurrent
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
 def test_begin_states_are_zero_where_they_are_not_fed(rng, mode):
     x = rng.normal(size=(5, 2, 4)).astype("float32")
@@ -332,6 +333,7 @@ NETS = {
 }
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", NETS)
 def test_holding_arrays_channels_last_changes_nothing(name, rng, monkeypatch):
     x = {"data": rng.normal(size=(4, 3, 8, 8)).astype("float32")}

@@ -80,6 +80,7 @@ def test_the_gradient_is_overwritten_where_mxnet_overwrites_it(make, want):
     assert {n.name for n in net.nodes() if id(n) in found} == want
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("slopes", [(6,), (1,)], ids=str)
 def test_the_slope_gradient_is_times_the_slope_and_the_others_are_true(slopes):
     model = jfit.lower(inside(sym.Variable("data")))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fit_support import bits, blobs, compiled_once, mlp  # noqa: F401
+from fit_support import bits, blobs, mlp
 from sklearn.datasets import load_digits
 
 import jfit

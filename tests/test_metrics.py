@@ -40,6 +40,7 @@ def single(name, label, output, weight=None, **params):
     return next(iter(value(metric, [((jnp.asarray(label),), (jnp.asarray(output),), (weight,))]).values()))
 
 
+@pytest.mark.repetitions(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["id"])
 def test_values_and_names_are_mxnets(case):
     if case["create"] == "composite":
@@ -61,6 +62,7 @@ def test_values_and_names_are_mxnets(case):
         assert number == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", [*NAMES, "mse", "mae", "rmse", "f1"])
 def test_rows_of_weight_zero_never_count_whatever_they_hold(name):
     label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
@@ -71,6 +73,7 @@ def test_rows_of_weight_zero_never_count_whatever_they_hold(name):
     assert single(name, bad_label, bad_output, weight) == pytest.approx(single(name, label, output), rel=1e-6)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", [*NAMES, "mse", "rmse", "f1"])
 def test_sums_of_two_devices_give_the_whole_batch(name):
     label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
@@ -107,6 +110,7 @@ def test_ignored_labels_and_padded_rows_both_stay_out():
     assert single("perplexity", LABEL, PROB, weight, ignore_label=0) == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", [*NAMES, "mse", "rmse", "f1"])
 def test_nothing_counted_is_nan_and_a_batch_without_rows_changes_nothing(name):
     metric = metrics.create(name)

@@ -46,6 +46,7 @@ def test_graph_and_arrays_of_a_checkpoint_are_read_bit_for_bit(name):
     assert graph(symbol.tojson()) == graph((FOLDER / f"{name}-symbol.json").read_text())
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("way", ["as MXNet resumes", "with the count it lost"])
 @named
 def test_an_epoch_more_after_mxnets_checkpoint_gives_mxnets_parameters(name, way):

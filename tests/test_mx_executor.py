@@ -31,6 +31,7 @@ def softmax(batch=4, hidden=3, req="write"):
     return ex
 
 
+@pytest.mark.repetitions(6)
 @pytest.mark.parametrize(("case", "arrays"), golden_ops.load_cases(*sorted(FAMILIES)), ids=golden_ops.case_id)
 def test_a_recorded_operator_runs_bound(case, arrays):
     op = case["op"]
@@ -278,6 +279,7 @@ def test_old_arrays_are_let_go():
     np.testing.assert_array_equal(ex.outputs[0].asnumpy(), late)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", ["lstm_fused", "multitask_group", "resnet20_cifar"])
 def test_a_recorded_model_runs_bound(name):
     about = next(m for m in json.loads((MODELS / "manifest.json").read_text()) if m["name"] == name)

@@ -44,6 +44,7 @@ class Replica:
         return loss
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_a_recorded_training_is_repeated(case):
     arrays = arrays_of(*case["file"].split("/"))

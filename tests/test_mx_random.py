@@ -22,6 +22,7 @@ LAWS = {
 SLOW = set(LAWS) - {"uniform", "normal", "poisson"}  # to compile
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     ("name", "parameters"), [pytest.param(*law, marks=[pytest.mark.slow] if law[0] in SLOW else []) for law in LAWS.items()]
 )

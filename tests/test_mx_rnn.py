@@ -28,6 +28,7 @@ SLOW = {
 }
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NUMBERS])
 def test_outputs_and_gradients_are_those_of_mxnet(name):
     found, wanted = numbers(mx, named(mx, CASES[name]), NUMBERS[name]), GOLDEN["numbers"][name]
@@ -49,6 +50,7 @@ def evaluated(symbol, args, **inputs):
     return [o.asnumpy() for o in symbol.bind(mx.cpu(), arrays).forward()]
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("mode", ["gru", pytest.param("rnn_tanh", marks=pytest.mark.slow)])
 def test_fused_and_single_cells_compute_the_same_with_the_same_weights(mode):
     draw = np.random.default_rng(0)

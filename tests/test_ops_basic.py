@@ -107,6 +107,7 @@ DIFFERENTIABLE = [
 ]
 
 
+@pytest.mark.repetitions(13)
 @pytest.mark.parametrize(("name", "arrays", "attrs"), DIFFERENTIABLE, ids=[d[0] for d in DIFFERENTIABLE])
 def test_gradients_are_those_of_differences(name, arrays, attrs):
     with jax.enable_x64(True):

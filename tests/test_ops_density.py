@@ -10,6 +10,7 @@ from golden_ops import case_id, load_cases, run_case, spread_out
 from jfit.ops import LOST, Ctx, RowLayout, lookup
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("density"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)

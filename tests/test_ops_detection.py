@@ -10,6 +10,7 @@ from golden_ops import case_id, load_cases, run_case, spread_out
 from jfit.ops import LOST, RowLayout, lookup
 
 
+@pytest.mark.repetitions(4)
 @pytest.mark.parametrize(("case", "arrays"), spread_out(load_cases("detection"), each=1), ids=case_id)
 def test_recorded_case(case, arrays):
     run_case(case, arrays)
@@ -62,6 +63,7 @@ def tuple_of(result):
     return result if isinstance(result, tuple) else (result,)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(("name", "attrs", "inputs"), PICTURES, ids=IDS)
 def test_what_is_found_in_a_picture_does_not_depend_on_the_other(name, attrs, inputs):
     same = 2 if name == "_contrib_MultiProposal" else -1  # the sizes of the pictures
@@ -96,6 +98,7 @@ def test_rows_on_the_axis_of_boxes_are_lost():
     assert prior.rows(prior.parse({}), (RowLayout(0, 1, 2, 1),), [(2, 3, 4, 4)], [(1, 16, 4)]) == [None]
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     ("name", "attrs", "inputs"), [*PICTURES, ("_contrib_box_iou", {}, (boxes(2), boxes(3)))], ids=[*IDS, "_contrib_box_iou"]
 )

@@ -19,6 +19,7 @@ FIXTURES = load_cases("norms", "heads", "spatial", "resized", "moments")
 RECORDED = spread_out(load_cases("normalising", "resizing", "sampling", "unaligned", "first_version", "windows"), each=1)
 
 
+@pytest.mark.repetitions(12)
 @pytest.mark.parametrize(("case", "arrays"), FIXTURES, ids=case_id)
 def test_fixture_case(case, arrays):
     run_case(case, arrays)

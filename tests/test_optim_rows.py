@@ -43,6 +43,7 @@ def stepped(opt):
     return jax.jit(step, donate_argnums=(0, 1))
 
 
+@pytest.mark.repetitions(6)
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['name']}-{c['settings']}")
 def test_mxnets_lazy_and_whole_updates_are_reproduced(case, quickly):
     name = {"groupadagrad": "group_adagrad"}.get(case["name"], case["name"])
@@ -57,6 +58,7 @@ def test_mxnets_lazy_and_whole_updates_are_reproduced(case, quickly):
         np.testing.assert_allclose(slot["w"], expected, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.repetitions(3)
 @lazily
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_named_rows_move_as_in_a_whole_update_and_no_other_moves(rule, dtype, rng, quickly):
@@ -81,6 +83,7 @@ def test_named_rows_move_as_in_a_whole_update_and_no_other_moves(rule, dtype, rn
         )
 
 
+@pytest.mark.repetitions(2)
 @lazily
 def test_the_compiled_update_copies_no_table(rule):
     size, width, few = 5003, 16, 7

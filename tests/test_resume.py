@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fit_support import bits, blobs, compiled_once, mlp, same, train  # noqa: F401
+from fit_support import bits, blobs, mlp, same, train
 
 import jfit
 from jfit.train.callbacks import Callback, csv_logger, early_stopping, lambda_callback

@@ -144,6 +144,7 @@ def test_names_numbers_and_functions_of_two_are_schedules():
 RUN = {"updates": 60, "updates_per_epoch": 20}
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize(
     ("asked", "plain"),
     [

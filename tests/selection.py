@@ -1,0 +1,52 @@
+"""Which cases of a parametrized test belong to the fast set: a rule, so that nobody keeps a list of test ids.
+
+Of each test function the fast set runs the first case and then the fewest others that show every value of every parameter
+once; the slow set runs the other combinations. `@pytest.mark.repetitions(k)` says that the values, too, only repeat one
+promise: k cases of them are enough for the fast set. `@pytest.mark.slow` leaves a test to the slow set altogether.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import pytest
+
+Case = tuple[str, frozenset[tuple[str, int]]]  # (test id, what it shows: {(parameter, identity of its value)})
+
+
+def fast_cases(cases: Sequence[Case], limit: int | None = None) -> set[str]:
+    """The ids of one test function's cases that the fast set runs.
+
+    Args:
+        cases: all of them, in the order of the file.
+        limit: the number of cases to keep at most; None keeps as many as show every value once.
+
+    Returns:
+        The first case, then, among those that show the most values not shown yet, the one with the lowest checksum of its id:
+        a choice that looks random and is the same on every machine, and that a new case hardly changes.
+    """
+    left = sorted(cases[1:], key=lambda case: zlib.crc32(case[0].encode()))
+    chosen, missing = [cases[0]], set().union(*(values for _, values in cases)) - cases[0][1]
+    while left and (missing if limit is None else len(chosen) < limit):
+        best = max(left, key=lambda case: len(case[1] & missing))
+        chosen.append(best)
+        left.remove(best)
+        missing -= best[1]
+    return {name for name, _ in chosen}
+
+
+def mark_repetitions(items: Sequence[pytest.Item]) -> None:
+    """Marks the cases that the rule leaves out of the fast set as slow."""
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            functions.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for same in functions.values():
+        marker = same[0].get_closest_marker("repetitions")
+        # A value is the same object in all cases that have it; not all values can be compared or hashed.
+        cases = [(item.nodeid, frozenset((k, id(v)) for k, v in item.callspec.params.items())) for item in same]
+        fast = fast_cases(cases, marker.args[0] if marker else None)
+        for item in same:
+            if item.nodeid not in fast:
+                item.add_marker(pytest.mark.slow)
