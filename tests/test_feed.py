@@ -11,7 +11,7 @@ from fit_support import bits, blobs, convnet, mlp, rowmixer, same, train
 
 import jfit
 from jfit import counters
-from jfit.parallel.window import Window
+from jfit.parallel import Window
 from jfit.train.feed import auto_steps_per_call
 
 IMAGES = blobs(26, (1, 8, 8))

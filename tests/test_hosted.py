@@ -120,7 +120,7 @@ def test_slices_are_put_together_wherever_their_rows_are(axis, before, after):
         for s in (slice(0, 2), slice(2, 4))
         for rows in [RowLayout(axis, before, 2, after)]
     ]
-    stacked = type(slices[0])(np.stack([np.asarray(s.array) for s in slices]), axis)
+    stacked = type(slices[0])(np.stack([np.asarray(s.array) for s in slices]), slices[0].layout)
     found = HostPass((), 2)._rows(Seen((), (stacked,), np.array([[1, 1], [1, 0]], np.float32)))[1][0]
     kept = np.moveaxis(cut[:3], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
     np.testing.assert_array_equal(found, kept)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import jfit
 from jfit.data.batch import pad_rows
-from jfit.parallel.spmd import split_batch
+from jfit.parallel import split_batch
 
 SIZES = (3, 8, 13)  # few, so that few programs are compiled
 OPTIMIZER = jfit.optim.sgd(0.1, momentum=0.9)

@@ -19,7 +19,8 @@ from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.lowering.model import Model, Plan, Policy
 from jfit.ops.rows import LOST, RowLayout
-from jfit.parallel.spmd import compile_spmd, place, place_split, split_batch
+from jfit.parallel import compile_spmd, place, place_split, split_batch
+from jfit.parallel.placing import rows_joined, rows_of_slices
 from jfit.step import eval_step, plan_of, predict_step, unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, sized_for, values, zero_totals
@@ -183,20 +184,16 @@ class Predictor:
         size = rows(Batch(inputs), self.model.batch_axes)
         found = []
         for out, where in zip(counters.read(outputs), plan.rows, strict=True):
-            slices = list(out) if split else [out]
             if isinstance(where, RowLayout):
-                # (..., before, rows * after, ...): rows of all devices stand side by side, padding last
-                shape = slices[0].shape
-                cut = (*shape[: where.axis], where.before, where.size * where.after, *shape[where.axis + 1 :])
-                whole = np.concatenate([s.reshape(cut) for s in slices], axis=where.axis + 1)
-                found.append(_Piece(whole.take(np.arange(count * where.after), axis=where.axis + 1), where.axis))
+                whole = rows_of_slices(out if split else out[None], where)
+                found.append(_Piece(whole.take(np.arange(count), axis=where.axis + 1), where.axis))
             elif where is LOST and (split or count != size):
                 raise ValueError(
                     "predict: an output mixes the rows of its batch, so padded rows cannot be cut off; "
                     "predict on one device with a batch size that divides the data"
                 )
             else:
-                found.append(_Piece(slices[0], None))
+                found.append(_Piece(out[0] if split else out, None))
         return found
 
     def _plan(self, inputs: dict[str, Any]) -> Plan:
@@ -207,7 +204,7 @@ class Predictor:
 
 
 class _Piece(NamedTuple):
-    """One output of one batch; rows on axis + 1, repeats of the batch on `axis`.  axis None: no rows."""
+    """One output of one batch, (..., before, rows, after, ...) with rows on axis + 1.  axis None: it has no rows."""
 
     array: np.ndarray
     axis: int | None
@@ -218,8 +215,7 @@ def _joined(pieces: list[_Piece]) -> np.ndarray:
     axis = pieces[0].axis
     if axis is None:
         return pieces[0].array if len(pieces) == 1 else np.stack([p.array for p in pieces])
-    whole = np.concatenate([p.array for p in pieces], axis=axis + 1)
-    return whole.reshape((*whole.shape[:axis], -1, *whole.shape[axis + 2 :]))
+    return rows_joined(np.concatenate([p.array for p in pieces], axis=axis + 1), axis)
 
 
 def _batches(

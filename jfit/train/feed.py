@@ -20,7 +20,8 @@ from jax import Array, lax
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows
 from jfit.lowering.model import Model, count_parameters
-from jfit.parallel.spmd import STATE_AXES, compile_spmd, place, place_split, split_batch
+from jfit.parallel.placing import STATE_AXES, place, place_split, split_batch
+from jfit.parallel.spmd import compile_spmd
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.state import TrainState
 from jfit.train.host_metrics import seen_of

@@ -15,7 +15,7 @@ from jfit.data import ArrayData, StreamData, check_labels
 from jfit.graph import Symbol
 from jfit.lowering.accept import lower_feeding, model_and_values, split_trained
 from jfit.lowering.model import Model, Plan, specs_of
-from jfit.parallel.spmd import place
+from jfit.parallel import place
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.step.totals import sized_for, zero_totals
@@ -68,8 +68,8 @@ def fit(
 
     Args:
         model: a Symbol, a Model, what `jfit.load` gives, or a pure function `apply(params, x)` with `loss=` and `params=`.
-        train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches; `(x, y, weight)`
-            with one finite weight of at least 0 per row.
+        train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches;
+            `(x, y, weight)` with one finite weight of at least 0 per row.
         eval_data: the same, scored after every epoch; its batches may have another size.
         batch_size: rows of a global batch, over all devices.
         num_epoch: epochs in all (with `resume`, the finished ones count).

@@ -18,6 +18,7 @@ from jax import Array
 
 from jfit.lowering.model import Model
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
+from jfit.parallel.placing import rows_joined, rows_of_slices
 from jfit.step import plan_of
 from jfit.step.inputs import parts_of
 from jfit.step.totals import joined, plain, shown_heads
@@ -26,15 +27,15 @@ from jfit.step.totals import joined, plain, shown_heads
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slab:
-    """An array with the rows of one device's slice in front: (rows, ... axes before, before, after, ... axes behind).
+    """An array of one device's slice of a batch, or of all slices with a leading device axis.
 
     Attributes:
         array: the values.
-        axis: where the rows were (see `jfit.ops.rows`); None: the array has no rows and is as it was.
+        layout: where its rows are; None: it has none.
     """
 
     array: Any
-    axis: int | None = dataclasses.field(metadata={"static": True})
+    layout: RowLayout | None = dataclasses.field(metadata={"static": True})
 
 
 class Seen(NamedTuple):
@@ -69,10 +70,7 @@ def seen_of(model: Model, values: Sequence[Array], batch: Any, axis_name: str | 
 
 
 def _slab(array: Array, rows: MaybeLayout) -> Slab:
-    if not isinstance(rows, RowLayout):
-        return Slab(array, None)
-    cut = (*array.shape[: rows.axis], rows.before, rows.size, rows.after, *array.shape[rows.axis + 1 :])
-    return Slab(jnp.moveaxis(array.reshape(cut), rows.axis + 1, 0), rows.axis)
+    return Slab(array, rows if isinstance(rows, RowLayout) else None)
 
 
 # ------------------------------------------------------------------------------------------------ on the host
@@ -154,20 +152,18 @@ class HostPass:
 
     def _weights(self, slab: Slab, weight: np.ndarray) -> np.ndarray | None:
         """The weights of an output's rows, which may stand several times on its first axis; None where they lie elsewhere."""
-        if slab.axis != 0:
+        if slab.layout is None or slab.layout.axis != 0:
             return None
-        before, after = np.shape(slab.array)[1 + self._split :][:2]
-        return np.tile(np.repeat(weight, after), before)
+        return np.tile(np.repeat(weight, slab.layout.after), slab.layout.before)
 
     def _whole(self, slab: Slab, kept: np.ndarray | None) -> np.ndarray:
         array = np.asarray(slab.array)
         if array.dtype.kind == "V":  # bfloat16 and its like are strangers to numpy's functions
             array = array.astype(np.float32)
-        if slab.axis is None:
+        if slab.layout is None:
             return array[0] if self._split else array
-        array = array.reshape(-1, *array.shape[2:]) if self._split else array
-        array = np.moveaxis(array if kept is None else array[kept], 0, slab.axis + 1)
-        return array.reshape((*array.shape[: slab.axis], -1, *array.shape[slab.axis + 3 :]))
+        axis, whole = slab.layout.axis, rows_of_slices(array if self._split else array[None], slab.layout)
+        return rows_joined(whole if kept is None else whole.take(kept, axis=axis + 1), axis)
 
 
 def on_devices(metrics: Sequence[Any]) -> tuple[Any, ...]:

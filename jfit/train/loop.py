@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jfit import counters
-from jfit.parallel.spmd import place
-from jfit.parallel.window import WAIT_EVERY, Window
+from jfit.parallel.placing import place
+from jfit.parallel.spmd import WAIT_EVERY, Window
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
 from jfit.train.callbacks.base import Callback, Event

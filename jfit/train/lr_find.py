@@ -27,8 +27,7 @@ from jfit.graph import Symbol
 from jfit.lowering.accept import lower_feeding, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Schedule
-from jfit.parallel.spmd import place
-from jfit.parallel.window import Window
+from jfit.parallel import Window, place
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.feed import Call, FeedSpec, data_of, first_batch, make_feed

@@ -19,8 +19,8 @@ from jfit.graph import Symbol, load_json
 from jfit.lowering import lower
 from jfit.lowering.model import Model, Policy, count_parameters
 from jfit.metrics import get as get_metrics
+from jfit.parallel import place
 from jfit.parallel.devices import resolve
-from jfit.parallel.spmd import place
 from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
 from jfit.train.evaluate import Predictor, Scorer

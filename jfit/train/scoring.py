@@ -12,7 +12,7 @@ from jfit.data import ArrayData, StreamData
 from jfit.graph import GraphError
 from jfit.lowering.accept import as_model, split_trained
 from jfit.lowering.model import flatten_names
-from jfit.parallel.spmd import place
+from jfit.parallel import place
 from jfit.step.state import TrainState
 from jfit.train.feed import data_of, first_batch
 from jfit.train.run import Run, settings_of

@@ -21,8 +21,7 @@ from jfit.data import ArrayData, Batch, NDArrayIter
 from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import slots_of
-from jfit.parallel.spmd import place, place_split
-from jfit.parallel.window import Window
+from jfit.parallel import Window, place, place_split
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
 from jfit.train.feed import auto_steps_per_call, fits_on_device, repeat_steps, report

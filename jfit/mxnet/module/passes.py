@@ -26,8 +26,7 @@ from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
 from jfit.mxnet.module.tables import whole_table
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.spmd import compile_spmd, place_split, sharding
-from jfit.parallel.window import Window
+from jfit.parallel import Window, compile_spmd, place_split, sharding
 from jfit.step.state import TrainState
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.module.session import Session
 from jfit.optim.rows import is_rows, stored_rows
-from jfit.parallel.spmd import compile_spmd
+from jfit.parallel import compile_spmd
 from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
 from jfit.step.state import TrainState
 

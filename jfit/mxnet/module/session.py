@@ -16,7 +16,7 @@ from jfit.mxnet.box import Box
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.rng import next_key
 from jfit.optim import OptState, Resolved
-from jfit.parallel.spmd import place, place_split
+from jfit.parallel import place, place_split
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals

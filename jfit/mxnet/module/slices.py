@@ -15,7 +15,7 @@ import numpy as np
 
 from jfit.data.batch import Batch, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
-from jfit.parallel.spmd import split_batch, split_rows
+from jfit.parallel.placing import rows_apart, rows_joined, split_batch, split_rows
 
 
 def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | None = None) -> Batch:
@@ -74,10 +74,4 @@ def slices_of(out: jax.Array, where: MaybeLayout, counts: Sequence[int]) -> list
     """What each device computed, the rows it repeated cut off."""
     if not isinstance(where, RowLayout):
         return [jnp.atleast_1d(piece) for piece in out]
-    return [_first_rows(piece, where, count) for piece, count in zip(out, counts, strict=True)]
-
-
-def _first_rows(piece: jax.Array, where: RowLayout, count: int) -> jax.Array:
-    shape, axis = piece.shape, where.axis
-    apart = piece.reshape((*shape[:axis], where.before, -1, *shape[axis + 1 :]))
-    return apart.take(jnp.arange(count * where.after), axis=axis + 1).reshape((*shape[:axis], -1, *shape[axis + 1 :]))
+    return [rows_joined(rows_apart(p, where), where.axis, count) for p, count in zip(out, counts, strict=True)]

@@ -18,7 +18,7 @@ from jfit.mxnet.optimizer.nesting import state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings
 from jfit.optim import OptState
 from jfit.optim.core import is_small
-from jfit.parallel.spmd import place, place_split
+from jfit.parallel import place, place_split
 
 
 def save_states_of(session: Session, fname: str, frozen: Sequence[str] = ()) -> None:

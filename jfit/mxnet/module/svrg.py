@@ -17,7 +17,7 @@ from jfit.mxnet.module.base import BaseModule
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.optimizer.svrg import FULL, _SVRGOptimizer
 from jfit.optim import variance_reduced
-from jfit.parallel.spmd import place, place_split
+from jfit.parallel import place, place_split
 
 
 class SVRGModule(Module):
