@@ -5,7 +5,7 @@ forward_step, gradient_step, update_step       the same, taken apart
 eval_step, predict_step                        nothing learns
 """
 
-from jfit.step.apart import forward_step, gradient_step
+from jfit.step.gradients import forward_step, gradient_step
 from jfit.step.observe import eval_step, predict_step
 from jfit.step.slices import Shared, part_key, plan_of, unrolls
 from jfit.step.train import Step, StepOut, train_step, update_step

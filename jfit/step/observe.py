@@ -11,8 +11,7 @@ from jax import Array, lax
 
 from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums
 from jfit.metrics import Metric
-from jfit.step.inputs import parts_of
-from jfit.step.slices import Shared, part_of, plan_of
+from jfit.step.slices import Shared, part_of, parts_of, plan_of
 from jfit.step.totals import Totals, fold, head_arguments, metric_stats
 
 

@@ -114,6 +114,6 @@ def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tupl
         >>> sent.tolist()
         [0.5]
     """
-    held = residual + gradient
-    sent = jnp.where(held >= threshold, threshold, jnp.where(held <= -threshold, -threshold, 0)).astype(held.dtype)
-    return sent, held - sent
+    total = residual + gradient
+    sent = jnp.where(total >= threshold, threshold, jnp.where(total <= -threshold, -threshold, 0)).astype(total.dtype)
+    return sent, total - sent

@@ -1,10 +1,11 @@
-"""The gradients of one device's slice of a batch: summed over its rows, micro-batch by micro-batch.
+"""One device's slice of a batch: its rows, the table rows it looks up, and its gradients, summed micro-batch by micro-batch.
 
 Nothing here crosses devices; what the all-reduce adds is in `Sums.shared`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -15,12 +16,109 @@ from jax import Array, lax
 from jfit.lowering.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
 from jfit.metrics import Metric
 from jfit.ops.rows import RowsLost
-from jfit.step.inputs import Slots, stand_ins
+from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.state import TrainState, typed_key
-from jfit.step.tables import Held, hold
 from jfit.step.totals import head_arguments, metric_stats
 
 
+# ------------------------------------------------------------------------------------------------ rows
+def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
+    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs; weights float32."""
+    if isinstance(batch, dict):
+        return batch, None, None
+    weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
+    return dict(batch.inputs), weight, weight if metric_weight is None else metric_weight
+
+
+def rows_of(model: Model, inputs: dict[str, Array]) -> int:
+    name = next((n for n in (*model.inputs, *model.labels) if n in inputs), None)
+    if name is None:
+        raise ValueError(f"the batch has the inputs {sorted(inputs)}, the model needs {[*model.inputs, *model.labels]}")
+    return inputs[name].shape[model.batch_axes.get(name, 0)]
+
+
+class Slots(NamedTuple):
+    """The rows of one slice: inputs, both weights or none for training, and the global number of each row."""
+
+    inputs: dict[str, Array]
+    weight: Array | None
+    metric_weight: Array | None
+    row_ids: Any
+
+
+def slots_of(model: Model, batch: Any, axis_name: str | None) -> Slots:
+    """The slots of a device's slice of a batch.
+
+    Raises:
+        ValueError: weights that are not one number per row.
+    """
+    inputs, weight, metric_weight = parts_of(batch)
+    rows = rows_of(model, inputs)
+    for name, given in {"weight": weight, "metric_weight": metric_weight}.items():
+        if given is not None and given.shape != (rows,):
+            raise ValueError(f"{name} has shape {given.shape}, the batch has {rows} rows; pass one number per row, ({rows},)")
+    device = 0 if axis_name is None else lax.axis_index(axis_name)
+    return Slots(inputs, weight, metric_weight, jnp.arange(rows) + device * rows)
+
+
+def stand_ins(model: Model, slots: Slots) -> dict[str, Array]:
+    """Overwrite zero-weight rows with the first weighted row (0 * nan is nan)."""
+    if slots.weight is None or slots.metric_weight is None:
+        return slots.inputs
+    counts = (slots.weight > 0) | (slots.metric_weight > 0)
+
+    def real(x: Array, axis: int) -> Array:
+        if x.ndim <= axis or x.shape[axis] != counts.shape[0]:
+            return x
+        shape = [-1 if k == axis else 1 for k in range(x.ndim)]
+        return jnp.where(counts.reshape(shape), x, lax.dynamic_index_in_dim(x, jnp.argmax(counts), axis, keepdims=True))
+
+    return {k: real(jnp.asarray(v), model.batch_axes.get(k, 0)) for k, v in slots.inputs.items()}
+
+
+# ------------------------------------------------------------------------------------------------ tables
+class TableRows(NamedTuple):
+    """Of each table the rows that a batch looks up, which stand for the whole table in one step.
+
+    Attributes:
+        numbers: name -> sorted row numbers; the last ones may be out of range.
+        trained: name -> those that a row of the batch with a weight looks up.
+    """
+
+    numbers: dict[str, Array]
+    trained: dict[str, SparseRows]
+
+    @property
+    def apply_args(self) -> dict[str, Any]:
+        """Keyword arguments of `model.apply`."""
+        return {"held": self.numbers} if self.numbers else {}
+
+    def by_rows(self, gradients: Params) -> dict[str, Any]:
+        """The gradients, those of the looked-up rows as `SparseRows` of the whole table."""
+        tables = {n: dataclasses.replace(rows, values=gradients[n]) for n, rows in self.trained.items()}
+        return {**gradients, **tables}
+
+
+def table_rows(model: Model, params: Params, slots: Slots, policy: Policy | None) -> tuple[Params, TableRows]:
+    """(parameters, of each table only the rows that a batch looks up; which rows these are)."""
+    small, looked_up = dict(params), TableRows({}, {})
+    tables = {name: model.tables[name] for name in params if name in model.tables}
+    if not tables:
+        return small, looked_up
+    # a row that only metrics look at has no gradient: what it looks up neither decays nor moves on
+    used, trained = (stand_ins(model, s) for s in (slots, slots._replace(metric_weight=slots.weight)))
+    any_row = slots.weight is None or jnp.any(slots.weight > 0)
+    for name, numbers_of in tables.items():
+        numbers, size = numbers_of(used, policy), len(params[name])
+        rows = coalesce(SparseRows(numbers, jnp.zeros(numbers.shape)), size)
+        place = jnp.searchsorted(rows.indices, numbers_of(trained, policy))
+        is_trained = jnp.zeros(rows.indices.shape, bool).at[place].set(any_row, mode="drop")
+        looked_up.numbers[name], looked_up.trained[name] = rows.indices, without(rows, ~is_trained, size)
+        small[name] = read(params[name], rows)
+    return small, looked_up
+
+
+# ------------------------------------------------------------------------------------------------ gradients
 class How(NamedTuple):
     """The settings of a step that reach its gradients."""
 
@@ -48,20 +146,28 @@ class Shared(NamedTuple):
     metrics: tuple[Any, ...]
 
 
-def gradients_of(how: How, learns: Params, still: Params, state: TrainState, slots: Slots, axis_name: str | None):
+def gradients_of(how: How, trainable: Params, frozen: Params, state: TrainState, slots: Slots, axis_name: str | None):
     """Summed gradients, new aux and sums of one device's slice, over its micro-batches."""
-    learns, held = hold(how.model, learns, slots, how.policy)
+    trainable, tables = table_rows(how.model, trainable, slots, how.policy)
 
     def part(aux: Aux, number: Any, slots: Slots):
         key = part_key(state.key, state.step, number)
-        return _part(how, learns, still, held, aux, slots, number, key, axis_name)
+        return _part(how, trainable, frozen, tables, aux, slots, number, key, axis_name)
 
     gradients, aux, sums = part(state.aux, 0, slots) if how.micro_batches == 1 else _accumulate(part, how, state.aux, slots)
-    return held.by_rows(gradients), aux, sums
+    return tables.by_rows(gradients), aux, sums
 
 
 def _part(
-    how: How, learns: Params, still: Params, held: Held, aux: Aux, slots: Slots, number: Any, key: Array, axis_name: str | None
+    how: How,
+    trainable: Params,
+    frozen: Params,
+    tables: TableRows,
+    aux: Aux,
+    slots: Slots,
+    number: Any,
+    key: Array,
+    axis_name: str | None,
 ):
     """Summed gradients, new aux and sums of one micro-batch."""
     model, (inputs, weight, metric_weight, row_ids) = how.model, slots
@@ -69,14 +175,14 @@ def _part(
     if weight is not None and not plan.paddable:
         raise RowsLost(plan.reason)
     inputs = stand_ins(model, slots)
-    given = {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids, "policy": how.policy}
-    given |= held.given
+    apply_args = {"key": key, "train": True, "weight": weight, "axis_name": axis_name, "row_ids": row_ids, "policy": how.policy}
+    apply_args |= tables.apply_args
 
-    def loss_of(learns: Params):
-        values, moved = model.apply({**still, **learns}, aux, inputs, sync_batch_stats=how.sync_batch_stats, **given)
+    def loss_of(trainable: Params):
+        values, moved = model.apply({**frozen, **trainable}, aux, inputs, sync_batch_stats=how.sync_batch_stats, **apply_args)
         return objective(model, values, inputs, weight), (values, moved)
 
-    gradients, (values, moved) = jax.grad(loss_of, has_aux=True)(learns)
+    gradients, (values, moved) = jax.grad(loss_of, has_aux=True)(trainable)
     gradients, rested = of_real_rows(weight, gradients, moved, aux)
     moved = moved if how.sync_batch_stats else rested
     losses = loss_sums(model, values, inputs, weight, plan.rows)

@@ -71,10 +71,10 @@ def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ())
 
 
 def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tuple[Params, Params]:
-    """(what learns, what does not): floating parameters that are not frozen, and the rest."""
-    still = frozen_names(model, list(params), frozen)
-    learns = {k: v for k, v in params.items() if k not in still and jnp.issubdtype(v.dtype, jnp.floating)}
-    return learns, {k: v for k, v in params.items() if k not in learns}
+    """(trainable, frozen): floating parameters that are not frozen, and the rest."""
+    names = frozen_names(model, list(params), frozen)
+    trainable = {k: v for k, v in params.items() if k not in names and jnp.issubdtype(v.dtype, jnp.floating)}
+    return trainable, {k: v for k, v in params.items() if k not in trainable}
 
 
 def init_state(
@@ -124,14 +124,14 @@ def init_state(
     drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
     ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
     drawn = {**drawn, **ones}
-    learns, _ = split_params(model, drawn, frozen)
+    trainable, _ = split_params(model, drawn, frozen)
     rate = _base_rate(resolved, learning_rate)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
         # one program instead of one for each shape; copies, because donated buffers must not be shared
-        opt_state=jax.tree.map(own_buffer, jax.jit(resolved.transform.init)(learns)),
+        opt_state=jax.tree.map(own_buffer, jax.jit(resolved.transform.init)(trainable)),
         metrics=zero_totals(metrics),
         lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy: the state's buffers are donated
         key=jax.random.key_data(run_key),

@@ -133,7 +133,7 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
 
 
 def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Both together; a name that is taken is numbered, as two functions may have one name, and a metric that of the loss.
+    """Merge two dicts; clashing names get _2, _3, ...: two functions may have one name, and a metric that of the loss.
 
     Example:
         >>> joined({"loss": 0.5, "custom(<lambda>)": 1.0}, {"custom(<lambda>)": 2.0})
@@ -141,11 +141,11 @@ def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """
     both = dict(found)
     for name, value in more.items():
-        own, number = name, 1
-        while own in both:
+        key, number = name, 1
+        while key in both:
             number += 1
-            own = f"{name}_{number}"
-        both[own] = value
+            key = f"{name}_{number}"
+        both[key] = value
     return both
 
 

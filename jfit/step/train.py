@@ -21,15 +21,14 @@ from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
 from jfit.optim.registry import Resolved, used_rate
 from jfit.optim.rows import apply_updates, coalesce, is_rows, on_values
-from jfit.step.inputs import slots_of
 from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.slices import How, Sums, chosen, gradients_of
+from jfit.step.slices import How, Sums, chosen, gradients_of, slots_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import fold
 
 
 class StepOut(NamedTuple):
-    """What a step tells: its buffers are its own, so they stay alive when the next step donates the state.
+    """What a step reports: its buffers are its own, so they stay alive when the next step donates the state.
 
     Attributes:
         fence: a small array that is ready when the step is.
@@ -123,23 +122,23 @@ def train_step(
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         slots = slots_of(model, batch, axis_name)
-        learns, still = split_params(model, state.params, frozen)
-        own, aux, sums = gradients_of(how, learns, still, state, slots, axis_name)
+        trainable, frozen_params = split_params(model, state.params, frozen)
+        slice_gradients, aux, sums = gradients_of(how, trainable, frozen_params, state, slots, axis_name)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, slots.weight, axis_name)
         added = (sums.rows, sums.shared)
-        summed, (total, shared), local = reduce.apply(own, added, state.local, axis_name)
+        reduced, (total, shared), local = reduce.apply(slice_gradients, added, state.local, axis_name)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
-        learns, opt_state, reported = update(state, learns, summed, total, loss)
-        params = {k: learns[k] if k in learns else still[k] for k in state.params}
+        trainable, opt_state, lr = update(state, trainable, reduced, total, loss)
+        params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
         if slots.weight is not None:  # a step without rows changes nothing
             old = state.params, state.opt_state, state.aux
-            params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), old, but=update.by_rows(summed))
+            params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), old, but=update.by_rows(reduced))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.lr, state.key, local)
-        told = own if gradients else None
-        return new, StepOut(loss + 0, loss, reported, totals.first_bad_step, sums.outputs, told)
+        kept = slice_gradients if gradients else None
+        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, kept)
 
     step.__dict__.update(model=model, micro_batches=micro_batches)  # what data_parallel asks: how rows divide and merge
     return step
@@ -178,9 +177,9 @@ def update_step(
 
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
-        learns = {k: state.params[k] for k in gradients}
-        learns, opt_state, _ = update(state, learns, gradients, jnp.ones(()), jnp.float32(jnp.nan))
-        return state._replace(step=state.step + 1, params={**state.params, **learns}, opt_state=opt_state, local=local)
+        trainable = {k: state.params[k] for k in gradients}
+        trainable, opt_state, _ = update(state, trainable, gradients, jnp.ones(()), jnp.float32(jnp.nan))
+        return state._replace(step=state.step + 1, params={**state.params, **trainable}, opt_state=opt_state, local=local)
 
     return step
 
@@ -206,19 +205,19 @@ class _Update(NamedTuple):
         return {name for name, g in gradients.items() if is_rows(g)} if recipe is not None and recipe.lazy else set()
 
     def __call__(
-        self, state: TrainState, learns: Params, gradients: Params, total: Array, loss: Array
+        self, state: TrainState, trainable: Params, gradients: Params, total: Array, loss: Array
     ) -> tuple[Params, Any, Array | None]:
         """(new parameters, new optimizer state, the rate that was used)."""
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         exact, some = hasattr(self.resolved.transform.update, "recipe"), self.by_rows(gradients)
-        gradients = {name: _rows_or_table(g, learns[name], name in some) for name, g in gradients.items()}
+        gradients = {name: _rows_or_table(g, trainable[name], name in some) for name, g in gradients.items()}
         scaled = on_values(lambda tree: jax.tree.map(lambda g: _scaled(g, factor, exact), tree), gradients)
         gradients = on_values(lambda tree: _clip(tree, self.clip_norm, self.clip_value), scaled)
         rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": rate} if self.resolved.takes_rate and rate is not None else {})
-        updates, opt_state = self.transform.update(gradients, state.opt_state, learns, **extra)
-        reported = used_rate(self.resolved, rate, state.opt_state, opt_state)
-        return cast(Params, apply_updates(learns, updates)), opt_state, reported
+        updates, opt_state = self.transform.update(gradients, state.opt_state, trainable, **extra)
+        lr = used_rate(self.resolved, rate, state.opt_state, opt_state)
+        return cast(Params, apply_updates(trainable, updates)), opt_state, lr
 
 
 def _check_settings(resolved: Resolved, schedule: Any, micro_batches: int, rescale: Any) -> None:
@@ -255,8 +254,8 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
     has = jnp.any(weight > 0)
     devices = lax.psum(has.astype(jnp.float32), axis_name)
     summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
-    found = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
-    return {**aux, **found}
+    means = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
+    return {**aux, **means}
 
 
 def _rows_or_table(gradient: Any, weight: Array, lazy: bool) -> Any:

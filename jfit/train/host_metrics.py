@@ -20,7 +20,7 @@ from jfit.lowering.model import Model
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.placing import rows_joined, rows_of_slices
 from jfit.step import plan_of
-from jfit.step.inputs import parts_of
+from jfit.step.slices import parts_of
 from jfit.step.totals import joined, plain, shown_heads
 
 

@@ -18,7 +18,7 @@ from jfit.graph.symbol import Entry, Node, Symbol, replace_nodes, topological
 from jfit.lowering import lower
 from jfit.ops import lookup
 from jfit.step import forward_step, gradient_step
-from jfit.step.inputs import parts_of
+from jfit.step.slices import parts_of
 
 
 class Capture:
