@@ -227,6 +227,20 @@ def test_a_saved_function_needs_its_model_again(tmp_path):
     np.testing.assert_array_equal(jfit.Run.load(tmp_path, run.model).predict(X), run.predict(X))
 
 
+def test_a_folder_of_checkpoint_save_alone_loads_or_says_what_it_lacks(run, tmp_path):
+    jfit.checkpoint.save(tmp_path, run.snapshot())
+    with pytest.raises(ValueError, match=r"holds no graph: .* wrote it without meta=run.meta\(\); pass it as model="):
+        jfit.Run.load(tmp_path)
+    again = jfit.Run.load(tmp_path, run.model)
+    np.testing.assert_array_equal(again.predict(X), run.predict(X))
+    assert len(again.history) == 0 and again.position == {"epoch": 0, "batch": 0, "step": int(run.state.step)}
+    with pytest.raises(ValueError, match="has no 'position', 'history', 'callbacks' in its meta"):
+        train(num_epoch=4, resume=tmp_path)
+    jfit.checkpoint.save(tmp_path / "other", {"w": np.ones(3)}, step=7)
+    with pytest.raises(ValueError, match=r"holds no parameters: no array in it is called 'params/...', but \['w'\]"):
+        jfit.Run.load(tmp_path / "other", run.model)
+
+
 def test_a_run_shows_itself(run, tmp_path):
     assert repr(run).startswith("<Run: 3 epochs, 67 parameters, loss ")
     assert "val_accuracy" in repr(run)

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -61,6 +62,25 @@ def test_a_second_call_compiles_nothing(files):
     with jfit.counters.counted() as counts:
         loaded.predict(files[1])
     assert not counts["compiles"]
+
+
+def test_values_that_are_assigned_are_used_by_the_next_call(files, trained):
+    x, y = files[1], trained[2]
+    loaded = jfit.load("net", 10)
+    loaded.predict(x)
+    with jfit.counters.counted() as counts:
+        for name, value in (("fc_bias", jax.numpy.float32([0, 0, 50])), ("fc_bias", np.float32([0, 60, 0]))):
+            loaded.params[name] = value
+            assert (loaded.predict(x).argmax(1) == int(value.argmax())).all()
+        loaded.params["fc_bias"][:] = (70, 0, 0)  # a numpy array, changed in place
+        assert not loaded.predict(x).argmax(1).any()
+        loaded.aux["bn_moving_mean"] = np.full(4, np.nan, np.float32)
+        assert np.isnan(loaded.predict(x)).all()
+    assert not counts["traces"]
+    assert np.isnan(loaded.score((x, y))["loss"])
+    loaded.params["fc_bias"] = np.zeros(7, np.float32)
+    with pytest.raises(ValueError, match=r"fc_bias has shape \(7,\), the graph needs \(3,\)"):
+        loaded.predict(x)
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "sgd_nomom"])

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 
 import jax
 import numpy as np
@@ -82,6 +83,27 @@ def test_a_callback_that_raises_leaves_the_last_good_state_and_says_where_it_is(
     assert run is not None and run.position == {"epoch": 0, "batch": 4, "step": 4} and int(run.state.step) == 4
     assert len(ended) == 1  # bars and files were closed
     assert run.score(blobs())["loss"] > 0
+
+
+@pytest.mark.parametrize("more", [{}, {"devices": 2, "steps_per_call": 1}, {"data_on_device": False}])
+def test_a_run_that_nobody_holds_is_freed_with_its_data(more):
+    run = train(num_epoch=1, eval_data=blobs(9), **more)
+    assert jfit.last_run() is run
+    before, kept = weakref.ref(run._loop.feed.data), weakref.ref(run)
+    run.score(blobs(8))
+    run.predict(blobs(8)[0])
+    arrays = [weakref.ref(a) for a in jax.tree.leaves((run.state, getattr(run._loop.feed, "_arrays", ())))]
+    del run
+    assert kept() is None and before() is None and jfit.last_run() is None
+    assert [a for a in arrays if a() is not None] == []
+
+
+def test_a_run_that_was_interrupted_is_kept_until_the_next_one():
+    stop = lambda_callback(every=2, step=lambda event: signal.raise_signal(signal.SIGINT))
+    assert train(callbacks=[stop]).interrupted
+    assert jfit.last_run().interrupted and jfit.last_run().position["step"] == 2
+    run = train(num_epoch=1)
+    assert jfit.last_run() is run
 
 
 def test_an_error_is_shown_even_where_closing_fails_too():

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,7 +19,7 @@ from jfit.lowering.accept import as_model, lower_feeding
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
 from jfit.train.run import Run
-from jfit.train.scoring import checked_data, make_run
+from jfit.train.scoring import checked_data, make_run, placed_state
 
 # Slots that parameters fill: a variable there that the file lacks is missing, anywhere else it is an input.
 _PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}
@@ -29,9 +29,11 @@ _EPOCH = re.compile(r"-(\d{4,})\.params$")
 class Loaded(Trained):
     """A model with its parameters; unpacks as `model, params, aux`, and `fit`, `score` and `predict` take it as a model.
 
+    Values that are assigned, as in `loaded.params["fc_bias"] = value`, are used from the next call on.
+
     Attributes:
         model: the model.
-        params: parameters by name.
+        params: parameters by name.  jax arrays are placed on the devices once, numpy arrays at every call.
         aux: auxiliary states by name.
 
     Example:
@@ -90,14 +92,31 @@ class Loaded(Trained):
         return Loaded(model, *kept)
 
     def _run(self, given: Mapping[str, Any]) -> tuple[Run, set[Any]]:
-        # Runs hold compiled programs, the sets shapes that were looked at; the object itself stays what it is.
         runs, key = self.__dict__.setdefault("_runs", {}), repr(sorted(given.items()))
+        values = jax.tree.flatten((self.params, self.aux))
         if key not in runs:
-            runs[key] = make_run(self, None, None, **given), set()
-        return runs[key]
+            runs[key] = _Placed(make_run(self, None, None, **given), set(), values)
+        elif not runs[key].holds(values):
+            run = runs[key].run
+            run.set_state(placed_state(self.params, self.aux, run.settings["devices"]))
+            runs[key] = _Placed(run, set(), values)
+        return runs[key].run, runs[key].seen
 
     def __repr__(self) -> str:
         return f"<Loaded {self.symbol!r}: {count_parameters(self.params):,} parameters, inputs {list(self.model.inputs)}>"
+
+
+class _Placed(NamedTuple):
+    """A run with its compiled programs, the data shapes that were looked at, and the values that its state was made of."""
+
+    run: Run
+    seen: set[Any]
+    values: tuple[list[Any], Any]  # leaves and structure
+
+    def holds(self, values: tuple[list[Any], Any]) -> bool:
+        """Whether the values are the same; the contents of a numpy array may have changed in place."""
+        (old, before), (new, now) = self.values, values
+        return before == now and all(a is b and isinstance(a, jax.Array) for a, b in zip(old, new, strict=True))
 
 
 def load(

@@ -110,8 +110,9 @@ class ResidentScorer:
             "weight": place_split(weight, scorer.devices),
         }
         self._one = unrolls(scorer.model)
+        program = functools.partial(_score_many, scorer, self._one)  # without self: JAX keeps programs, not the data
         axes = (None, None, None, {"arrays": None, "order": 0, "weight": 0}, None, None)
-        self._program = compile_spmd(self._many, scorer.devices, axes, None, donate=(2,), name="eval")
+        self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
         """Loss and metrics over all rows; one read at the end."""
@@ -124,16 +125,21 @@ class ResidentScorer:
                 counters.wait(totals.loss)  # sync: bounds the calls in flight
         return values(self.scorer.metrics, counters.read(totals))
 
-    def _many(self, params: Any, aux: Any, totals: Totals, pack: Any, first: Any, count: Any, axis_name: str | None) -> Totals:
-        def one(j: Any, totals: Totals) -> Totals:
-            slots = pack["order"][first + j]  # (slots per device,)
-            take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
-            axes = self.scorer.model.batch_axes
-            inputs = {k: jax.numpy.moveaxis(take(v), 0, axes.get(k, 0)) for k, v in pack["arrays"].items()}
-            weight = pack["weight"][first + j]
-            return self.scorer.step(params, aux, totals, Batch(inputs, weight, weight), first + j, axis_name=axis_name)
 
-        return one(0, totals) if self._one else lax.fori_loop(0, count, one, totals)
+def _score_many(
+    scorer: Scorer, once: bool, params: Any, aux: Any, totals: Totals, pack: Any, first: Any, count: Any, axis_name: str | None
+) -> Totals:
+    """Totals of `count` batches of resident data from batch `first` on."""
+
+    def one(j: Any, totals: Totals) -> Totals:
+        slots = pack["order"][first + j]  # (slots per device,)
+        take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
+        axes = scorer.model.batch_axes
+        inputs = {k: jax.numpy.moveaxis(take(v), 0, axes.get(k, 0)) for k, v in pack["arrays"].items()}
+        weight = pack["weight"][first + j]
+        return scorer.step(params, aux, totals, Batch(inputs, weight, weight), first + j, axis_name=axis_name)
+
+    return one(0, totals) if once else lax.fori_loop(0, count, one, totals)
 
 
 def make_evaluate(

@@ -105,6 +105,35 @@ def repeat_steps(one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., 
     return run
 
 
+class _Layout(NamedTuple):
+    """How batches lie in resident data.  Programs know this and not the feed: JAX keeps programs, and with them the data."""
+
+    spec: FeedSpec
+    slots: int  # rows of a padded batch
+    tail: int  # rows of the last batch
+    num_batches: int
+    paddable: bool
+
+    def batch(self, pack: Mapping[str, Any], at: Any, tail: bool, axis_name: str | None) -> Batch:
+        """Batch `at` of the epoch, gathered on the device."""
+        slots = pack["order"][at]  # (slots per device,)
+        if tail and not self.paddable:
+            slots = slots[: self.tail // len(self.spec.devices)]
+        take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
+        axes = self.spec.model.batch_axes  # rows come first in the data, the model may want the batch elsewhere
+        inputs = {k: jnp.moveaxis(take(v), 0, axes.get(k, 0)) for k, v in pack["arrays"].items()}
+        padded = self.slots != self.spec.batch_size or (tail and self.paddable)
+        weight = None
+        if padded:
+            device = 0 if axis_name is None else lax.axis_index(axis_name)
+            number = device * len(slots) + jnp.arange(len(slots))
+            weight = (number < pack["numbers"][2 if tail else 1]).astype(jnp.float32)
+        if pack["weight"] is not None:
+            own = take(pack["weight"])
+            weight = own if weight is None else weight * own
+        return Batch(inputs, weight, weight)
+
+
 class ResidentFeed:
     """Calls over arrays that live on the devices."""
 
@@ -119,8 +148,7 @@ class ResidentFeed:
         self.paddable = paddable
         if not paddable and (self.slots != size or self.tail % unit):
             raise ValueError(unpaddable_sentence(size if self.slots != size else self.tail, unit))
-        # rows come first in the data; where the model wants the batch elsewhere the program moves the axis
-        self._axes = spec.model.batch_axes
+        self._layout = _Layout(spec, self.slots, self.tail, self.num_batches, paddable)
         self._arrays = place(dict(data.arrays), spec.devices)
         self._weight = None if data.weight is None else place(data.weight, spec.devices)
         self._programs: dict[Any, Any] = {}
@@ -162,24 +190,6 @@ class ResidentFeed:
         numbers = place(np.asarray([step - start, size, self.tail], np.int32), devices)
         return {"arrays": self._arrays, "weight": self._weight, "order": place_split(table, devices), "numbers": numbers}
 
-    def _batch(self, pack: Mapping[str, Any], at: Any, tail: bool, axis_name: str | None) -> Batch:
-        """Batch `at` of the epoch, gathered on the device."""
-        slots = pack["order"][at]  # (slots per device,)
-        if tail and not self.paddable:
-            slots = slots[: self.tail // len(self.spec.devices)]
-        take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
-        inputs = {k: jnp.moveaxis(take(v), 0, self._axes.get(k, 0)) for k, v in pack["arrays"].items()}
-        padded = self.slots != self.spec.batch_size or (tail and self.paddable)
-        weight = None
-        if padded:
-            device = 0 if axis_name is None else lax.axis_index(axis_name)
-            number = device * len(slots) + jnp.arange(len(slots))
-            weight = (number < pack["numbers"][2 if tail else 1]).astype(jnp.float32)
-        if pack["weight"] is not None:
-            own = take(pack["weight"])
-            weight = own if weight is None else weight * own
-        return Batch(inputs, weight, weight)
-
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
             axes = {"arrays": None, "weight": None, "order": 0, "numbers": None}
@@ -188,8 +198,10 @@ class ResidentFeed:
         return self._programs[name]
 
     def _full_program(self, pack: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
+        layout = self._layout
+
         def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
-            return _step(self.spec, state, self._batch(pack, state.step - pack["numbers"][0], False, axis_name), axis_name)
+            return _step(layout.spec, state, layout.batch(pack, state.step - pack["numbers"][0], False, axis_name), axis_name)
 
         if self.spec.steps_per_call == 1:
             program = self._compiled("train", one, counted=False)
@@ -208,8 +220,10 @@ class ResidentFeed:
         return self._counts[steps]
 
     def _tail_program(self, pack: Mapping[str, Any]) -> Callable[[TrainState], Any]:
+        layout = self._layout
+
         def tail(state: TrainState, pack: Mapping[str, Any], axis_name: str | None):
-            return _step(self.spec, state, self._batch(pack, self.num_batches - 1, True, axis_name), axis_name)
+            return _step(layout.spec, state, layout.batch(pack, layout.num_batches - 1, True, axis_name), axis_name)
 
         program = self._compiled("train_tail", tail, counted=False)
         return lambda state: program(state, pack)
@@ -284,9 +298,11 @@ class StreamFeed:
         return shapes == self._usual
 
     def _many(self) -> Any:
+        spec = self.spec
+
         def many(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
             def one(state: TrainState, j: Any):
-                return _step(self.spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
+                return _step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
             return repeat_steps(one)(state, count)
 

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,13 +53,17 @@ class Loop:
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
-        self.view = view
+        self._view = None if view is None else weakref.ref(view)  # it holds this loop: a cycle would keep its data alive
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = False
         self.told: Any = None  # report of the last call, on the devices
         self._warned = False
         self._pending: _Point | None = None
+
+    def view(self) -> Any:
+        """What events show callbacks as their run, or None."""
+        return None if self._view is None else self._view()
 
     @property
     def position(self) -> dict[str, int]:
@@ -155,7 +160,7 @@ class Loop:
     def _tell(self, i: int, callback: Callback, kind: str, logs: dict[str, float], **where: int) -> None:
         """Tell a callback what happened, here or where it says, if it wants to know."""
         if kind in callback.events:
-            event = Event(kind, num_batches=self.feed.num_batches, logs=logs, run=self.view, **(self.position | where))
+            event = Event(kind, num_batches=self.feed.num_batches, logs=logs, run=self.view(), **(self.position | where))
             self.callback_states[i] = callback.on(event, self.callback_states[i])
 
     def _log(self, speed: float, told: Any, fence: Any) -> None:

@@ -6,6 +6,7 @@ data -> feed -> loop( step( model ) ) -> history
 from __future__ import annotations
 
 import html
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from jfit.train.feed import data_of, epoch_start, start_epoch
 from jfit.train.history import History
 from jfit.train.loop import Loop, rate_in
 
-_last_run: Run | None = None
+# The newest run.  It is kept alive only while it trains and where training raised or was interrupted: a run that ended well is
+# freed, with its data on the devices, as soon as nobody holds it.
+_last_run: Run | weakref.ref[Run] | None = None
 
 
 class Run:
@@ -136,7 +139,7 @@ class Run:
                 "the optimizer is an optax instance and keeps its own learning rate; pass the optimizer by name, or wrap it in "
                 "optax.inject_hyperparams and change opt_state.hyperparams"
             )
-        self._set_state(state._replace(lr=place(jnp.asarray(rate, jnp.float32), self.settings["devices"])))
+        self.set_state(state._replace(lr=place(jnp.asarray(rate, jnp.float32), self.settings["devices"])))
 
     def stop(self, reason: str = "stopped by a callback") -> None:
         """End training after the current call; the reason is kept in `stop_reason`."""
@@ -159,7 +162,8 @@ class Run:
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
 
-    def _set_state(self, state: TrainState) -> None:
+    def set_state(self, state: TrainState) -> None:
+        """Go on with this state, on the run's devices already; programs are kept."""
         if self._loop is not None:
             self._loop.state = state
         else:
@@ -191,6 +195,13 @@ class Run:
             return
         loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest that is whole
         meta = checkpoints.load_meta(directory)
+        missing = [key for key in ("position", "history", "callbacks") if key not in meta]
+        if missing:
+            raise ValueError(
+                f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, so nobody knows where that "
+                "run stood: jfit.checkpoint.save wrote it without meta=run.meta(); use Run.load or checkpoint.restore for its "
+                "values, and start training from them with params="
+            )
         then = meta.get("batch_size", self.batch_size)
         if meta["position"]["batch"] and then != self.batch_size:
             found = f"in the middle of an epoch of batches of {then} rows, this run has batch_size={self.batch_size}"
@@ -226,7 +237,9 @@ class Run:
         if self._best is not None and not loop.interrupted:
             # steps are counted on: batches, schedules and checkpoint names go by them
             best = self._best._replace(step=np.asarray(loop.step, np.int32))
-            self._set_state(place(best, self.settings["devices"]))
+            self.set_state(place(best, self.settings["devices"]))
+        if not loop.interrupted:
+            _last_run = weakref.ref(self)
         return self
 
     def _what_is_left(self) -> str:
@@ -287,6 +300,8 @@ class Run:
     def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, **given: Any) -> Run:
         """A run that scores and predicts, from a folder that `save` or `checkpoint=` wrote; `fit(resume=folder)` trains on.
 
+        A folder of `jfit.checkpoint.save(folder, state)` loads too: it needs model=, and its history is empty.
+
         Args:
             directory: the folder.
             model: the model or symbol; not needed for runs of graphs, whose graph lies beside the state.
@@ -294,22 +309,31 @@ class Run:
             given: batch_size, eval_batch_size, eval_metric and policy, as for `fit`.
 
         Raises:
-            ValueError: the run was trained from a function, and no model is given.
+            ValueError: the folder holds no graph and no model is given, or no parameters.
             FileNotFoundError: there is no checkpoint.
         """
         meta = checkpoints.load_meta(directory)
         if model is None:
             if "symbol" not in meta:
-                raise ValueError(f"{directory} holds no graph: the run was trained from a function; pass it as model=")
+                state_alone = "jfit.checkpoint.save wrote it without meta=run.meta()"
+                reason = "the run was trained from a function" if "history" in meta else state_alone
+                raise ValueError(f"{directory} holds no graph: {reason}; pass it as model=")
             model = load_json(meta["symbol"])
         model = lower(model) if isinstance(model, Symbol) else model
         settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **given})
         arrays = checkpoints.load_arrays(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
-        blank: Any = (arrays["step"], params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
-        run = cls(model, settings, place(TrainState(*blank), settings["devices"]), History.from_json(meta["history"]))
-        run._position = dict(meta.get("position", run._position))
+        if not params and (model.symbol is None or model.symbol.list_arguments()):
+            raise ValueError(
+                f"{directory} holds no parameters: no array in it is called 'params/...', but {sorted(arrays)[:3]}; "
+                "Run.load reads a saved TrainState, checkpoint.load_arrays any other pytree"
+            )
+        step = np.asarray(arrays.get("step", 0), np.int32)
+        blank: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        history = History.from_json(meta["history"]) if "history" in meta else None
+        run = cls(model, settings, place(TrainState(*blank), settings["devices"]), history)
+        run._position = {**run._position, "step": int(step), **meta.get("position", {})}
         return run
 
     # -------------------------------------------------------------------------------- showing it
@@ -329,7 +353,10 @@ class Run:
 
 
 def last_run() -> Run | None:
-    """The newest run of this process: where training raised, its last good state is here.
+    """The newest run of this process, or None: where training raised, its last good state is here.
+
+    A run whose training raised or was interrupted is kept until the next one starts.  One that ended well is here as long as
+    you hold it: once you drop it, its data and parameters are freed.
 
     Example:
         >>> import jfit, numpy as np
@@ -342,7 +369,7 @@ def last_run() -> Run | None:
         ...     print(jfit.last_run().position["step"])
         1
     """
-    return _last_run
+    return _last_run() if isinstance(_last_run, weakref.ref) else _last_run
 
 
 def settings_of(

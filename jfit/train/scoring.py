@@ -83,11 +83,16 @@ def make_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: An
             "params is missing: a model alone has no values to compute with; pass params=, or what jfit.load gives"
         )
     model = as_model(model, loss=loss, params=params, aux=aux)
-    flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
     settings = settings_of(**given)
+    return Run(model, settings, placed_state(params, aux, settings["devices"]))
+
+
+def placed_state(params: Any, aux: Any, devices: Any) -> TrainState:
+    """A state that only holds values, copied onto the devices."""
+    flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
     values = {k: jnp.asarray(v) for k, v in flat.items()}, {k: jnp.asarray(v) for k, v in flat_aux.items()}
     state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key_data(jax.random.key(0)))
-    return Run(model, settings, place(state, settings["devices"]))
+    return place(state, devices)
 
 
 def checked_data(run: Run, data: Any, labels: bool = True, seen: set[Any] | None = None) -> ArrayData | StreamData:
