@@ -21,13 +21,13 @@ rows alone, at a cost that is theirs; `jfit.optim.apply_updates` adds the rows i
 0.001
 """
 
-from jfit.optim.core import OptState, set_multipliers
+from jfit.optim.core import Optimizer, OptState, set_multipliers
 from jfit.optim.langevin import sgld
 from jfit.optim.large_batch import lamb, lars, lbsgd
 from jfit.optim.leader import ftml, ftrl
 from jfit.optim.moments import adam, adamax, adamw, nadam
 from jfit.optim.momentum import adding, dcasgd, nag, sgd, signum
-from jfit.optim.registry import OPTIMIZERS, Resolved, get, injected_rate, register
+from jfit.optim.registry import OPTIMIZERS, get, injected_rate, register
 from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
 from jfit.optim.rows import SparseRows, apply_updates
 from jfit.optim.schedules import Schedule, constant, cosine, factor, multifactor, poly, warmup_linear
@@ -35,10 +35,13 @@ from jfit.optim.scheduling import SCHEDULES, as_optax, as_schedule, run_schedule
 from jfit.optim.spans import Span, epochs, fraction
 from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
+Resolved = Optimizer  # its former name
+
 __all__ = [
     "OPTIMIZERS",
     "SCHEDULES",
     "OptState",
+    "Optimizer",
     "Resolved",
     "Schedule",
     "Span",

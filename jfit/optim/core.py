@@ -105,6 +105,57 @@ class Recipe(NamedTuple):
     lazy: bool = False
 
 
+class Optimizer(optax.GradientTransformationExtraArgs):
+    """An optimizer as a train step takes it: optax's pair (init, update), and what else the step must know.
+
+    It is a tuple of two, because `optax.chain` and others unpack it; it goes wherever an optax transformation does.
+
+    Attributes:
+        init: `init(params) -> state`.
+        update: `update(gradients, state, params, *, learning_rate=None, **extra) -> (what to add to the parameters, state)`.
+        takes_rate: `update` accepts `learning_rate=`, traced.
+        base_rate: the rate given at construction, a number or a schedule; None where it cannot be known.
+        recipe: how the state of one parameter starts; None for optimizers of optax.
+        name: for messages.
+
+    Example:
+        >>> import jfit
+        >>> opt = jfit.optim.sgd(0.5)
+        >>> opt.takes_rate, opt.base_rate, opt.learning_rate
+        (True, 0.5, 0.5)
+        >>> init, update = opt
+    """
+
+    takes_rate: bool = False
+    base_rate: LearningRate | None = None
+    recipe: Recipe | None = None
+    name: str = "optax"
+
+    def __new__(
+        cls,
+        init: Callable[..., Any],
+        update: Callable[..., Any],
+        *,
+        takes_rate: bool = False,
+        base_rate: LearningRate | None = None,
+        recipe: Recipe | None = None,
+        name: str = "optax",
+    ) -> Optimizer:
+        self = super().__new__(cls, cast(Any, init), cast(Any, update))
+        self.takes_rate, self.base_rate, self.recipe, self.name = takes_rate, base_rate, recipe, name
+        return self
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The base rate as a number; None where it is a schedule or not known."""
+        return None if self.base_rate is None or callable(self.base_rate) else float(self.base_rate)
+
+    @property
+    def transform(self) -> Optimizer:
+        """The optimizer itself, which is an optax transformation."""
+        return self
+
+
 def zeros(w: Array) -> Array:
     """Zeros in the shape of a weight."""
     return jnp.zeros(w.shape, jnp.promote_types(w.dtype, jnp.float32))
@@ -125,7 +176,7 @@ def transformation(
     turns: Callable[[Mapping[str, Array], Sequence[At]], Sequence[dict[str, Array]]] | None = None,
     order: Sequence[str] | None = None,
     lazy: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """The optax transformation of a rule.
 
     Args:
@@ -190,9 +241,7 @@ def transformation(
         columns = {name: tree.unflatten(column) for name, column in zip(starts, after, strict=True)}
         return tree.unflatten(added), state._replace(count=t, slots=columns, shared=scalars if state.shared else state.shared)
 
-    # the train step feeds the rate, whether the optimizer came by name or as an instance: it needs to know where it starts
-    cast(Any, update).base_rate, cast(Any, update).recipe = base, recipe
-    return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
+    return Optimizer(init, update, takes_rate=True, base_rate=base, recipe=recipe, name="jfit.optim")
 
 
 def _updated(

@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, transformation
+from jfit.optim.core import At, Common, LearningRate, Optimizer, Slots, clipper, decayed, transformation
 from jfit.optim.multipliers import Multiplier
 
 
@@ -22,7 +21,7 @@ def sgld(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise from the standard normal distribution.
 
     The noise comes from fold_in(key; number of the update; crc32 of the parameter's name): other numbers for each parameter

@@ -6,10 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import optax
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, moments, one_minus_power, transformation
+from jfit.optim.core import (
+    At,
+    Common,
+    LearningRate,
+    Optimizer,
+    Slots,
+    clipper,
+    decayed,
+    moments,
+    one_minus_power,
+    transformation,
+)
 from jfit.optim.multipliers import Multiplier
 
 # which parameters LARS gives a rate of their own
@@ -32,7 +42,7 @@ def lamb(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, kept within the bounds.
 
     The moments are those of c(g), bias-corrected unless told not; |.| is the norm over the whole parameter; r / |u| is 1
@@ -88,7 +98,7 @@ def lars(
     multi_precision: bool = False,
     order: Sequence[str] | None = None,
     group: int | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
     r is 1 where |w| or |g| is 0, and for parameters that are not adapted.  k is rate / last rate: momentum is in proportion to
@@ -167,7 +177,7 @@ def lbsgd(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """Every batch_scale-th update: m <- momentum * m - lr * f * (c(mean of g since then) + wd * w);  w <- w + m.
 
     f climbs from 1 to batch_scale during the warm-up of n = warmup_epochs * updates_per_epoch updates: with update number k

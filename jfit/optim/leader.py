@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import optax
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, one_minus_power, transformation
+from jfit.optim.core import At, Common, LearningRate, Optimizer, Slots, clipper, decayed, one_minus_power, transformation
 from jfit.optim.multipliers import Multiplier
 
 
@@ -19,7 +18,7 @@ def ftrl(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2;  w <- soft(z) / ((beta + sqrt(n)) / lr + wd).
 
     soft(z) = sign(z) * lamda1 - z where |z| > lamda1, else 0: such weights are exactly 0.  The weight is made anew from z and
@@ -67,7 +66,7 @@ def ftml(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """z <- beta1 * z + (1 - beta1) * G - (d - beta1 * d_before) * w;  w <- -z / d, with G = c(g + wd * w).
 
     d = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  v <- beta2 * v + (1 - beta2) * G^2.

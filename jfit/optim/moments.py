@@ -7,10 +7,20 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Slots, clipper, decayed, moments, one_minus_power, transformation
+from jfit.optim.core import (
+    At,
+    Common,
+    LearningRate,
+    Optimizer,
+    Slots,
+    clipper,
+    decayed,
+    moments,
+    one_minus_power,
+    transformation,
+)
 from jfit.optim.multipliers import Multiplier
 
 
@@ -25,7 +35,7 @@ def adam(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
     lazy_update: bool = True,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
     Args:
@@ -69,7 +79,7 @@ def adamw(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected unless told not.
 
     MXNet's contributed kernel is w - eta * (lr * mean / (sqrt(var) + epsilon) + wd * w) without bias correction. Here the
@@ -114,7 +124,7 @@ def adamax(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
 
     Where every gradient so far was 0, mean / u is 0; MXNet 1.9.1 makes it NaN.
@@ -160,7 +170,7 @@ def nadam(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
     order: Sequence[str] | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """w <- w - lr * ((1 - b(t)) * G / (1 - M) + b(t+1) * mean / (1 - M * b(t+1))) / (sqrt(var / (1 - beta2^t)) + epsilon).
 
     G = c(g + wd * w);  b(t) = beta1 * (1 - 0.5 * 0.96^(t * schedule_decay));  M <- M * b(t) at the turn of EVERY parameter.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import optax
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Slots, clipper, copied, decayed, transformation, zeros
+from jfit.optim.core import At, Common, LearningRate, Optimizer, Slots, clipper, copied, decayed, transformation, zeros
 from jfit.optim.multipliers import Multiplier
 
 
@@ -19,7 +18,7 @@ def sgd(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
     lazy_update: bool = True,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
 
     Args:
@@ -61,7 +60,7 @@ def nag(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w));  m <- m' - lr * (c(g) + wd * w').
 
     The stored momentum decays the NEW weight, as MXNet's kernel does (it works in place), unlike the textbook.
@@ -104,7 +103,7 @@ def signum(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
     Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: such a weight rests, and
@@ -156,7 +155,7 @@ def dcasgd(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """m <- momentum * m - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- w;  w <- w + m.
 
     MXNet 1.9.1 fails with momentum; here it does what its formula says.
@@ -201,7 +200,7 @@ def adding(
     lr_mult: Multiplier = None,
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """w <- w + g, the gradient ADDED as it comes: the optimizer named "test", with which MXNet tests its updaters.
 
     Args:

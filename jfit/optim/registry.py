@@ -22,7 +22,7 @@ from jax import Array
 
 from jfit.ops.registry import nearest
 from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
-from jfit.optim.core import rate_at
+from jfit.optim.core import Optimizer, rate_at
 
 # the rate of an optax optimizer that declares none
 OPTAX_RATE = 1e-3
@@ -46,26 +46,10 @@ _BELONGS = {
 }
 
 
-class Resolved(NamedTuple):
-    """An optimizer, ready for the train step.
-
-    Attributes:
-        transform: the optax transformation.
-        learning_rate: its base rate; None where it cannot be known.
-        takes_rate: `update` accepts `learning_rate=`, traced.
-        name: for logs.
-    """
-
-    transform: Any
-    learning_rate: float | None
-    takes_rate: bool
-    name: str
-
-
 class Named(NamedTuple):
     """A registered optimizer: its factory and the rate it has when none is given."""
 
-    make: Callable[..., optax.GradientTransformationExtraArgs]
+    make: Callable[..., Optimizer]
     default_learning_rate: float
 
 
@@ -113,17 +97,17 @@ register("lbsgd", large_batch.lbsgd)
 register("sgld", langevin.sgld)
 
 
-def get(spec: Any, **params: Any) -> Resolved:
+def get(spec: Any, **params: Any) -> Optimizer:
     """The optimizer that `spec` means.
 
     Args:
         spec: a name, case ignored: one of jfit's (`OPTIMIZERS`), else one of optax's or optax.contrib's; or a transformation
-            with `init` and `update`, returned unchanged (one of jfit's takes its rate as if named); or a `Resolved`.  A name
-            that both have means jfit's; optax's goes in as an instance: `optax.lamb(...)`.
+            with `init` and `update`; an `Optimizer`, such as one of jfit's, is returned unchanged.  A name that both have
+            means jfit's; optax's goes in as an instance: `optax.lamb(...)`.
         **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
 
     Returns:
-        `Resolved(transform, learning_rate, takes_rate, name)`.
+        The `Optimizer`; its `update` takes and ignores extra arguments that the transformation has no use for.
 
     Raises:
         ValueError: unknown name or parameter, parameters with an instance, or a line search.
@@ -135,8 +119,6 @@ def get(spec: Any, **params: Any) -> Resolved:
         >>> get(momentum.sgd(0.1)).learning_rate
         0.1
     """
-    if isinstance(spec, Resolved):
-        return spec
     if isinstance(spec, str):
         return _named(spec, params)
     if not (callable(getattr(spec, "init", None)) and callable(getattr(spec, "update", None))):
@@ -146,15 +128,22 @@ def get(spec: Any, **params: Any) -> Resolved:
             f"the optimizer is an instance already, so its parameters ({', '.join(params)}) cannot change; "
             "pass them to its own constructor, or pass the optimizer by name."
         )
-    if hasattr(spec.update, "base_rate"):
-        return Resolved(spec, _plain(spec.update.base_rate), True, "jfit.optim")
+    if isinstance(spec, Optimizer):
+        return spec
     name = type(spec).__name__
     shape = _tiny_state(spec, name)
     rate = None
     if _find_hyper(shape) is not None:
         found = injected_rate(spec.init(_tiny()))
         rate = None if found is None else float(found)
-    return Resolved(spec, rate, False, name)
+    return _of_transformation(spec, base_rate=rate, name=name)
+
+
+def _of_transformation(transform: Any, **known: Any) -> Optimizer:
+    """An optax transformation as an Optimizer; those that take no extra arguments get none."""
+    # MultiSteps hands extra arguments on, though it is no transformation with extra arguments
+    with_extra = transform if isinstance(transform, optax.MultiSteps) else optax.with_extra_args_support(transform)
+    return Optimizer(transform.init, with_extra.update, **known)
 
 
 def injected_rate(opt_state: Any) -> Array | None:
@@ -175,11 +164,11 @@ def injected_rate(opt_state: Any) -> Array | None:
     return None if hyper is None else hyper["learning_rate"]
 
 
-def used_rate(resolved: Resolved, fed: Array | None, before: Any, after: Any) -> Array | None:
+def used_rate(optimizer: Optimizer, fed: Array | None, before: Any, after: Any) -> Array | None:
     """The learning rate that an update used.
 
     Args:
-        resolved: the optimizer.
+        optimizer: the optimizer.
         fed: the rate the update was given; None where the optimizer keeps its own.
         before: optimizer state that the update got.
         after: optimizer state that it returned.
@@ -191,29 +180,27 @@ def used_rate(resolved: Resolved, fed: Array | None, before: Any, after: Any) ->
         >>> used_rate(get("sgd"), jnp.float32(0.5), (), ()).item()
         0.5
     """
-    if resolved.takes_rate and fed is not None:
+    if optimizer.takes_rate and fed is not None:
         return fed
-    base = getattr(resolved.transform.update, "base_rate", None)
-    if base is not None:
-        return jnp.asarray(rate_at(base, getattr(before, "count", None)), jnp.float32)
+    if optimizer.recipe is not None and optimizer.base_rate is not None:
+        return jnp.asarray(rate_at(optimizer.base_rate, before.count), jnp.float32)
     return injected_rate(after)
 
 
-def _named(name: str, params: dict[str, Any]) -> Resolved:
+def _named(name: str, params: dict[str, Any]) -> Optimizer:
     entry = OPTIMIZERS.get(name.lower())
     if entry is not None:
         _check_params(name, entry.make, params)
-        rate = params.get("learning_rate", entry.default_learning_rate)
-        return Resolved(entry.make(**params), _plain(rate), True, name.lower())
+        made = entry.make(**params)
+        if not isinstance(made, Optimizer):  # a factory that a user registered may give any optax transformation
+            rate = params.get("learning_rate", entry.default_learning_rate)
+            return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
+        return Optimizer(*made, takes_rate=made.takes_rate, base_rate=made.base_rate, recipe=made.recipe, name=name.lower())
     if _of_optax_by(name.lower()) is None:
         known = [*OPTIMIZERS, *optax_names()]
         near = nearest(name, known) or ", ".join(map(repr, OPTIMIZERS))
         raise ValueError(f"unknown optimizer {name!r}: the nearest names are {near}.")
     return _of_optax(name.lower(), params)
-
-
-def _plain(rate: Any) -> float | None:
-    return None if callable(rate) else float(rate)
 
 
 def optax_names() -> list[str]:
@@ -237,13 +224,13 @@ def _of_optax_by(name: str) -> Callable[..., Any] | None:
     return cast(Any, make) if name in _RATELESS or "learning_rate" in inspect.signature(make).parameters else None
 
 
-def _of_optax(name: str, params: dict[str, Any]) -> Resolved:
+def _of_optax(name: str, params: dict[str, Any]) -> Optimizer:
     if name in _UNSERVED:
         raise ValueError(f"optimizer {name!r} {_UNSERVED[name]}. Choose another, such as 'adam'.")
     make = cast(Any, _of_optax_by(name))
     _check_params(name, make, params)
     if name in _RATELESS:
-        return Resolved(make(**params), None, False, name)
+        return _of_transformation(make(**params), name=name)
     declared = inspect.signature(make).parameters["learning_rate"].default
     rate = params.get("learning_rate", OPTAX_RATE if declared in (inspect.Parameter.empty, None) else declared)
     others = tuple(p for p in inspect.signature(make).parameters if p != "learning_rate")
@@ -260,7 +247,7 @@ def _of_optax(name: str, params: dict[str, Any]) -> Resolved:
             state = state._replace(hyperparams={**state.hyperparams, "learning_rate": fed})
         return inner.update(grads, state, params, **extra)
 
-    return Resolved(optax.GradientTransformationExtraArgs(inner.init, cast(Any, update)), _plain(rate), True, name)
+    return Optimizer(inner.init, update, takes_rate=True, base_rate=rate, name=name)
 
 
 def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ from jfit.init import get as get_initializer
 from jfit.lowering.model import Aux, Model, Params, specs_of
 from jfit.metrics import Metric
 from jfit.ops import nearest
+from jfit.optim import Optimizer
 from jfit.optim import get as get_optimizer
-from jfit.optim.registry import Resolved
 from jfit.step.totals import zero_totals
 
 
@@ -115,7 +115,7 @@ def init_state(
         >>> int(state.step), sorted(state.params)
         (0, ['fullyconnected0_bias', 'fullyconnected0_weight'])
     """
-    resolved = get_optimizer(optimizer)
+    optimizer = get_optimizer(optimizer)
     init_key, run_key = jax.random.split(_key_of(seed))
     specs = specs_of(inputs or {})
     if model.symbol is not None:
@@ -125,13 +125,13 @@ def init_state(
     ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
     drawn = {**drawn, **ones}
     trainable, _ = split_params(model, drawn, frozen)
-    rate = _base_rate(resolved, learning_rate)
+    rate = _base_rate(optimizer, learning_rate)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
         # one program instead of one for each shape; copies, because donated buffers must not be shared
-        opt_state=jax.tree.map(own_buffer, jax.jit(resolved.transform.init)(trainable)),
+        opt_state=jax.tree.map(own_buffer, jax.jit(optimizer.init)(trainable)),
         metrics=zero_totals(metrics),
         lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy: the state's buffers are donated
         key=jax.random.key_data(run_key),
@@ -155,13 +155,13 @@ def _key_of(seed: Any) -> Array:
     return jax.random.key(seed) if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else typed_key(jnp.asarray(seed))
 
 
-def _base_rate(resolved: Resolved, given: Any) -> Any:
+def _base_rate(optimizer: Optimizer, given: Any) -> Any:
     """The rate that `state.lr` starts with; None where the optimizer keeps its own."""
-    if resolved.takes_rate:
-        return resolved.learning_rate if given is None else given
+    if optimizer.takes_rate:
+        return optimizer.learning_rate if given is None else given
     if given is not None:
         raise ValueError(
-            f"learning_rate={given} was given, but {resolved.name} is an optax instance and keeps its own rate; "
+            f"learning_rate={given} was given, but {optimizer.name} is an optax instance and keeps its own rate; "
             "give it to the optimizer's constructor, or pass the optimizer by name"
         )
     return None

@@ -16,10 +16,10 @@ from jax import Array, lax
 
 from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
-from jfit.optim import as_schedule
+from jfit.optim import Optimizer, as_schedule
 from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
-from jfit.optim.registry import Resolved, used_rate
+from jfit.optim.registry import used_rate
 from jfit.optim.rows import apply_updates, coalesce, is_rows, on_values
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.slices import How, Sums, chosen, gradients_of, slots_of
@@ -113,12 +113,12 @@ def train_step(
         >>> int(state.step), out.loss.shape
         (1, ())
     """
-    resolved = get_optimizer(optimizer)
-    _check_settings(resolved, schedule, micro_batches, rescale)
+    optimizer = get_optimizer(optimizer)
+    _check_settings(optimizer, schedule, micro_batches, rescale)
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics, reduce = tuple(metrics), reduce or all_reduce()
     how = How(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
-    update = _Update.of(resolved, schedule, rescale, clip_norm, clip_value)
+    update = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         slots = slots_of(model, batch, axis_name)
@@ -171,9 +171,9 @@ def update_step(
         >>> jfit.step.update_step("sgd")(state, {"w": jnp.ones(2)}).params["w"].tolist()
         [0.5, 0.5]
     """
-    resolved = get_optimizer(optimizer)
-    _check_settings(resolved, schedule, 1, rescale)
-    update, reduce = _Update.of(resolved, schedule, rescale, clip_norm, clip_value), reduce or all_reduce()
+    optimizer = get_optimizer(optimizer)
+    _check_settings(optimizer, schedule, 1, rescale)
+    update, reduce = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value), reduce or all_reduce()
 
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
@@ -187,21 +187,19 @@ def update_step(
 class _Update(NamedTuple):
     """From reduced gradients to new parameters: rescale once, clip, ask the optimizer."""
 
-    resolved: Resolved
-    transform: Any
+    optimizer: Optimizer
     rate_of: Callable[..., Array] | None
     rescale: Any
     clip_norm: float | None
     clip_value: float | None
 
     @classmethod
-    def of(cls, resolved: Resolved, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> _Update:
-        rate_of = None if schedule is None else as_schedule(schedule)
-        return cls(resolved, _with_extra_args(resolved.transform), rate_of, rescale, norm, value)
+    def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> _Update:
+        return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, norm, value)
 
     def by_rows(self, gradients: Params) -> set[str]:
         """Names of the tables of which only some rows are updated."""
-        recipe = getattr(self.resolved.transform.update, "recipe", None)
+        recipe = self.optimizer.recipe
         return {name for name, g in gradients.items() if is_rows(g)} if recipe is not None and recipe.lazy else set()
 
     def __call__(
@@ -209,34 +207,27 @@ class _Update(NamedTuple):
     ) -> tuple[Params, Any, Array | None]:
         """(new parameters, new optimizer state, the rate that was used)."""
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        exact, some = hasattr(self.resolved.transform.update, "recipe"), self.by_rows(gradients)
+        exact, some = self.optimizer.recipe is not None, self.by_rows(gradients)
         gradients = {name: _rows_or_table(g, trainable[name], name in some) for name, g in gradients.items()}
         scaled = on_values(lambda tree: jax.tree.map(lambda g: _scaled(g, factor, exact), tree), gradients)
         gradients = on_values(lambda tree: _clip(tree, self.clip_norm, self.clip_value), scaled)
         rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
-        extra = {"value": loss} | ({"learning_rate": rate} if self.resolved.takes_rate and rate is not None else {})
-        updates, opt_state = self.transform.update(gradients, state.opt_state, trainable, **extra)
-        lr = used_rate(self.resolved, rate, state.opt_state, opt_state)
+        extra = {"value": loss} | ({"learning_rate": rate} if self.optimizer.takes_rate and rate is not None else {})
+        updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
+        lr = used_rate(self.optimizer, rate, state.opt_state, opt_state)
         return cast(Params, apply_updates(trainable, updates)), opt_state, lr
 
 
-def _check_settings(resolved: Resolved, schedule: Any, micro_batches: int, rescale: Any) -> None:
-    if schedule is not None and not resolved.takes_rate:
+def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, rescale: Any) -> None:
+    if schedule is not None and not optimizer.takes_rate:
         raise ValueError(
-            f"schedule= needs an optimizer that takes its rate from the state; {resolved.name} is an optax instance and keeps "
+            f"schedule= needs an optimizer that takes its rate from the state; {optimizer.name} is an optax instance and keeps "
             "its own: give the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
         )
     if micro_batches < 1:
         raise ValueError(f"micro_batches is {micro_batches}; a batch is cut into 1 or more parts")
     if isinstance(rescale, str) and rescale != "mean":
         raise ValueError(f'rescale is {rescale!r}; needed "mean" (1 / sum of weights) or a factor of the summed gradient')
-
-
-def _with_extra_args(transform: Any) -> Any:
-    """`update(gradients, state, params, **extra)` for any transformation; those that take no extra arguments get none."""
-    if isinstance(transform, optax.MultiSteps):  # hands them on, though it is no transformation with extra arguments
-        return optax.GradientTransformationExtraArgs(transform.init, transform.update)  # type: ignore[arg-type]
-    return optax.with_extra_args_support(transform)
 
 
 def _mean_loss(sums: Sums) -> Array:

@@ -227,7 +227,7 @@ def _evaluation(
     return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, held=held)
 
 
-def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Resolved:
+def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Optimizer:
     """The optimizer that `fit` was asked for, with the multipliers that the graph's variables carry."""
     params = dict(given or {})
     attrs = {} if model.symbol is None else model.symbol.attr_dict()

@@ -26,7 +26,7 @@ from jfit.formats.atomic import atomic_write
 from jfit.graph import Symbol
 from jfit.lowering.accept import lower_feeding, model_and_values, split_trained
 from jfit.lowering.model import Model
-from jfit.optim import Schedule
+from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, place
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
@@ -276,7 +276,7 @@ def _exponential(start: float, end: float, steps: int) -> Schedule:
 
 def _optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, climb: Schedule) -> Any:
     own = {k: v for k, v in (given or {}).items() if k != "learning_rate"}
-    if not isinstance(optimizer, str) and not hasattr(getattr(optimizer, "update", None), "base_rate"):
+    if not isinstance(optimizer, str) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
         raise ValueError(
             f"lr_find moves the learning rate, and the optimizer is {optimizer!r}, which keeps its own; pass the optimizer by "
             "name, as in optimizer='adam' (jfit's and optax's have one)"

@@ -15,7 +15,8 @@ from jfit import counters
 from jfit.mxnet.box import Box
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.rng import next_key
-from jfit.optim import OptState, Resolved
+from jfit.optim import Optimizer as PureOptimizer
+from jfit.optim import OptState
 from jfit.parallel import place, place_split
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
@@ -156,10 +157,10 @@ class Session:
         assert self.optimizer is not None
         return self.optimizer.turns_by_name(self.names, self.update_on_kvstore)
 
-    def resolved(self) -> Resolved:
+    def resolved(self) -> PureOptimizer:
         """The pure optimizer for the train step; its rate is `state.lr`."""
         assert self.optimizer is not None
-        return Resolved(self.optimizer.transform(self.turns()), None, True, type(self.optimizer).__name__)
+        return self.optimizer.transform(self.turns())
 
     def index(self, name: str) -> Index:
         """How the optimizer knows a parameter: by name where the key-value store updates, else by number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ def rule_of(hyper_key: Any) -> Rule:
     """The rule that a `hyper_key` means, without multipliers; one for all optimizers that share it."""
     name, hyper = hyper_key
     transform = optim.get(name, lr_mult=None, wd_mult=None, **dict(hyper)).transform
-    recipe = cast(Any, transform.update).recipe
+    recipe = transform.recipe
     return Rule(transform, recipe.slots, recipe.counted, recipe.shared)
 
 
