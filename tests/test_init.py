@@ -83,3 +83,31 @@ def test_same_key_same_values_under_jit():
 def test_errors_name_the_parameter_and_the_remedy(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# ------------------------------------------------------------------------------------------ texts of hostile files
+DEEP = 100_000
+TEXTS = {
+    "[" * DEEP: "nested too deep",
+    "[" * DEEP + "]" * DEEP: "nested too deep",
+    '["constant", {"value": ' + "[" * 900 + "1" + "]" * 900 + "}]": "maximum number of dimension",
+    '["fusedrnn", {"num_hidden": 1, "num_layers": 1, "mode": "gru", "init": '
+    + '{".*": ' * 900
+    + "1"
+    + "}" * 901
+    + "]": "too deep",
+    '["zero", ["a"]]': "no list of a name and a dict",
+    '["zero", {}, 1]': "no list of a name and a dict",
+    "[null, {}]": "no list of a name and a dict",
+    '["' + "a" * DEEP + '", {}]': "unknown initializer 'aaa",
+    '["uniform", {"scale": "x"}]': "bad operand type",
+    '["mixed", {"patterns": ["("], "initializers": ["zero"]}]': "no rule for weights",
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), TEXTS.items(), ids=[t[:24] for t in TEXTS])
+def test_a_text_that_is_no_initializer_is_an_error_that_names_the_variable(text, problem):
+    desc = init.InitDesc("fc_weight", {"__init__": text})
+    with pytest.raises((ValueError, NotImplementedError), match=r"^variable 'fc_weight': its __init__ attribute") as caught:
+        init.get("uniform")(jax.random.key(0), desc, (12,))
+    assert problem in str(caught.value) and len(str(caught.value)) < 1000

@@ -140,3 +140,10 @@ def test_a_fused_rnn_of_other_sizes_is_refused_and_one_of_mx_rnn_is_fitted():
     params, _ = jfit.lower(net).init(jax.random.key(0), {"data": jax.ShapeDtypeStruct((3, 2, 4), "float32")}, "normal")
     flat = np.asarray(params["r_parameters"])
     assert flat.shape == (6 * (4 + 2 + 2),) and flat[:36].all() and not flat[36:].any()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '["zero", 5]', "[7, {}]", '["normal", {"sigma": {}}]', '["what", {}]'])
+def test_a_text_that_is_no_initializer_is_an_error_that_names_the_variable(text):
+    kind = AssertionError if "what" in text else ValueError  # as MXNet raises
+    with pytest.raises(kind, match=r"^variable 'fc_weight': its __init__ attribute"):
+        mx.init.Uniform()(mx.init.InitDesc("fc_weight", {"__init__": text}), mx.nd.zeros(2))

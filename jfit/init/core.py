@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -31,6 +32,18 @@ _SUFFIXES: dict[str, float | None] = {
     "weight_quantize": 0.0,
     "bias_quantize": 0.0,
 }
+
+_SHOWN = 80  # characters of a text from a file that a message shows
+_OF_A_TEXT = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 REGISTRY: dict[str, Callable[..., Initializer]] = {}
 _Class = TypeVar("_Class", bound="type[Initializer]")
@@ -79,10 +92,11 @@ class Initializer:
         shape = tuple(shape)
         given = desc.attrs.get("__init__")
         if given:
-            chosen = get(given)
-            if isinstance(chosen, Initializer):
-                return chosen.within(self).draw(key, desc.name, shape).astype(dtype)
-            return chosen(key, desc.name, shape, dtype).astype(dtype)
+            with own_rule(desc.name, given):
+                chosen = get(given)
+                if isinstance(chosen, Initializer):
+                    return chosen.within(self).draw(key, desc.name, shape).astype(dtype)
+                return chosen(key, desc.name, shape, dtype).astype(dtype)
         return self.by_name(key, desc.name, shape).astype(dtype)
 
     def within(self, outer: Initializer) -> Initializer:
@@ -128,6 +142,47 @@ def _plain(value: Any, owner: Initializer) -> Any:
         f"{type(owner).__name__} cannot be written as JSON text: it holds {value!r}, which has no text; use initializers by "
         "name, numbers and arrays."
     )
+
+
+def read_text(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters in MXNet's JSON text.
+
+    Raises:
+        ValueError: the text is no JSON, is nested too deep, or holds something else.
+
+    Example:
+        >>> read_text('["constant", {"value": 2.0}]')
+        ('constant', {'value': 2.0})
+    """
+    try:
+        found = json.loads(text)
+        problem = "it is no list of a name and a dict"
+    except ValueError as error:
+        found, problem = None, str(error)
+    except RecursionError:
+        found, problem = None, "it is nested too deep"
+    match found:
+        case [str(name), dict(values)]:
+            return name, values
+    raise ValueError(f'initializer text {text[:_SHOWN]!r} cannot be read ({problem}); it needs the form ["name", {{}}].')
+
+
+@contextlib.contextmanager
+def own_rule(name: str, rule: Any) -> Iterator[None]:
+    """For code that uses the `__init__` attribute `rule` of variable `name`: where it is a text, errors name the variable."""
+    try:
+        yield
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+        raise  # an initializer of the user's that computes in numpy: it is called again without a trace
+    except _OF_A_TEXT as error:
+        if not isinstance(rule, str):
+            raise
+        problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:400].rstrip(".")
+        kind = type(error) if type(error) in (AssertionError, NotImplementedError) else ValueError  # MXNet's classes
+        raise kind(
+            f"variable {name!r}: its __init__ attribute {rule[:_SHOWN]!r} gives no values: {problem}. Give the variable "
+            "another initializer, Variable(name, init=...), or the parameter a value, params={name: array}."
+        ) from error
 
 
 def draw_all(initializer: InitFn, key: Array, wanted: Mapping[str, tuple[InitDesc, Any]]) -> dict[str, Array]:
@@ -208,19 +263,14 @@ def get(spec: Any = None, **params: Any) -> InitFn:
 
 
 def _by_text(text: str, params: Mapping[str, Any]) -> Initializer:
-    name, values = text, dict(params)
-    if text.lstrip().startswith("["):
-        try:
-            name, values = json.loads(text)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f'initializer text {text!r} cannot be read ({error}); it needs the form ["name", {{}}].') from None
-    cls = REGISTRY.get(str(name).lower())
+    name, values = read_text(text) if text.lstrip().startswith("[") else (text, dict(params))
+    cls = REGISTRY.get(name.lower())
     if cls is None:
-        near = nearest(str(name), REGISTRY) or ", ".join(map(repr, sorted(REGISTRY)))
-        raise ValueError(f"unknown initializer {name!r}: the nearest names are {near}.")
+        near = nearest(name[:_SHOWN], REGISTRY) or ", ".join(map(repr, sorted(REGISTRY)))
+        raise ValueError(f"unknown initializer {name[:_SHOWN]!r}: the nearest names are {near}.")
     known = list(inspect.signature(cls).parameters)
     for key in values:
         if key not in known:
-            hint = nearest(key, known) or (", ".join(map(repr, known)) if known else "none")
-            raise ValueError(f"initializer {name!r} has no parameter {key!r}; the nearest it has: {hint}.")
+            hint = nearest(key[:_SHOWN], known) or (", ".join(map(repr, known)) if known else "none")
+            raise ValueError(f"initializer {name!r} has no parameter {key[:_SHOWN]!r}; the nearest it has: {hint}.")
     return cls(**values)

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jfit.init.core import own_rule, read_text
 from jfit.mxnet.box import unbox
 from jfit.mxnet.keys import lent
 from jfit.mxnet.ndarray.array import NDArray
@@ -131,7 +132,8 @@ class Initializer(TwoForms):
         if desc.global_init is None:
             desc.global_init = self
         if desc.attrs.get("__init__"):
-            return create(desc.attrs["__init__"])._init_weight(desc, arr)
+            with own_rule(str(desc), desc.attrs["__init__"]):
+                return create(desc.attrs["__init__"])._init_weight(desc, arr)
         for suffix, method in _SUFFIXES.items():
             if desc.endswith(suffix):
                 return getattr(self, method)(desc, arr)
@@ -208,6 +210,7 @@ def create(spec: Any, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         AssertionError: no such name is registered.
+        ValueError: a text that is not of the form `["name", {}]`.
 
     Example:
         >>> create('["normal", {"sigma": 0.5}]').dumps()
@@ -216,7 +219,7 @@ def create(spec: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(spec, str):
         return spec
     if spec.lstrip().startswith("["):
-        spec, kwargs = json.loads(spec)
+        spec, kwargs = read_text(spec)
     if spec.lower() not in _REGISTRY:
-        raise AssertionError(f"initializer {spec!r} is not registered; known are {', '.join(sorted(_REGISTRY))}")
+        raise AssertionError(f"initializer {spec[:80]!r} is not registered; known are {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[spec.lower()](*args, **kwargs)
