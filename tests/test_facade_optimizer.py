@@ -14,6 +14,7 @@ import pytest
 import jfit
 import jfit.mx as mx
 from jfit import counters
+from jfit.formats import FormatError
 from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.mxnet import optimizer as room
@@ -411,13 +412,20 @@ def test_the_optimizers_settings_go_with_its_states_when_asked():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": "abc"}, "lr is abc; a number is needed"),
-        ({"wd": None}, "wd is None; a number is needed"),
-        ({"momentum": [1.0]}, r"momentum is \[1.0\]; a number"),
-        ({"lr_scheduler": 5}, "lr_scheduler is 5; the settings of a scheduler"),
-        ({"class": "Nadam", "shared": {"m_schedule": "abc"}}, "hold abc for 'm_schedule'"),
-        ({"class": "Nadam", "shared": {"m_schedule": [1.0, 2.0]}}, r"it needs float32 of shape \(\)"),
-        ({"class": "SGLD", "shared": {"key": [0.5, 1.5]}}, "it needs uint32"),
+        ({"lr": "abc"}, "optimizer SGD, attribute 'lr': found 'abc', needed a finite number"),
+        ({"lr": None}, "attribute 'lr': found None, needed a finite number .*because there is no lr_scheduler"),
+        ({"wd": None}, "attribute 'wd': found None, needed a finite number"),
+        ({"momentum": [1.0]}, r"attribute 'momentum': found \[1.0\], needed a finite number"),
+        ({"lr_mult": {0: "abc"}}, "lr_mult, attribute 0: found 'abc', needed a finite number"),
+        ({"wd_mult": 5}, "attribute 'wd_mult': found 5, needed a dict"),
+        ({"idx2name": {0: 5}}, "idx2name, attribute 0: found 5, needed text"),
+        ({"lr_scheduler": 5}, "attribute 'lr_scheduler': found 5, needed the attributes of a scheduler"),
+        ({"lr_scheduler": {"class": "Other", "a": 1}}, "lr_scheduler: found a Other with class, a, .*before loading"),
+        ({"class": "Nadam", "shared": 5}, "'shared': found 5, needed a dict"),
+        ({"class": "Nadam", "shared": {"m_schedule": "abc"}}, "scalar 'm_schedule' of all parameters: found 'abc'"),
+        ({"class": "Nadam", "shared": {"m_schedule": [1.0, 2.0]}}, r"needed finite float32 of shape \(\)"),
+        ({"class": "Nadam", "shared": {"m_schedule": 1e39}}, "found 1e\\+39, needed finite"),
+        ({"class": "SGLD", "shared": {"key": [0.5, 1.5]}}, "needed finite uint32"),
         ({"class": "SGLD", "shared": {"key": {"a": 1}}}, "damaged"),
         ({"class": "LARS", "momentum": 0.9, "shared": {"rate": {}}}, "damaged"),
     ],
@@ -425,8 +433,8 @@ def test_the_optimizers_settings_go_with_its_states_when_asked():
 def test_damaged_settings_are_refused_with_a_sentence(settings, message):
     name = settings.get("class", "SGD")
     updater = get_updater(room.create(name))
-    with pytest.raises(ValueError, match=message):
-        updater.set_states(dump_states({}, {}, 1, {"class": name, **settings}))
+    with pytest.raises(FormatError, match=f"^x.states: .*{message}"):
+        updater.set_states(dump_states({}, {}, 1, {"class": name, **settings}), "x.states")
 
 
 def test_settings_of_an_mxnet_trainer_are_taken_over():

@@ -166,6 +166,13 @@ def test_shared_scalars_are_no_chain_through_the_parameters(make):
     assert depth(32) == depth(8)  # a chain through the turns is compiled into every rule: minutes for hundreds
 
 
+def test_a_warm_up_of_lbsgd_of_more_than_32_bits_never_ends():
+    weight = {"fc_weight": jnp.ones(())}
+    for length in ({"warmup_epochs": 10**9}, {"warmup_epochs": 5, "begin_epoch": 10**9}):
+        rule = optim.lbsgd(0.5, warmup_strategy="power2", batch_scale=1, updates_per_epoch=10**3, **length)
+        assert float(rule.update(weight, rule.init(weight), weight)[0]["fc_weight"]) == -0.5
+
+
 def test_lbsgd_moves_once_for_all_that_it_gathered():
     transform = optim.lbsgd(0.1, momentum=0.9, batch_scale=3, warmup_epochs=0, wd=0.1, wd_mult=None)
     weights, state = tree(0), transform.init(tree(0))

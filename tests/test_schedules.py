@@ -220,3 +220,18 @@ def test_errors_say_what_was_found_and_needed(make, message):
 def test_what_is_no_schedule_is_refused():
     with pytest.raises(TypeError, match="a schedule is a name, a number, a Schedule or a function"):
         as_schedule([0.1])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        room.factor(10**10, 0.5, base_lr=0.5),
+        room.multifactor([10**10], 0.5, base_lr=0.5),
+        room.poly(10**10, base_lr=0.5),
+        room.cosine(10**10, base_lr=0.5),
+        room.warmup_linear(10**10, base_lr=0.5, warmup_begin_lr=0.5),
+    ],
+    ids=lambda schedule: schedule.name,
+)
+def test_lengths_of_more_than_32_bits_mean_never(schedule):
+    assert float(schedule(3)) == float(jax.jit(schedule)(jnp.int32(3))) == 0.5

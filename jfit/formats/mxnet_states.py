@@ -21,6 +21,7 @@ from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import dump_record, plain, to_host
 from jfit.formats.pickle_names import DENSE, SPARSE, Held, HeldDtype, HeldNumpy, Names
 from jfit.formats.pickles import Inert, Machine, Name
+from jfit.formats.plain import shown
 from jfit.formats.sparse import SparseArray
 
 NOTE = "__jfit__"
@@ -48,7 +49,7 @@ class States(NamedTuple):
     optimizer: Inert | dict[str, Any] | None = None
 
 
-def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str = "bytes") -> States:
+def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str | os.PathLike[str] = "bytes") -> States:
     """Reads a .states file of MXNet or of jfit; no class is imported and no code of the file runs.
 
     Args:
@@ -93,9 +94,9 @@ def _read(data: bytes, path: str | os.PathLike[str]) -> States:
         if isinstance(index, bool) or not isinstance(index, (int, str)):
             raise FormatError(path, "states", f"an index is a {type(index).__name__}, needed an int or a name", _REMEDY)
     if optimizer is None:
-        return _with_note(states, settle(note, "note"))
+        return _with_note(path, states, settle(note, "note"))
     found = settle(optimizer, "optimizer", inert=True).attributes
-    return States(states, _counts(found.get("_index_update_count")), _count(found.get("num_update")), optimizer)
+    return States(states, *_progress(path, "optimizer", found, "_index_update_count"), optimizer)
 
 
 class _Settle:
@@ -123,24 +124,41 @@ class _Settle:
         return value
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 2**63 else None
+def _progress(
+    path: str | os.PathLike[str], where: str, found: Mapping[Any, Any], name: str
+) -> tuple[dict[Any, int] | None, int | None]:
+    """(counts by index or name, number of updates), each None where the file has none."""
+    counts, number = found.get(name), found.get("num_update")
+    return (
+        None if counts is None else _counts(path, f"{where}, {name!r}", counts),
+        None if number is None else _count(path, f"{where}, 'num_update'", number),
+    )
 
 
-def _counts(value: Any) -> dict[Any, int] | None:
-    if not isinstance(value, dict) or not all(type(k) in (int, str) and _count(n) is not None for k, n in value.items()):
-        return None
-    return dict(value)
+def _count(path: str | os.PathLike[str], where: str, value: Any) -> int:
+    value = value.item() if isinstance(value, np.integer) else value
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise FormatError(path, where, f"found {shown(value)}, needed a whole number of updates from 0 on", _REMEDY)
+    return value
 
 
-def _with_note(states: dict[Any, Any], note: Any) -> States:
+def _counts(path: str | os.PathLike[str], where: str, value: Any) -> dict[Any, int]:
+    if not isinstance(value, dict) or not all(isinstance(key, (int, str, np.integer)) for key in value):
+        raise FormatError(path, where, f"found {shown(value)}, needed a dict by index or name", _REMEDY)
+    return {
+        int(key) if isinstance(key, np.integer) else key: _count(path, f"{where}, entry {shown(key)}", count)
+        for key, count in value.items()
+    }
+
+
+def _with_note(path: str | os.PathLike[str], states: dict[Any, Any], note: Any) -> States:
     """The states with the counts of jfit's note, if the states are still those that it was written with."""
     if not isinstance(note, dict) or note.get("digest") != digest(states):
         return States(states)
     optimizer = note.get("optimizer")
-    return States(
-        states, _counts(note.get("counts")), _count(note.get("num_update")), optimizer if isinstance(optimizer, dict) else None
-    )
+    if not isinstance(optimizer, (dict, type(None))):
+        raise FormatError(path, f"{NOTE}, optimizer", f"found a {type(optimizer).__name__}, needed a dict", _REMEDY)
+    return States(states, *_progress(path, NOTE, note, "counts"), optimizer)
 
 
 def digest(states: Mapping[Any, Any]) -> int:
@@ -155,7 +173,9 @@ def digest(states: Mapping[Any, Any]) -> int:
         total = zlib.crc32(repr(index).encode("utf-8", "backslashreplace"), total)
         for leaf in _leaves(states[index]):
             parts = (leaf.data, *leaf.aux) if isinstance(leaf, SparseArray) else (leaf,) if isinstance(leaf, np.ndarray) else ()
-            text = repr((type(leaf).__name__, *((p.shape, str(p.dtype)) for p in parts)) if parts else str(leaf)[:1000])
+            # Python refuses to write down an integer of more than 4300 decimal digits.
+            plain_text = hex(leaf) if isinstance(leaf, int) and leaf.bit_length() > 10_000 else str(leaf)
+            text = repr((type(leaf).__name__, *((p.shape, str(p.dtype)) for p in parts)) if parts else plain_text[:1000])
             total = zlib.crc32(text.encode("utf-8", "backslashreplace"), total)
             for part in parts:
                 total = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, total)

@@ -32,6 +32,20 @@ def to_plain(value: Any) -> Any:
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def shown(value: Any) -> str:
+    """A value of a file, short enough for a sentence.
+
+    Example:
+        >>> shown("a" * 100), shown(10**5000)
+        ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...", 'int')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return type(value).__name__
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def from_plain(value: Any) -> Any:
     """What `to_plain` was given.
 

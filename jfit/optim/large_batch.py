@@ -21,6 +21,7 @@ from jfit.optim.core import (
     transformation,
 )
 from jfit.optim.multipliers import Multiplier
+from jfit.optim.spans import operand
 
 # which parameters LARS gives a rate of their own
 Adapt = str | Mapping[str, bool] | Callable[[str], bool] | Sequence[bool]
@@ -219,7 +220,8 @@ def lbsgd(
     """
     if batch_scale < 1 or batch_scale != int(batch_scale):
         raise ValueError(f"lbsgd: batch_scale is {batch_scale}, a whole number of batches from 1 on is needed.")
-    clip, length, behind = clipper(clip_gradient), warmup_epochs * updates_per_epoch, begin_epoch * updates_per_epoch
+    clip = clipper(clip_gradient)
+    length, behind = operand(warmup_epochs * updates_per_epoch), operand(begin_epoch * updates_per_epoch)
 
     def factor(number: Any, g: Array, w: Array, wd: Any) -> Any:
         if warmup_strategy == "lars":
@@ -246,7 +248,7 @@ def lbsgd(
     return transformation(rule, slots, Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
 
-def _warm(strategy: str, number: Any, length: int, top: float) -> Any:
+def _warm(strategy: str, number: Any, length: float, top: float) -> Any:
     if length <= 1 or strategy not in _STRATEGIES:
         return jnp.where(number >= length, top, 1.0)
     part = number / length

@@ -31,7 +31,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.optim.spans import Span, has_spans, in_updates, measured
+from jfit.optim.spans import Span, has_spans, in_updates, measured, operand
 
 Rate = float | Array
 Length = Any  # a number of updates, or a `Span`, which is one by the time that the body of a factory sees it
@@ -95,9 +95,10 @@ class Schedule:
         if not self.warmup_steps:
             return rate
         goal = start if self.warmup_final_lr is None else self.warmup_final_lr
-        climb = self.warmup_begin_lr + (goal - self.warmup_begin_lr) * count / self.warmup_steps
+        steps = operand(self.warmup_steps)
+        climb = self.warmup_begin_lr + (goal - self.warmup_begin_lr) * count / steps
         warm = climb if self.warmup_mode == "linear" else self.warmup_begin_lr
-        return jnp.where(count < self.warmup_steps, warm, rate).astype(jnp.float32)
+        return jnp.where(count < steps, warm, rate).astype(jnp.float32)
 
     def over(self, updates: int | None = None, updates_per_epoch: int | None = None) -> Schedule:
         """The schedule for a run of this length, all lengths in updates; `fit` asks for it.
@@ -202,7 +203,7 @@ def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base
     decay = factor
 
     def rule(count: Any, base: Rate) -> Array:
-        times = jnp.maximum((count - 1) // step, 0)
+        times = jnp.maximum((count - 1) // operand(step), 0)
         return jnp.where(times == 0, base, jnp.maximum(base * decay**times, stop_factor_lr))
 
     return Schedule("factor", rule, base_lr, **warmup)
@@ -237,7 +238,7 @@ def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.
     decay = factor
 
     def rule(count: Any, base: Rate) -> Array:
-        passed = sum((jnp.asarray(count > s, jnp.int32) for s in steps), jnp.int32(0))
+        passed = sum((jnp.asarray(count > operand(s), jnp.int32) for s in steps), jnp.int32(0))
         return base * decay**passed
 
     return Schedule("multifactor", rule, base_lr, **warmup)
@@ -335,4 +336,4 @@ def _part_left(name: str, max_update: int, warmup: dict[str, Any]) -> Callable[[
     warm = warmup.get("warmup_steps", 0)
     if max_update < 1 or max_update <= warm:
         raise ValueError(f"schedule {name}: max_update is {max_update}, more than warmup_steps ({warm}) is needed.")
-    return lambda count: jnp.clip(1.0 - (count - warm) / (max_update - warm), 0.0, 1.0)
+    return lambda count: jnp.clip(1.0 - (count - operand(warm)) / operand(max_update - warm), 0.0, 1.0)

@@ -97,6 +97,16 @@ def unit_length(unit: str, total: int | None, per_epoch: int | None, who: str) -
     return found
 
 
+def operand(length: float) -> float:
+    """A length as updates are compared with it: as a float where int32, which counts are, cannot hold it.
+
+    Example:
+        >>> operand(5), operand(10**10)
+        (5, 10000000000.0)
+    """
+    return float(length) if abs(length) >= 2**31 else length
+
+
 def check_unit(unit: Any) -> str:
     """`unit`, if it is one.
 

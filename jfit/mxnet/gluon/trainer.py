@@ -195,7 +195,7 @@ class Trainer:
         with open(fname, "rb") as file:
             states = file.read()
         for updater in self._updaters:
-            updater.set_states(states)
+            updater.set_states(states, fname)
 
     # ---- what parameters ask of their trainer
 

@@ -255,7 +255,7 @@ class KVStore(KVStoreBase):
         """Read the optimizer's state from a file that `save_optimizer_states` or MXNet wrote; raises as that does."""
         updater = self._states("load")
         with open(fname, "rb") as file:
-            updater.set_states(file.read())
+            updater.set_states(file.read(), fname)
 
     def _box(self, array: Any) -> Any:
         return array

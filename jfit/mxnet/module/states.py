@@ -14,7 +14,8 @@ from jfit.formats.atomic import atomic_write
 from jfit.formats.mxnet_states import dump_states, load_states
 from jfit.mxnet.module.session import Index, Session
 from jfit.mxnet.optimizer.apply import new_state, slot_names
-from jfit.mxnet.optimizer.nesting import state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.nesting import check_arrays, state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.saved import check_counts
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings
 from jfit.optim import OptState
 from jfit.optim.core import is_small
@@ -42,12 +43,14 @@ def load_states_into(session: Session, fname: str) -> None:
     """
     if session.updater is not None:
         with open(fname, "rb") as file:
-            session.updater.set_states(file.read())
+            session.updater.set_states(file.read(), fname)
         return
     found = load_states(fname)
+    check_counts(fname, found.counts, found.num_update)
+    check_arrays(fname, found.states)
     import_states(session, found.states, found.counts, found.num_update)
     if isinstance(found.optimizer, Mapping) and session.optimizer is not None:
-        restore_settings(session.optimizer, {"shared": found.optimizer.get("shared", {})})
+        restore_settings(session.optimizer, {"shared": found.optimizer.get("shared", {})}, fname)
 
 
 def export_states(session: Session, frozen: Sequence[str] = ()) -> tuple[dict[Index, Any], dict[Index, int]]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import jax.numpy as jnp
 
 from jfit.mxnet.box import unbox
-from jfit.mxnet.optimizer import updater
+from jfit.mxnet.optimizer import saved, updater
 from jfit.mxnet.optimizer.apply import apply_update, gradient_of, new_state, rule_of, slot_names
 from jfit.mxnet.optimizer.nesting import keep_hidden, made_states, parts, state_to_mxnet, warn_of_precision
 from jfit.mxnet.optimizer.rates import Rates
@@ -69,6 +69,16 @@ class Optimizer(Rates):
     lone_state: ClassVar[bool] = False
     # the master of a 16-bit weight: (state, master) instead of (master, state)
     master_last: ClassVar[bool] = False
+    # what saved attributes need to be; of other parameters, the kind they have now
+    saved_needs: ClassVar[Mapping[str, saved.Need]] = {
+        "lr": saved.OPTIONAL,
+        "wd": saved.NUMBER,
+        "clip_gradient": saved.LIMIT,
+        "begin_num_update": saved.COUNT,
+        # the logarithm of these is taken
+        "beta1": saved.FROM_0,
+        "beta2": saved.FROM_0,
+    }
     # slots that MXNet keeps in the optimizer instead of in the states
     hidden_slots: ClassVar[tuple[str, ...]] = ()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.base import Hyper, Optimizer
 from jfit.mxnet.optimizer.ruled import Ruled, group_size
 
@@ -34,6 +35,7 @@ class LAMB(Ruled):
     rule = "lamb"
     parameters = ("beta1", "beta2", "epsilon", "lower_bound", "upper_bound", "bias_correction")
     counts_apart = True
+    saved_needs: ClassVar = {**Ruled.saved_needs, "lower_bound": saved.LIMIT, "upper_bound": saved.LIMIT}
 
     def __init__(
         self,
@@ -164,6 +166,11 @@ class LBSGD(Ruled):
     lone_state = True
     hidden_slots = ("sum",)
     rate_first = True
+    saved_needs: ClassVar = {
+        **Ruled.saved_needs,
+        "batch_scale": saved.Need("a whole number from 1 on", lambda n: saved.is_number(n) and n >= 1 and n == int(n)),
+        **dict.fromkeys(("warmup_epochs", "updates_per_epoch", "begin_epoch"), saved.FROM_0),
+    }
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -333,32 +333,6 @@ class CosineScheduler(_ToTheEnd):
         if type(self).__call__ is not _ToTheEnd.__call__ or self.max_steps < 1:
             return None
         return schedules.cosine(self.max_update, self.base_lr_orig, self.final_lr, **self._warmup())
-
-
-def from_settings(settings: Mapping[str, Any]) -> LRScheduler:
-    """The scheduler that saved attributes describe: `class` and what `vars(scheduler)` held, progress included.
-
-    Raises:
-        ValueError: a class that is not one of this module, or attributes missing.
-
-    Example:
-        >>> from_settings({**vars(PolyScheduler(20, base_lr=0.4)), "class": "PolyScheduler"})(10)
-        0.1
-    """
-    kinds = {
-        "FactorScheduler": FactorScheduler(1),
-        "MultiFactorScheduler": MultiFactorScheduler([1]),
-        "PolyScheduler": PolyScheduler(1),
-        "CosineScheduler": CosineScheduler(1),
-    }
-    scheduler = kinds.get(str(settings.get("class")))
-    if scheduler is None or not vars(scheduler).keys() <= settings.keys():
-        raise ValueError(
-            f"the saved lr_scheduler is a {settings.get('class')} with {', '.join(map(str, settings))}; it cannot be made from "
-            "that: give the optimizer a scheduler of that class before loading."
-        )
-    vars(scheduler).update({name: settings[name] for name in vars(scheduler)})
-    return scheduler
 
 
 def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedule:

@@ -7,14 +7,16 @@ every other optimizer of such a weight:           (master, what it keeps for a f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 
+from jfit.formats.plain import shown
 from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.box import unbox
+from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import Slots, new_state, rule_of, slot_names
 from jfit.optim.core import MASTER, is_small
 
@@ -155,6 +157,18 @@ def parts(nested: Any) -> tuple[Any, ...]:
     if is_nest(nested):
         return tuple(part for each in nested for part in parts(each))
     return (nested,)
+
+
+def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:
+    """Refuse states of a file that are neither None nor arrays; only an optimizer in Python has others.
+
+    Raises:
+        FormatError: there is one.
+    """
+    for index, state in states.items():
+        for part in parts(state):
+            if part is not None and not hasattr(part, "dtype"):
+                saved.refuse(path, f"state {shown(index)}", part, "an array")
 
 
 def is_nest(nested: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.ruled import Ruled
 
@@ -35,6 +36,7 @@ class RMSProp(Ruled):
 
     rule = "rmsprop"
     parameters = ("gamma1", "gamma2", "epsilon", "centered", "clip_weights")
+    saved_needs: ClassVar = {**Ruled.saved_needs, "clip_weights": saved.LIMIT}
 
     def __init__(
         self,

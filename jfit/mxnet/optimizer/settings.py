@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jfit.mxnet.optimizer.lr_scheduler import from_settings
+from jfit.mxnet.optimizer import saved
+from jfit.mxnet.optimizer.saved_schedulers import from_settings, progress_from
 
 if TYPE_CHECKING:
     from jfit.mxnet.optimizer.base import Optimizer
 
 _SETTINGS = ("lr", "wd", "clip_gradient", "begin_num_update")
 _TABLES = ("lr_mult", "wd_mult", "idx2name")
-_DAMAGED = "the states say {0} is {1}; {2} is needed there: the file is damaged, load another one."
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
@@ -39,41 +39,65 @@ def progress_of(optimizer: Optimizer) -> dict[str, Any]:
     return {"shared": shared} if shared else {}
 
 
-def restore_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
+def restore_settings(
+    optimizer: Optimizer, settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0
+) -> None:
     """Take over what `settings_of` or `progress_of` gave for an optimizer of the same class, or the attributes of one of MXNet.
 
+    Args:
+        optimizer: who takes them; it stays as it is where one is refused, except where a shared scalar is.
+        settings: the settings.
+        path: the file that they are from, for messages.
+        updates: how many updates the file tells of.
+
     Raises:
-        ValueError: another class, or a value of another kind.
+        ValueError: another class.
+        FormatError: a value is not what it needs to be.
     """
     if "class" in settings:
         _same_class(optimizer, settings)
-    scheduler = settings.get("lr_scheduler")
-    if scheduler is not None and not isinstance(scheduler, Mapping):
-        raise ValueError(_DAMAGED.format("lr_scheduler", str(scheduler)[:60], "the settings of a scheduler"))
-    if scheduler is not None and optimizer.lr_scheduler is None:
-        optimizer.lr_scheduler = from_settings(scheduler)
-    elif scheduler is not None:
-        _same_class(optimizer.lr_scheduler, scheduler)
-        known = vars(optimizer.lr_scheduler)
-        known.update(_numbers({k: v for k, v in scheduler.items() if k in known}))
-    names = (*_SETTINGS, *optimizer.parameters)
-    fresh = _numbers({name: settings[name] for name in names if name in settings})
-    for name, value in fresh.items():
-        _same_kind(name, value, getattr(optimizer, name))
-    vars(optimizer).update(fresh)
-    for name in _TABLES:
-        if isinstance(settings.get(name), Mapping):
-            table = _table(settings[name])
-            setattr(optimizer, name, {k: v for k, v in table.items() if isinstance(v, str) == (name == "idx2name")})
+    where, names = f"optimizer {type(optimizer).__name__}", (*_SETTINGS, *optimizer.parameters)
+    fresh = {
+        name: saved.checked(path, where, name, settings[name], optimizer.saved_needs.get(name) or saved.need_like(now))
+        for name, now in ((name, getattr(optimizer, name)) for name in names)
+        if name in settings
+    }
+    tables = {name: _checked_table(path, where, name, settings[name]) for name in _TABLES if name in settings}
+    scheduler, progress = _scheduler_after(optimizer, settings, path, max(updates, fresh.get("begin_num_update", 0)))
     shared = settings.get("shared")
-    optimizer.shared.restore(shared if isinstance(shared, Mapping) else optimizer.shared_of_mxnet(settings))
+    if not isinstance(shared, (Mapping, type(None))):
+        saved.refuse(path, f"{where}, 'shared'", shared, "a dict of the scalars that all parameters share")
+    if scheduler is None and fresh.get("lr", 0) is None:
+        saved.refuse(path, f"{where}, attribute 'lr'", None, f"{saved.NUMBER.words}, because there is no lr_scheduler")
+    vars(optimizer).update(fresh, lr_scheduler=scheduler, **tables)
+    if progress:
+        vars(scheduler).update(progress)
+    optimizer.shared.restore(optimizer.shared_of_mxnet(settings) if shared is None else shared, path)
 
 
-def _same_kind(name: str, found: Any, now: Any) -> None:
-    """Refuse text where a number is needed and the other way round; None, for none, is for what may be left out."""
-    kinds: tuple[type, ...] = (str,) if isinstance(now, str) else (bool, int, float)
-    if not isinstance(found, kinds) and (found is not None or name == "wd"):
-        raise ValueError(_DAMAGED.format(name, str(found)[:60], "text" if kinds == (str,) else "a number"))
+def _scheduler_after(optimizer: Optimizer, settings: Mapping[str, Any], path: saved.Path, updates: int) -> tuple[Any, Any]:
+    """(the scheduler that the optimizer is to have, the attributes that it is to take over)."""
+    mine, found = optimizer.lr_scheduler, settings.get("lr_scheduler")
+    if found is None:
+        return mine, None
+    if not isinstance(found, Mapping):
+        saved.refuse(path, "optimizer, attribute 'lr_scheduler'", found, "the attributes of a scheduler")
+    if mine is None:
+        return from_settings(found, path, updates), None
+    _same_class(mine, found)
+    return mine, progress_from(mine, found, path, updates)
+
+
+def _checked_table(path: saved.Path, where: str, name: str, table: Any) -> dict[Any, Any]:
+    """Names or multipliers by index and name."""
+    if not isinstance(table, Mapping):
+        saved.refuse(path, f"{where}, attribute {name!r}", table, "a dict by index or name")
+    need = saved.TEXT if name == "idx2name" else saved.MULTIPLIER
+    kept = {saved.as_plain(key): saved.checked(path, f"{where}, {name}", key, value, need) for key, value in table.items()}
+    for key in kept:
+        if type(key) not in (int, str):
+            saved.refuse(path, f"{where}, attribute {name!r}", key, "an index or a name")
+    return kept
 
 
 def _table(values: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -95,6 +119,6 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_class(mine: Any, settings: Mapping[str, Any]) -> None:
-    found, needed = str(settings.get("class")), type(mine).__name__
+    found, needed = saved.class_of(settings), type(mine).__name__
     if found.lower() != needed.lower():
         raise ValueError(f"the states were saved with {found}, here is {needed}; load them into one of the same class.")

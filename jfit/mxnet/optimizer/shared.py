@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.mxnet.optimizer import saved
 
 
 class Shared:
@@ -70,31 +71,33 @@ class Shared:
         """All of them as numbers and lists of numbers, for a file; waits."""
         return {name: np.asarray(value).tolist() for name, value in counters.read(self.given()).items()}  # sync: for a file
 
-    def restore(self, plain: Mapping[str, Any]) -> None:
+    def restore(self, plain: Mapping[str, Any], path: saved.Path = "settings") -> None:
         """Take over what `plain` gave; names that are not known here are left out.
 
+        Args:
+            plain: the scalars by name.
+            path: the file that they are from, for messages.
+
         Raises:
-            ValueError: one is no number, or not as many as there must be.
+            FormatError: one is no number, not finite, or not as many as there must be.
         """
-        self.keep({name: _like(name, plain.get(name), value) for name, value in self.given().items()})
+        self.keep({name: _like(path, name, plain.get(name), value) for name, value in self.given().items()})
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy of an optimizer does not belong to the module of the original
         return {"_make": self._make, "_held": {k: np.asarray(v) for k, v in self.given().items()}, "_home": None}
 
 
-def _like(name: str, found: Any, value: Any) -> Any:
+def _like(path: saved.Path, name: str, found: Any, value: Any) -> Any:
     """What a file has for a scalar, in its dtype and shape; the scalar itself where it has nothing."""
     if found is None:
         return value
     try:
         fits = np.asarray(found).dtype.kind in ("iu" if value.dtype.kind in "iu" else "iuf")
-        taken = np.asarray(found, value.dtype) if fits else None
+        with np.errstate(over="ignore"):
+            taken = np.asarray(found, value.dtype) if fits else None
     except (ValueError, TypeError, OverflowError):
         taken = None
-    if taken is None or taken.shape != value.shape:
-        raise ValueError(
-            f"the states hold {str(found)[:60]} for {name!r}, which all parameters share; it needs {value.dtype} of shape "
-            f"{value.shape}: the file is damaged, or of another optimizer."
-        )
+    if taken is None or taken.shape != value.shape or not np.isfinite(taken).all():
+        saved.refuse(path, f"scalar {name!r} of all parameters", found, f"finite {value.dtype} of shape {value.shape}")
     return jnp.asarray(taken)

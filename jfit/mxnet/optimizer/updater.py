@@ -12,8 +12,9 @@ import numpy as np
 from jfit import counters
 from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.box import Box, unbox, write_into
+from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import placed
-from jfit.mxnet.optimizer.nesting import check_shapes, float32_of, mapped, state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.nesting import check_arrays, check_shapes, float32_of, mapped, state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
 from jfit.optim.core import is_small
 
@@ -105,24 +106,28 @@ class Updater:
         kept = settings_of(self.optimizer) if dump_optimizer else progress_of(self.optimizer)
         return dump_states(host, self.optimizer.counts(), self.optimizer.num_update, kept or None)
 
-    def set_states(self, states: Any) -> None:
+    def set_states(self, states: Any, where: saved.Path = "bytes") -> None:
         """Take over states.
 
         Args:
             states: bytes of a `.states` file of MXNet or jfit, or a dict by index.  Counts continue where the bytes have
                 them; those of MXNet's Module have none, so its counts start again at begin_num_update, as in MXNet.
                 Settings of the optimizer are taken over where the bytes have them.
+            where: what errors call the bytes, such as the name of their file.
 
         Raises:
             ValueError: the settings are of another class of optimizer.
+            FormatError: the bytes are damaged, or a number among the settings is not what it needs to be.
         """
         if not isinstance(states, dict):
             from jfit.formats.mxnet_states import load_states
 
-            found = load_states(states)
-            states = found.states
+            found = load_states(states, where)
+            states, updates = found.states, saved.check_counts(where, found.counts, found.num_update)
+            if self.optimizer.takes_lists:
+                check_arrays(where, states)
             if found.optimizer is not None:
-                restore_settings(self.optimizer, _as_dict(found.optimizer))
+                restore_settings(self.optimizer, _as_dict(found.optimizer), where, updates)
             if found.counts is not None:
                 self.optimizer.set_counts(found.counts, found.num_update)
         self.states = {i: mapped(functools.partial(self._keep, i), state) for i, state in states.items()}
@@ -158,12 +163,13 @@ def get_updater(optimizer: Optimizer) -> Updater:
     return Updater(optimizer)
 
 
-def _as_dict(record: Any) -> Any:
-    """Settings as plain data; MXNet's file describes its optimizer and scheduler as objects."""
-    if hasattr(record, "attributes"):
-        plain = {key: _as_dict(value) for key, value in record.attributes.items()}
-        return {**plain, "class": record.name.rpartition(".")[2]}
-    return record
+def _as_dict(record: Any, deeper: bool = True) -> Any:
+    """Settings as plain data; MXNet's file describes its optimizer, and the scheduler in it, as objects."""
+    if not hasattr(record, "attributes"):
+        return record
+    # No deeper than that: a hostile optimizer is its own scheduler.
+    plain = {key: _as_dict(value, False) if deeper else value for key, value in record.attributes.items()}
+    return {**plain, "class": record.name.rpartition(".")[2]}
 
 
 def _is_array(value: Any) -> bool:

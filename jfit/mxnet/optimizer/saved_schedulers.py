@@ -1,0 +1,156 @@
+"""Schedulers from the attributes that a file has of them, each checked before it is used.
+
+A step of 0 would make the scheduler decay for ever, text in place of a number fail somewhere in the middle of an update.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jfit.formats import FormatError
+from jfit.mxnet.optimizer import saved
+from jfit.mxnet.optimizer.lr_scheduler import (
+    CosineScheduler,
+    FactorScheduler,
+    LRScheduler,
+    MultiFactorScheduler,
+    PolyScheduler,
+)
+from jfit.mxnet.optimizer.saved import Need
+
+# Decays that a saved scheduler may have to catch up with; each takes about a microsecond.
+_MOST_DECAYS = 1_000_000
+
+Conflict = tuple[str, str] | None
+
+
+def _is_steps(value: Any) -> bool:
+    if not isinstance(value, list) or not value or not all(map(saved.is_length, value)):
+        return False
+    return all(earlier < later for earlier, later in itertools.pairwise(value))
+
+
+_TO_THE_END = {
+    "base_lr_orig": saved.NUMBER,
+    "max_update": saved.WHOLE_FROM_1,
+    "final_lr": saved.NUMBER,
+    "max_steps": Need("max_update less warmup_steps", lambda value: type(value) is int),
+}
+_NEEDS: dict[type, Mapping[str, Need]] = {
+    LRScheduler: {
+        "base_lr": saved.NUMBER,
+        "warmup_steps": saved.WHOLE,
+        "warmup_begin_lr": saved.NUMBER,
+        "warmup_final_lr": saved.NUMBER,
+        "warmup_mode": Need("'linear' or 'constant'", lambda value: value in ("linear", "constant")),
+    },
+    FactorScheduler: {
+        "step": saved.LENGTH,
+        "factor": saved.UP_TO_1,
+        "stop_factor_lr": saved.NUMBER,
+        "count": saved.DONE,
+    },
+    MultiFactorScheduler: {
+        "step": Need("an increasing list of finite numbers from 1 on", _is_steps),
+        "cur_step_ind": saved.WHOLE,
+        "factor": saved.UP_TO_1,
+        "count": saved.DONE,
+    },
+    PolyScheduler: {**_TO_THE_END, "power": saved.FROM_0},
+    CosineScheduler: _TO_THE_END,
+}
+
+
+def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0) -> LRScheduler:
+    """The scheduler that saved attributes describe: `class` and what `vars(scheduler)` held, progress included.
+
+    Args:
+        settings: the attributes.
+        path: the file that they are from, for messages.
+        updates: how many updates the file tells of.
+
+    Raises:
+        FormatError: a class that is not one of MXNet's, attributes missing, or one that is not what it needs to be.
+
+    Example:
+        >>> from_settings({**vars(PolyScheduler(20, base_lr=0.4)), "class": "PolyScheduler"})(10)
+        0.1
+    """
+    kinds = {
+        "FactorScheduler": FactorScheduler(1),
+        "MultiFactorScheduler": MultiFactorScheduler([1]),
+        "PolyScheduler": PolyScheduler(1),
+        "CosineScheduler": CosineScheduler(1),
+    }
+    scheduler = kinds.get(saved.class_of(settings))
+    if scheduler is None or not vars(scheduler).keys() <= settings.keys():
+        raise FormatError(
+            path,
+            "lr_scheduler",
+            f"found a {saved.class_of(settings)} with {', '.join(map(str, settings))[:200]}, from which it cannot be made",
+            "give the optimizer a scheduler of that class before loading.",
+        )
+    vars(scheduler).update(progress_from(scheduler, settings, path, updates))
+    return scheduler
+
+
+def progress_from(
+    scheduler: Any, settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0
+) -> dict[str, Any]:
+    """The saved attributes that a scheduler of the same class has, checked.
+
+    Args:
+        scheduler: one of MXNet's, or of a class of somebody's own: of that, only kinds are compared.
+        settings, path, updates: see `from_settings`.
+
+    Raises:
+        FormatError: one of them is not what it needs to be.
+
+    Example:
+        >>> progress_from(FactorScheduler(1), {"step": 5, "other": 1})
+        {'step': 5}
+        >>> progress_from(FactorScheduler(1), {"step": 0}, "a.states")
+        Traceback (most recent call last):
+        jfit.formats.atomic.FormatError: a.states: lr_scheduler FactorScheduler, attribute 'step': found 0, needed a finite ...
+    """
+    where, now = f"lr_scheduler {type(scheduler).__name__}", getattr(scheduler, "__dict__", {})
+    needs = {name: need for kind in reversed(type(scheduler).__mro__) for name, need in _NEEDS.get(kind, {}).items()}
+    fresh = {}
+    for name, value in now.items():
+        if name in settings and (name in needs or saved.is_plain(settings[name])):
+            fresh[name] = saved.checked(path, where, name, settings[name], needs.get(name) or saved.same_kind(value))
+    after = {**now, **fresh}
+    for kind, conflict in _CONFLICTS.items():
+        if isinstance(scheduler, kind) and (found := conflict(after, updates)):
+            saved.refuse(path, f"{where}, attribute {found[0]!r}", after[found[0]], found[1])
+    return fresh
+
+
+def _count_lags(attributes: Mapping[str, Any], updates: int) -> Conflict:
+    step, count = attributes["step"], attributes["count"]
+    if (updates - count) / step <= _MOST_DECAYS:
+        return None
+    return "count", f"one at most {_MOST_DECAYS} steps of {step} behind the {updates} updates of the file"
+
+
+def _past_the_steps(attributes: Mapping[str, Any], updates: int) -> Conflict:
+    most = len(attributes["step"])
+    return ("cur_step_ind", f"at most {most}, the number of steps") if attributes["cur_step_ind"] > most else None
+
+
+def _no_length(attributes: Mapping[str, Any], updates: int) -> Conflict:
+    needed = attributes["max_update"] - attributes["warmup_steps"]
+    if not needed:
+        return "max_update", f"not warmup_steps ({attributes['warmup_steps']}), because rates divide by what is between"
+    return None if attributes["max_steps"] == needed else ("max_steps", f"max_update less warmup_steps ({needed})")
+
+
+# (attribute, what it needs to be) where attributes do not go together, or not with so many updates
+_CONFLICTS: dict[type, Callable[[Mapping[str, Any], int], Conflict]] = {
+    FactorScheduler: _count_lags,
+    MultiFactorScheduler: _past_the_steps,
+    PolyScheduler: _no_length,
+    CosineScheduler: _no_length,
+}
