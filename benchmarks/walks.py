@@ -1,0 +1,199 @@
+"""Through how many files a value walks: the files of jfit in which a function runs on five walks a reader follows.
+
+    python -m benchmarks.walks                       the files of each walk
+    python -m benchmarks.walks --against ../other    the same, next to another tree of jfit
+
+Every module is imported beforehand, so that only what runs counts, and each walk has a process of its own, so that no
+cache of an earlier one hides a file.  Operators (`ops/`, one file for each family) and `counters.py` are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS, WIDTH, CLASSES, BATCH = 64, 4, 3, 16
+# Where the learning rate lives in every run: files of these names, and the folder of the optimizers.
+RATE_FILES, RATE_FOLDER = {"state.py", "loop.py", "history.py"}, "optim/"
+RATE = {"learning_rate": 0.1}
+SHARE = 0.6  # of the other tree's files that a walk should take at most
+
+
+def files_run(work: Callable[[], Any]) -> set[str]:
+    """The files of jfit, relative to it, in which a function ran during `work()`, in any thread that it started."""
+    import jfit
+
+    home = os.path.dirname(os.path.abspath(jfit.__file__)) + os.sep
+    seen: set[Any] = set()
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        if event == "call":
+            seen.add(frame.f_code)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    files = {c.co_filename.removeprefix(home) for c in seen if c.co_filename.startswith(home) and c.co_name != "<module>"}
+    return {f for f in files if not f.startswith("ops" + os.sep) and f != "counters.py"}
+
+
+def network() -> Any:
+    """A perceptron with one hidden layer and a softmax head."""
+    from jfit import sym
+
+    net = sym.FullyConnected(sym.Variable("data"), num_hidden=8, name="fc1")
+    net = sym.FullyConnected(sym.Activation(net, act_type="relu", name="relu1"), num_hidden=CLASSES, name="fc2")
+    return sym.SoftmaxOutput(net, name="softmax")
+
+
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    """Random features (ROWS, WIDTH) and their classes (ROWS,), both float32."""
+    random = np.random.default_rng(0)
+    features = random.normal(size=(ROWS, WIDTH)).astype("float32")
+    return features, random.integers(0, CLASSES, ROWS).astype("float32")
+
+
+def values() -> dict[str, np.ndarray]:
+    """Parameters of `network()` by name."""
+    shapes = {"fc1_weight": (8, WIDTH), "fc1_bias": (8,), "fc2_weight": (CLASSES, 8), "fc2_bias": (CLASSES,)}
+    return {name: np.full(shape, 0.1, "float32") for name, shape in shapes.items()}
+
+
+def _fit(**settings: Any) -> Callable[[], Any]:
+    from jfit import fit
+
+    net, data = network(), rows()
+    return lambda: fit(net, data, batch_size=BATCH, num_epoch=1, optimizer_params=RATE, progress=False, **settings)
+
+
+def batch_to_update() -> set[str]:
+    """fit on arrays, one epoch."""
+    return files_run(_fit())
+
+
+def json_to_jaxpr() -> set[str]:
+    """Symbol JSON -> graph -> model -> jaxpr of a training pass."""
+    import jax
+
+    from jfit import lower, sym
+
+    text, params, load_json = network().tojson(), values(), sym.load_json
+    features, labels = rows()
+    key = jax.random.key(0)
+
+    def work() -> None:
+        model = lower(load_json(text))
+        inputs = {"data": features, "softmax_label": labels}
+        jax.make_jaxpr(lambda p, i: model.apply(p, {}, i, train=True, key=key))(params, inputs)
+
+    return files_run(work)
+
+
+def module_step() -> set[str]:
+    """Module: forward, backward and update of one batch."""
+    import jfit.mx as mx
+
+    it = mx.io.NDArrayIter(*rows(), batch_size=BATCH, label_name="softmax_label")
+    module = mx.mod.Module(mx.sym.load_json(network().tojson()))
+    module.bind(it.provide_data, it.provide_label)
+    module.init_params()
+    module.init_optimizer(optimizer_params=tuple(RATE.items()))
+    batch = it.next()
+
+    def work() -> None:
+        module.forward(batch, is_train=True)
+        module.backward()
+        module.update()
+
+    return files_run(work)
+
+
+def learning_rate() -> set[str]:
+    """The learning rate from its setting and a schedule to the update and the history.
+
+    These are the files that a run with a schedule adds to a run without, and of all others those where the rate lives:
+    the optimizers, the train state, the loop and the history.
+    """
+    scheduled, constant = files_run(_fit(schedule="cosine")), files_run(_fit())
+    lives = {f for f in scheduled if f.startswith(RATE_FOLDER) or os.path.basename(f) in RATE_FILES}
+    return (scheduled - constant) | lives
+
+
+def files_to_prediction() -> set[str]:
+    """.params and -symbol.json -> outputs for every row."""
+    from jfit import Loaded, formats, load
+
+    net, (features, _) = network(), rows()
+    with tempfile.TemporaryDirectory() as folder:
+        net.save(f"{folder}/net-symbol.json")
+        formats.save_arrays(f"{folder}/net-0001.params", {f"arg:{k}": v for k, v in values().items()})
+        assert isinstance(load(f"{folder}/net"), Loaded)
+        return files_run(lambda: load(f"{folder}/net").predict(features))
+
+
+WALKS = {w.__name__: w for w in (batch_to_update, json_to_jaxpr, module_step, learning_rate, files_to_prediction)}
+
+
+def _import_all() -> None:
+    import jfit
+
+    for module in pkgutil.walk_packages(jfit.__path__, "jfit."):
+        try:
+            importlib.import_module(module.name)
+        except ImportError:
+            continue  # an extra that is not installed
+
+
+def measure(root: Path = ROOT) -> dict[str, list[str]]:
+    """Name of each walk -> its files, sorted, in the tree of jfit at `root`."""
+    found = {}
+    environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
+    for name in WALKS:
+        command = [sys.executable, __file__, "--walk", name]
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the walk {name} in {root} failed:\n{done.stderr[-2000:]}")
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the walks; with another tree to compare with, what each walk has of the other's files."""
+    parser = argparse.ArgumentParser(prog="benchmarks.walks", description="Through how many files of jfit a value walks.")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds jfit/; default: this one")
+    parser.add_argument("--against", type=Path, help="another folder that holds a jfit/, to compare with")
+    parser.add_argument("--walk", choices=sorted(WALKS), help="one walk, in this process, as JSON")
+    given = parser.parse_args(argv)
+    if given.walk:
+        _import_all()
+        print(json.dumps(sorted(WALKS[given.walk]())))
+        return 0
+    walks, others = measure(given.root.resolve()), measure(given.against.resolve()) if given.against else {}
+    for name, files in walks.items():
+        print(f"{name}: {len(files)} files\n    " + "\n    ".join(files))
+    for name, files in others.items():
+        share = len(walks[name]) / len(files)
+        verdict = "within" if share <= SHARE else "over"
+        print(f"{name}: {len(walks[name])} of {len(files)} files, {share:.0%}, {verdict} {SHARE:.0%}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
