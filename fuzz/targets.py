@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from jfit.formats import FormatError, SparseArray, bounded_dense, load_tensors
 from jfit.formats.mxnet_arrays import loads
 from jfit.formats.mxnet_states import load_states
-from jfit.graph.serial import GraphFileError, load
-from jfit.graph.symbol import GraphError
+from jfit.graph import load
+from jfit.graph.nodes import GraphError
+from jfit.graph.serial import GraphFileError
 from jfit.ops import ALIASES, REGISTRY
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"

@@ -14,7 +14,7 @@ import jfit
 import jfit.mx as mx
 from jfit import sym
 from jfit.graph import scopes
-from jfit.graph.symbol import GraphError
+from jfit.graph.nodes import GraphError
 
 GOLDEN = Path(__file__).parent / "golden"
 ABOUT = json.loads((GOLDEN / "control.json").read_text())

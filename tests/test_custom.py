@@ -11,7 +11,7 @@ import pytest
 
 import jfit
 import jfit.mx as mx
-from jfit.graph.symbol import GraphError
+from jfit.graph.nodes import GraphError
 from jfit.ops import REGISTRY
 from jfit.ops.attributes import number
 from jfit.ops.custom import CustomError

@@ -9,7 +9,7 @@ from golden_mx import arrays_of, assert_close, host, under
 
 import jfit
 import jfit.mx as mx
-from jfit.graph.symbol import GraphError
+from jfit.graph.nodes import GraphError
 from jfit.ops import RowLayout
 
 pytestmark = pytest.mark.usefixtures("quickly")

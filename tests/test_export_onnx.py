@@ -15,7 +15,8 @@ from test_models_golden import RECORDED, loaded, near
 import jfit
 from jfit.export import ExportError
 from jfit.export.nodes import CONVERTERS
-from jfit.graph.symbol import Entry, Node, Symbol
+from jfit.graph.nodes import Entry, Node
+from jfit.graph.symbol import Symbol
 from jfit.ops import lookup
 
 WHY = "pip install 'jfit[test]': exported models are checked by the package onnx and run in ONNX Runtime"

@@ -240,7 +240,7 @@ def test_sizes_that_stand_ins_agreed_on_are_traced_again_when_the_inputs_are_kno
 )
 def test_attributes_that_an_operator_did_not_expect_are_refused_by_name(name, attrs, shapes, found):
     with pytest.raises(GraphError, match=f"odd.*{found}"):
-        net = apply_op(name, [sym.Variable(f"x{i}") for i in range(len(shapes))], attrs, node_name="odd")
+        net = apply_op(name, [sym.Variable(f"x{i}") for i in range(len(shapes))], attrs, node_name="odd", cls=sym.Symbol)
         net.infer_shape(**{f"x{i}": s for i, s in enumerate(shapes)})
 
 
@@ -255,7 +255,7 @@ def test_counts_that_no_graph_has_are_refused_at_once(count):
 def test_weights_of_both_directions_share_what_the_layer_leaves_them():
     def net(*weights):
         flat = [sym.Reshape(w, shape=(-1,)) for w in (*weights, V("b", shape=(40,)))]
-        packed = apply_op("_rnn_param_concat", flat, {"num_args": 3, "dim": 0})
+        packed = apply_op("_rnn_param_concat", flat, {"num_args": 3, "dim": 0}, cls=sym.Symbol)
         return sym.RNN(V("data"), packed, V("h"), state_size=5, num_layers=1, bidirectional=True, mode="rnn_tanh", name="r")
 
     alike = V("left", shape=(5, 0)), V("right", shape=(5, 0))  # 130 in all, 40 of them taken

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import jfit
-from jfit.graph.symbol import GraphError
+from jfit.graph.nodes import GraphError
 from jfit.ops import LOST, Ctx, RowLayout, lookup
 from jfit.ops.random import TABLE
 

@@ -217,3 +217,13 @@ def test_any_bytes_are_refused_by_a_sentence(data):
         path.write_bytes(data)
         with pytest.raises(GraphError, match=r"x-symbol\.json"):
             sym.load(path)
+
+
+def test_a_warning_about_a_file_points_at_the_line_that_reads_it(tmp_path):
+    graph = json.loads(sym.Activation(V("x"), act_type="relu", name="r").tojson())
+    graph["nodes"][1]["attrs"]["odd"] = "1"
+    (tmp_path / "odd.json").write_text(json.dumps(graph))
+    for read in (lambda: sym.load_json(json.dumps(graph)), lambda: sym.load(tmp_path / "odd.json")):
+        with pytest.warns(UserWarning, match="kept but do nothing") as seen:
+            read()
+        assert [w.filename for w in seen] == [__file__]

@@ -7,8 +7,7 @@ from jax import lax
 
 import jfit
 from jfit import sym
-from jfit.graph.drawing import parameter_counts, total
-from jfit.graph.drawing.flops import Flops, flops_of
+from jfit.graph.costs import Flops, flops_of, total
 
 V = sym.Variable
 
@@ -80,7 +79,7 @@ def test_counts_are_those_of_each_node():
     assert found["r"] == (0, 0, 2 * 4 * 36)
     assert found["fc"] == (3 * 145, 2 * 3 * 144, 2 * 2 * 3 * 144 + 2 * 3)
     assert found["softmax"].macs == 0
-    assert parameter_counts(net, {"data": (2, 3, 8, 8)})["fc"] == 3 * 145
+    assert net.counts(data=(2, 3, 8, 8))["fc"].parameters == 3 * 145
 
 
 def test_groups_and_transposed_convolutions_count_the_products_that_are_made():

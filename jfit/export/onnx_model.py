@@ -20,8 +20,8 @@ from jfit.export.nodes import CONVERTERS, At, Entry, Graph, Size, Step, Unsuppor
 from jfit.export.nodes.core import TYPES, Dims
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
 from jfit.formats import atomic_write
-from jfit.graph.symbol import Entry as Output
-from jfit.graph.symbol import Node, topological
+from jfit.graph.nodes import Entry as Output
+from jfit.graph.nodes import Node, topological
 from jfit.lowering.build import evaluated_nodes
 from jfit.lowering.interpret import Names, make_apply
 

@@ -9,17 +9,18 @@
 
 from typing import Any
 
+from jfit.graph import compose, serial
 from jfit.graph import control as contrib
-from jfit.graph.compose import function, group, known_functions, variable
+from jfit.graph.nodes import GraphError, making
 from jfit.graph.scopes import AttrScope, NameManager, Prefix
-from jfit.graph.serial import from_json as load_json
-from jfit.graph.serial import load
-from jfit.graph.symbol import GraphError, Symbol
+from jfit.graph.symbol import Symbol
 from jfit.ops import ALIASES, UnknownOperator
 from jfit.ops.scope import why_not
 
-Variable = var = variable
-Group = group
+Variable = var = making(Symbol, compose.variable)
+Group = making(Symbol, compose.group)
+load = making(Symbol, serial.load)
+load_json = making(Symbol, serial.load_json)
 
 __all__ = [
     "AttrScope",
@@ -40,10 +41,10 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__") or (name.startswith("_") and name not in ALIASES and why_not(name) is None):
         raise AttributeError(f"module 'jfit.graph' has no attribute {name!r}")
     try:
-        return function(name)
+        return compose.function(name, Symbol)
     except UnknownOperator as error:
         raise AttributeError(f"jfit.sym has no operator {name!r}: {str(error).split(': ', 1)[1]}") from None
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *known_functions()})
+    return sorted({*__all__, *ALIASES})

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jfit.graph.scopes import AttrScope, NameManager, stored
-from jfit.graph.symbol import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, GraphError, Node, Symbol
-from jfit.ops import ALIASES, Op, lookup, nearest, record_for
+from jfit.graph.nodes import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, stored
+from jfit.graph.scopes import AttrScope, NameManager
+from jfit.ops import Op, lookup, nearest, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
 
 STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
@@ -26,9 +26,9 @@ def variable(
     stype: str | None = None,
     *,
     layout: str | None = None,
-    cls: type[Symbol] = Symbol,
+    cls: type[G],
     **kwargs: str,
-) -> Symbol:
+) -> G:
     """A free variable of a graph: an input, a label or a parameter.
 
     Args:
@@ -83,7 +83,7 @@ def _dtype_number(name: str, dtype: Any) -> str:
     return "12" if kind == "bfloat16" else str([n for n in DTYPES if n != "bfloat16"].index(kind))
 
 
-def group(symbols: Sequence[Symbol], cls: type[Symbol] = Symbol) -> Symbol:
+def group(symbols: Sequence[Graph], cls: type[G]) -> G:
     """One symbol with the outputs of several.
 
     Example:
@@ -93,7 +93,7 @@ def group(symbols: Sequence[Symbol], cls: type[Symbol] = Symbol) -> Symbol:
         ['a', 'b']
     """
     symbols = list(symbols)
-    if not symbols or not all(isinstance(s, Symbol) for s in symbols):
+    if not symbols or not all(isinstance(s, Graph) for s in symbols):
         raise TypeError(f"Group needs a list of symbols, got {symbols!r}")
     return cls(h for s in symbols for h in s.heads)
 
@@ -116,31 +116,41 @@ def apply_op(
     *,
     node_name: str | None = None,
     attr: Mapping[str, str] | None = None,
-    cls: type[Symbol] | None = None,
-    subgraphs: tuple[Symbol, ...] = (),
-) -> Symbol:
+    cls: type[G],
+    subgraphs: tuple[Graph, ...] = (),
+) -> G:
     """One new node of operator `name`; inputs that are not given become variables `<node>_<input>`.
+
+    Args:
+        name: of the operator.
+        args: symbols, then attributes, by position.
+        kwargs: symbols and attributes by name.
+        node_name: of the node; None: the next automatic one.
+        attr: user attributes, strings.
+        cls: the class of the result, unless the first symbol's is a subclass of it.
+        subgraphs: bodies of a loop or branch.
 
     Raises:
         UnknownOperator: no such operator (nearest names listed).
         GraphError: missing, unknown or badly typed attributes, or inputs that do not fit.
 
     Example:
-        >>> from jfit.graph.compose import apply_op, variable
-        >>> apply_op("clip", (variable("x"), 0, 1), {}, node_name="c").list_attr()
+        >>> from jfit.graph import Symbol, Variable
+        >>> from jfit.graph.compose import apply_op
+        >>> apply_op("clip", (Variable("x"), 0, 1), {}, node_name="c", cls=Symbol).list_attr()
         {'a_min': '0', 'a_max': '1'}
     """
-    symbols = [a for a in args if isinstance(a, Symbol)]
-    named = {k: v for k, v in kwargs.items() if isinstance(v, Symbol)}
+    symbols = [a for a in args if isinstance(a, Graph)]
+    named = {k: v for k, v in kwargs.items() if isinstance(v, Graph)}
     custom = lookup(name).given is not None  # its class gets every argument, None too, as Python prints it
     text = str if custom else text_of
-    given = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol) and (custom or v is not None)}
+    given = {k: v for k, v in kwargs.items() if not isinstance(v, Graph) and (custom or v is not None)}
     op = record_for(name, {k: text(v) for k, v in given.items()} if custom else given)
     if len(subgraphs) != len(op.graphs):
         raise GraphError(f"operator {op.name} has graphs inside: make it by sym.contrib.foreach, while_loop or cond")
     if any(a is None for a in args):
         raise GraphError(f"operator {op.name} got None by position, which stands for no input; pass what follows it by name")
-    positional = [a for a in args if not isinstance(a, Symbol)]
+    positional = [a for a in args if not isinstance(a, Graph)]
     free = [k for k in op.attrs if k not in given]
     if len(positional) > len(free):
         raise GraphError(
@@ -153,7 +163,7 @@ def apply_op(
     for key in given:
         if key not in op.attrs and not (key.startswith("__") and key.endswith("__")):
             raise GraphError(_unknown_attribute(op, key))
-    cls = cls or next((type(s) for s in (*symbols, *named.values())), Symbol)
+    first = next((type(s) for s in (*symbols, *named.values())), cls)
     label = NameManager.current().get(node_name, (op.hint or name).lower())
     own = {k: text(v) for k, v in given.items()}
     attrs = AttrScope.current() | stored(dict(attr or {})) | own
@@ -161,7 +171,7 @@ def apply_op(
     _check_counts(probe)
     inputs = _inputs(op, probe, symbols, named, attrs)
     node = probe.rebuilt(inputs)
-    return cls(Entry(node, i) for i in range(op.num_visible(node.params)))
+    return (first if issubclass(first, cls) else cls)(Entry(node, i) for i in range(op.num_visible(node.params)))
 
 
 def _check_counts(node: Node) -> None:
@@ -176,7 +186,7 @@ def _check_counts(node: Node) -> None:
             )
 
 
-def _inputs(op: Op, probe: Node, symbols: list[Symbol], named: dict[str, Symbol], attrs: dict[str, str]) -> tuple[Entry, ...]:
+def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], attrs: dict[str, str]) -> tuple[Entry, ...]:
     try:
         names = probe.input_names()
     except GraphError:
@@ -185,7 +195,7 @@ def _inputs(op: Op, probe: Node, symbols: list[Symbol], named: dict[str, Symbol]
         raise GraphError(f"{probe.name}: {error}") from None
     if len(symbols) > len(names):
         raise GraphError(f"{probe.name}: {len(symbols)} inputs given, but {op.name} takes {len(names)}: {', '.join(names)}")
-    found: dict[str, Symbol] = dict(zip(names, symbols, strict=False))
+    found: dict[str, Graph] = dict(zip(names, symbols, strict=False))
     for key, value in named.items():
         if key not in names:
             near = nearest(key, names)
@@ -221,20 +231,21 @@ def _unknown_attribute(op: Op, key: str) -> str:
     return f"operator {op.name} has no attribute or input {key!r}; {tail}"
 
 
-def function(name: str, cls: type[Symbol] | None = None) -> Callable[..., Symbol]:
+def function(name: str, cls: type[G]) -> Callable[..., G]:
     """The graph-building function of one operator, as `jfit.sym.<name>`.
 
     Raises:
         UnknownOperator: no such operator (nearest names listed).
 
     Example:
-        >>> from jfit.graph.compose import function, variable
-        >>> function("relu")(variable("x"), name="r").list_outputs()
+        >>> from jfit.graph import Symbol, Variable
+        >>> from jfit.graph.compose import function
+        >>> function("relu", Symbol)(Variable("x"), name="r").list_outputs()
         ['r_output']
     """
     op = lookup(name)
 
-    def build(*args: Any, name: str | None = None, attr: Mapping[str, str] | None = None, **kwargs: Any) -> Symbol:
+    def build(*args: Any, name: str | None = None, attr: Mapping[str, str] | None = None, **kwargs: Any) -> G:
         return apply_op(build.__name__, args, kwargs, node_name=name, attr=attr, cls=cls)
 
     build.__name__ = build.__qualname__ = name
@@ -246,8 +257,3 @@ def _document(op: Op) -> str:
     rows = [f"    {k}: {a.kind}" + ("" if a.default is REQUIRED else f", default {a.default!r}") for k, a in op.attrs.items()]
     inputs = op.inputs if not callable(op.inputs) else ("see the operator table",)
     return f"{op.doc}\n\nInputs: {', '.join((*inputs, *op.aux))}\nAttributes:\n" + ("\n".join(rows) or "    none")
-
-
-def known_functions() -> list[str]:
-    """Names of every operator function, aliases included."""
-    return sorted(ALIASES)

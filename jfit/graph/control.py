@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jfit.graph.compose import apply_op, group, variable
+from jfit.graph.nodes import Entry, Graph, GraphError, Node, topological
 from jfit.graph.scopes import AttrScope, body_name
-from jfit.graph.symbol import Entry, GraphError, Node, Symbol, topological
+from jfit.graph.symbol import Symbol
 
 MARK = "__subgraph_name__"
 
@@ -168,7 +169,7 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
 
 # ------------------------------------------------------------------------------------------------ bodies
 class _Body(NamedTuple):
-    graph: Symbol
+    graph: Graph
     cuts: dict[str, Entry]  # variable of the body -> what it reads outside
     count: int  # outputs that are no states
 
@@ -205,11 +206,12 @@ def _composed(
             node = end.heads[0].node
             own = node.op is not None and node.attrs.get(MARK) == mark and not (len(ends) >= len(outs) and id(node) in used)
             ends.append(end if own else apply_op("identity", (end,), {}, cls=cls))
-    heads, cuts = _cut(group(ends).heads, mark)
-    names = Symbol(heads).list_inputs()
+    heads, cuts = _cut(group(ends, Graph).heads, mark)
+    graph = Graph(heads)
+    names = graph.list_inputs()
     if len(set(names)) != len(names):
         raise GraphError(f"{name}: two variables of the body have the same name: {names}; rename one")
-    return _Body(Symbol(heads), cuts, len(outs)), form
+    return _Body(graph, cuts, len(outs)), form
 
 
 def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[str, Entry]]:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.graph.symbol import GraphError, Node, Symbol, aux_nodes
+from jfit.graph.nodes import Graph, GraphError, Node, Subgraph, aux_nodes
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.attributes import DTYPES, dtype, shape
 from jfit.ops.rules import reason, same_shape
@@ -26,11 +26,11 @@ MAX_SWEEPS = 4
 FLOAT = np.dtype(np.float32)  # where nothing says otherwise
 
 
-def infer_shape(symbol: Symbol, *args: Sequence[int] | None, partial: bool = False, **kwargs: Sequence[int]):
+def infer_shape(graph: Graph, /, *args: Sequence[int] | None, partial: bool = False, **kwargs: Sequence[int]):
     """Shapes of all arguments, outputs and auxiliary states.
 
     Args:
-        symbol: the graph.
+        graph: the graph.
         args: shapes by position in `list_arguments()` order; None or () for unknown.
         partial: return () for what stays unknown instead of giving up.
         kwargs: shapes by variable name; 0 for an unknown size.
@@ -48,18 +48,18 @@ def infer_shape(symbol: Symbol, *args: Sequence[int] | None, partial: bool = Fal
         >>> fc.infer_shape(data=(2, 5))
         ([(2, 5), (3, 5), (3,)], [(2, 3)], [])
     """
-    arguments = symbol.list_arguments()
+    arguments = graph.list_arguments()
     if args and kwargs:
         raise TypeError("pass shapes by position or by name, not both")
     if len(args) > len(arguments):
         raise GraphError(f"{len(args)} shapes given for {len(arguments)} arguments: {arguments}")
     named = dict(zip(arguments, args, strict=False)) if args else kwargs
-    shapes, _ = infer(symbol, {n: s for n, s in named.items() if s})  # None and () are unknown, as in MXNet
-    unknown = any(s is None or 0 in s for part in _lists(symbol, shapes, None) for s in part)
-    return (None, None, None) if unknown and not partial else _lists(symbol, shapes, ())
+    shapes, _ = infer(graph, {n: s for n, s in named.items() if s})  # None and () are unknown, as in MXNet
+    unknown = any(s is None or 0 in s for part in _lists(graph, shapes, None) for s in part)
+    return (None, None, None) if unknown and not partial else _lists(graph, shapes, ())
 
 
-def infer_type(symbol: Symbol, *args: Any, partial: bool = False, **kwargs: Any):
+def infer_type(graph: Graph, /, *args: Any, partial: bool = False, **kwargs: Any):
     """Dtypes of all arguments, outputs and auxiliary states; float32 (`partial`: None) where nothing says otherwise.
 
     Example:
@@ -68,13 +68,13 @@ def infer_type(symbol: Symbol, *args: Any, partial: bool = False, **kwargs: Any)
         >>> [str(t) for t in fc.infer_type(data="float16")[0]]
         ['float16', 'float16', 'float16']
     """
-    arguments = symbol.list_arguments()
+    arguments = graph.list_arguments()
     if len(args) > len(arguments):
         raise GraphError(f"{len(args)} dtypes given for {len(arguments)} arguments: {arguments}")
     given = {n: t for n, t in zip(arguments, args, strict=False) if t is not None} if args else kwargs
-    _check_names("dtype", given, symbol.list_inputs())
-    dtypes = _infer_dtypes(symbol, {k: _dtype(k, v) for k, v in given.items()}, partial)
-    return _lists(symbol, dtypes, None if partial else FLOAT)
+    _check_names("dtype", given, graph.list_inputs())
+    dtypes = _infer_dtypes(graph, {k: _dtype(k, v) for k, v in given.items()}, partial)
+    return _lists(graph, dtypes, None if partial else FLOAT)
 
 
 def _dtype(name: str, given: Any) -> np.dtype:
@@ -92,8 +92,8 @@ def _check_names(what: str, given: Mapping[str, Any], variables: Sequence[str]) 
             raise GraphError(f"a {what} is given for {name!r}, but the graph has no such input{hint}")
 
 
-def _lists(symbol: Symbol, known: Known, missing: Any):
-    order = symbol.nodes()
+def _lists(graph: Graph, known: Known, missing: Any):
+    order = graph.nodes()
     aux = aux_nodes(order)
 
     def of(node: Node, index: int = 0) -> Any:
@@ -102,13 +102,13 @@ def _lists(symbol: Symbol, known: Known, missing: Any):
 
     return (
         [of(n) for n in order if n.op is None and id(n) not in aux],
-        [of(h.node, h.index) for h in symbol.heads],
+        [of(h.node, h.index) for h in graph.heads],
         [of(n) for n in order if id(n) in aux],
     )
 
 
 def infer(
-    symbol: Symbol,
+    graph: Graph,
     shapes: Mapping[str, Sequence[int]],
     dtypes: Mapping[str, Any] | None = None,
     outs: Sequence[Shape | None] = (),
@@ -116,7 +116,7 @@ def infer(
     """Shapes and dtypes of every entry that can be known, by (id(node), output).
 
     Args:
-        symbol: the graph.
+        graph: the graph.
         shapes: shapes by variable name; 0 for an unknown size.
         dtypes: dtypes by variable name.
         outs: what is known of the shapes of the outputs.
@@ -132,16 +132,16 @@ def infer(
         >>> shapes[id(y.heads[0].node), 0]
         (2, 3)
     """
-    order = symbol.nodes()
+    order = graph.nodes()
     _check_names("shape", shapes, list(dict.fromkeys(n.name for n in order if n.op is None)))
-    types = _infer_dtypes(symbol, dtypes or {})
+    types = _infer_dtypes(graph, dtypes or {})
     known: Known = {}
     for node in order:
         if node.op is None:
             declared = _declared_shape(node)
             own = tuple(int(s) for s in shapes[node.name]) if node.name in shapes else None
             known[id(node), 0] = _merge(declared, own, node, 0)
-    known.update({(id(h.node), h.index): s for h, s in zip(symbol.heads, outs, strict=False) if h.node.op is not None})
+    known.update({(id(h.node), h.index): s for h, s in zip(graph.heads, outs, strict=False) if h.node.op is not None})
     guessed: set[tuple[int, int]] = set()  # outputs of partly known inputs
     for _ in range(MAX_SWEEPS):
         before = dict(known)
@@ -191,7 +191,7 @@ def _fill(node: Node, known: Known) -> None:
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
     outs = [known.get((id(node), i)) for i in range(len(op.output_names(node.params)))]
     try:
-        filled, made = op.shapes(node.params, ins, outs) if op.shapes else (op.fill(node.params, list(ins), outs), [])  # type: ignore
+        filled, made = op.shapes(_with_bodies(node), ins, outs) if op.shapes else (op.fill(node.params, list(ins), outs), [])  # type: ignore
     except GraphError:
         raise
     except ValueError as error:
@@ -274,8 +274,8 @@ def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: t
     return [tuple(o.shape) for o in jax.eval_shape(call, key, *specs)]
 
 
-def _infer_dtypes(symbol: Symbol, given: Mapping[str, Any], partial: bool = False) -> Known:
-    order = symbol.nodes()
+def _infer_dtypes(graph: Graph, given: Mapping[str, Any], partial: bool = False) -> Known:
+    order = graph.nodes()
     known: Known = {}
     for node in order:
         if node.op is None:
@@ -304,7 +304,7 @@ def _types_of(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], l
     assert node.op is not None
     if node.op.types is not None:
         try:
-            return node.op.types(node.params, ins)
+            return node.op.types(_with_bodies(node), ins)
         except GraphError:
             raise
         except Exception as error:
@@ -314,17 +314,26 @@ def _types_of(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], l
 
 
 # ------------------------------------------------------------------------------------------------ bodies of loops and branches
-def shapes_through(body: Symbol, ins: Sequence[Shape | None], outs: Sequence[Shape | None]) -> tuple[list[Any], list[Any]]:
-    """(input shapes, output shapes) of a subgraph, by position, as far as they follow from what is known of both."""
-    names = body.list_inputs()
-    known, _ = infer(body, {n: s for n, s in zip(names, ins, strict=True) if s is not None}, outs=outs)
-    variables = [n for n in body.nodes() if n.op is None]
-    return [known.get((id(n), 0)) for n in variables], [known.get((id(h.node), h.index)) for h in body.heads]
+class _Body(Subgraph):
+    """What the record of a loop or branch may ask of its body: shapes and dtypes, by position."""
+
+    __slots__ = ()
+
+    def shapes(self, ins: Sequence[Shape | None], outs: Sequence[Shape | None]) -> tuple[list[Any], list[Any]]:
+        """(input shapes, output shapes) as far as they follow from these; None is an unknown one."""
+        given = {n: s for n, s in zip(self.graph.list_inputs(), ins, strict=True) if s is not None}
+        return self._of(infer(self.graph, given, outs=outs)[0])
+
+    def types(self, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """(input dtypes, output dtypes) as far as they follow from these; None is an unknown one."""
+        given = {n: t for n, t in zip(self.graph.list_inputs(), ins, strict=True) if t is not None}
+        return self._of(_infer_dtypes(self.graph, given, partial=True))
+
+    def _of(self, known: Known) -> tuple[list[Any], list[Any]]:
+        variables = [n for n in self.graph.nodes() if n.op is None]
+        return [known.get((id(n), 0)) for n in variables], [known.get((id(h.node), h.index)) for h in self.graph.heads]
 
 
-def types_through(body: Symbol, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """(input dtypes, output dtypes) of a subgraph, by position, as far as they follow from those of its inputs."""
-    given = {n: t for n, t in zip(body.list_inputs(), ins, strict=True) if t is not None}
-    known = _infer_dtypes(body, given, partial=True)
-    variables = [n for n in body.nodes() if n.op is None]
-    return [known.get((id(n), 0)) for n in variables], [known.get((id(h.node), h.index)) for h in body.heads]
+def _with_bodies(node: Node) -> Attrs:
+    """The attributes of a node, with bodies that infer where there are bodies."""
+    return Attrs({**node.params, "graphs": tuple(map(_Body, node.subgraphs))}) if node.subgraphs else node.params

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from jfit.graph.symbol import HIDDEN_KEYS
+from jfit.graph.nodes import stored
 
 _local = threading.local()
 
@@ -98,11 +98,6 @@ class AttrScope:
         for scope in _stack("attr"):
             merged.update(scope._attrs)
         return merged
-
-
-def stored(attrs: dict[str, str]) -> dict[str, str]:
-    """Attributes as the graph stores them: the hidden keys get their underscores."""
-    return {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
 
 
 def body_name(name: str, mark: str) -> str:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jfit.formats.atomic import FormatError, atomic_write
-from jfit.graph.scopes import stored
-from jfit.graph.symbol import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, GraphError, Node, Symbol, topological
+from jfit.graph.nodes import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, stored, topological
 from jfit.graph.upgrade import LISTED, RENAMED, VERSION, Record, is_reference, upgrade, version_of, without_amp_casts
 from jfit.ops import Op, UnknownOperator, record_for
 
@@ -50,11 +49,11 @@ class GraphFileError(FormatError, GraphError):
     """
 
 
-def to_json(symbol: Symbol, remove_amp_cast: bool = True) -> str:
+def to_json(graph: Graph, remove_amp_cast: bool = True) -> str:
     """The graph as text in the layout of MXNet 1.9.1.
 
     Args:
-        symbol: the graph.
+        graph: the graph.
         remove_amp_cast: leave out the casts that mixed precision put between the nodes, as MXNet does.
 
     Example:
@@ -62,7 +61,7 @@ def to_json(symbol: Symbol, remove_amp_cast: bool = True) -> str:
         >>> json.loads(jfit.sym.Variable("x").tojson())["nodes"]
         [{'op': 'null', 'name': 'x', 'inputs': []}]
     """
-    heads = without_amp_casts(symbol.heads) if remove_amp_cast else symbol.heads
+    heads = without_amp_casts(graph.heads) if remove_amp_cast else graph.heads
     return json.dumps({**_written(heads), "attrs": {"mxnet_version": ["int", VERSION]}}, indent=2)
 
 
@@ -93,25 +92,25 @@ def _written(heads: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def save(symbol: Symbol, path: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
+def save(graph: Graph, path: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
     """Write symbol.json; the file is complete or untouched.
 
     Args:
-        symbol: the graph.
+        graph: the graph.
         path: the file.
         remove_amp_cast: as in `to_json`.
 
     Example:
         >>> import jfit
-        >>> from jfit.graph.serial import load, save
+        >>> from jfit.graph.serial import save
         >>> save(jfit.sym.Variable("x"), "x-symbol.json")
-        >>> load("x-symbol.json").name
+        >>> jfit.sym.load("x-symbol.json").name
         'x'
     """
-    atomic_write(path, to_json(symbol, remove_amp_cast))
+    atomic_write(path, to_json(graph, remove_amp_cast))
 
 
-def load(path: str | os.PathLike[str], cls: type[Symbol] = Symbol) -> Symbol:
+def load(path: str | os.PathLike[str], cls: type[G]) -> G:
     """Read a symbol.json file.
 
     Args:
@@ -128,15 +127,15 @@ def load(path: str | os.PathLike[str], cls: type[Symbol] = Symbol) -> Symbol:
         ['r_output']
     """
     try:
-        return from_json(Path(path).read_bytes().decode("utf-8"), cls)
+        return _read(Path(path).read_bytes().decode("utf-8"), cls)
     except UnicodeDecodeError as error:
         raise GraphFileError(path, f"byte {error.start}", "this is no UTF-8 text", _REMEDY) from None
     except GraphFileError as error:
         raise GraphFileError(path, error.where, error.problem, error.remedy) from None
 
 
-def from_json(text: str, cls: type[Symbol] = Symbol) -> Symbol:
-    """A Symbol from symbol.json text.
+def load_json(text: str, cls: type[G]) -> G:
+    """A graph from symbol.json text.
 
     Args:
         text: the text.
@@ -151,14 +150,24 @@ def from_json(text: str, cls: type[Symbol] = Symbol) -> Symbol:
         >>> jfit.sym.load_json(x.tojson()).list_outputs()
         ['r_output']
     """
+    return _read(text, cls)
+
+
+def _read(text: str, cls: type[G]) -> G:
     graph = _json(text)
     ignored: Counter[tuple[str, str]] = Counter()
     read = _graph(graph, version_of(graph) if isinstance(graph, dict) else 0, ignored, cls)
-    _warn(ignored)
+    if ignored:
+        named = ", ".join(f"{key[:40]!r} of {op} ({count} nodes)" for (op, key), count in list(ignored.items())[:10])
+        warnings.warn(
+            f"the graph has attributes that jfit's operators do not have, which are kept but do nothing: {named}; if they "
+            "change what the operator computes, results will differ",
+            stacklevel=4,  # the caller of the public load or load_json
+        )
     return read
 
 
-def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: type[Symbol] = Symbol, at: str = "") -> Symbol:
+def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: type[G], at: str = "") -> G:
     """A graph, or (`at` says where) the body of a loop or branch in it."""
     for field in ("nodes", "heads"):
         if not isinstance(graph, dict) or not isinstance(graph.get(field), list):
@@ -179,13 +188,15 @@ def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: typ
     return cls(heads)
 
 
-def _bodies(item: dict[str, Any], record: Record, version: int, ignored: Counter[tuple[str, str]]) -> tuple[Symbol, ...]:
+def _bodies(item: dict[str, Any], record: Record, version: int, ignored: Counter[tuple[str, str]]) -> tuple[Graph, ...]:
     """The graphs inside a node of control flow."""
     given, names = item.get("subgraphs") or [], record.op.graphs if record.op else ()
     if not isinstance(given, list) or len(given) != len(names):
         found = len(given) if isinstance(given, list) else _short(given)
         _fail(f"{record.where}, field 'subgraphs'", f"needs a list of {len(names)} graphs, found {found}")
-    return tuple([_graph(g, version, ignored, at=f"{record.where} {n}{_INSIDE}") for g, n in zip(given, names, strict=True)])
+    return tuple(
+        [_graph(g, version, ignored, Graph, f"{record.where} {n}{_INSIDE}") for g, n in zip(given, names, strict=True)]
+    )
 
 
 def _fail(where: str, problem: str, remedy: str = _REMEDY) -> NoReturn:
@@ -254,17 +265,6 @@ def _short(value: Any) -> str:
     except (RecursionError, ValueError):  # nested too deep, or a number of too many digits
         text = type(value).__name__
     return text if len(text) <= 80 else text[:80] + "..."
-
-
-def _warn(ignored: Counter[tuple[str, str]]) -> None:
-    """Says once what of the file was not understood."""
-    if ignored:
-        named = ", ".join(f"{key[:40]!r} of {op} ({count} nodes)" for (op, key), count in list(ignored.items())[:10])
-        warnings.warn(
-            f"the graph has attributes that jfit's operators do not have, which are kept but do nothing: {named}; if they "
-            "change what the operator computes, results will differ",
-            stacklevel=4,
-        )
 
 
 class _Reader:

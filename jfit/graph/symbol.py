@@ -1,171 +1,20 @@
-"""The graph: immutable nodes, and symbols that point at some of their outputs.  Data only; no array lives here.
-
-A `Node` is a variable (no operator) or an operator with its inputs; a `Symbol` is a tuple of entries (node, output
-number).  Nothing is ever changed in place: composing makes new nodes and shares the old ones.  Every walk is iterative,
-so graphs of any depth work.
-"""
+"""Symbols: graphs that are composed, computed with, looked at and written to files.  The graph itself is in `nodes`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import numbers
+from collections.abc import Sequence
+from typing import Any, Self
 
-from jfit.graph.arithmetic import Arithmetic
-from jfit.graph.subgraph import Subgraph
-from jfit.graph.views import Views
-from jfit.ops import Op, nearest
-from jfit.ops.attributes import Attrs
+import numpy as np
 
-# User attributes that MXNet stores with underscores and shows without them too.
-HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-
-
-# Attributes that say how many outputs an operator has: looked at before anything is made of them.
-OUTPUT_COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
-MOST_OUTPUTS = 100_000
+from jfit.graph import costs, drawing, infer, serial
+from jfit.graph.compose import apply_op, function
+from jfit.graph.nodes import Entry, Graph, Node, near, replace_nodes
+from jfit.ops import ALIASES
 
 
-class GraphError(ValueError):
-    """A graph that cannot be built, read, inferred or lowered; the message names the node."""
-
-
-_NO_PARAMS = Attrs({})
-# (record's id, attributes) -> (record, values): layers repeat, and reading attributes is most of the work of making a node.
-# The record is kept, so that no other one can get its id.
-_PARSED: dict[tuple[int, tuple[tuple[str, Any], ...]], tuple[Op, Attrs]] = {}
-
-
-def _parsed(op: Op, given: tuple[tuple[str, Any], ...]) -> Attrs:
-    if any(type(value) is not str for _, value in given):
-        return op.parse(dict(given))
-    found = _PARSED.get((id(op), given))
-    if found is None:
-        if len(_PARSED) >= 4096:
-            _PARSED.clear()
-        found = _PARSED[id(op), given] = op, op.parse(dict(given))
-    return found[1]
-
-
-class Node:
-    """One variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
-
-    __slots__ = ("attrs", "inputs", "name", "op", "params", "subgraphs")
-
-    op: Op | None
-    name: str
-    attrs: Mapping[str, str]  # as written to symbol.json: operator attributes and user attributes together
-    inputs: tuple[Entry, ...]  # inputs, then auxiliary states
-    params: Attrs  # typed operator attributes with defaults, and `graphs` where there are subgraphs
-    subgraphs: tuple[Symbol, ...]  # bodies of loops and branches: their variables are fed with inputs of this node
-
-    def __init__(
-        self,
-        op: Op | None,
-        name: str,
-        attrs: Mapping[str, str],
-        inputs: tuple[Entry, ...] = (),
-        subgraphs: tuple[Symbol, ...] = (),
-    ) -> None:
-        put = object.__setattr__
-        put(self, "op", op)
-        put(self, "name", name)
-        put(self, "attrs", dict(attrs))
-        put(self, "inputs", inputs)
-        put(self, "subgraphs", subgraphs)
-        params = _NO_PARAMS
-        if op is not None:
-            try:
-                params = _parsed(op, tuple([(k, v) for k, v in attrs.items() if k in op.attrs]))
-            except (ValueError, IndexError) as error:
-                raise GraphError(f"node {name!r}: {error}") from None
-            if op.graphs:
-                params = Attrs({**params, "graphs": tuple(map(Subgraph, subgraphs))})
-        put(self, "params", params)
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        raise AttributeError("nodes are immutable; compose a new symbol instead")
-
-    def __repr__(self) -> str:
-        return f"<{self.op.name if self.op else 'Variable'} {self.name}>"
-
-    def rebuilt(self, inputs: tuple[Entry, ...], name: str | None = None) -> Node:
-        """The same node on other inputs, perhaps under another name."""
-        return Node(self.op, name or self.name, self.attrs, inputs, self.subgraphs)
-
-    @property
-    def num_inputs(self) -> int:
-        """How many of `inputs` are inputs and not auxiliary states."""
-        return len(self.inputs) - (len(self.op.aux) if self.op else 0)
-
-    def output_name(self, index: int) -> str:
-        """The public name of output `index`: `fc1_output`, `slice0_output2`; a variable's own name."""
-        if self.op is None:
-            return self.name
-        return f"{self.name}_{self.op.output_names(self.params)[index]}"
-
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs and auxiliary states, as the operator calls them."""
-        assert self.op is not None
-        return (*self.op.input_names(self.params), *self.op.aux)
-
-
-class Entry(NamedTuple):
-    """One output of one node."""
-
-    node: Node
-    index: int
-
-
-def topological(heads: Iterable[Entry]) -> list[Node]:
-    """All nodes below `heads`, inputs first, in depth-first post-order (MXNet's order).  Iterative.
-
-    Example:
-        >>> import jfit
-        >>> from jfit.graph.symbol import topological
-        >>> topological(jfit.sym.relu(jfit.sym.Variable("x"), name="r").heads)
-        [<Variable x>, <relu r>]
-    """
-    done: set[int] = set()
-    order: list[Node] = []
-    for head in heads:
-        stack = [(head.node, 0)]
-        while stack:
-            node, at = stack.pop()
-            if id(node) in done:
-                continue
-            while at < len(node.inputs) and id(node.inputs[at].node) in done:
-                at += 1
-            if at < len(node.inputs):
-                stack.append((node, at + 1))
-                stack.append((node.inputs[at].node, 0))
-            else:
-                done.add(id(node))
-                order.append(node)
-    return order
-
-
-def aux_nodes(order: Sequence[Node]) -> set[int]:
-    """Ids of the variables that fill an auxiliary slot of some operator."""
-    return {id(e.node) for n in order if n.op for e in n.inputs[n.num_inputs :] if e.node.op is None}
-
-
-def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...]], Entry | Node | None]) -> tuple[Entry, ...]:
-    """Rebuild the graph: `swap(node, new_inputs)` returns the entry, or the node, that stands for a node; None keeps it."""
-    new: dict[int, Entry | Node] = {}
-
-    def moved(entry: Entry) -> Entry:
-        found = new[id(entry.node)]
-        return found if isinstance(found, Entry) else Entry(found, entry.index)
-
-    for node in topological(heads):
-        inputs = tuple(moved(e) for e in node.inputs)
-        found = swap(node, inputs)
-        changed = any(a.node is not b.node or a.index != b.index for a, b in zip(inputs, node.inputs, strict=True))
-        new[id(node)] = found or (node.rebuilt(inputs) if changed else node)
-    return tuple(moved(e) for e in heads)
-
-
-class Symbol(Arithmetic, Views):
+class Symbol(Graph):
     """A network, or part of one: a tuple of outputs of an immutable graph.
 
     Example:
@@ -176,120 +25,11 @@ class Symbol(Arithmetic, Views):
         (['data', 'fc1_weight', 'fc1_bias'], ['fc1_output'])
     """
 
-    __slots__ = ("heads",)
-    heads: tuple[Entry, ...]
-
-    def __init__(self, heads: Iterable[Entry]) -> None:
-        object.__setattr__(self, "heads", tuple(heads))
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        raise AttributeError("symbols are immutable; compose a new symbol instead")
-
-    # -------------------------------------------------------------------------------- names
-    @property
-    def name(self) -> str | None:
-        """The node's name; None for a group of several nodes."""
-        names = {id(h.node): h.node.name for h in self.heads}
-        return next(iter(names.values())) if len(names) == 1 else None
-
-    def __repr__(self) -> str:
-        return f"<Symbol {self.name or 'group [' + ', '.join(h.node.name for h in self.heads) + ']'}>"
-
-    def nodes(self) -> list[Node]:
-        """All nodes, inputs before their users."""
-        return topological(self.heads)
-
-    def list_arguments(self) -> list[str]:
-        """Names of the inputs and parameters, in MXNet's order (auxiliary states left out)."""
-        order = self.nodes()
-        aux = aux_nodes(order)
-        return [n.name for n in order if n.op is None and id(n) not in aux]
-
-    def list_auxiliary_states(self) -> list[str]:
-        """Names of the auxiliary states (moving means and variances)."""
-        order = self.nodes()
-        aux = aux_nodes(order)
-        return [n.name for n in order if id(n) in aux]
-
-    def list_inputs(self) -> list[str]:
-        """Names of all variables, arguments and auxiliary states together, in graph order."""
-        return [n.name for n in self.nodes() if n.op is None]
-
-    def list_outputs(self) -> list[str]:
-        """Names of the outputs: `<node>_output`, `<node>_output<i>`."""
-        return [h.node.output_name(h.index) for h in self.heads]
-
-    # -------------------------------------------------------------------------------- parts
-    def __len__(self) -> int:
-        return len(self.heads)
-
-    def __iter__(self) -> Iterator[Symbol]:
-        return (type(self)([h]) for h in self.heads)
-
-    def __getitem__(self, key: int | str | slice) -> Symbol:
-        """One output by position or by name (with or without `_output`), or a slice of them.
-
-        Example:
-            >>> import jfit
-            >>> parts = jfit.sym.SliceChannel(jfit.sym.Variable("x"), num_outputs=3, name="s")
-            >>> parts[1:].list_outputs(), parts["s_output0"].list_outputs()
-            (['s_output1', 's_output2'], ['s_output0'])
-        """
-        if isinstance(key, slice):
-            return type(self)(self.heads[key])
-        if isinstance(key, str):
-            names = self.list_outputs()
-            matches = [i for i, n in enumerate(names) if n == key] or [
-                i for i, h in enumerate(self.heads) if h.node.name == key
-            ]
-            if not matches:
-                raise ValueError(f"no output is named {key!r}: {_near(key, names)}")
-            return type(self)([self.heads[matches[0]]])
-        if not -len(self.heads) <= key < len(self.heads):
-            raise IndexError(f"output {key} asked for, but {self!r} has {len(self.heads)} outputs: {self.list_outputs()}")
-        return type(self)([self.heads[key]])
-
-    def get_internals(self) -> Symbol:
-        """A group of every output of every node, inputs first.
-
-        Example:
-            >>> import jfit
-            >>> jfit.sym.relu(jfit.sym.Variable("x"), name="r").get_internals().list_outputs()
-            ['x', 'r_output']
-        """
-        heads: list[Entry] = []
-        for node in self.nodes():
-            count = 1 if node.op is None else node.op.num_visible(node.params)
-            heads.extend(Entry(node, i) for i in range(count))
-        return type(self)(heads)
-
-    def get_children(self) -> Symbol | None:
-        """A group of the direct inputs of the heads; None for a variable."""
-        nodes = {id(h.node): h.node for h in self.heads}
-        children = [e for n in nodes.values() for e in n.inputs]
-        return type(self)(children) if children else None
-
-    # -------------------------------------------------------------------------------- attributes
-    def attr(self, key: str) -> str | None:
-        """An attribute of the node, as a string; `lr_mult` finds `__lr_mult__` too."""
-        return _shown(self._one().attrs).get(key)
-
-    def list_attr(self) -> dict[str, str]:
-        """The attributes of the node, hidden keys shown with and without underscores."""
-        return _shown(self._one().attrs)
-
-    def attr_dict(self) -> dict[str, dict[str, str]]:
-        """The attributes of every node that has some, by node name."""
-        return {n.name: _shown(n.attrs) for n in self.nodes() if n.attrs}
-
-    def _one(self) -> Node:
-        nodes = {id(h.node): h.node for h in self.heads}
-        if len(nodes) != 1:
-            raise ValueError(f"attributes belong to one node, and {self!r} groups {len(nodes)}; index an output first")
-        return next(iter(nodes.values()))
+    __slots__ = ()
+    __array_ufunc__ = None  # numpy scalars on the left leave the work to __radd__ and the others
 
     # -------------------------------------------------------------------------------- composition
-    def __call__(self, *args: Symbol, name: str | None = None, **kwargs: Symbol) -> Symbol:
+    def __call__(self, *args: Symbol, name: str | None = None, **kwargs: Symbol) -> Self:
         """Put other symbols in the place of free variables, by position (`list_inputs` order) or by name.
 
         Example:
@@ -306,7 +46,7 @@ class Symbol(Arithmetic, Views):
         given = dict(zip(variables, args, strict=False)) if args else kwargs
         for key, value in given.items():
             if key not in variables:
-                raise ValueError(f"no free variable is named {key!r}: {_near(key, variables)}")
+                raise ValueError(f"no free variable is named {key!r}: {near(key, variables)}")
             if not isinstance(value, Symbol) or len(value.heads) != 1:
                 raise TypeError(f"variable {key!r} needs a symbol with one output, got {value!r}")
 
@@ -322,12 +62,6 @@ class Symbol(Arithmetic, Views):
         heads = replace_nodes(self.heads, swap)
         return type(self)(Entry(h.node, o.index) if name and o.node.op else h for h, o in zip(heads, self.heads, strict=True))
 
-    def __copy__(self) -> Symbol:
-        return type(self)(self.heads)
-
-    def __deepcopy__(self, memo: Any) -> Symbol:
-        return type(self)(self.heads)
-
     def __bool__(self) -> bool:
         raise TypeError(
             f"the truth of {self!r} is not known before the graph runs; use sym.where, or compare symbols with `is`"
@@ -335,65 +69,139 @@ class Symbol(Arithmetic, Views):
 
     def __getattr__(self, key: str) -> Any:
         # Fluent form: x.reshape(shape=(0, -1)) is sym.reshape(x, shape=(0, -1)).
-        from jfit.graph.compose import function
-        from jfit.ops import ALIASES
-
         if key.startswith("_") or key not in ALIASES:
             raise AttributeError(f"Symbol has no attribute {key!r}, and no operator is called that")
         op = function(key, type(self))
         return lambda *args, **kwargs: op(self, *args, **kwargs)
 
+    # -------------------------------------------------------------------------------- arithmetic, one node each
+    def _with(self, binary: str | None, scalar: str, right: Any) -> Any:
+        """One node of this symbol and another one, or a number."""
+        if isinstance(right, Symbol):
+            assert binary is not None
+            return apply_op(binary, (self, right), {}, cls=type(self))
+        if isinstance(right, numbers.Number) or (hasattr(right, "__float__") and np.ndim(right) == 0):
+            return apply_op(scalar, (self,), {"scalar": right}, cls=type(self))
+        if hasattr(right, "shape"):
+            raise TypeError(
+                f"{self!r} meets an array of shape {tuple(right.shape)}; a graph holds no arrays: make a Variable and feed the "
+                "array under its name"
+            )
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __add__(self, o: Any) -> Any:
+        return self._with("_Plus", "_PlusScalar", o)
+
+    __radd__ = __add__
+
+    def __sub__(self, o: Any) -> Any:
+        return self._with("_Minus", "_MinusScalar", o)
+
+    def __rsub__(self, o: Any) -> Any:
+        return self._with(None, "_RMinusScalar", o)
+
+    def __mul__(self, o: Any) -> Any:
+        return self._with("_Mul", "_MulScalar", o)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, o: Any) -> Any:
+        return self._with("_Div", "_DivScalar", o)
+
+    def __rtruediv__(self, o: Any) -> Any:
+        return self._with(None, "_RDivScalar", o)
+
+    def __mod__(self, o: Any) -> Any:
+        return self._with("_Mod", "_ModScalar", o)
+
+    def __rmod__(self, o: Any) -> Any:
+        return self._with(None, "_RModScalar", o)
+
+    def __pow__(self, o: Any) -> Any:
+        return self._with("_Power", "_PowerScalar", o)
+
+    def __rpow__(self, o: Any) -> Any:
+        return self._with(None, "_rpower_scalar", o)
+
+    def __neg__(self) -> Any:
+        return self._with(None, "_MulScalar", -1.0)
+
+    def __eq__(self, o: object) -> Any:  # type: ignore[override]
+        return self._with("_Equal", "_equal_scalar", o)
+
+    def __ne__(self, o: object) -> Any:  # type: ignore[override]
+        return self._with("_Not_Equal", "_not_equal_scalar", o)
+
+    def __gt__(self, o: Any) -> Any:
+        return self._with("_Greater", "_greater_scalar", o)
+
+    def __ge__(self, o: Any) -> Any:
+        return self._with("_Greater_Equal", "_greater_equal_scalar", o)
+
+    def __lt__(self, o: Any) -> Any:
+        return self._with("_Lesser", "_lesser_scalar", o)
+
+    def __le__(self, o: Any) -> Any:
+        return self._with("_Lesser_Equal", "_lesser_equal_scalar", o)
+
+    def __abs__(self) -> Any:
+        return apply_op("abs", (self,), {}, cls=type(self))
+
     # -------------------------------------------------------------------------------- inference, files
     def infer_shape(self, *args: Any, **kwargs: Any):
         """(argument shapes, output shapes, auxiliary shapes) from known input shapes; see `jfit.graph.infer`."""
-        from jfit.graph.infer import infer_shape
-
-        return infer_shape(self, *args, **kwargs)
+        return infer.infer_shape(self, *args, **kwargs)
 
     def infer_shape_partial(self, *args: Any, **kwargs: Any):
         """As `infer_shape`, with () for what stays unknown and 0 for unknown sizes."""
-        from jfit.graph.infer import infer_shape
-
-        return infer_shape(self, *args, partial=True, **kwargs)
+        return infer.infer_shape(self, *args, partial=True, **kwargs)
 
     def infer_type(self, *args: Any, **kwargs: Any):
         """(argument dtypes, output dtypes, auxiliary dtypes) from known input dtypes; see `jfit.graph.infer`."""
-        from jfit.graph.infer import infer_type
-
-        return infer_type(self, *args, **kwargs)
+        return infer.infer_type(self, *args, **kwargs)
 
     def infer_type_partial(self, *args: Any, **kwargs: Any):
         """As `infer_type`, with None for what stays unknown."""
-        from jfit.graph.infer import infer_type
-
-        return infer_type(self, *args, partial=True, **kwargs)
+        return infer.infer_type(self, *args, partial=True, **kwargs)
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
         """The graph as MXNet 1.9 symbol.json text."""
-        from jfit.graph.serial import to_json
-
-        return to_json(self, remove_amp_cast)
+        return serial.to_json(self, remove_amp_cast)
 
     def save(self, path: str, remove_amp_cast: bool = True) -> None:
         """Write `tojson()` to a file, atomically."""
-        from jfit.graph.serial import save
-
-        save(self, path, remove_amp_cast)
+        serial.save(self, path, remove_amp_cast)
 
     def __reduce__(self):
-        from jfit.graph.serial import from_json
+        return serial.load_json, (self.tojson(remove_amp_cast=False), type(self))
 
-        return from_json, (self.tojson(remove_amp_cast=False), type(self))
+    # -------------------------------------------------------------------------------- views
+    def counts(self, **shapes: Sequence[int]) -> dict[str, costs.Count]:
+        """Parameters, MACs and FLOPs of a forward pass, of each operator by node name; see `jfit.graph.costs.counts`.
 
+        Example:
+            >>> import jfit
+            >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc")
+            >>> net.counts(data=(2, 5))["fc"].parameters
+            18
+        """
+        return costs.counts(self, shapes)
 
-def _shown(attrs: Mapping[str, str]) -> dict[str, str]:
-    shown = dict(attrs)
-    for key in HIDDEN_KEYS:
-        if f"__{key}__" in attrs:
-            shown[key] = attrs[f"__{key}__"]
-    return shown
+    def summary(self, **shapes: Sequence[int]) -> str:
+        """A table of the nodes: name, operator, output shape, parameters, MACs, FLOPs."""
+        return drawing.summary(self, shapes)
 
+    def mermaid(self, **shapes: Sequence[int]) -> str:
+        """The graph as mermaid flowchart text."""
+        return drawing.mermaid(self, shapes)
 
-def _near(key: str, known: Sequence[str]) -> str:
-    near = nearest(key, known)
-    return f"did you mean {near}?" if near else f"known are {', '.join(map(repr, known[:10]))}."
+    def graphviz(self, **shapes: Sequence[int]):
+        """The graph as a `graphviz.Digraph` (needs the graphviz package)."""
+        return drawing.graphviz(self, shapes)
+
+    def debug_str(self) -> str:
+        """Every node with its inputs and attributes, as MXNet lists them."""
+        return drawing.listing(self)

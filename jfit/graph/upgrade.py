@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jfit.graph.symbol import HIDDEN_KEYS, Entry, Node, Symbol, topological
+from jfit.graph.nodes import HIDDEN_KEYS, Entry, Graph, Node, topological
 from jfit.ops import Op
 
 VERSION = 10901  # MXNet 1.9.1
@@ -26,7 +26,7 @@ class Record(NamedTuple):
     name: str
     attrs: dict[str, str]
     inputs: list[Any]
-    subgraphs: tuple[Symbol, ...] = ()
+    subgraphs: tuple[Graph, ...] = ()
 
 
 def version_of(graph: dict[str, Any]) -> int:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.graph.infer import infer
-from jfit.graph.symbol import Entry, GraphError, Node, Symbol, aux_nodes, topological
+from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
+from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs
@@ -64,12 +65,12 @@ def lower(
     aux = _unique([n for n in variables if id(n) in aux_ids])
     apply = make_apply(order, heads, names)
     return Model(
-        init=_make_init(Symbol(heads), params, aux),
+        init=_make_init(Graph(heads), params, aux),
         apply=apply,
         outputs=tuple(_output(h, i < len(symbol.heads), names.fed) for i, h in enumerate(heads)),
         inputs=data,
         labels=labels,
-        plan=_make_plan(Symbol(heads), params, aux, names, apply),
+        plan=_make_plan(Graph(heads), params, aux, names, apply),
         batch_axes=names.axes,
         frozen=frozenset(_fixed_gammas(operators)),
         traits=_traits(operators),
@@ -208,7 +209,7 @@ def _output(head: Entry, visible: bool, fed: Collection[str]) -> Output:
 
 
 # ------------------------------------------------------------------------------------------------ init
-def _make_init(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Node]):
+def _make_init(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node]):
     def init(key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
         """Parameters and auxiliary states for inputs of these shapes; each drawn from fold_in(key, crc32(name))."""
         start = default() if initializer is None else get(initializer)
@@ -221,7 +222,7 @@ def _make_init(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Nod
     return init
 
 
-def _variable_specs(symbol: Symbol, wanted: Mapping[str, Node], specs: Specs) -> dict[str, jax.ShapeDtypeStruct]:
+def _variable_specs(symbol: Graph, wanted: Mapping[str, Node], specs: Specs) -> dict[str, jax.ShapeDtypeStruct]:
     variables = {n.name for n in symbol.nodes() if n.op is None}
     # parameters have the same shapes for any number of rows, which an exported program may leave open
     known = {k: tuple(d if isinstance(d, int) else 2 for d in s.shape) for k, s in specs.items() if k in variables}
@@ -241,7 +242,7 @@ def _variable_specs(symbol: Symbol, wanted: Mapping[str, Node], specs: Specs) ->
     return found
 
 
-def _make_plan(symbol: Symbol, params: Mapping[str, Node], aux: Mapping[str, Node], names: Names, apply: Any):
+def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node], names: Names, apply: Any):
     def plan(specs: Specs) -> Plan:
         """Output shapes, where their rows are, and whether batches may be padded; nothing is computed."""
         size = _rows_of(specs, names)

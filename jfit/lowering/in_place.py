@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from jfit.graph.symbol import Entry, Node
+from jfit.graph.nodes import Entry, Node
 
 PASSING = {"Flatten", "Reshape", "_copy", "expand_dims"}
 ADDING = {"elemwise_add", "_grad_add", "add_n"}

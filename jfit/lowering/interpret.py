@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.graph.infer import infer
-from jfit.graph.symbol import Entry, GraphError, Node, Symbol, aux_nodes, topological
+from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.in_place import overwritten
 from jfit.lowering.model import Aux, Inputs, Params, Policy
 from jfit.ops import Attrs, Ctx, Op, nearest
@@ -202,7 +202,7 @@ def _sizes(
         return {}
     given = {n.name: value.shape for n in variables if (value := raw[id(n)]) is not None}
     found = {}
-    for node, shape in zip(unsized, _inferred(Symbol(heads), unsized, given, size), strict=True):
+    for node, shape in zip(unsized, _inferred(Graph(heads), unsized, given, size), strict=True):
         if shape is None or 0 in shape:
             raise GraphError(
                 f"{node.name}: shape {node.params['shape']} leaves a size open (0), and the rest of the graph does not "
@@ -212,7 +212,7 @@ def _sizes(
     return found
 
 
-def _inferred(symbol: Symbol, nodes: Sequence[Node], given: Mapping[str, Any], size: Any) -> list[Any]:
+def _inferred(symbol: Graph, nodes: Sequence[Node], given: Mapping[str, Any], size: Any) -> list[Any]:
     """Shapes of the nodes' outputs by inference, also where the number of rows is a symbol (an exported program)."""
 
     def at(rows: int) -> list[Any]:
@@ -287,7 +287,7 @@ def _run(
     return [f._replace(rows=r) for f, r in zip(flagged, found, strict=True)], dict(zip(names, moved, strict=False))
 
 
-def _function(body: Symbol, policy: Policy | None) -> Callable[..., Any]:
+def _function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
     """The body of a loop or branch as `jfit.ops.control.Body`.  Auxiliary states in it stay as they are, as in MXNet."""
     order = body.nodes()
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]

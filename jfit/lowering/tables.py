@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.graph.symbol import Entry, Node, topological
+from jfit.graph.nodes import Entry, Node, topological
 from jfit.lowering.interpret import Names, make_apply
 from jfit.lowering.model import Inputs
 from jfit.ops.nn import row_numbers

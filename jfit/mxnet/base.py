@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jfit.counters import explained
 from jfit.formats.atomic import FormatError
-from jfit.graph.symbol import GraphError
+from jfit.graph.nodes import GraphError
 from jfit.mxnet.errors import MXNetError
 from jfit.ops import UnknownOperator
 

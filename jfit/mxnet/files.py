@@ -13,7 +13,7 @@ from jfit import counters
 from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray, bounded_dense
-from jfit.graph.serial import load
+from jfit.graph import load
 from jfit.mxnet.box import unbox
 
 Arrays = dict[str, np.ndarray]

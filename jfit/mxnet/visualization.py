@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfit.graph.drawing.dot import package
-from jfit.graph.symbol import Node, Symbol
+from jfit.graph.drawing import package
+from jfit.graph.nodes import Node
+from jfit.graph.symbol import Symbol
 from jfit.mxnet.base import translated
 
 __all__ = ["plot_network", "print_summary"]

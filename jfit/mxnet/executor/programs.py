@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.counters import count_trace
-from jfit.graph.symbol import Entry, Node, Symbol
+from jfit.graph.nodes import Entry, Node
+from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.lowering.model import Model
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs

@@ -10,8 +10,8 @@ import numpy as np
 
 from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
+from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
-from jfit.graph.serial import load as load_symbol
 from jfit.mxnet import files
 from jfit.mxnet.module.current import CurrentModule
 from jfit.mxnet.module.descs import desc_of, rows_of_batch

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.graph.symbol import Entry, Node, Symbol, replace_nodes, topological
+from jfit.graph.nodes import Entry, Node, replace_nodes, topological
+from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.ops import lookup
 from jfit.step import forward_step, gradient_step

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jfit.graph import compose, serial
+from jfit.graph.nodes import making
 from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet.base import MXNetError, translated
 from jfit.mxnet.context import Context
@@ -171,24 +172,24 @@ class Symbol(Graph):
 
 
 # ------------------------------------------------------------------------------------------------ functions
-Variable = var = functools.partial(compose.variable, cls=Symbol)
+Variable = var = making(Symbol, compose.variable)
 
 
 def Group(symbols: Sequence[Graph], create_fn: Any = None) -> Symbol:
     """One symbol with the outputs of several."""
-    return compose.group(symbols, Symbol)  # type: ignore[return-value]
+    return compose.group(symbols, Symbol)
 
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
     """Read a symbol.json file of any MXNet version."""
     with translated():
-        return serial.load(fname, Symbol)  # type: ignore[return-value]
+        return serial.load(fname, Symbol)
 
 
 def load_json(json_str: str) -> Symbol:
     """A symbol from symbol.json text."""
     with translated():
-        return serial.from_json(json_str, Symbol)  # type: ignore[return-value]
+        return serial.load_json(json_str, Symbol)
 
 
 fromjson = load_json
