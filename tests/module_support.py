@@ -39,9 +39,9 @@ def cpus(count):
 
 def values_for(module, seed=1):
     """Parameters drawn with numpy, so that every module starts alike."""
-    draw, specs = np.random.default_rng(seed), module._specs
-    params = {n: draw.normal(size=specs[n].shape).astype("float32") for n in module._param_names}
-    return params, {n: np.full(specs[n].shape, float(n.endswith("var")), "float32") for n in module._aux_names}
+    draw, specs = np.random.default_rng(seed), module.binding.specs
+    params = {n: draw.normal(size=specs[n].shape).astype("float32") for n in module.binding.params}
+    return params, {n: np.full(specs[n].shape, float(n.endswith("var")), "float32") for n in module.binding.aux}
 
 
 def bound(symbol=None, rows=6, devices=1, *, shapes=None, bind=None, **kwargs):

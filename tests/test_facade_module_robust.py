@@ -109,7 +109,7 @@ def test_a_step_that_fails_changes_nothing_and_is_not_tried_again(monkeypatch):
         return run
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._passes.programs, "step", fails)
+        patch.setattr(module.passes.programs, "step", fails)
         with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
             one_step(module)
     assert all(np.array_equal(before[k], v) for k, v in params(module).items())

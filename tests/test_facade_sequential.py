@@ -135,7 +135,7 @@ def test_nothing_goes_through_the_host_between_the_stages():
         for _ in range(3):
             step()
     assert not seen["host_syncs"] and not seen["compiles"] and not seen["traces"], dict(seen)
-    assert isinstance(chain._modules[1]._passes._pass.batch.inputs["data"], jax.Array)
+    assert isinstance(chain._modules[1].passes._pass.batch.inputs["data"], jax.Array)
 
 
 def test_other_batch_sizes_go_through_the_chain():

@@ -25,7 +25,7 @@ def trained(case, monkeypatch, read=()):
         run.check_outputs(t)
         run.check_params(t)
         if case["zero_grad_every"] and (t + 1) % case["zero_grad_every"] == 0:
-            run.module._passes.gradients.clear()
+            run.module.passes.gradients.clear()
     return run
 
 
@@ -33,7 +33,7 @@ def trained(case, monkeypatch, read=()):
 @pytest.mark.parametrize("case", SHORT, **ids)
 def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)
-    states, _ = export_states(run.module._session, run.module._fixed_gammas)
+    states, _ = export_states(run.module.session, run.module.binding.gammas)
     run.check_states({str(index): flat(state) for index, state in states.items()})
 
 
@@ -81,7 +81,8 @@ def ready(module, store, optimizer, params):
     module.bind([("data", (6, 4))], [("softmax_label", (6,))])
     if not module.params_initialized:
         draw = np.random.default_rng(1)
-        args = {k: draw.normal(size=s.shape).astype("float32") for k, s in module._specs.items() if k in module._param_names}
+        specs = module.binding.specs
+        args = {k: draw.normal(size=s.shape).astype("float32") for k, s in specs.items() if k in module._param_names}
         module.init_params(arg_params=args, aux_params={"bn_moving_mean": np.zeros(6), "bn_moving_var": np.ones(6)})
     schedule = FactorScheduler(step=3, factor=0.5, base_lr=params["learning_rate"])
     module.init_optimizer(store, optimizer, {**params, "lr_scheduler": schedule})
@@ -102,7 +103,7 @@ def resumed_and_continued(tmp_path, devices, store, optimizer, params):
         for batch in batches(4, seed=2):
             each.forward_backward(batch)
             each.update()
-    return [(*each.get_params(), export_states(each._session)) for each in (again, module)]
+    return [(*each.get_params(), export_states(each.session)) for each in (again, module)]
 
 
 def assert_same_bits(found):

@@ -63,7 +63,7 @@ def test_store_scale_names_multipliers_and_slices_are_chosen_as_mxnet_did(case, 
     assert optimizer.rescale_grad == pytest.approx(case["rescale_grad"])
     assert {str(index): name for index, name in optimizer.idx2name.items()} == case["optimizer_idx2name"]
     assert optimizer.lr_mult == case["optimizer_lr_mult"] and optimizer.wd_mult == case["optimizer_wd_mult"]
-    edges = np.cumsum([0, *module._slices(case["batch_size"])]).tolist()
+    edges = np.cumsum([0, *module.binding.slices(case["batch_size"])]).tolist()
     assert [list(pair) for pair in pairwise(edges)] == case["slices"]
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jfit
 
 ROOT = Path(__file__).parent.parent / "jfit"
-MAX_LINES = 400
+MAX_LINES = 600
 PUBLIC = sorted(getattr(jfit, "__all__", ()))
 
 # A value walks down this list; a room imports only from rooms above it.
@@ -86,7 +86,7 @@ def test_only_parallel_names_pmap():
     assert {source.room for source in SOURCES if "pmap" in source.identifiers} == {"parallel"}
 
 
-def test_no_file_is_longer_than_four_hundred_lines():
+def test_no_file_is_longer_than_six_hundred_lines():
     long = {source.path: source.lines for source in SOURCES if source.lines > MAX_LINES}
     assert not long, f"{long} lines: which second idea do these files hide?"
 

@@ -53,7 +53,7 @@ class JuliaTradition(Holder):
             )
         module = self._julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
-        initial = module._initial
+        initial = module.binding.initial(module.arrays)
         kept = {} if overwrite else _fitting(self.arg_params, initial.params, module.logger)
         kept_aux = {} if overwrite else _fitting(self.aux_params, initial.aux, module.logger)
         params, aux = initial.drawn(initializer, kept, kept_aux, True, True)
@@ -171,7 +171,7 @@ class JuliaTradition(Holder):
         for callback in by_batch:
             callback(state)
         optimizer = module._optimizer
-        looks = bool(by_batch) or not optimizer.is_pure or not module._session.learns
+        looks = bool(by_batch) or not optimizer.is_pure or not module.session.learns
         before = optimizer.num_update
         module._fit_epoch(data, metric, ended if looks else None, None, state.curr_epoch, None, flag)
         if not looks:  # nobody counted: many batches may have shared a dispatch

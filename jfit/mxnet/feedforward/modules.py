@@ -9,7 +9,7 @@ from jfit.mxnet.box import unbox
 from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.module.slicing import first_slices
+from jfit.mxnet.module.slices import first_slices
 from jfit.mxnet.optimizer import Optimizer
 
 
@@ -21,7 +21,7 @@ class PythonFed(Module):
         if pre_sliced:
             super().update_metric(eval_metric, labels, pre_sliced)
             return
-        outputs = [self.arrays.box(out) for out in self._passes.merged()]
+        outputs = [self.arrays.box(out) for out in self.passes.merged()]
         eval_metric.fold([self.arrays.box(unbox(a)) for a in labels or ()], outputs, self._weights(outputs))
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
@@ -39,8 +39,7 @@ class PythonBuckets(BucketingModule):
 class JuliaFed(PythonFed):
     """A Module that divides batches as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
 
-    def _slices(self, rows: int) -> list[int]:
-        return first_slices(rows, len(self._devices))
+    _divide = staticmethod(lambda rows, workloads: first_slices(rows, len(workloads)))
 
     def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
-        return select_julia(kvstore, len(self._devices), params)
+        return select_julia(kvstore, len(self.binding.devices), params)

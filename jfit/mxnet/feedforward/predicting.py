@@ -65,7 +65,7 @@ class Predicts(Holder):
         found: list[Any] = []
         for batch in itertools.islice(data, num_batch):
             module.forward(batch, is_train=False)
-            pad = getattr(batch, "wrapped", batch.pad) or 0
+            pad = descs.wrapped_rows(batch)
             outputs = module._without_padding(pad)
             if callback is not None:
                 callback(outputs[0] if len(outputs) == 1 else outputs)

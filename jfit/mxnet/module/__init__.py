@@ -1,10 +1,12 @@
 """Module and its family: bound networks that fit, score, predict, and train step by step.
 
-base        fit, score, predict over forward, backward, update
-bound       names, shapes, parameters, batches        descs, initial, slicing: what they need
-module      Module: optimizer, computing, fit
-passes      what runs for forward, backward, update   programs: compiled; session: the TrainState behind; epochs: many steps
-bucketing, sequential, python, current                modules made of modules; svrg: one with a second at a snapshot
+base        BaseModule: fit, score, predict over forward, backward, update
+module      Module, of three parts:
+  binding     names, devices, shapes, and a batch as inputs by name    descs: descriptions of arrays; initial: first values
+  session     parameters and optimizer on the devices                  states: the optimizer's state in files
+  passes      forward, backward, update, as late as possible           programs: compiled; slices: a batch over devices
+epochs      many steps of fit in one dispatch
+bucketing, sequential, python, svrg                                   modules over modules
 """
 
 from jfit.mxnet.module.base import BaseModule

@@ -13,7 +13,7 @@ from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
 from jfit.mxnet import files
-from jfit.mxnet.module.current import CurrentModule
+from jfit.mxnet.module.base import BaseModule
 from jfit.mxnet.module.descs import desc_of, rows_of_batch
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.module import Module
@@ -27,7 +27,12 @@ class Bucket(NamedTuple):
     label_names: list[str]
 
 
-class BucketingModule(CurrentModule):
+def _current(name: str, doc: str) -> Any:
+    """A property of the current bucket."""
+    return property(lambda self: getattr(self._curr_module, name), doc=doc)
+
+
+class BucketingModule(BaseModule):
     """A module whose network depends on the batch's `bucket_key`, such as an RNN unrolled to the length of its sentences.
 
     Every bucket is a `Module` over the parameters and optimizer state of the default bucket.  A bucket compiles when its first
@@ -93,8 +98,18 @@ class BucketingModule(CurrentModule):
         self._curr_bucket_key: Any = default_bucket_key
         self._curr_module = self._new_module(default_bucket_key)  # which checks the names
         self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, until bind
+        self._active: Module | None = None  # the module of the last forward pass, where something may still wait to be run
         self._monitor: Any = None
         self._grad_req: Any = "write"
+
+    # -------------------------------------------------------------------------------- what it is
+    data_names = _current("data_names", "Names of the data of the current bucket.")
+    label_names = _current("label_names", "Names of its labels.")
+    output_names = _current("output_names", "Names of its outputs.")
+    data_shapes = _current("data_shapes", "Descriptions of its data.")
+    label_shapes = _current("label_shapes", "Descriptions of its labels.")
+    output_shapes = _current("output_shapes", "(name, shape) of each of its outputs.")
+    symbol = _current("symbol", "Its network.")
 
     # -------------------------------------------------------------------------------- buckets
     def _bucket(self, key: Any) -> Bucket:
@@ -178,8 +193,8 @@ class BucketingModule(CurrentModule):
     def _bound(self, key: Any, data_shapes: Any, label_shapes: Any) -> Module:
         """A new bucket over the arrays of the default one."""
         module, default = self._new_module(key), self._default
-        names = [*module._param_names, *module._aux_names]
-        extra = [n for n in names if n not in default._param_names and n not in default._aux_names]
+        mine, whole = module.binding, default.binding
+        extra = [n for n in (*mine.params, *mine.aux) if n not in whole.params and n not in whole.aux]
         if extra:
             raise ValueError(
                 f"bucket {key!r} has the parameter {extra[0]!r}, which the default bucket {self._default_key!r} lacks; "
@@ -187,16 +202,16 @@ class BucketingModule(CurrentModule):
             )
         request = self._grad_req
         if isinstance(request, Mapping):
-            request = {name: word for name, word in request.items() if name in module._arguments}
+            request = {name: word for name, word in request.items() if name in mine.arguments}
         need = self.inputs_need_grad
         try:
             module.bind(data_shapes, label_shapes, self.for_training, need, shared_module=default, grad_req=request)
         except ValueError as error:
             raise ValueError(f"bucket {key!r} (default bucket {self._default_key!r}): {error}") from error
         # As in MXNet, "add" adds over the batches of all buckets, and a state that one bucket sets is read by the others.
-        module._passes.gradients = default._passes.gradients
-        if [(k, v.shape) for k, v in module._states.items()] == [(k, v.shape) for k, v in default._states.items()]:
-            module._states = default._states
+        module.passes.gradients = default.passes.gradients
+        if [(k, v.shape) for k, v in mine.states.items()] == [(k, v.shape) for k, v in whole.states.items()]:
+            mine.states = whole.states
         if self._monitor is not None:
             module.install_monitor(self._monitor)
         return module
@@ -267,7 +282,7 @@ class BucketingModule(CurrentModule):
         for module in self._buckets.values():
             if module is not self._default:
                 module.borrow_optimizer(self._default)
-        self._default._session.count_apart()  # now: a bucket with fewer parameters must not change the programs of the others
+        self._default.session.count_apart()  # now: a bucket with fewer parameters must not change the programs of the others
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -281,7 +296,7 @@ class BucketingModule(CurrentModule):
         assert self.optimizer_initialized
         self._settle()
         self._default.load_optimizer_states(fname)
-        self._default._session.count_apart()
+        self._default.session.count_apart()
 
     # -------------------------------------------------------------------------------- computing
     def _switch_to(self, data_batch: Any) -> None:
@@ -320,6 +335,42 @@ class BucketingModule(CurrentModule):
             self._settle()
         self._active = self._curr_module
         self._curr_module.forward(data_batch, is_train)
+
+    def _settle(self) -> None:
+        """Run what still waits in the module of the last forward pass."""
+        if self._active is not None:
+            self._active._settle()
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Gradients of the last forward pass."""
+        self._curr_module.backward(out_grads)
+
+    def update(self) -> None:
+        """One update of the parameters of the current bucket's network."""
+        self._curr_module.update()
+
+    def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
+        """Outputs of the last forward pass."""
+        return self._curr_module.get_outputs(merge_multi_context)
+
+    def _without_padding(self, pad: int) -> list[Any]:
+        return self._curr_module._without_padding(pad)
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
+        """Gradients of the data inputs."""
+        return self._curr_module.get_input_grads(merge_multi_context)
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Add the last batch to a metric."""
+        self._curr_module.update_metric(eval_metric, labels, pre_sliced)
+
+    def get_states(self, merge_multi_context: bool = True) -> list[Any]:
+        """The arrays of `state_names` of the current bucket."""
+        return self._curr_module.get_states(merge_multi_context)
+
+    def set_states(self, states: Any = None, value: Any = None) -> None:
+        """Set them, as `Module.set_states`."""
+        self._curr_module.set_states(states, value)
 
     def install_monitor(self, mon: Any) -> None:
         """Let a Monitor see the arrays of every bucket."""

@@ -192,3 +192,8 @@ def kept(array: Any) -> Any:
 def joined(parts: Sequence[Any], axis: int) -> Any:
     """Slices of several devices as one array."""
     return np.concatenate([np.asarray(p) for p in parts], axis)
+
+
+def wrapped_rows(data_batch: Any) -> int:
+    """Rows at the end of a batch that an iterator wrapped around."""
+    return int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)

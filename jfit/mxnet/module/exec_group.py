@@ -16,7 +16,7 @@ class ExecGroup:
 
     def __init__(self, module: Any) -> None:
         assert module.binded
-        self._passes, self.param_names, self._devices = module._passes, list(module._param_names), len(module._devices)
+        self._passes, self.param_names, self._devices = module.passes, module.binding.params, len(module.binding.devices)
 
     @property
     def grad_arrays(self) -> list[list[Gradient | None]]:

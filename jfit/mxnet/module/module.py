@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
-import numpy as np
 
+from jfit.data import Batch
+from jfit.data.ndarray_iter import DataDesc
+from jfit.graph import Symbol
 from jfit.mxnet import files
 from jfit.mxnet.box import unbox
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
 from jfit.mxnet.module import descs
-from jfit.mxnet.module.base import call, listed
-from jfit.mxnet.module.bound import BoundModule
+from jfit.mxnet.module.base import BaseModule, call, listed
+from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.epochs import EpochRunner, looks_every, runs_whole
+from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.passes import Passes
+from jfit.mxnet.module.session import Session
+from jfit.mxnet.module.slices import python_slices
 from jfit.mxnet.module.states import load_states_into, save_states_of
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -25,11 +32,14 @@ from jfit.step.reduce import all_reduce, own, two_bit
 from jfit.train.interrupts import StopFlag
 
 
-class Module(BoundModule):
+class Module(BaseModule):
     """A network with bind, init_params, init_optimizer, forward, backward, update, and the fit and score of `BaseModule`.
 
     The state is one `jfit.TrainState`, and the methods call the pure functions of `jfit.step`.  `forward(); backward();
     update()` run as one program if nothing is read in between; the numbers are the same either way.
+
+    It has three parts.  `binding` knows names, devices and shapes, and makes inputs by name of a batch; `session` holds the
+    parameters and the optimizer, which modules may share; `passes` computes, from `bind` on.
 
     Args:
         symbol: the network.
@@ -63,9 +73,218 @@ class Module(BoundModule):
     Source: Apache MXNet 1.9.1, `mxnet.module.Module`.
     """
 
-    # -------------------------------------------------------------------------------- optimizer
+    _divide = staticmethod(python_slices)
     _make_store = staticmethod(stores.create)
 
+    def __init__(
+        self,
+        symbol: Symbol,
+        data_names: Sequence[str] = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Any = logging,
+        context: Any = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Any = None,
+        compression_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(logger)
+        self._symbol = symbol
+        names = (data_names, label_names, state_names, fixed_param_names)
+        self.binding = Binding(symbol, *names, context, work_load_list, self._divide, logger)
+        self.session = Session(self.binding.devices, self.binding.params, self.arrays.cell)
+        self.passes: Passes = None  # type: ignore[assignment]
+        self._compression = dict(compression_params) if compression_params else None
+        self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, until bind
+        self._preload: Any = None  # a file of optimizer states that init_optimizer reads
+        self._monitor: Any = None
+        self._runner: Any = None  # EpochRunner over the data that fit saw last
+        self._pad = 0  # rows at the end of the last batch that do not count
+
+    # -------------------------------------------------------------------------------- what it is
+    # what scripts read of MXNet's Module
+    _param_names = property(attrgetter("binding.params"))
+    _aux_names = property(attrgetter("binding.aux"))
+    _context = property(attrgetter("binding.context"))
+    _optimizer = property(attrgetter("session.optimizer"))
+    _kvstore = property(attrgetter("session.kvstore"))
+    _update_on_kvstore = property(attrgetter("session.update_on_kvstore"))
+
+    @property
+    def data_names(self) -> list[str]:
+        """Names of the data inputs."""
+        return self.binding.data_names
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the labels."""
+        return self.binding.label_names
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        return self._symbol.list_outputs()
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        """Descriptions of the bound data."""
+        assert self.binded
+        return self.binding.data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc]:
+        """Descriptions of the bound labels."""
+        assert self.binded
+        return self.binding.label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of each output of a whole batch."""
+        assert self.binded
+        return self.binding.output_shapes
+
+    @property
+    def state(self) -> Any:
+        """The `jfit.TrainState` of this module, for research code: step, params, aux, opt_state ...
+
+        The next update gives its buffers up: copy what should stay.
+        """
+        self._settle()
+        return self.session.state
+
+    def _settle(self) -> None:
+        """Run what still waits, so that the session's state is that of all calls so far."""
+        if self.passes is not None:
+            self.passes.flush()
+
+    # -------------------------------------------------------------------------------- bind
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Fix shapes and decide which arrays get gradients.
+
+        Args:
+            data_shapes: (name, shape) pairs or DataDesc, of whole batches.
+            label_shapes: the same for labels, or None.
+            for_training: False: no gradients at all.
+            inputs_need_grad: also gradients of the data.
+            force_rebind: bind again, keeping the parameters.
+            shared_module: a bound module whose parameters and optimizer this one shares.
+            grad_req: "write", "add" or "null", a list in the order of the arguments, or a dict by name.
+
+        Raises:
+            ValueError: shapes for other names than `data_names`, shapes that do not fit the graph, or more devices than rows.
+        """
+        if force_rebind and self.binded:
+            self._settle()
+            self.binded = False
+        if self.binded:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if not for_training and inputs_need_grad:
+            raise AssertionError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
+        self.passes = None  # type: ignore[assignment]
+        session = self.session if shared_module is None else _session_of(shared_module)
+        self.binding.bind(data_shapes, label_shapes, grad_req if for_training else "null", inputs_need_grad)
+        if shared_module is not None:
+            self.binding.check_shared(session)
+        self.session, self.passes = session, Passes(self.binding, session)
+        self.params_initialized = self.params_initialized or shared_module is not None
+        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
+        if self._loaded is not None:
+            params, aux = self._loaded
+            session.set_arrays(*self.binding.initial(self.arrays).drawn(None, params, aux, False, True))
+            self._loaded = None
+        if shared_module is not None and shared_module.optimizer_initialized:
+            self.optimizer_initialized = True
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Bind to other shapes of the same arrays; parameters and optimizer stay, programs compile once per shape."""
+        assert self.binded
+        self.binding.reshape(data_shapes, label_shapes)
+
+    # -------------------------------------------------------------------------------- parameters
+    def init_params(
+        self,
+        initializer: Any = DEFAULT,
+        arg_params: Mapping[str, Any] | None = None,
+        aux_params: Mapping[str, Any] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Set parameters from `arg_params` / `aux_params`, and draw what they lack.
+
+        Args:
+            initializer: of the missing ones (and of all, where no values are given); "default" is Uniform(0.01).
+            arg_params: values by name.
+            aux_params: auxiliary states by name.
+            allow_missing: names that the given values lack are drawn; otherwise they raise.
+            force_init: do it though there are parameters already.
+            allow_extra: unknown names are ignored; otherwise they raise (MXNet ignores them silently).
+
+        Raises:
+            RuntimeError: a value is missing.
+            ValueError: an unknown name, or a shape that does not fit.
+        """
+        if self.params_initialized and not force_init:
+            warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
+            return
+        assert self.binded, "call bind before initializing the parameters"
+        self.passes.hold_outputs()
+        found = self.binding.initial(self.arrays).drawn(initializer, arg_params, aux_params, allow_missing, allow_extra)
+        self.session.set_arrays(*found)
+        self.params_initialized = True
+
+    def set_params(
+        self,
+        arg_params: Mapping[str, Any],
+        aux_params: Mapping[str, Any],
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Set parameters; with allow_missing those that are not given keep their values."""
+        if self.params_initialized and not force_init:
+            warnings.warn("Parameters already initialized and force_init=False. set_params call ignored.", stacklevel=2)
+            return
+        if not allow_missing or not self.params_initialized:
+            self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+            return
+        self.passes.hold_outputs()
+        now, aux = self.session.arrays()
+        given = self.binding.initial(self.arrays).checked(arg_params, aux_params, allow_extra)
+        self.session.set_arrays({**now, **given[0]}, {**aux, **given[1]})
+
+    def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(parameters, auxiliary states): copies; the mean over devices where each has its own."""
+        assert self.binded and self.params_initialized
+        self._settle()
+        params, aux = self.session.arrays()
+        box, held = self.arrays.box, self.binding
+        return {n: box(params[n]) for n in held.params}, {n: box(aux[n]) for n in held.aux}
+
+    def get_states(self, merge_multi_context: bool = True) -> list[Any]:
+        """The arrays of `state_names`; with merge_multi_context=False one list of slices for each."""
+        assert self.binded and self.params_initialized
+        if merge_multi_context:
+            return [self.arrays.box(v) for v in self.binding.states.values()]
+        return [[self.arrays.box(p) for p in parts] for parts in self.binding.state_slices()]
+
+    def set_states(self, states: Any = None, value: float | None = None) -> None:
+        """Set the state inputs: from arrays (whole, or lists of slices as `get_states` gives them), or all to one number."""
+        assert self.binded and self.params_initialized
+        self.binding.set_states(states, value)
+
+    # -------------------------------------------------------------------------------- optimizer
     def init_optimizer(
         self,
         kvstore: Any = "local",
@@ -87,12 +306,12 @@ class Module(BoundModule):
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         self._settle()
-        session, passes = self._session, self._passes
+        session, passes = self.session, self.passes
         params, _ = session.arrays()
         store, on_store = self._select(kvstore, params)
-        rows = descs.rows_of_batch(self._data_shapes)
+        rows = self.binding.rows
         made = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
-        session.kvstore, session.update_on_kvstore, session.names = store, on_store, list(self._param_names)
+        session.kvstore, session.update_on_kvstore, session.names = store, on_store, list(self.binding.params)
         session.set_optimizer(made, passes.learns, self._reduce_of(store))
         session.updater = None if made.is_pure else get_updater(made)
         self.optimizer_initialized = True
@@ -102,14 +321,14 @@ class Module(BoundModule):
 
     def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
         """(key-value store or None, whether it updates)."""
-        return stores.select(kvstore, len(self._devices), params, make=self._make_store)
+        return stores.select(kvstore, len(self.binding.devices), params, make=self._make_store)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
-        scale, count = 1.0 / rows, len(self._devices)
+        scale, count = 1.0 / rows, len(self.binding.devices)
         if on_store:
-            names: dict[int, str] = dict(enumerate(self._param_names))
+            names: dict[int, str] = dict(enumerate(self.binding.params))
         else:
-            names = {i * count + k: n for i, n in enumerate(self._param_names) for k in range(count)}
+            names = {i * count + k: n for i, n in enumerate(self.binding.params) for k in range(count)}
         if isinstance(optimizer, str):
             params.setdefault("rescale_grad", scale)
             return create_optimizer(optimizer, sym=self._symbol, param_idx2name=names, **params)
@@ -133,7 +352,7 @@ class Module(BoundModule):
             if kind != "2bit":
                 raise ValueError(f"compression_params has type {kind!r}; '2bit' is what there is")
             return two_bit(float(self._compression.get("threshold", 0.5)))
-        return own() if store is None and len(self._devices) > 1 else all_reduce()
+        return own() if store is None and len(self.binding.devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
         """Use the optimizer (state, counters, key-value store) of another module, which shares its parameters with this one.
@@ -142,7 +361,7 @@ class Module(BoundModule):
             ValueError: they share none; optimizer state belongs to parameters.
         """
         assert self.binded and shared_module.optimizer_initialized
-        if self._session is not shared_module._session:
+        if self.session is not shared_module.session:
             raise ValueError(
                 "borrow_optimizer takes the optimizer of a module with the same parameters, and these two have parameters of "
                 "their own; bind this one with shared_module= that one first"
@@ -153,13 +372,13 @@ class Module(BoundModule):
         """Write the optimizer state as MXNet's `.states`, with update counts, so that resuming equals continuing."""
         assert self.optimizer_initialized
         self._settle()
-        save_states_of(self._session, fname, self._fixed_gammas)
+        save_states_of(self.session, fname, self.binding.gammas)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read `.states` of MXNet or jfit; MXNet's hold no update counts, which then stay as they are."""
         assert self.optimizer_initialized
         self._settle()
-        load_states_into(self._session, fname)
+        load_states_into(self.session, fname)
 
     # -------------------------------------------------------------------------------- computing
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
@@ -172,11 +391,22 @@ class Module(BoundModule):
         """
         assert self.binded and self.params_initialized
         train = self.for_training if is_train is None else is_train
-        several = isinstance(data_batch, list)  # a batch may be a named tuple
-        batch, counts, pad = self._joined(data_batch) if several else self._fed(data_batch)
-        self._pad = pad
-        self._passes.forward(batch, counts, train)
+        if isinstance(data_batch, list):  # a batch may be a named tuple
+            whole, counts = self.binding.joined(data_batch)
+            inputs, self._pad = self._inputs(whole), 0
+        else:
+            inputs, self._pad = self._inputs(data_batch), descs.wrapped_rows(data_batch)
+            counts = self.binding.slices(self.binding.rows)
+        self.passes.forward(Batch(inputs, None, self.binding.counted(self._pad)), counts, train)
         self._watch("outputs" if train else "eval_outputs")
+
+    def _inputs(self, data_batch: Any) -> dict[str, Any]:
+        """Inputs by name; adapts the bound shapes where the batch has others."""
+        data, labels = self.binding.arrays_of(data_batch)
+        shown, shown_labels = self.binding.shown_by(data_batch, data, labels)
+        if not descs.same(shown, self.binding.data_shapes):
+            self.reshape(shown, shown_labels or self.binding.label_shapes)
+        return self.binding.inputs((shown, shown_labels), data, labels)
 
     def backward(self, out_grads: Any = None) -> None:
         """Gradients of the last forward pass.
@@ -190,33 +420,33 @@ class Module(BoundModule):
             out_grads = [out_grads]
         heads = None if out_grads is None else [unbox(g) for g in out_grads]
         self._watch("gradients", *([] if heads is None else [heads]))
-        self._passes.backward(heads)
+        self.passes.backward(heads)
 
     def update(self) -> None:
         """One update of all parameters with the gradients of the last `backward`."""
         assert self.binded and self.params_initialized and self.optimizer_initialized
-        self._passes.update()
+        self.passes.update()
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Outputs of the last forward pass; with merge_multi_context=False one list of slices for each output."""
         assert self.binded and self.params_initialized
         if merge_multi_context:
-            return [self.arrays.box(out) for out in self._passes.merged()]
-        return [[self.arrays.box(piece) for piece in pieces] for pieces in self._passes.sliced()]
+            return [self.arrays.box(out) for out in self.passes.merged()]
+        return [[self.arrays.box(piece) for piece in pieces] for pieces in self.passes.sliced()]
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data inputs; needs `bind(inputs_need_grad=True)`."""
         assert self.binded and self.params_initialized and self.inputs_need_grad
-        names = [d.name for d in self._data_shapes]
+        names = [d.name for d in self.binding.data_shapes]
         if merge_multi_context:
-            return [self.arrays.box(self._passes.whole_input_gradient(name)) for name in names]
-        return [[self.arrays.box(part) for part in self._passes.input_gradient(name)] for name in names]
+            return [self.arrays.box(self.passes.whole_input_gradient(name)) for name in names]
+        return [[self.arrays.box(part) for part in self.passes.input_gradient(name)] for name in names]
 
     def gradients(self) -> dict[str, Any]:
         """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
         assert self.binded
-        slices = {n: self._passes.gradient_slices(n) for n in self._passes.learns}
-        home = self._devices[0]
+        slices = {n: self.passes.gradient_slices(n) for n in self.passes.learns}
+        home = self.binding.devices[0]
         return {n: self.arrays.box(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
@@ -228,8 +458,8 @@ class Module(BoundModule):
         """
         if pre_sliced:
             labels = [descs.joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
-        outputs = [self.arrays.box(out) for out in self._passes.merged()]  # a metric of the user's calls methods of the box
-        names = [d.name for d in self._label_shapes] or self._label_names
+        outputs = [self.arrays.box(out) for out in self.passes.merged()]  # a metric of the user's calls methods of the box
+        names = [d.name for d in self.binding.label_shapes] or self.binding.label_names
         shown = dict(zip(names, [self.arrays.box(unbox(a)) for a in labels or ()], strict=False))
         eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
 
@@ -237,9 +467,12 @@ class Module(BoundModule):
         """Row weights for each output; None for one that has no rows, such as the mean of a loss, which counts as it is."""
         if not self._pad:
             return None
-        rows = descs.rows_of_batch(self._data_shapes)
-        weight = (np.arange(rows) < rows - self._pad).astype(np.float32)
-        return [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
+        weight, rows = self.binding.counted(self._pad), self.binding.rows
+        return (
+            None
+            if weight is None
+            else [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
+        )
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
         """What is needed before a batch; dense parameters need nothing."""
@@ -266,7 +499,7 @@ class Module(BoundModule):
         whole = whole and all(m.pure and not m.output_names and not m.label_names for m in leaves)
         found: list[tuple[str, float]] = []
         first = 0
-        if whole and runs_whole(self._passes, train_data, [d.name for d in self._label_shapes]):
+        if whole and runs_whole(self.passes, train_data, [d.name for d in self.binding.label_shapes]):
 
             def look(nbatch: int) -> None:
                 if nbatch + 1 == train_data.num_batches:  # before a callback resets anything
@@ -281,9 +514,9 @@ class Module(BoundModule):
 
     def _runner_of(self, data: Any, leaves: list[Any], every: int) -> EpochRunner:
         runner, metrics = self._runner, tuple(m.pure for m in leaves)
-        if runner is None or (runner.data, runner.passes, runner.metrics, runner.every) != (data, self._passes, metrics, every):
-            counts = self._slices(data.batch_size)
-            self._runner = runner = EpochRunner(self._passes, data, counts, metrics, every)
+        if runner is None or (runner.data, runner.passes, runner.metrics, runner.every) != (data, self.passes, metrics, every):
+            counts = self.binding.slices(data.batch_size)
+            self._runner = runner = EpochRunner(self.passes, data, counts, metrics, every)
         return runner
 
     def _own_methods(self) -> bool:
@@ -293,14 +526,14 @@ class Module(BoundModule):
         return own and not any(n in vars(self) for n in names)
 
     def _sync_devices(self) -> None:
-        if self._session.split:
+        if self.session.split:
             self._settle()
-            self._session.set_arrays(*self._session.arrays())
+            self.session.set_arrays(*self.session.arrays())
 
     def _without_padding(self, pad: int) -> list[Any]:
         if not pad:
             return self.get_outputs()
-        return [self.arrays.box(out) for out in self._passes.merged(without=pad)]
+        return [self.arrays.box(out) for out in self.passes.merged(without=pad)]
 
     # -------------------------------------------------------------------------------- monitor
     def install_monitor(self, mon: Any) -> None:
@@ -311,23 +544,20 @@ class Module(BoundModule):
         """
         assert self.binded
         self._monitor = mon
-        self._captures = {}
         mon.install(self)
 
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments, auxiliary states) by name, for a Monitor."""
-        params, aux = self._session.arrays()
-        inputs = self._passes.whole_inputs()
-        known = {**inputs, **params}
-        return {n: known[n] for n in self._arguments if n in known}, {n: aux[n] for n in self._aux_names}
+        params, aux = self.session.arrays()
+        known = {**self.passes.whole_inputs(), **params}
+        return {n: known[n] for n in self.binding.arguments if n in known}, {n: aux[n] for n in self.binding.aux}
 
     def _watch(self, kind: str, *heads: Any) -> None:
         """Hand the arrays of the pass at hand to a monitor that is active."""
         mon = self._monitor
         if mon is None or not mon.active:
             return
-        fed = [*self._data_names, *self._label_names, *self._state_names]
-        for found in self._passes.captured(self._captures, kind, self._symbol, fed, mon, heads):
+        for found in self.passes.captured(kind, mon, heads):
             mon.collect(found)
 
     # -------------------------------------------------------------------------------- files
@@ -357,3 +587,10 @@ class Module(BoundModule):
         if load_optimizer_states:
             module._preload = f"{prefix}-{epoch:04d}.states"
         return module
+
+
+def _session_of(module: Any) -> Session:
+    """The parameters and the optimizer of a module that shares them."""
+    if not (module.binded and module.params_initialized):
+        raise ValueError("shared_module is not bound or has no parameters yet; bind it and call init_params first")
+    return module.session

@@ -7,6 +7,7 @@ before `update` a backward program and an update program.  The numbers are the s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +24,10 @@ from jfit.mxnet.box import Box
 from jfit.mxnet.module.programs import Programs
 from jfit.mxnet.module.session import Session
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
-from jfit.mxnet.module.tables import whole_table
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel import Window, compile_spmd, place_split, sharding
+from jfit.optim.rows import is_rows
+from jfit.parallel import Window, place_split, sharding
 from jfit.step.state import TrainState
 
 
@@ -52,23 +53,19 @@ class Passes:
     """The passes of one bound graph over the arrays of a session.
 
     Args:
-        programs: of the graph.
-        params: names of the graph's parameters.
-        aux: names of its auxiliary states.
-        requests: name of a parameter or input -> "write" or "add", for those whose gradient is kept.
-        learns: parameters that an update changes.
+        bound: the graph, with names and requests of a `Binding`.
+        session: parameters and optimizer.
     """
 
-    def __init__(
-        self, programs: Programs, params: Sequence[str], aux: Sequence[str], requests: Mapping[str, str], learns: Sequence[str]
-    ) -> None:
-        self.programs, self.params, self.aux = programs, list(params), list(aux)
-        self.requests, self.learns = dict(requests), list(learns)
+    def __init__(self, bound: Any, session: Session) -> None:
+        self.programs, self._bound = Programs(bound.model, session), bound
+        self.params, self.aux, self.requests, self.learns = bound.params, bound.aux, bound.requests, bound.learns
         self.gradients: dict[str, Any] = {}  # with several devices, a leading device axis; of tables by rows until read
         self._pass: Pass | None = None
         self._outputs: tuple[Array, ...] | None = None
         self._backward: Any = None  # None: not asked for; (): without head gradients; else the head gradients
         self._window = Window()
+        self._captures: dict[Any, Any] = {}
 
     @property
     def session(self) -> Session:
@@ -137,29 +134,33 @@ class Passes:
         }
         return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
 
-    def captured(
-        self, made: dict[Any, Any], kind: str, symbol: Any, fed: Sequence[str], monitor: Any, heads: Sequence[Any]
-    ) -> list[dict[str, Array]]:
-        """Named arrays of the pass at hand, for each device; `made` keeps the compiled programs."""
-        at, state, devices = self._asked(), self.view(), self.session.devices
-        key = (kind, bool(heads), monitor.pattern, monitor.monitor_all)
-        if key not in made:
-            names = [n for n in fed if n in symbol.list_arguments()]
+    def captured(self, kind: str, monitor: Any, heads: Sequence[Any]) -> list[dict[str, Array]]:
+        """Named arrays of the pass at hand, for each device.
+
+        Args:
+            kind: "outputs" of a training pass, "eval_outputs", or "gradients".
+            monitor: its `pattern` and `monitor_all` say which.
+            heads: [gradients of the outputs], or [].
+        """
+        at, state, bound = self._asked(), self.view(), self._bound
+        key = ("monitor", kind, bool(heads), monitor.pattern, monitor.monitor_all)
+        if key not in self._captures:
+            fed = [n for n in (*bound.data_names, *bound.label_names, *bound.state_names) if n in bound.arguments]
             if kind == "gradients":
-                capture = capture_gradients(symbol, names, monitor.pattern)
+                self._captures[key] = capture_gradients(bound.symbol, fed, monitor.pattern)
             else:
-                capture = capture_outputs(symbol, names, monitor.pattern, monitor.monitor_all, train=kind == "outputs")
-            axes = (self.programs.axes()[0], None, 0, None, None, None, *[0 for _ in heads])
-            made[key] = (capture, compile_spmd(capture.raw, devices, axes, 0, name="monitor"))
-        capture, run = made[key]
+                train = kind == "outputs"
+                self._captures[key] = capture_outputs(bound.symbol, fed, monitor.pattern, monitor.monitor_all, train)
+        capture = self._captures[key]
         if not capture.names:
             return []
         split = [tuple(self._cut(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
+        axes = (self.programs.axes()[0], None, 0, None, None, None, *[0 for _ in heads])
+        run = self.programs.compiled(key, lambda: (capture.raw, axes, 0), "monitor")
         found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
         ordered = {n: found[n] for n in capture.names if n in found}
-        if len(devices) == 1:
-            return [ordered]
-        return [{n: v[d] for n, v in ordered.items()} for d in range(len(devices))]
+        devices = len(self.session.devices)
+        return [ordered] if devices == 1 else [{n: v[d] for n, v in ordered.items()} for d in range(devices)]
 
     def sliced(self) -> list[list[Array]]:
         """For each output, what each device computed."""
@@ -393,3 +394,22 @@ def _blocked(model: Model, index: int) -> bool:
     """True for an output that lets no gradient through, so that none is missing."""
     symbol = model.symbol
     return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"
+
+
+def whole_table(session: Session, name: str, gradient: Any) -> Any:
+    """The gradient of a parameter with all its rows, and a leading device axis where there are several devices."""
+    if not is_rows(gradient):
+        return gradient
+    assert session.state is not None
+    size = session.state.params[name].shape[int(session.split)]
+    return (_dense if len(session.devices) == 1 else _dense_each)(gradient, size)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _dense(rows: Any, size: int) -> Array:
+    return rows.dense(size)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _dense_each(rows: Any, size: int) -> Array:
+    return jax.vmap(lambda each: each.dense(size))(rows)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jfit.mxnet.box import unbox
 from jfit.mxnet.module.base import BaseModule
+from jfit.mxnet.module.descs import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 
 
@@ -220,7 +221,7 @@ class PythonLossModule(PythonModule):
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Keep the scores and, in training, the labels."""
         self._scores = self.arrays.box(data_batch.data[0])
-        self._pad = int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)
+        self._pad = wrapped_rows(data_batch)
         if self.for_training if is_train is None else is_train:
             self._labels = self.arrays.box(data_batch.label[0])
 

@@ -36,24 +36,23 @@ class Session:
         state: the TrainState; None before parameters are set.
         optimizer: the stateful optimizer, or None.
         names: parameters in the order that gives them their index.
-        learns: those of them that the optimizer updates.
+        cell: what an optimizer that is a user's Python class gets to write into.
+        learns: those of the names that the optimizer updates.
         reduce: how the devices' gradients become one.
         passes: training passes since the last update; each draws its own random numbers.
     """
 
-    def __init__(self, devices: Sequence[Any]) -> None:
-        self.devices = list(devices)
+    def __init__(self, devices: Sequence[Any], names: Sequence[str] = (), cell: Callable[[Any], Any] = Box) -> None:
+        self.devices, self.names, self.cell = list(devices), list(names), cell
         self.state: TrainState | None = None
         self.optimizer: Optimizer | None = None
         self.kvstore: Any = None
         self.update_on_kvstore = False
         self.updater: Any = None  # of an optimizer that is a user's Python class
-        self.names: list[str] = []
         self.learns: list[str] = []
         self.reduce: Reduce = all_reduce()
         self.passes = self.evaluations = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # passes whose outputs may not be computed yet
-        self.cell: Callable[[Any], Any] = Box  # what a Python optimizer gets to write into
         self._rate: Any = None
         self._multipliers: Any = None
         self._known_indices: Any = None
@@ -73,8 +72,11 @@ class Session:
         return not self.reduce.shared and len(self.devices) > 1
 
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
-        """Replace parameters and auxiliary states (all of them); optimizer state and counters stay."""
+        """Replace parameters and auxiliary states; those of other graphs, optimizer state and counters stay."""
         self.hold()
+        if self.state is not None and not set(self.state.params) <= set(params):
+            old, old_aux = self.arrays()
+            params, aux = {**old, **params}, {**old_aux, **aux}
         placed, moved = place(dict(params), self.devices), place(dict(aux), self.devices)
         if self.split:
             placed = self.stacked(params)

@@ -84,7 +84,7 @@ class SVRGModule(Module):
             raise ValueError(f"update_freq in SVRGModule is {update_freq}; a full gradient every 1 or more epochs is needed")
         self.update_freq = update_freq
         self._mod_aux = self._aux_class(*given, group2ctxs, compression_params)
-        self._ctx_len = len(self._devices)
+        self._ctx_len = len(self.binding.devices)
         self._full: dict[str, Array] = {}  # mu by name; with several devices, a leading device axis
         self._taken = False  # whether mu is that of the snapshot
         self._svrg: _SVRGOptimizer | None = None
@@ -132,11 +132,11 @@ class SVRGModule(Module):
 
     def _draw_alike(self) -> None:
         """Random operators draw the same numbers at the snapshot: otherwise nothing would cancel."""
-        mine, other = self._session, self._mod_aux._session
+        mine, other = self.session, self._mod_aux.session
         assert mine.state is not None and other.state is not None
         self._mod_aux._settle()
         # copies: the next update gives up the originals
-        step, key = place((mine.state.step, mine.state.key), self._devices)
+        step, key = place((mine.state.step, mine.state.key), self.binding.devices)
         other.state, other.passes = other.state._replace(step=step, key=key), mine.passes - 1
 
     def backward(self, out_grads: Any = None) -> None:
@@ -155,25 +155,25 @@ class SVRGModule(Module):
     ) -> None:
         """As `Module.init_optimizer`; the optimizer gets the reduced gradients, and mu starts from 0."""
         super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self._passes.learns}
+        self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self.passes.learns}
         self._taken = False
         store = self._kvstore
         if store is not None and store is not self._keyed:
-            for name in self._passes.learns:
+            for name in self.passes.learns:
                 store.init(name + FULL, self._zero(name))
             self._keyed = store
 
     def _zero(self, name: str) -> np.ndarray:
-        spec = self._specs[name]
+        spec = self.binding.specs[name]
         return np.zeros(spec.shape, jnp.promote_types(spec.dtype, jnp.float32))
 
     def _slices_of(self, slices: Sequence[Any]) -> Array:
         """One array for each device, as gradients lie."""
         host = [np.asarray(s) for s in counters.read(list(slices))]  # sync: once a full gradient
-        return place(host[0], self._devices) if self._ctx_len == 1 else place_split(np.stack(host), self._devices)
+        return place(host[0], self.binding.devices) if self._ctx_len == 1 else place_split(np.stack(host), self.binding.devices)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Any:
-        count, names = self._ctx_len, self._param_names
+        count, names = self._ctx_len, self.binding.params
         ways = 1 if on_store else count
         idx2name = {i * ways + k: n for i, n in enumerate(names) for k in range(ways)}
         idx2name |= {len(names) * ways + i: n + FULL for i, n in enumerate(names)}
@@ -208,7 +208,7 @@ class SVRGModule(Module):
         for batch in train_data:
             aux.forward(batch, is_train=True)
             aux.backward()
-            sums = _added(sums, {n: aux._passes.read_gradients()[n] for n in sums})
+            sums = _added(sums, {n: aux.passes.read_gradients()[n] for n in sums})
             batches, pad = batches + 1, batch.pad or 0
             self._stop_if(self._flag)
         if not batches:
@@ -235,9 +235,9 @@ class SVRGModule(Module):
 
     def _update_svrg_gradients(self) -> None:
         """g <- g - g~ + mu, for the gradients of the last backward pass of both modules."""
-        mine, other = self._passes.read_gradients(), {}
+        mine, other = self.passes.read_gradients(), {}
         if self._mod_aux.params_initialized:
-            other = self._mod_aux._passes.read_gradients()
+            other = self._mod_aux.passes.read_gradients()
         both = [n for n in self._full if n in mine and n in other]
         mine.update(_reduced(*[{n: tree[n] for n in both} for tree in (mine, other, self._full)]))
 
