@@ -8,12 +8,11 @@ import pytest
 import jfit
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.mx import gluon
-from jfit.mxnet import context, rng
+from jfit.mxnet import context, initializer, rng
 from jfit.mxnet.box import Box
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.gluon.parameter import DeferredInitializationError, Parameter
 from jfit.mxnet.gluon.parameter_dict import Constant, ParameterDict
-from jfit.mxnet.initializer import rules as initializer
 from jfit.mxnet.ndarray.array import NDArray
 
 DEVICES = jax.devices()

@@ -8,8 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +20,26 @@ from jfit.ops.registry import nearest
 # (key, desc, shape, dtype) -> values; every Initializer is one, and so may be a function of the user's
 InitFn = Callable[..., Array]
 
-# end of the name -> fixed value; `None` means the initializer's own rule
-_SUFFIXES: dict[str, float | None] = {
-    "weight": None,
-    "bias": 0.0,
-    "gamma": 1.0,
-    "beta": 0.0,
-    "min": 0.0,
-    "max": 1.0,
-    "weight_quantize": 0.0,
-    "bias_quantize": 0.0,
+# end of a parameter's name -> its rule; "weight" is the initializer's own, the others give one value
+_RULES = {
+    "weight": "weight",
+    "bias": "bias",
+    "gamma": "gamma",
+    "beta": "beta",
+    "min": "zero",
+    "max": "one",
+    "weight_quantize": "quantized_weight",
+    "bias_quantize": "quantized_bias",
 }
+# the same for names without a description, as MXNet's oldest scripts pass them
+_PLAIN_RULES = {
+    **{end: rule for end, rule in _RULES.items() if not end.endswith("_quantize")},
+    "moving_mean": "zero",
+    "moving_var": "one",
+    "moving_inv_var": "zero",
+    "moving_avg": "zero",
+}
+VALUES = {"bias": 0.0, "beta": 0.0, "gamma": 1.0, "zero": 0.0, "one": 1.0, "quantized_weight": 0.0, "quantized_bias": 0.0}
 
 _SHOWN = 80  # characters of a text from a file that a message shows
 _OF_A_TEXT = (
@@ -49,16 +57,60 @@ REGISTRY: dict[str, Callable[..., Initializer]] = {}
 _Class = TypeVar("_Class", bound="type[Initializer]")
 
 
-class InitDesc(NamedTuple):
-    """What an initializer may know of a parameter: its name and its variable's attributes.
+class InitDesc(str):
+    """A parameter's name, with what an initializer may know beside it.
+
+    Args:
+        name: the name.
+        attrs: attributes of its variable; `__init__` decides before the name does.
+        global_init: the initializer that one within it falls back to.
 
     Example:
-        >>> InitDesc("fc1_weight").name
-        'fc1_weight'
+        >>> desc = InitDesc("fc_weight", {"__init__": '["zero", {}]'})
+        >>> desc.name, desc.attrs
+        ('fc_weight', {'__init__': '["zero", {}]'})
     """
 
-    name: str
-    attrs: Mapping[str, Any] = MappingProxyType({})
+    attrs: dict[str, Any]
+    global_init: Any
+
+    def __new__(cls, name: str, attrs: Mapping[str, Any] | None = None, global_init: Any = None):
+        self = super().__new__(cls, name)
+        self.attrs, self.global_init = dict(attrs or {}), global_init
+        return self
+
+    @property
+    def name(self) -> str:
+        """The name alone."""
+        return str(self)
+
+
+def described(name: str) -> InitDesc:
+    """A description as it is; a plain name as one without attributes."""
+    return name if isinstance(name, InitDesc) else InitDesc(name)
+
+
+def rule_of(name: str) -> str:
+    """The rule that a parameter's name asks for: "weight", a key of `VALUES`, or "default" where no rule fits the name.
+
+    Names that are no `InitDesc` have MXNet's older rules, which know moving averages, `upsampling` ("bilinear") and
+    `stn_loc` ("loc_bias") too.
+
+    Example:
+        >>> rule_of(InitDesc("bn_gamma")), rule_of(InitDesc("bn_moving_var")), rule_of("bn_moving_var")
+        ('gamma', 'default', 'one')
+
+    Source: Apache MXNet 1.9.1, `mxnet.initializer.Initializer`.
+    """
+    if isinstance(name, InitDesc):
+        rules = _RULES
+    elif name.startswith("upsampling"):
+        return "bilinear"
+    elif name.startswith("stn_loc") and name.endswith(("weight", "bias")):
+        return "zero" if name.endswith("weight") else "loc_bias"
+    else:
+        rules = _PLAIN_RULES
+    return next((rule for end, rule in rules.items() if name.endswith(end)), "default")
 
 
 @dataclass(frozen=True)
@@ -73,7 +125,7 @@ class Initializer:
     Source: Apache MXNet 1.9.1, `mxnet.initializer.Initializer`.
     """
 
-    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         """Initial values of one parameter.
 
         Args:
@@ -88,8 +140,7 @@ class Initializer:
         Raises:
             ValueError: no rule fits the name, or the shape does not suit the rule.
         """
-        desc = InitDesc(desc) if isinstance(desc, str) else desc
-        shape = tuple(shape)
+        desc, shape = described(desc), tuple(shape)
         given = desc.attrs.get("__init__")
         if given:
             with own_rule(desc.name, given):
@@ -105,11 +156,13 @@ class Initializer:
 
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         """Values by the end of the name, for parameters without an `__init__` attribute."""
-        for suffix, value in _SUFFIXES.items():
-            if name.endswith(suffix):
-                return self.draw(key, name, shape) if value is None else jnp.full(shape, value, jnp.float32)
+        rule = rule_of(InitDesc(name))
+        if rule == "weight":
+            return self.draw(key, name, shape)
+        if rule in VALUES:
+            return jnp.full(shape, VALUES[rule], jnp.float32)
         raise ValueError(
-            f"parameter {name!r}: no initialization rule fits the name; names ending in {', '.join(map(repr, _SUFFIXES))} "
+            f"parameter {name!r}: no initialization rule fits the name; names ending in {', '.join(map(repr, _RULES))} "
             f"are known. Rename it, or give its variable one: Variable({name!r}, init='uniform')."
         )
 

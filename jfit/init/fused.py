@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from dataclasses import dataclass, replace
@@ -97,23 +98,33 @@ def parts_of(
         >>> parts_of(14, 2, 1, "rnn_tanh")
         [('l0_i2h_weight', (2, 3)), ('l0_h2h_weight', (2, 2)), ('l0_i2h_bias', (2,)), ('l0_h2h_bias', (2,))]
     """
-    sides, gates, h = ("l", "r") if bidirectional else ("l",), _gates(mode), num_hidden
-    b = len(sides)
-    unit = b * h * len(gates)
-    later = (num_layers - 1) * (h + b * h + 2)  # of the layers above the first, per row of gates
-    inputs = size // unit - later - h - 2
-    if size % unit or inputs < 1:
+    # the vector is a multiple of the input's size and a rest that is known
+    none, one = (sum(math.prod(s) for _, s in gate_parts(n, num_hidden, num_layers, mode, bidirectional)) for n in (0, 1))
+    inputs, odd = divmod(size - none, one - none)
+    if odd or inputs < 1:
         raise ValueError(
-            f"parameter {name!r} has {size} values; {num_layers} layers of mode {mode!r} with {h} hidden in {b} direction(s) "
-            f"have {unit} * (inputs + {later + h + 2}); give FusedRNN the numbers that the RNN node has."
+            f"{name} has {size} values, which no size of input gives for {num_layers} layers of {num_hidden} hidden in "
+            f"{1 + bidirectional} direction(s) of mode {mode}; is it from a network of other sizes?"
         )
-    weights, biases = [], []
-    for layer in range(num_layers):
-        for side in sides:
-            for group, width in (("i2h", inputs if layer == 0 else b * h), ("h2h", h)):
-                weights += [(f"{side}{layer}_{group}{g}_weight", (h, width)) for g in gates]
-                biases += [(f"{side}{layer}_{group}{g}_bias", (h,)) for g in gates]
-    return weights + biases
+    return gate_parts(inputs, num_hidden, num_layers, mode, bidirectional)
+
+
+def gate_parts(
+    inputs: int, num_hidden: int, num_layers: int, mode: str, bidirectional: bool = False
+) -> list[tuple[str, tuple[int, ...]]]:
+    """`parts_of` the vector of a network of so many inputs.
+
+    Example:
+        >>> [name for name, _ in gate_parts(3, 2, 1, "rnn_tanh")]
+        ['l0_i2h_weight', 'l0_h2h_weight', 'l0_i2h_bias', 'l0_h2h_bias']
+    """
+    sides, found = ("l", "r") if bidirectional else ("l",), []
+    for what in ("weight", "bias"):
+        for layer, side, kind in itertools.product(range(num_layers), sides, ("i2h", "h2h")):
+            width = num_hidden if kind == "h2h" else num_hidden * len(sides) if layer else inputs
+            shape = (num_hidden, width) if what == "weight" else (num_hidden,)
+            found += [(f"{side}{layer}_{kind}{gate}_{what}", shape) for gate in _gates(mode)]
+    return found
 
 
 def _gates(mode: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.init.core import InitDesc, Initializer, get, register
+from jfit.init.core import Initializer, described, get, register
 
 
 @register("zeros")
@@ -199,8 +199,8 @@ class Mixed(Initializer):
                 f"Mixed: {len(self.patterns)} patterns and {len(self.initializers)} initializers, one for each is needed."
             )
 
-    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        desc = InitDesc(desc) if isinstance(desc, str) else desc
+    def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        desc = described(desc)
         for pattern, chosen in zip(self.patterns, self.initializers, strict=True):
             if re.match(pattern, desc.name):
                 return get(chosen)(key, desc, shape, dtype)

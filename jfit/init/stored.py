@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from jfit.formats import FormatError, bounded_dense, load_arrays, load_tensors
-from jfit.init.core import InitDesc, Initializer, get
+from jfit.init.core import Initializer, described, get
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,8 @@ class Load(Initializer):
         if not isinstance(self.param, Mapping):
             object.__setattr__(self, "param", named_arrays(self.param))
 
-    def __call__(self, key: Array, desc: InitDesc | str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        desc = InitDesc(desc) if isinstance(desc, str) else desc
+    def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        desc = described(desc)
         for name in (desc.name, f"arg:{desc.name}", f"aux:{desc.name}"):
             if name in self.param:
                 value = np.asarray(self.param[name])

@@ -14,13 +14,12 @@ from typing import NoReturn
 
 from jfit.mx import attribute, callback, contrib, gluon, lr_scheduler, metric, model, module, monitor, name
 from jfit.mx.attribute import AttrScope
-from jfit.mxnet import base, context, image, operator, random, recordio, rnn, symbol, util, visualization
+from jfit.mxnet import base, context, image, initializer, operator, random, recordio, rnn, symbol, util, visualization
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet.base import MXNetError
 from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
 from jfit.mxnet.executor import executor
 from jfit.mxnet.executor.executor import Executor
-from jfit.mxnet.initializer import rules as initializer
 from jfit.mxnet.io import arrays as io
 from jfit.mxnet.kvstore import boxed as kvstore
 from jfit.mxnet.optimizer import boxed as optimizer

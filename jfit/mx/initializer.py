@@ -1,9 +1,9 @@
-"""`mx.initializer`: see `jfit.mxnet.initializer.rules`."""
+"""`mx.initializer`: see `jfit.mxnet.initializer`."""
 
 from typing import Any
 
-from jfit.mxnet.initializer import rules as _home
-from jfit.mxnet.initializer.rules import *  # noqa: F403
+from jfit.mxnet import initializer as _home
+from jfit.mxnet.initializer import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jfit.init import InitDesc
 from jfit.mxnet.box import Box
 
 
@@ -24,7 +23,6 @@ class Arrays(NamedTuple):
         box: a plain array (jax or numpy) -> what the caller gets.
         cell: class of arrays that are written in place, such as the gradient of a parameter.
         symbol: a graph -> the symbol the caller gets.
-        describe: name and attributes of a parameter -> what an initializer `(desc, array)` is told of it.
 
     Example:
         >>> import numpy as np
@@ -35,7 +33,6 @@ class Arrays(NamedTuple):
     box: Callable[[Any], Any] = _as_it_is
     cell: type[Box] = Box
     symbol: Callable[[Any], Any] = _as_it_is
-    describe: Callable[..., Any] = InitDesc
 
 
 PLAIN = Arrays()

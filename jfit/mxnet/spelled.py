@@ -13,7 +13,6 @@ from jfit.mxnet import files
 from jfit.mxnet.base import translated
 from jfit.mxnet.feedforward import feedforward
 from jfit.mxnet.feedforward import modules as fed
-from jfit.mxnet.initializer.base import InitDesc
 from jfit.mxnet.module import base, bucketing, module, python, sequential, svrg
 from jfit.mxnet.module.exec_group import ExecGroup
 from jfit.mxnet.monitor import monitor
@@ -30,7 +29,7 @@ def _symbol(graph: Any) -> Symbol:
     return graph if isinstance(graph, Symbol) else Symbol(graph.heads)
 
 
-NDARRAYS = Arrays(_array, NDArray, _symbol, InitDesc)
+NDARRAYS = Arrays(_array, NDArray, _symbol)
 
 
 # ------------------------------------------------------------------------------------------------ mx.mod

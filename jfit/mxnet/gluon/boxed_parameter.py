@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import init as pure
+from jfit.mxnet import initializer
 from jfit.mxnet.context import Context, current_context
 from jfit.mxnet.gluon import parameter, parameter_dict
 from jfit.mxnet.gluon.parameter import DeferredInitializationError
-from jfit.mxnet.initializer import rules as initializer
 from jfit.mxnet.ndarray.array import NDArray
 
 __all__ = ["Constant", "DeferredInitializationError", "Parameter", "ParameterDict"]

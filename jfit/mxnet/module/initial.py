@@ -92,7 +92,7 @@ class Initial(NamedTuple):
         start: Any = Uniform(0.01) if isinstance(initializer, str) and initializer == DEFAULT else initializer
         if writes_in_place(start):
             return self._written(start, wanted)
-        described = {n: (InitDesc(n, dict(self.attrs.get(n, {}))), s) for n, s in sorted(wanted.items())}
+        described = {n: (InitDesc(n, self.attrs.get(n)), s) for n, s in sorted(wanted.items())}
         return draw_all(get(start), next_key(), described)
 
     def _written(self, initializer: Any, wanted: Specs) -> Values:
@@ -100,8 +100,7 @@ class Initial(NamedTuple):
         found = {}
         for name, spec in sorted(wanted.items()):
             cell = self.arrays.cell(np.zeros(spec.shape, spec.dtype))
-            make = getattr(initializer, "describe", self.arrays.describe)
-            initializer(make(name, dict(self.attrs.get(name, {}))), cell)
+            initializer(InitDesc(name, self.attrs.get(name)), cell)
             found[name] = unbox(cell)
         return found
 

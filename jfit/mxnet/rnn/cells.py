@@ -6,12 +6,12 @@ from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
+from jfit.init.fused import GATES
+from jfit.mxnet import initializer
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.initializer import rules as initializer
 from jfit.mxnet.rnn.base import BaseRNNCell, RNNParams, States, sequence
 
-LSTM_GATES = ("_i", "_f", "_c", "_o")
-GRU_GATES = ("_r", "_z", "_o")
+LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
 
 
 class GatedCell(BaseRNNCell):

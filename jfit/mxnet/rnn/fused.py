@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.graph.symbol import Symbol
+from jfit.init.fused import GATES, gate_parts, parts_of
+from jfit.mxnet import initializer
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.initializer import rules as initializer
-from jfit.mxnet.rnn.base import KINDS, Arrays, BaseRNNCell, RNNParams, States, sequence, taken
-from jfit.mxnet.rnn.cells import GRU_GATES, LSTM_GATES, DropoutCell, GRUCell, LSTMCell, RNNCell
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence, taken
+from jfit.mxnet.rnn.cells import DropoutCell, GRUCell, LSTMCell, RNNCell
 from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
-
-GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": LSTM_GATES, "gru": GRU_GATES}
 
 
 class FusedRNNCell(BaseRNNCell):
@@ -57,7 +56,8 @@ class FusedRNNCell(BaseRNNCell):
         self._num_hidden, self._num_layers, self._mode = num_hidden, num_layers, mode
         self._bidirectional, self._dropout, self._get_next_state = bidirectional, dropout, get_next_state
         self._directions = ("l", "r") if bidirectional else ("l",)
-        start = initializer.FusedRNN(None, num_hidden, num_layers, mode, bidirectional, forget_bias)
+        self._sizes = (num_hidden, num_layers, mode, bidirectional)
+        start = initializer.FusedRNN(None, *self._sizes, forget_bias)
         self._parameter = self._params.get("parameters", init=start)
 
     @property
@@ -71,50 +71,25 @@ class FusedRNNCell(BaseRNNCell):
         return GATES[self._mode]
 
     # -------------------------------------------------------------------------------- weights
-    def _pieces(self, inputs: int) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of the weights of every gate, in the order of the vector: all matrices, then all biases."""
-        size, found = self._num_hidden, []
-        places = [(layer, side) for layer in range(self._num_layers) for side in self._directions]
-        for what in ("weight", "bias"):
-            for layer, side in places:
-                for kind in KINDS:
-                    width = size if kind == "h2h" else inputs if layer == 0 else size * len(self._directions)
-                    shape = (size, width) if what == "weight" else (size,)
-                    found += [(f"{self._prefix}{side}{layer}_{kind}{gate}_{what}", shape) for gate in self._gate_names]
-        return found
-
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
         """Arrays by name in which the vector is cut into the weights of single gates, `<prefix>l0_i2h_i_weight`, ..."""
         left = dict(args)
         name = self._parameter.name
         assert name is not None
         vector = taken(left, name)
-        length = math.prod(vector.shape)
-        # the vector is a multiple of the input's size and a rest that is known
-        per_input = len(self._directions) * self._num_gates * self._num_hidden
-        inputs, odd = divmod(length - self._length(0), per_input)
-        if odd or inputs < 1:
-            raise ValueError(
-                f"{name} has {length} values, which no size of input gives for {self._num_layers} layers of "
-                f"{self._num_hidden} in mode {self._mode}; is it from a cell of other sizes?"
-            )
         cut, at = {}, 0
-        for piece, shape in self._pieces(inputs):
+        for part, shape in parts_of(math.prod(vector.shape), *self._sizes, name=name):
             size = math.prod(shape)
-            cut[piece] = vector[at : at + size].reshape(shape).copy()
+            cut[self._prefix + part] = vector[at : at + size].reshape(shape).copy()
             at += size
         return {**left, **cut}
-
-    def _length(self, inputs: int) -> int:
-        return sum(math.prod(shape) for _, shape in self._pieces(inputs))
 
     def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
         """The inverse of `unpack_weights`: the weights of single gates joined into the vector."""
         left = dict(args)
-        first, _ = self._pieces(1)[0]
-        if first not in left:
-            taken(left, first)  # says what is missing
-        parts = [taken(left, name).reshape((-1,)) for name, _ in self._pieces(left[first].shape[1])]
+        first = self._prefix + gate_parts(1, *self._sizes)[0][0]
+        inputs = taken(dict(left), first).shape[1]
+        parts = [taken(left, self._prefix + part).reshape((-1,)) for part, _ in gate_parts(inputs, *self._sizes)]
         return {**left, str(self._parameter.name): nd.concatenate(parts)}
 
     # -------------------------------------------------------------------------------- time
