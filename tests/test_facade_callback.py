@@ -13,9 +13,8 @@ from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray
 from jfit.mxnet import callback as C
-from jfit.mxnet import files
+from jfit.mxnet import files, metric
 from jfit.mxnet.box import Box
-from jfit.mxnet.metric import shells as metric
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 import jfit
 from jfit import counters
+from jfit.mxnet import metric
 from jfit.mxnet import rng as random_numbers
 from jfit.mxnet.callback import Speedometer, log_train_metric
-from jfit.mxnet.metric import shells as metric
 from jfit.mxnet.module.epochs import looks_every
 from jfit.mxnet.optimizer import lr_scheduler
 

@@ -13,7 +13,7 @@ import jfit
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.mxnet.callback import Speedometer
 from jfit.mxnet.feedforward.feedforward import FeedForward
-from jfit.mxnet.metric.shells import CustomMetric, create
+from jfit.mxnet.metric import CustomMetric, create
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.monitor.monitor import Monitor
 from jfit.mxnet.optimizer import SGD, Adam

@@ -17,9 +17,9 @@ import jfit.mx as mx
 from jfit import counters
 from jfit import metrics as pure
 from jfit.data import NDArrayIter
+from jfit.mxnet import metric as M
 from jfit.mxnet.box import Box
 from jfit.mxnet.callback import BatchEndParam, log_train_metric
-from jfit.mxnet.metric import shells as M
 from jfit.mxnet.module.module import Module
 
 FOLDER = Path(__file__).parent / "golden"

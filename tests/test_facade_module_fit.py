@@ -10,7 +10,7 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, host, linear,
 
 import jfit
 from jfit.data import DataBatch
-from jfit.mxnet.metric import shells as M
+from jfit.mxnet import metric as M
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.monitor.monitor import Monitor
 

@@ -7,7 +7,7 @@ import pytest
 
 import jfit
 from jfit.data import DataBatch
-from jfit.mxnet.metric import shells as metrics
+from jfit.mxnet import metric as metrics
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.module.python import PythonLossModule, PythonModule
 from jfit.mxnet.module.sequential import SequentialModule

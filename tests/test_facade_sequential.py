@@ -9,7 +9,7 @@ import pytest
 import jfit
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.mxnet.metric import shells as metrics
+from jfit.mxnet import metric as metrics
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.module.python import PythonLossModule

@@ -272,7 +272,7 @@ def test_load_reads_files_of_both_kinds(suffix, tmp_path):
         (
             lambda path: init.FusedRNN("one", 2, 1, "lstm").draw(KEY, "p", (55,)),
             ValueError,
-            r"parameter 'p' has 55 values; 1 layers of mode 'lstm' with 2 hidden in 1 direction\(s\) have 8 \* \(inputs \+ 4\)",
+            r"p has 55 values, which no size of input gives for 1 layers of 2 hidden in 1 direction\(s\) of mode lstm",
         ),
     ],
 )

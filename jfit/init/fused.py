@@ -104,7 +104,7 @@ def parts_of(
     if odd or inputs < 1:
         raise ValueError(
             f"{name} has {size} values, which no size of input gives for {num_layers} layers of {num_hidden} hidden in "
-            f"{1 + bidirectional} direction(s) of mode {mode}; is it from a network of other sizes?"
+            f"{1 + bidirectional} direction(s) of mode {mode}; give the sizes of the network that it is from."
         )
     return gate_parts(inputs, num_hidden, num_layers, mode, bidirectional)
 

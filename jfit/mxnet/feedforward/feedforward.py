@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.mxnet import files
+from jfit.mxnet import metric as metrics
 from jfit.mxnet.callback import BatchEndParam, LogValidationMetricsCallback
 from jfit.mxnet.feedforward.data import data_iter, described, eval_iter, is_data_name, sized_epoch
 from jfit.mxnet.feedforward.julia import JuliaTradition
 from jfit.mxnet.feedforward.modules import PythonBuckets, PythonFed
 from jfit.mxnet.feedforward.predicting import Predicts
-from jfit.mxnet.metric import shells as metrics
 from jfit.mxnet.module.base import listed
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer

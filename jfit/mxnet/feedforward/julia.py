@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfit.mxnet import files
+from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, of_kind
 from jfit.mxnet.feedforward.data import described, frozen_names, rows_of
 from jfit.mxnet.feedforward.holder import Holder
 from jfit.mxnet.feedforward.modules import JuliaFed
 from jfit.mxnet.feedforward.options import TrainingOptions, decaying
 from jfit.mxnet.kvstore.store import select_julia
-from jfit.mxnet.metric import shells as metrics
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.optimizer import create as create_optimizer

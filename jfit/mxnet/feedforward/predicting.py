@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from jfit import counters
+from jfit.mxnet import metric as metrics
 from jfit.mxnet.box import unbox
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.feedforward.data import data_iter, described, is_data_name
 from jfit.mxnet.feedforward.holder import Holder
 from jfit.mxnet.feedforward.modules import PythonFed
-from jfit.mxnet.metric import shells as metrics
 from jfit.mxnet.module import descs
 from jfit.mxnet.module.base import call
 

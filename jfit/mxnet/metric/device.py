@@ -1,17 +1,17 @@
-"""Metric shells whose sums live on the device: counting never waits, reading a value does."""
+"""Metrics whose sums live on the device: counting never waits, reading a value does."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
 from jfit import counters
-from jfit.metrics import Metric
-from jfit.mxnet.metric.base import EvalMetric
+from jfit.metrics import METRICS, Metric
+from jfit.mxnet.metric.base import EvalMetric, register
 
 
 class _Written(NamedTuple):
@@ -25,31 +25,41 @@ class DeviceMetric(EvalMetric):
     """A metric whose sums live on the device, over a pure metric of `jfit.metrics`; reading a value waits, counting does not.
 
     Args:
-        make: makes the pure metric.
-        settings: its arguments.
+        settings: arguments of the pure metric, which a subclass names: `class Accuracy(DeviceMetric, rule=metrics.accuracy)`.
         name: what logs call it.
         output_names: as in `EvalMetric`.
         label_names: as in `EvalMetric`.
         **config: what `get_config` shows.
     """
 
+    rule: ClassVar[Callable[..., Metric]]
+
+    def __init_subclass__(cls, rule: Callable[..., Metric] | None = None) -> None:
+        super().__init_subclass__()
+        if rule is not None:
+            cls.rule = staticmethod(rule)
+            # what MXNet creates a metric by has no hyphen, which is in what it prints
+            register(cls, *(name for name, make in METRICS.items() if make is rule and "-" not in name))
+
     def __init__(
         self,
-        make: Callable[..., Metric],
         settings: Mapping[str, Any],
         name: str,
         output_names: Sequence[str] | None = None,
         label_names: Sequence[str] | None = None,
         **config: Any,
     ) -> None:
-        self._rule = (make, tuple(sorted(settings.items())))
+        self._settings = tuple(sorted(settings.items()))
         super().__init__(name, output_names, label_names, has_global_stats=True, **config)
 
     @property
     def pure(self) -> Metric | None:
         """The pure metric behind this one; None where a subclass counts in Python."""
         own = type(self).update is DeviceMetric.update and type(self).update_dict is EvalMetric.update_dict
-        return _made(*self._rule) if own else None
+        return self._pure() if own else None
+
+    def _pure(self) -> Metric:
+        return _made(self.rule, self._settings)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -75,14 +85,14 @@ class DeviceMetric(EvalMetric):
 
     def running(self) -> tuple[Any, Any]:
         """(local, global) sums as the pure metric counts them."""
-        rule = _made(*self._rule)
+        rule = self._pure()
         return _form(rule, self._sums[0], True), _form(rule, self._sums[1], True)
 
     def _store(self, sums: tuple[Any, Any]) -> None:
         self._sums, self._host = sums, None
 
     def _value(self, which: int) -> Any:
-        rule, sums = _made(*self._rule), read([self])[0][which]
+        rule, sums = self._pure(), read([self])[0][which]
         if sums is None:
             return float("nan")
         with np.errstate(all="ignore"):  # a perplexity may overflow

@@ -1,4 +1,4 @@
-"""The metrics by name, as MXNet's classes: each is a pure metric of `jfit.metrics` with a shell around it."""
+"""MXNet's classes over the pure metrics of `jfit.metrics`, under the names that those have there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,30 @@ import numpy as np
 from jfit import counters
 from jfit import metrics as pure
 from jfit.mxnet.box import unbox
-from jfit.mxnet.metric.base import alias, register
 from jfit.mxnet.metric.device import DeviceMetric, UpdatesMetric
+
+__all__ = [
+    "F1",
+    "MAE",
+    "MCC",
+    "MSE",
+    "PCC",
+    "RMSE",
+    "Accuracy",
+    "Caffe",
+    "CrossEntropy",
+    "Loss",
+    "NegativeLogLikelihood",
+    "PearsonCorrelation",
+    "Perplexity",
+    "TopKAccuracy",
+    "Torch",
+]
 
 Names = Any  # list of names, or None
 
 
-@alias("acc")
-class Accuracy(DeviceMetric):
+class Accuracy(DeviceMetric, rule=pure.accuracy):
     """correct / count; the prediction is the argmax over `axis`, or the output itself where it is shaped as its label.
 
     Args:
@@ -38,12 +54,11 @@ class Accuracy(DeviceMetric):
     """
 
     def __init__(self, axis: int = 1, name: str = "accuracy", output_names: Names = None, label_names: Names = None):
-        super().__init__(pure.accuracy, {"axis": axis}, name, output_names, label_names, axis=axis)
+        super().__init__({"axis": axis}, name, output_names, label_names, axis=axis)
         self.axis = axis
 
 
-@alias("top_k_accuracy", "top_k_acc")
-class TopKAccuracy(DeviceMetric):
+class TopKAccuracy(DeviceMetric, rule=pure.top_k_accuracy):
     """How often the label is among the `top_k` largest of (rows, classes) outputs; the name ends in `_<top_k>`.
 
     Raises:
@@ -59,12 +74,11 @@ class TopKAccuracy(DeviceMetric):
     def __init__(self, top_k: int = 1, name: str = "top_k_accuracy", output_names: Names = None, label_names: Names = None):
         if top_k <= 1:
             raise AssertionError(f"Please use Accuracy if top_k is no more than 1; top_k is {top_k}.")
-        super().__init__(pure.top_k_accuracy, {"top_k": top_k}, f"{name}_{top_k}", output_names, label_names, top_k=top_k)
+        super().__init__({"top_k": top_k}, f"{name}_{top_k}", output_names, label_names, top_k=top_k)
         self.top_k = top_k
 
 
-@register
-class F1(DeviceMetric):
+class F1(DeviceMetric, rule=pure.f1):
     """2 tp / (2 tp + fp + fn) of binary labels; "macro": the mean over updates, "micro": from the totals.
 
     Example:
@@ -75,12 +89,11 @@ class F1(DeviceMetric):
     """
 
     def __init__(self, name: str = "f1", output_names: Names = None, label_names: Names = None, average: str = "macro"):
-        super().__init__(pure.f1, {"average": average}, name, output_names, label_names)
+        super().__init__({"average": average}, name, output_names, label_names)
         self.average = average
 
 
-@register
-class MCC(DeviceMetric):
+class MCC(DeviceMetric, rule=pure.mcc):
     """(tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)) of binary labels, factors of 0 left out.
 
     Args:
@@ -97,12 +110,11 @@ class MCC(DeviceMetric):
     """
 
     def __init__(self, name: str = "mcc", output_names: Names = None, label_names: Names = None, average: str = "macro"):
-        super().__init__(pure.mcc, {"average": average}, name, output_names, label_names)
+        super().__init__({"average": average}, name, output_names, label_names)
         self.average = average
 
 
-@register
-class Perplexity(DeviceMetric):
+class Perplexity(DeviceMetric, rule=pure.perplexity):
     """exp(-Σ log max(p[label], 1e-10) / count) over the labels that are not `ignore_label`.
 
     Example:
@@ -121,12 +133,11 @@ class Perplexity(DeviceMetric):
         label_names: Names = None,
     ):
         settings = {"ignore_label": ignore_label, "axis": axis}
-        super().__init__(pure.perplexity, settings, name, output_names, label_names, ignore_label=ignore_label)
+        super().__init__(settings, name, output_names, label_names, ignore_label=ignore_label)
         self.ignore_label, self.axis = ignore_label, axis
 
 
-@register
-class MAE(DeviceMetric):
+class MAE(DeviceMetric, rule=pure.mae):
     """Mean over updates of mean |label - output|.
 
     Example:
@@ -137,11 +148,10 @@ class MAE(DeviceMetric):
     """
 
     def __init__(self, name: str = "mae", output_names: Names = None, label_names: Names = None):
-        super().__init__(pure.mae, {}, name, output_names, label_names)
+        super().__init__({}, name, output_names, label_names)
 
 
-@register
-class MSE(DeviceMetric):
+class MSE(DeviceMetric, rule=pure.mse):
     """Mean over updates of mean (label - output)².
 
     Example:
@@ -152,11 +162,10 @@ class MSE(DeviceMetric):
     """
 
     def __init__(self, name: str = "mse", output_names: Names = None, label_names: Names = None):
-        super().__init__(pure.mse, {}, name, output_names, label_names)
+        super().__init__({}, name, output_names, label_names)
 
 
-@register
-class RMSE(DeviceMetric):
+class RMSE(DeviceMetric, rule=pure.rmse):
     """Mean over updates of √(mean (label - output)²).
 
     Example:
@@ -167,11 +176,10 @@ class RMSE(DeviceMetric):
     """
 
     def __init__(self, name: str = "rmse", output_names: Names = None, label_names: Names = None):
-        super().__init__(pure.rmse, {}, name, output_names, label_names)
+        super().__init__({}, name, output_names, label_names)
 
 
-@alias("ce")
-class CrossEntropy(DeviceMetric):
+class CrossEntropy(DeviceMetric, rule=pure.cross_entropy):
     """-Σ log(p[label] + eps) / count.
 
     Example:
@@ -182,12 +190,11 @@ class CrossEntropy(DeviceMetric):
     """
 
     def __init__(self, eps: float = 1e-12, name: str = "cross-entropy", output_names: Names = None, label_names: Names = None):
-        super().__init__(pure.cross_entropy, {"eps": eps}, name, output_names, label_names, eps=eps)
+        super().__init__({"eps": eps}, name, output_names, label_names, eps=eps)
         self.eps = eps
 
 
-@alias("nll_loss")
-class NegativeLogLikelihood(DeviceMetric):
+class NegativeLogLikelihood(DeviceMetric, rule=pure.nll_loss):
     """-Σ log(p[label] + eps) / count, under another name.
 
     Example:
@@ -198,12 +205,11 @@ class NegativeLogLikelihood(DeviceMetric):
     """
 
     def __init__(self, eps: float = 1e-12, name: str = "nll-loss", output_names: Names = None, label_names: Names = None):
-        super().__init__(pure.nll_loss, {"eps": eps}, name, output_names, label_names, eps=eps)
+        super().__init__({"eps": eps}, name, output_names, label_names, eps=eps)
         self.eps = eps
 
 
-@alias("pearsonr")
-class PearsonCorrelation(UpdatesMetric):
+class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr):
     """cov(output, label) / √(var(output) var(label)); "macro": the mean over updates, "micro": of everything that was seen.
 
     With "micro" MXNet's `reset_local` keeps what was seen: the local value is nan until the next update, and the global one
@@ -221,7 +227,7 @@ class PearsonCorrelation(UpdatesMetric):
 
     def __init__(self, name: str = "pearsonr", output_names: Names = None, label_names: Names = None, average: str = "macro"):
         self.average = average
-        super().__init__(pure.pearsonr, {"average": average}, name, output_names, label_names)
+        super().__init__({"average": average}, name, output_names, label_names)
 
     def reset_local(self) -> None:
         """Forget the local value; with "micro" what was seen stays."""
@@ -239,8 +245,7 @@ class PearsonCorrelation(UpdatesMetric):
         return float("nan") if nothing_since else super()._value(which)
 
 
-@register
-class PCC(UpdatesMetric):
+class PCC(UpdatesMetric, rule=pure.pcc):
     """Matthews' correlation of many classes, from how often each was said, was true, and was hit.
 
     The classes are those of the outputs; outputs shaped as their labels are class numbers themselves, which have to be read
@@ -271,7 +276,7 @@ class PCC(UpdatesMetric):
         self, name: str = "pcc", output_names: Names = None, label_names: Names = None, has_global_stats: bool = True
     ) -> None:
         self.k = 2
-        super().__init__(pure.pcc, {"num_classes": self.k}, name, output_names, label_names)
+        super().__init__({"num_classes": self.k}, name, output_names, label_names)
         self._has_global_stats = has_global_stats
 
     def get_global(self) -> tuple[Any, Any]:
@@ -293,7 +298,7 @@ class PCC(UpdatesMetric):
             more = needed - self.k
             local, everything = (None if s is None else _widened(s, more) for s in self._sums)
             self._sums = (local, everything)
-            self.k, self._host, self._rule = needed, None, (pure.pcc, (("num_classes", needed),))
+            self.k, self._host, self._settings = needed, None, (("num_classes", needed),)
 
 
 def _widened(sums: Any, more: int) -> Any:
@@ -301,8 +306,7 @@ def _widened(sums: Any, more: int) -> Any:
     return jnp.concatenate([sums[:, :-1], jnp.zeros((3, more), sums.dtype), sums[:, -1:]], axis=1)
 
 
-@register
-class Loss(DeviceMetric):
+class Loss(DeviceMetric, rule=pure.loss):
     """Σ outputs / size; labels are ignored.
 
     Example:
@@ -318,19 +322,17 @@ class Loss(DeviceMetric):
     needs_labels = False
 
     def __init__(self, name: str = "loss", output_names: Names = None, label_names: Names = None):
-        super().__init__(pure.loss, {}, name, output_names, label_names)
+        super().__init__({}, name, output_names, label_names)
 
 
-@register
-class Torch(Loss):
+class Torch(Loss, rule=pure.torch):
     """`Loss` under the name of a Torch criterion."""
 
     def __init__(self, name: str = "torch", output_names: Names = None, label_names: Names = None):
         super().__init__(name, output_names, label_names)
 
 
-@register
-class Caffe(Torch):
+class Caffe(Torch, rule=pure.caffe):
     """`Loss` under the name of a Caffe criterion."""
 
     def __init__(self, name: str = "caffe", output_names: Names = None, label_names: Names = None):

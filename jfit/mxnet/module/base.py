@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from jfit.data import DataBatch
 from jfit.mxnet import files
+from jfit.mxnet import metric as metrics
 from jfit.mxnet.box import unbox
 from jfit.mxnet.callback import BatchEndParam, scalars
-from jfit.mxnet.metric import shells as metrics
 from jfit.mxnet.module.descs import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.seam import PLAIN, Arrays

@@ -1,4 +1,4 @@
-"""MXNet's metric classes as shells: pure metrics of `jfit.metrics` that count on the device, and metrics written in Python.
+"""Several metrics as one, functions as metrics, and `create`, which makes a metric of whatever describes one.
 
 >>> import numpy as np
 >>> metric = create(["acc", "ce"])
@@ -14,55 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfit.metrics import ExactRocAuc, HostMetric, Metric
-from jfit.mxnet.metric.base import REGISTRY, EvalMetric, alias, lookup, named, register
+from jfit.mxnet.metric.base import EvalMetric, alias, lookup, named, register
 from jfit.mxnet.metric.device import DeviceMetric, read
 from jfit.mxnet.metric.fold import Pick
-from jfit.mxnet.metric.named import (
-    F1,
-    MAE,
-    MCC,
-    MSE,
-    PCC,
-    RMSE,
-    Accuracy,
-    Caffe,
-    CrossEntropy,
-    Loss,
-    NegativeLogLikelihood,
-    PearsonCorrelation,
-    Perplexity,
-    TopKAccuracy,
-    Torch,
-)
-
-__all__ = [
-    "F1",
-    "MAE",
-    "MCC",
-    "MSE",
-    "PCC",
-    "REGISTRY",
-    "RMSE",
-    "Accuracy",
-    "Caffe",
-    "CompositeEvalMetric",
-    "CrossEntropy",
-    "CustomMetric",
-    "DeviceMetric",
-    "EvalMetric",
-    "Loss",
-    "NegativeLogLikelihood",
-    "PearsonCorrelation",
-    "Perplexity",
-    "TopKAccuracy",
-    "Torch",
-    "alias",
-    "check_label_shapes",
-    "create",
-    "np",
-    "pure_metrics",
-    "register",
-]
 
 
 @alias("composite")
@@ -211,11 +165,11 @@ class _Wrapped(DeviceMetric):
     """A pure metric of the user's own."""
 
     def __init__(self, metric: Metric):
-        super().__init__(_itself, {"metric": metric}, metric.name)
+        self._metric = metric
+        super().__init__({}, metric.name)
 
-
-def _itself(metric: Metric) -> Metric:
-    return metric
+    def _pure(self) -> Metric:
+        return self._metric
 
 
 class _OnHost(EvalMetric):
