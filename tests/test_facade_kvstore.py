@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jfit
+from jfit.mx import kvstore as mxkv
 from jfit.mxnet.box import Box
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore import boxed as mxkv
 from jfit.mxnet.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
 from jfit.mxnet.kvstore.transfer import moved, only_rows, total, write
 from jfit.mxnet.ndarray.array import NDArray

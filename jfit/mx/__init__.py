@@ -12,7 +12,7 @@ functions of jfit.  Nothing in jfit imports this package.
 
 from typing import NoReturn
 
-from jfit.mx import attribute, callback, contrib, gluon, lr_scheduler, metric, model, module, monitor, name
+from jfit.mx import attribute, callback, contrib, gluon, kvstore, lr_scheduler, metric, model, module, monitor, name, optimizer
 from jfit.mx.attribute import AttrScope
 from jfit.mxnet import base, context, image, initializer, operator, random, recordio, rnn, symbol, util, visualization
 from jfit.mxnet import ndarray as nd
@@ -21,8 +21,6 @@ from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, n
 from jfit.mxnet.executor import executor
 from jfit.mxnet.executor.executor import Executor
 from jfit.mxnet.io import arrays as io
-from jfit.mxnet.kvstore import boxed as kvstore
-from jfit.mxnet.optimizer import boxed as optimizer
 from jfit.mxnet.spelling import absent
 
 img = image

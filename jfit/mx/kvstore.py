@@ -1,10 +1,17 @@
-"""`mx.kvstore`: see `jfit.mxnet.kvstore.boxed`."""
+"""`mx.kv`: the key-value store, with NDArrays in and out.
 
-from typing import Any
+>>> import jfit.mx as mx
+>>> store = mx.kv.create("local")
+>>> store.init("w", mx.nd.ones((2,)))
+>>> def add_twice(key, value, stored):
+...     stored += value * 2
+>>> store.set_updater(add_twice)
+>>> store.push("w", [mx.nd.ones((2,)), mx.nd.ones((2,))])
+>>> store.pull("w").asnumpy().tolist()
+[5.0, 5.0]
+"""
 
-from jfit.mxnet.kvstore import boxed as _home
-from jfit.mxnet.kvstore.boxed import *  # noqa: F403
+from jfit.mxnet.kvstore import KVStoreBase
+from jfit.mxnet.spelled import KVStore, create
 
-
-def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+__all__ = ["KVStore", "KVStoreBase", "create"]

@@ -1,10 +1,29 @@
-"""`mx.optimizer`: see `jfit.mxnet.optimizer.boxed`."""
+"""`mx.optimizer`: optimizers by name and by class, with states of NDArrays.
 
-from typing import Any
+>>> import jfit.mx as mx
+>>> updater = mx.optimizer.get_updater(mx.optimizer.create("sgd", learning_rate=0.5, momentum=0.9))
+>>> weight = mx.nd.ones((2,))
+>>> updater(0, mx.nd.ones((2,)), weight)
+>>> weight.asnumpy().tolist(), updater.states[0].asnumpy().tolist()
+([0.5, 0.5], [-0.5, -0.5])
+"""
 
-from jfit.mxnet.optimizer import boxed as _home
-from jfit.mxnet.optimizer.boxed import *  # noqa: F403
+from types import SimpleNamespace
+from typing import NoReturn
+
+from jfit.mxnet.optimizer import Optimizer, named
+from jfit.mxnet.optimizer.named import *  # noqa: F403  one list of the classes, in `named`
+from jfit.mxnet.spelled import Updater, get_updater
+from jfit.mxnet.spelling import absent
+
+__all__ = ["Optimizer", "Updater", "contrib", "get_updater", "opt_registry"]
+__all__ += named.__all__
+
+# `mx.optimizer.contrib.GroupAdaGrad`
+contrib = SimpleNamespace(GroupAdaGrad=named.GroupAdaGrad, register=Optimizer.register)
+# class by lower-case name, one table for everything that makes optimizers
+opt_registry = Optimizer.opt_registry
 
 
-def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.optimizer", name, __all__)

@@ -365,5 +365,16 @@ class Mixed(TwoForms):
         raise ValueError(f"parameter {desc} matches no pattern; add '.*' as the last one")
 
 
+def writes_in_place(initializer: Any) -> bool:
+    """True for MXNet's form `initializer(desc, array)`; jfit's own are pure: `(key, desc, shape, dtype) -> array`."""
+    if isinstance(initializer, (str, Mapping, type)) or not callable(initializer):
+        return False
+    try:
+        parameters = list(inspect.signature(initializer).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) == 2
+
+
 def __getattr__(name: str) -> NoReturn:
     absent("mx.init", name, __all__)

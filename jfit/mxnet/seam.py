@@ -16,11 +16,15 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Box) else value
+
+
 class Arrays(NamedTuple):
     """How arrays and graphs leave a class.
 
     Attributes:
-        box: a plain array (jax or numpy) -> what the caller gets.
+        box: a plain array (jax or numpy), or the cell that holds one -> what the caller gets.
         cell: class of arrays that are written in place, such as the gradient of a parameter.
         symbol: a graph -> the symbol the caller gets.
 
@@ -30,7 +34,7 @@ class Arrays(NamedTuple):
         [1.0, 1.0]
     """
 
-    box: Callable[[Any], Any] = _as_it_is
+    box: Callable[[Any], Any] = _plain
     cell: type[Box] = Box
     symbol: Callable[[Any], Any] = _as_it_is
 

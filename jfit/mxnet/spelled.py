@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jfit.mxnet import files
+from jfit.mxnet import files, initializer
 from jfit.mxnet.base import translated
+from jfit.mxnet.context import current_context
 from jfit.mxnet.feedforward import feedforward
 from jfit.mxnet.feedforward import modules as fed
+from jfit.mxnet.gluon import parameter, parameter_dict, trainer
+from jfit.mxnet.kvstore import store
 from jfit.mxnet.module import base, bucketing, module, python, sequential, svrg
 from jfit.mxnet.module.exec_group import ExecGroup
 from jfit.mxnet.monitor import monitor
 from jfit.mxnet.ndarray.array import NDArray, held
+from jfit.mxnet.optimizer import Optimizer, updater
 from jfit.mxnet.seam import Arrays
 from jfit.mxnet.symbol import Symbol, load
 
@@ -30,6 +34,61 @@ def _symbol(graph: Any) -> Symbol:
 
 
 NDARRAYS = Arrays(_array, NDArray, _symbol)
+
+
+# ------------------------------------------------------------------------------------------------ mx.optimizer, mx.kv
+class Updater(updater.Updater):
+    """`jfit.mxnet.optimizer.Updater` in NDArrays: states that it makes, or that come from a file, are NDArrays too."""
+
+    arrays = NDARRAYS
+
+
+def get_updater(optimizer: Optimizer) -> Updater:
+    """`Updater(optimizer)`: the function `(index, grad, weight)` that a key-value store calls."""
+    return Updater(optimizer)
+
+
+class KVStore(store.KVStore):
+    """`jfit.KVStore` in NDArrays: an updater is called with NDArrays, and what is pulled without `out` is one."""
+
+    arrays = NDARRAYS
+    _updater_class = Updater
+
+
+def create(name: str = "local") -> store.KVStoreBase:
+    """A store by type name; see `jfit.mxnet.kvstore.create`.
+
+    Example:
+        >>> create("local_update_cpu").type
+        'local_update_cpu'
+    """
+    return store.create(name, KVStore)
+
+
+# ------------------------------------------------------------------------------------------------ mx.gluon
+class Parameter(parameter.Parameter):
+    """`jfit.mxnet.gluon.Parameter` in NDArrays: what `data` and `grad` return is the parameter's own, not a copy."""
+
+    arrays = NDARRAYS
+    _current_context = staticmethod(current_context)
+    _initializer_of = staticmethod(initializer.create)
+
+
+class Constant(parameter_dict.Constant, Parameter):
+    """`jfit.mxnet.gluon.Constant` in NDArrays."""
+
+
+class ParameterDict(parameter_dict.ParameterDict):
+    """`jfit.mxnet.gluon.ParameterDict` of these parameters."""
+
+    _parameter, _constant = Parameter, Constant
+
+
+class Trainer(trainer.Trainer):
+    """`jfit.Trainer` over Parameters only, with a store of NDArrays."""
+
+    _trees = False
+    _updater_class, _store_class = Updater, KVStore
 
 
 # ------------------------------------------------------------------------------------------------ mx.mod

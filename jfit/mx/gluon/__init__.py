@@ -14,11 +14,10 @@
 
 from typing import NoReturn
 
-from jfit.mxnet.gluon import boxed_parameter as parameter
-from jfit.mxnet.gluon import boxed_trainer as trainer
+from jfit.mx.gluon import parameter, trainer
+from jfit.mx.gluon.parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
+from jfit.mx.gluon.trainer import Trainer
 from jfit.mxnet.gluon import utils
-from jfit.mxnet.gluon.boxed_parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
-from jfit.mxnet.gluon.boxed_trainer import Trainer
 from jfit.mxnet.spelling import absent
 
 __all__ = [

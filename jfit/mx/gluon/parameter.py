@@ -1,10 +1,6 @@
-"""`mx.gluon.parameter`: see `jfit.mxnet.gluon.boxed_parameter`."""
+"""`mx.gluon.parameter`: parameters whose data and gradients are NDArrays that can be written and bound."""
 
-from typing import Any
+from jfit.mxnet.gluon.parameter import DeferredInitializationError
+from jfit.mxnet.spelled import Constant, Parameter, ParameterDict
 
-from jfit.mxnet.gluon import boxed_parameter as _home
-from jfit.mxnet.gluon.boxed_parameter import *  # noqa: F403
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+__all__ = ["Constant", "DeferredInitializationError", "Parameter", "ParameterDict"]

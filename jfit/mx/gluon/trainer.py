@@ -1,10 +1,5 @@
-"""`mx.gluon.trainer`: see `jfit.mxnet.gluon.boxed_trainer`."""
+"""`mx.gluon.trainer`: the Trainer over parameters in NDArrays."""
 
-from typing import Any
+from jfit.mxnet.spelled import Trainer
 
-from jfit.mxnet.gluon import boxed_trainer as _home
-from jfit.mxnet.gluon.boxed_trainer import *  # noqa: F403
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+__all__ = ["Trainer"]

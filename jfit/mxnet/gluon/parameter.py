@@ -11,13 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jfit import init as initializers
-from jfit.mxnet import rng
-from jfit.mxnet.box import Box, unbox
+from jfit.graph import Variable
+from jfit.mxnet import initializer, rng
+from jfit.mxnet.box import unbox
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import apart, home, moved, total, write
+from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.parallel import devices
 
 STYPES = ("default", "row_sparse", "csr")
@@ -65,7 +68,8 @@ class Parameter:
     Source: Apache MXNet 1.9.1, `mxnet.gluon.Parameter`.
     """
 
-    _cell: Callable[[Any], Any] = Box
+    arrays: Arrays = PLAIN
+    _initializer_of: Callable[[Any], Any] = staticmethod(initializers.get)
 
     def __init__(
         self,
@@ -211,11 +215,11 @@ class Parameter:
             RuntimeError: not initialized, not on that context, or stored by rows.
             DeferredInitializationError: the shape is not known yet.
         """
-        return self._box(self._at(self._dense(), ctx))
+        return self.arrays.box(self._at(self._dense(), ctx))
 
     def list_data(self) -> list[Any]:
         """The values on every context; raises as `data` does."""
-        return [self._box(cell) for cell in self._cells(self._dense())]
+        return [self.arrays.box(cell) for cell in self._cells(self._dense())]
 
     def row_sparse_data(self, row_id: Any) -> Any:
         """The rows of `row_id` of a parameter stored by rows, all others 0; dense, on the first context.
@@ -225,7 +229,7 @@ class Parameter:
         """
         if self._stype != "row_sparse":
             raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; ask for data() instead.")
-        return self._box(self._cell(self._rows(row_id)))
+        return self.arrays.box(self.arrays.cell(self._rows(row_id)))
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
         """`row_sparse_data` once per context."""
@@ -237,11 +241,11 @@ class Parameter:
         Raises:
             RuntimeError: grad_req is `null`, not initialized, or not on that context.
         """
-        return self._box(self._at(self._with_grad(), ctx))
+        return self.arrays.box(self._at(self._with_grad(), ctx))
 
     def list_grad(self) -> list[Any]:
         """The gradients on every context; raises as `grad` does."""
-        return [self._box(cell) for cell in self._cells(self._with_grad())]
+        return [self.arrays.box(cell) for cell in self._cells(self._with_grad())]
 
     def set_grad(self, value: Any, ctx: Any = None) -> None:
         """Write a gradient (with grad_req `add`, add to it) and mark it as new, as a backward pass does.
@@ -289,21 +293,18 @@ class Parameter:
         """Change the type of data and gradients."""
         self._dtype = dtype
         if self._data is not None:
-            self._data = [self._cell(cell.value.astype(dtype)) for cell in self._data]
+            self._data = [self.arrays.cell(cell.value.astype(dtype)) for cell in self._data]
         if self._grad is not None:
-            self._grad = [self._cell(cell.value.astype(dtype)) for cell in self._grad]
+            self._grad = [self.arrays.cell(cell.value.astype(dtype)) for cell in self._grad]
 
     def var(self) -> Any:
         """The symbol variable of the parameter."""
-        from jfit.graph import Variable
+        dtype, shape = np.dtype(self.dtype).name, self.shape if self._known() else None
+        found = Variable(self.name, shape=shape, dtype=dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self.init)
+        return self.arrays.symbol(found)
 
-        shape = self.shape if self._known() else None
-        return Variable(self.name, shape=shape, lr_mult=self.lr_mult, wd_mult=self.wd_mult, dtype=np.dtype(self.dtype).name)
-
-    def _box(self, cell: Any) -> Any:
-        return cell.value
-
-    def _current_context(self) -> Any:
+    @staticmethod
+    def _current_context() -> Any:
         return devices.Context(jax.local_devices()[0].platform, 0)
 
     def _listed(self, ctx: Any) -> list[Any]:
@@ -321,7 +322,15 @@ class Parameter:
         self._make(self._draw(chosen) if data is None else data)
 
     def _draw(self, init: Any) -> Any:
-        chosen, shape = initializers.get(init), self._shape or ()
+        chosen, shape = self._initializer_of(init), self._shape or ()
+        if isinstance(chosen, initializer.TwoForms) or initializer.writes_in_place(chosen):
+            cell = self.arrays.cell(jnp.zeros(shape, np.dtype(self.dtype)))
+            # gluon's rule: the initializer treats every parameter as a weight, whatever its name ends in
+            if hasattr(chosen, "_init_weight"):
+                initializer.Initializer()(initializers.InitDesc(self.name, {"__init__": chosen}), cell)
+            else:
+                chosen(initializers.InitDesc(self.name), cell)
+            return cell.value
         if isinstance(chosen, (initializers.Load, initializers.Mixed)):  # these go by the name
             return chosen(rng.next_key(), self.name, shape, self.dtype)
         desc = initializers.InitDesc(self.name, {"__init__": chosen})
@@ -331,7 +340,7 @@ class Parameter:
         places = [device_of(ctx) for ctx in self._contexts]
         data = apart(data.astype(np.dtype(self.dtype)))  # the caller may donate his
         # one copy per context: two contexts may be one device
-        self._data = [self._cell(v) for v in moved([data] * len(places), places)]
+        self._data = [self.arrays.cell(v) for v in moved([data] * len(places), places)]
         self._make_grad()
 
     def _make_grad(self) -> None:
@@ -340,7 +349,7 @@ class Parameter:
             return
         cells = self._cells(self._data)
         zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
-        self._grad = [self._cell(v) for v in moved(zeros, [home(cell.value) for cell in cells])]
+        self._grad = [self.arrays.cell(v) for v in moved(zeros, [home(cell.value) for cell in cells])]
 
     def _reduce(self) -> Any:
         """Mean over the contexts, on the first."""

@@ -32,7 +32,7 @@ class Constant(Parameter):
 
     def __init__(self, name: str, value: Any) -> None:
         value = unbox(value) if isinstance(value, (Box, jax.Array)) else np.asarray(unbox(value), np.float32)
-        self.value = self._cell(value)
+        self.value = self.arrays.cell(value)
         super().__init__(name, "null", value.shape, np.dtype(value.dtype).type, differentiable=False)
 
     def _draw(self, init: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from jfit.formats.atomic import atomic_write
 from jfit.mxnet.box import RowsBox, unbox
@@ -17,7 +17,7 @@ from jfit.mxnet.gluon.parameter import Parameter, device_of
 from jfit.mxnet.gluon.parameter_dict import ParameterDict
 from jfit.mxnet.gluon.tree import TreeCells
 from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, create, select
-from jfit.mxnet.optimizer import Optimizer, get_updater
+from jfit.mxnet.optimizer import Optimizer, Updater
 from jfit.mxnet.optimizer import create as create_optimizer
 
 
@@ -53,8 +53,8 @@ class Trainer:
 
     _trees = True  # whether pytrees are taken
     _create_optimizer: Callable[..., Any] = staticmethod(create_optimizer)
-    _updater_of: Callable[[Any], Any] = staticmethod(get_updater)
-    _create_store: Callable[[str], Any] = staticmethod(create)
+    _updater_class: ClassVar[type[Updater]] = Updater
+    _store_class: ClassVar[type[KVStore]] = KVStore
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Trainer:
             self._adopt(param)
         self._contexts = self._shared_contexts()
         self._optimizer = self._made_optimizer(optimizer, dict(optimizer_params or {}))
-        self._updaters = [self._updater_of(self._optimizer) for _ in self._contexts]
+        self._updaters = [self._updater_class(self._optimizer) for _ in self._contexts]
         self._scale = self._optimizer.rescale_grad
         self._compression_params = compression_params
         self._wanted = kvstore, update_on_kvstore
@@ -272,6 +272,9 @@ class Trainer:
                 store.set_optimizer(self._optimizer)
         self._kvstore, self._update_on_kvstore, self._ready = store, update, True
 
+    def _created(self, name: str) -> KVStoreBase:
+        return create(name, self._store_class)
+
     def _chosen_store(self) -> tuple[Any, bool]:
         wanted, forced = self._wanted
         by_rows = any(p.stype != "default" for p in self._params)
@@ -281,8 +284,8 @@ class Trainer:
                 raise TypeError(f"kvstore is {wanted!r}; parameters stored by rows need a KVStore or the name of its type.")
             if forced is False:
                 raise ValueError("update_on_kvstore is False, but parameters stored by rows are updated in the store only.")
-            return self._create_store(wanted) if isinstance(wanted, str) else wanted, True
-        store, update = select(wanted, len(self._contexts), {p.name: p for p in self._params}, self._create_store)
+            return self._created(wanted) if isinstance(wanted, str) else wanted, True
+        store, update = select(wanted, len(self._contexts), {p.name: p for p in self._params}, self._created)
         kind = "" if store is None else store.type
         distributed = "dist" in kind
         if sparse:

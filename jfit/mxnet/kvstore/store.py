@@ -8,21 +8,70 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from jfit.formats.atomic import atomic_write
-from jfit.mxnet.box import Box, RowsBox, unbox
+from jfit.mxnet.box import RowsBox, unbox
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore import compression
-from jfit.mxnet.kvstore.base import KVStoreBase, check_capability
 from jfit.mxnet.kvstore.transfer import apart, home, largest, moved, only_rows, own, total, write
-from jfit.mxnet.optimizer import Updater, get_updater
+from jfit.mxnet.optimizer import Updater
+from jfit.mxnet.seam import PLAIN, Arrays
 
 # elements above which MXNet's Python API stops updating in a 'local' store, and MXNet.jl picks another type
 BIG = 16 * 1024 * 1024
+
+
+class KVStoreBase:
+    """What Module and Trainer ask of a store; a store of one's own derives from it and calls `register`.
+
+    Attributes:
+        type: its name.
+        rank: number of this process.
+        num_workers: number of processes.
+
+    Example:
+        >>> @KVStoreBase.register
+        ... class Mine(KVStoreBase):
+        ...     type = "mine"
+        >>> KVStoreBase.kv_registry["mine"].type
+        'mine'
+    """
+
+    OPTIMIZER = "optimizer"
+    kv_registry: ClassVar[dict[str, type]] = {}
+
+    type: Any = None
+    rank = 0
+    num_workers = 1
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> Any:
+        """Give every device the first value of a key."""
+        raise NotImplementedError(f"{type(self).__name__} defines no broadcast(key, value, out).")
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
+        """Give every device the sum of all values of a key."""
+        raise NotImplementedError(f"{type(self).__name__} defines no pushpull(key, value, out).")
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store can update weights itself (`optimizer`); one of one's own cannot unless it says so."""
+        check_capability(capability)
+        return False
+
+    @staticmethod
+    def register(klass: type) -> type:
+        """Class decorator: `create` finds the store under its lower-case class name."""
+        KVStoreBase.kv_registry[klass.__name__.lower()] = klass
+        return klass
+
+
+def check_capability(capability: str) -> None:
+    """Raises ValueError unless the capability is one that can be asked for."""
+    if capability.lower() != KVStoreBase.OPTIMIZER:
+        raise ValueError(f"capability {capability!r} is unknown; a kvstore can be asked for 'optimizer'.")
 
 
 class KVStore(KVStoreBase):
@@ -47,8 +96,8 @@ class KVStore(KVStoreBase):
     Source: Apache MXNet 1.9.1, `mxnet.kvstore.KVStore`.
     """
 
-    _cell: Callable[[Any], Any] = Box
-    _updater_of: Callable[[Any], Any] = staticmethod(get_updater)
+    arrays: Arrays = PLAIN
+    _updater_class: ClassVar[type[Updater]] = Updater
 
     def __init__(self, name: str = "local") -> None:
         self._type = name.lower()
@@ -92,7 +141,7 @@ class KVStore(KVStoreBase):
             if k in self._stored or len(values) > 1:
                 what = "is in the store already" if k in self._stored else f"has {len(values)} values"
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value: push to change it.")
-            self._stored[k] = self._cell(own(unbox(values[0])))
+            self._stored[k] = self.arrays.cell(own(unbox(values[0])))
             self._order[k] = len(self._order)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -121,7 +170,7 @@ class KVStore(KVStoreBase):
                 self._stored[k].value = own(value) if len(gathered[k]) == 1 or isinstance(value, np.ndarray) else value
             return
         cells = [self._stored[k] for k in keys]
-        merged = [self._cell(v) for v in moved(sums, [home(c.value) for c in cells])]
+        merged = [self.arrays.cell(v) for v in moved(sums, [home(c.value) for c in cells])]
         if isinstance(self._updater, Updater):
             summed = [m if k in dense else RowsBox(m.value) for k, m in zip(keys, merged, strict=True)]
             for where in dict.fromkeys(home(c.value) for c in cells):
@@ -147,7 +196,7 @@ class KVStore(KVStoreBase):
         """
         del priority, ignore_sparse
         if out is None:
-            values = [self._box(apart(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
+            values = [self.arrays.box(apart(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
             return values if isinstance(key, (list, tuple)) else values[0]
         pairs = self._pairs(key, out, known=True)
         write([(cell, self._stored[k].value) for k, cells in pairs for cell in cells])
@@ -195,14 +244,14 @@ class KVStore(KVStoreBase):
         ids = ids * len(flat) if len(ids) == 1 else ids
         rows = [only_rows(self._stored[k].value, np.asarray(i)) for (k, _), i in zip(flat, ids, strict=True)]
         if out is None:
-            values = [self._box(r) for r in rows]
+            values = [self.arrays.box(r) for r in rows]
             return values if isinstance(key, (list, tuple)) else values[0]
         write([(cell, r) for (_, cell), r in zip(flat, rows, strict=True)])
         return None
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Update the stored values with an optimizer from now on; its object is shared, so later changes count."""
-        updater = self._updater_of(optimizer)
+        updater = self._updater_class(optimizer)
         updater.apart = True
         self.set_updater(updater)
 
@@ -257,9 +306,6 @@ class KVStore(KVStoreBase):
         with open(fname, "rb") as file:
             updater.set_states(file.read(), fname)
 
-    def _box(self, array: Any) -> Any:
-        return array
-
     @property
     def _strings(self) -> bool:
         return isinstance(next(iter(self._stored), None), str)
@@ -309,7 +355,7 @@ class KVStore(KVStoreBase):
             return [self._give_back(k, v) for k, v in zip(key, value, strict=True)]
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         stored = self._stored[key].value
-        copies = [self._box(apart(v)) for v in moved([stored] * len(values), [home(unbox(v)) for v in values])]
+        copies = [self.arrays.box(apart(v)) for v in moved([stored] * len(values), [home(unbox(v)) for v in values])]
         return copies if isinstance(value, (list, tuple)) else copies[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from jfit.init import InitDesc, Uniform, draw_all, get
 from jfit.mxnet.box import unbox
+from jfit.mxnet.initializer import writes_in_place
 from jfit.mxnet.rng import next_key
 from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.ops import nearest
@@ -103,17 +103,6 @@ class Initial(NamedTuple):
             initializer(InitDesc(name, self.attrs.get(name)), cell)
             found[name] = unbox(cell)
         return found
-
-
-def writes_in_place(initializer: Any) -> bool:
-    """True for MXNet's form `initializer(desc, array)`; jfit's own are pure: `(key, desc, shape, dtype) -> array`."""
-    if isinstance(initializer, (str, Mapping, type)) or not callable(initializer):
-        return False
-    try:
-        parameters = list(inspect.signature(initializer).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) == 2
 
 
 def _fitting(name: str, value: Any, spec: jax.ShapeDtypeStruct) -> Any:

@@ -16,6 +16,7 @@ from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import placed
 from jfit.mxnet.optimizer.nesting import check_arrays, check_shapes, float32_of, mapped, state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
+from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.optim.core import is_small
 
 if TYPE_CHECKING:
@@ -60,15 +61,14 @@ class Updater:
     Source: Apache MXNet 1.9.1, `Updater`.
     """
 
+    arrays: Arrays = PLAIN
+
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.states: dict[Any, Any] = {}
         self.states_synced: dict[Any, bool] = {}
         self.aggregate_updates = optimizer.aggregate_num > 0
         self.apart = False
-
-    def _box(self, array: Any) -> Any:
-        return Box(array)
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update one parameter, or lists of them in one dispatch; states are made on first sight.
@@ -135,7 +135,7 @@ class Updater:
 
     def _keep(self, index: Any, value: Any) -> Any:
         value = bounded_dense(value, "states", f"state of {index!r}")
-        return self._box(value) if isinstance(value, (np.ndarray, jax.Array)) else value
+        return self.arrays.cell(value) if isinstance(value, (np.ndarray, jax.Array)) else value
 
     def _prepare(self, index: Any, weight: Any) -> None:
         if index not in self.states:
@@ -147,7 +147,7 @@ class Updater:
     def _beside(self, index: Any, weight: Any) -> Any:
         """A state that came from outside, on the device of its weight and in its kind of Box."""
         optimizer, state, value = self.optimizer, self.states[index], unbox(weight)
-        make = box_of(weight) if isinstance(weight, Box) else self._box
+        make = box_of(weight) if isinstance(weight, Box) else self.arrays.cell
         if optimizer.takes_lists:
             slots = state_from_mxnet(optimizer, state, is_small(value))
             if slots is None:
