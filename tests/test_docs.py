@@ -4,10 +4,10 @@ import doctest
 import importlib
 import os
 import pkgutil
-import re
 from pathlib import Path
 
 import pytest
+import run_readme
 
 import jfit
 
@@ -30,13 +30,6 @@ NOTEBOOKS = [
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def python_blocks(page: str) -> list[tuple[int, str]]:
-    """(first line, code) of every fenced python block."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in found]
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_give_what_they_show(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -52,10 +45,7 @@ def test_the_examples_of_a_module_give_what_they_show(name, tmp_path, monkeypatc
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "__page__"}
-    for line, code in python_blocks(page):
-        # Blank lines in front make a traceback point at the line of the page.
-        exec(compile("\n" * line + code, str(ROOT / page), "exec"), namespace)
+    run_readme.run(ROOT / page)
 
 
 def test_every_notebook_is_run():

@@ -1,0 +1,44 @@
+"""Runs the code of a page from top to bottom, with the jfit that is installed: `python -I tests/run_readme.py README.md`.
+
+It needs nothing but the standard library and jfit, so that it tells whether a wheel with its core dependencies is enough.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+
+def python_blocks(page: Path) -> list[tuple[int, str]]:
+    """(first line, code) of every fenced python block."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in found]
+
+
+def run(page: Path) -> None:
+    """Runs the blocks of a page, one namespace for all."""
+    namespace = {"__name__": "__page__"}
+    for line, code in python_blocks(page):
+        # Blank lines in front make a traceback point at the line of the page.
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+def main(page: Path) -> None:
+    """Runs a page in a temporary folder, with an installed jfit and not the one beside the page."""
+    found = importlib.util.find_spec("jfit")
+    if found is None or found.origin is None:
+        sys.exit("jfit is not installed for this Python: install the wheel first.")
+    if Path(found.origin).is_relative_to(page.parent):
+        sys.exit(f"jfit would be imported from {found.origin}, beside the page; run python -I, where a wheel is installed.")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        run(page)
+    print(f"{page.name}: {len(python_blocks(page))} blocks ran with jfit {importlib.metadata.version('jfit')}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
