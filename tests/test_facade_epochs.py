@@ -10,8 +10,8 @@ import pytest
 
 import jfit
 from jfit import counters
+from jfit.mxnet import keys as random_numbers
 from jfit.mxnet import metric
-from jfit.mxnet import rng as random_numbers
 from jfit.mxnet.callback import Speedometer, log_train_metric
 from jfit.mxnet.module.epochs import looks_every
 from jfit.mxnet.optimizer import lr_scheduler

@@ -8,7 +8,7 @@ import pytest
 import jfit
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.mx import gluon
-from jfit.mxnet import context, initializer, rng
+from jfit.mxnet import context, initializer, keys
 from jfit.mxnet.box import Box
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.gluon.parameter import DeferredInitializationError, Parameter
@@ -37,7 +37,7 @@ def test_every_context_has_its_own_copy_of_the_same_values():
 
 def test_the_same_seed_gives_the_same_values():
     def drawn():
-        rng.seed(3)
+        keys.seed(3)
         return [np.asarray(made(init="normal", name=n).data()) for n in ("a", "b")]
 
     (a, b), again = drawn(), drawn()

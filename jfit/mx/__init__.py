@@ -12,12 +12,26 @@ functions of jfit.  Nothing in jfit imports this package.
 
 from typing import NoReturn
 
-from jfit.mx import attribute, callback, contrib, gluon, kvstore, lr_scheduler, metric, model, module, monitor, name, optimizer
+from jfit.mx import (
+    attribute,
+    base,
+    callback,
+    contrib,
+    gluon,
+    kvstore,
+    lr_scheduler,
+    metric,
+    model,
+    module,
+    monitor,
+    name,
+    optimizer,
+)
 from jfit.mx.attribute import AttrScope
-from jfit.mxnet import base, context, image, initializer, operator, random, recordio, rnn, symbol, util, visualization
+from jfit.mxnet import context, image, initializer, operator, random, recordio, rnn, symbol, util, visualization
 from jfit.mxnet import ndarray as nd
-from jfit.mxnet.base import MXNetError
 from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
+from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.executor import executor
 from jfit.mxnet.executor.executor import Executor
 from jfit.mxnet.io import arrays as io

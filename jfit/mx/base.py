@@ -1,10 +1,5 @@
-"""`mx.base`: see `jfit.mxnet.base`."""
+"""`mx.base`: MXNet's error, and what scripts use to recognize a name."""
 
-from typing import Any
+from jfit.mxnet.errors import MXNetError, string_types
 
-from jfit.mxnet import base as _home
-from jfit.mxnet.base import *  # noqa: F403
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+__all__ = ["MXNetError", "string_types"]

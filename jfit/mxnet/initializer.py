@@ -27,8 +27,8 @@ from jfit.init import InitDesc
 from jfit.init.core import own_rule, read_text, rule_of
 from jfit.init.fused import parts_of
 from jfit.init.stored import named_arrays
-from jfit.mxnet.base import translated
 from jfit.mxnet.box import unbox
+from jfit.mxnet.errors import translated
 from jfit.mxnet.keys import lent, next_key
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.spelling import absent

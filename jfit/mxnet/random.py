@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.mxnet import rng
+from jfit.mxnet import keys
 from jfit.mxnet.ndarray.array import NDArray, function, held
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.spelling import find
@@ -33,7 +33,7 @@ def seed(seed_state: int, ctx: Any = "all") -> None:
     """
     if not isinstance(seed_state, numbers.Integral):
         raise ValueError(f"the seed is {seed_state!r}, needed a whole number; convert it by int()")
-    rng.seed(int(seed_state))
+    keys.seed(int(seed_state))
 
 
 def uniform(low: Any = 0, high: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.mxnet import files, initializer
-from jfit.mxnet.base import translated
 from jfit.mxnet.context import current_context
+from jfit.mxnet.errors import translated
 from jfit.mxnet.feedforward import feedforward
 from jfit.mxnet.feedforward import modules as fed
 from jfit.mxnet.gluon import parameter, parameter_dict, trainer

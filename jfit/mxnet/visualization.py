@@ -26,7 +26,7 @@ import numpy as np
 from jfit.graph.drawing import package
 from jfit.graph.nodes import Node
 from jfit.graph.symbol import Symbol
-from jfit.mxnet.base import translated
+from jfit.mxnet.errors import translated
 
 __all__ = ["plot_network", "print_summary"]
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.graph.symbol import Symbol
-from jfit.mxnet.base import MXNetError, translated
 from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import Context
+from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.programs import Programs, programs_of
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.programs import moving_aux

@@ -16,7 +16,7 @@ import numpy as np
 
 from jfit import init as initializers
 from jfit.graph import Variable
-from jfit.mxnet import initializer, rng
+from jfit.mxnet import initializer, keys
 from jfit.mxnet.box import unbox
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import apart, home, moved, total, write
@@ -56,7 +56,7 @@ class Parameter:
         stype: `default` or `row_sparse` data.
         grad_stype: `default` or `row_sparse` gradient.
 
-    Random values come from the seed of `jfit.mxnet.rng`: the same seed and the same order of initializations give the same
+    Random values come from the seed of `jfit.mxnet.keys`: the same seed and the same order of initializations give the same
     values.  Plain arrays come out here; `jfit.mx` gives the cells themselves, which can be written.
 
     Example:
@@ -332,9 +332,9 @@ class Parameter:
                 chosen(initializers.InitDesc(self.name), cell)
             return cell.value
         if isinstance(chosen, (initializers.Load, initializers.Mixed)):  # these go by the name
-            return chosen(rng.next_key(), self.name, shape, self.dtype)
+            return chosen(keys.next_key(), self.name, shape, self.dtype)
         desc = initializers.InitDesc(self.name, {"__init__": chosen})
-        return initializers.Initializer()(rng.next_key(), desc, shape, self.dtype)
+        return initializers.Initializer()(keys.next_key(), desc, shape, self.dtype)
 
     def _make(self, data: Any) -> None:
         places = [device_of(ctx) for ctx in self._contexts]

@@ -17,8 +17,8 @@ from jfit.data.images import colour, crops
 from jfit.data.images import resize as resized
 from jfit.data.images.codec import decode
 from jfit.data.images.crops import Box, scale_down
-from jfit.mxnet.base import translated
 from jfit.mxnet.box import Box as Boxed
+from jfit.mxnet.errors import translated
 from jfit.mxnet.ndarray.array import NDArray, held
 
 __all__ = ["scale_down"]

@@ -16,8 +16,8 @@ from jfit.data.images import decode, read_list
 from jfit.data.ndarray_iter import HANDLES
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import RecordReader, read_index, record_offsets, unpack
-from jfit.mxnet.base import translated
 from jfit.mxnet.box import Box
+from jfit.mxnet.errors import translated
 from jfit.mxnet.image.augmenters import Augmenter
 from jfit.mxnet.image.create import CreateAugmenter
 from jfit.mxnet.ndarray.array import NDArray, held

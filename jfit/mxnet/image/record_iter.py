@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.data.images import ImageRecords
-from jfit.mxnet.base import MXNetError, translated
+from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.io.files import MXDataIter, ignore, value_of
 
 # Arguments that are fields of a recipe under the same name.
@@ -66,7 +66,7 @@ class ImageRecordIter(MXDataIter, ImageRecords):
         >>> ImageRecordIter(path_imgrec="missing.rec", data_shape=(3, 8, 8), batch_size=2)
         Traceback (most recent call last):
         ...
-        jfit.mxnet.base.MissingFile: [Errno 2] No such file or directory: 'missing.rec'
+        jfit.mxnet.errors.MissingFile: [Errno 2] No such file or directory: 'missing.rec'
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from jfit import data
 from jfit.data import DataBatch, DataIter
 from jfit.formats import FormatError
 from jfit.formats.sparse import SparseArray
-from jfit.mxnet.base import MXNetError, translated
+from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.ndarray.array import NDArray, held
 from jfit.mxnet.ndarray.sparse import from_record
 from jfit.ops.registry import nearest

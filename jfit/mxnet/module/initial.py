@@ -11,7 +11,7 @@ import numpy as np
 from jfit.init import InitDesc, Uniform, draw_all, get
 from jfit.mxnet.box import unbox
 from jfit.mxnet.initializer import writes_in_place
-from jfit.mxnet.rng import next_key
+from jfit.mxnet.keys import next_key
 from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.ops import nearest
 

@@ -13,8 +13,8 @@ from jax import Array
 
 from jfit import counters
 from jfit.mxnet.box import Box
+from jfit.mxnet.keys import next_key
 from jfit.mxnet.optimizer import Optimizer
-from jfit.mxnet.rng import next_key
 from jfit.optim import Optimizer as PureOptimizer
 from jfit.optim import OptState
 from jfit.parallel import place, place_split

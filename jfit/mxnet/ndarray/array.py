@@ -18,9 +18,9 @@ import numpy as np
 from jfit import counters
 from jfit.formats.sparse import from_dense
 from jfit.graph.infer import trace_shapes
-from jfit.mxnet.base import ReshapeError
 from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import Context, context_of, place, traced
+from jfit.mxnet.errors import ReshapeError
 from jfit.mxnet.ndarray import invoke as operators
 from jfit.mxnet.ndarray.invoke import is_array, on_device, with_number
 from jfit.ops import ALIASES, lookup

@@ -12,9 +12,9 @@ import numpy as np
 
 from jfit import counters
 from jfit.formats import mxnet_arrays
-from jfit.mxnet.base import translated
 from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import place
+from jfit.mxnet.errors import translated
 from jfit.mxnet.ndarray.array import NDArray, function, held
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet import keys
-from jfit.mxnet.base import MXNetError, translated
 from jfit.mxnet.box import Box, unbox
+from jfit.mxnet.errors import MXNetError, translated
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
 from jfit.ops.elementwise import SCALAR_TABLE
 from jfit.ops.rules import reason

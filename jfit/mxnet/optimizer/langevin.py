@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
+from jfit.mxnet.keys import next_key
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.ruled import Ruled
-from jfit.mxnet.rng import next_key
 
 
 @Optimizer.register

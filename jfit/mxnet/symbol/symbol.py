@@ -12,8 +12,8 @@ import numpy as np
 from jfit.graph import compose, serial
 from jfit.graph.nodes import making
 from jfit.graph.symbol import Symbol as Graph
-from jfit.mxnet.base import MXNetError, translated
 from jfit.mxnet.context import Context
+from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.executor import Executor, boxes_of, requests
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
