@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.lowering.in_place import overwritten
+from jfit.graph.in_place import overwritten
 
 sym = jfit.sym
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs
-from jfit.lowering.tables import tables_of
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
+from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
 
 
@@ -57,6 +58,9 @@ def lower(
     heads = symbol.heads if capture is None else _captured(symbol, capture)
     order = topological(heads)
     data, labels = _input_names(order, heads, inputs)
+    if any(n.op is not None and n.op.overwritten for n in order):
+        heads = in_place(heads, (*data, *labels))
+        order = topological(heads)
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
     states, aux_ids = _state_names(order), aux_nodes(order)
     axes = {**_batch_axes(variables, (*data, *labels), states), **(batch_axes or {})}
@@ -77,7 +81,7 @@ def lower(
         optional=frozenset(states),
         symbol=symbol,
         shown_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
-        tables=tables_of(order, heads, names, params),
+        tables=_tables(order, heads, names, params),
     )
 
 
@@ -274,3 +278,45 @@ def _rows_of(specs: Specs, names: Names) -> int:
         if name in specs and len(specs[name].shape) > axis:
             return specs[name].shape[axis]
     raise GraphError(f"the batch has the inputs {sorted(specs)}, the model needs {list(names.fed)}")
+
+
+# ------------------------------------------------------------------------------------------------ tables
+def _tables(
+    order: Sequence[Node], heads: Sequence[Entry], names: Names, params: Collection[str]
+) -> dict[str, Callable[..., Array]]:
+    """Parameters of which a batch reads some rows only, because nothing but embeddings with sparse gradients uses them.
+
+    Which rows those are follows from the batch alone, so a step can take them out, differentiate with respect to them, and
+    leave the rest of the table in peace.
+
+    Returns:
+        Name of each table -> `(inputs, policy=None) -> numbers of the rows that a batch looks up`, int32 (lookups,).
+    """
+    uses: dict[str, list[Node | None]] = {h.node.name: [None] for h in heads}
+    for node in order:
+        for slot, entry in enumerate(node.inputs):
+            uses.setdefault(entry.node.name, []).append(node if slot == 1 and _is_sparse(node) else None)
+    found = {name: [n for n in nodes if n] for name, nodes in uses.items() if name in params and all(nodes)}
+    return {name: _reader(nodes, names) for name, nodes in found.items() if all(_known(n, names) for n in nodes)}
+
+
+def _is_sparse(node: Node) -> bool:
+    assert node.op is not None
+    return node.op.name == "_contrib_SparseEmbedding" or (node.op.name == "Embedding" and node.params["sparse_grad"])
+
+
+def _known(node: Node, names: Names) -> bool:
+    """Whether the batch alone says which rows a node looks up."""
+    below = topological([node.inputs[0]])
+    return all(n.name in names.fed if n.op is None else not (n.op.needs_rng or n.op.aux or n.subgraphs) for n in below)
+
+
+def _reader(nodes: Sequence[Node], names: Names) -> Callable[..., Array]:
+    entries = [n.inputs[0] for n in nodes]
+    read = make_apply(topological(entries), entries, names)
+
+    def numbers(inputs: Inputs, policy: Any = None) -> Array:
+        ids, _ = read({}, {}, inputs, policy=policy)
+        return jnp.concatenate([row_numbers(n.params, x).reshape(-1) for n, x in zip(nodes, ids, strict=True)])
+
+    return numbers

@@ -18,7 +18,6 @@ from jax import Array
 
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
-from jfit.lowering.in_place import overwritten
 from jfit.lowering.model import Aux, Inputs, Params, Policy
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
@@ -76,7 +75,6 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
     aux_ids = aux_nodes(order)
     label_only = _label_graph(operators)
     unsized = _unsized(operators)
-    marked = overwritten(order, heads, names.fed)
 
     def apply(
         params: Params,
@@ -116,8 +114,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
                 continue
             ins = [_absent(node, i, ins, train, inputs) if v is None else v for i, v in enumerate(ins)]
             rows = held.get(node.inputs[1].node.name) if held and len(node.inputs) > 1 else None
-            told = dataclasses.replace(base, overwritten=id(node) in marked, held=rows)
-            outs, moved = _run(node, sizes.get(id(node), node.params), ins, told, key, policy)
+            ctx = base if rows is None else dataclasses.replace(base, held=rows)
+            outs, moved = _run(node, sizes.get(id(node), node.params), ins, ctx, key, policy)
             values.update({(id(node), i): v for i, v in enumerate(outs)})
             new_aux.update(moved)
         results = [values[id(h.node), h.index] or _missing(h.node, inputs) for h in heads]

@@ -29,7 +29,6 @@ class Ctx:
             (batch, channels, spatial...); only operators whose record has `layout` set ever see it.
         sync_batch_stats: True where batch statistics are taken over all devices instead of each device's slice.
         held: sorted numbers of the rows that the node's table consists of, where it is no whole table; else None.
-        overwritten: True where MXNet overwrites the gradient from above before the operator has read it for the last time.
     """
 
     train: bool = False
@@ -42,7 +41,6 @@ class Ctx:
     channels_last: bool = False
     sync_batch_stats: bool = False
     held: Array | None = None
-    overwritten: bool = False
 
     def row_weight(self, ndim: int, which: int = 0) -> Array | None:
         """Row weights shaped to broadcast against input `which` (of `ndim` axes); None when every row weighs 1."""

@@ -119,6 +119,10 @@ def _scaled_by_itself_derivative(primals, tangents):
     return primals[0], primals[0] * tangents[0]
 
 
+def _leaky_overwritten(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array) -> Array:
+    return leaky_relu(ctx, attrs, data, cast(Array, _scaled_by_itself(gamma.astype(data.dtype))))
+
+
 def _leaky_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if attrs.act_type != "prelu":
         return ins
@@ -147,12 +151,13 @@ def _leaky_rows(attrs, rows, shapes, outs):
     rows=_leaky_rows,
     needs_rng=True,
     layout="any",
+    overwritten=_leaky_overwritten,
 )
 def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) -> Array:
     """y = x where x > 0, else slope * x (leaky, prelu, rrelu), slope * (eˣ - 1) (elu, selu); gelu = x * Φ(x).
 
     The gradient by the slope of prelu is slope x the true one where MXNet 1.9.1 overwrites what it is computed from: nearly
-    everywhere inside a graph, see `ctx.overwritten`; curves depend on it.
+    everywhere inside a graph, see `jfit.graph.in_place`; curves depend on it.
     """
     kind = attrs.act_type
     if kind == "gelu":
@@ -166,7 +171,6 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
     if kind == "prelu":
         assert gamma is not None
         slope = gamma.astype(data.dtype)
-        slope = cast(Array, _scaled_by_itself(slope)) if ctx.overwritten else slope
         if slope.size == 1:
             slope = slope.reshape((1,) * data.ndim)
         elif slope.ndim == 1:

@@ -76,6 +76,8 @@ class Op:
             channels-last, parameters stay as the graph says); "any" if it is elementwise and indifferent to layout.
         hint: prefix of automatic names where it is not the lower-case name.
         graphs: names of the subgraphs a node of it holds (control flow); `attrs.graphs` are the subgraphs, see `Subgraph`.
+        overwritten: takes the place of `fn` where MXNet overwrites the gradient from above before the gradient by the
+            parameter is computed from it; `jfit.graph.in_place` finds where.
         given: the record for these attributes (as given, not parsed), where inputs and states depend on them.
     """
 
@@ -103,6 +105,7 @@ class Op:
     hint: str = ""
     family: str = ""
     graphs: tuple[str, ...] = ()
+    overwritten: Callable[..., Any] | None = None
     given: Callable[[Mapping[str, Any]], Op] | None = None
 
     @property

@@ -4,13 +4,17 @@ The gradient of LeakyReLU(act_type=prelu) by its data takes the memory of the gr
 plan of its memory allows; the gradient by the slope is computed after that, from what was overwritten, and comes out as
 slope x the true one.  Training curves depend on it.  The plan allows it where the data are no variable (their gradient lies
 in a buffer of its own) and nothing reads the gradient from above later: additions and reshapes hand theirs on without a copy.
+`in_place` gives these nodes a function with the gradients that MXNet has there.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from jfit.graph.nodes import Entry, Node
+from jfit.graph.nodes import Entry, Node, replace_nodes, topological
+from jfit.ops import Op
 
 PASSING = {"Flatten", "Reshape", "_copy", "expand_dims"}
 ADDING = {"elemwise_add", "_grad_add", "add_n"}
@@ -18,9 +22,31 @@ BACKWARD = -1  # in place of an output's number: the backward pass of the whole 
 Step = tuple[int, int]  # (id of a node, output whose gradient is complete, or BACKWARD)
 
 
+def in_place(heads: Sequence[Entry], fed: Collection[str]) -> tuple[Entry, ...]:
+    """The graph with the functions that MXNet's gradients amount to (`Op.overwritten`), where it overwrites them.
+
+    Args:
+        heads: the outputs of the graph.
+        fed: names of the variables that are no parameters.
+    """
+    found = overwritten(topological(heads), heads, fed)
+
+    def swap(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
+        if id(node) not in found or node.op is None:
+            return None
+        return Node(_overwriting(node.op), node.name, node.attrs, inputs)
+
+    return replace_nodes(heads, swap) if found else tuple(heads)
+
+
+@functools.cache
+def _overwriting(op: Op) -> Op:
+    return replace(op, fn=op.overwritten, overwritten=None)
+
+
 def overwritten(order: Sequence[Node], heads: Sequence[Entry], fed: Collection[str]) -> set[int]:
-    """Ids of the prelu nodes whose gradient from above is overwritten before the slope's gradient is computed."""
-    found = [n for n in order if n.op and n.op.name == "LeakyReLU" and n.params.act_type == "prelu" and n.inputs[0].node.op]
+    """Ids of the nodes whose gradient from above is overwritten before the gradient by their parameter is computed."""
+    found = [n for n in order if n.op and n.op.overwritten and len(n.inputs) > 1 and n.inputs[0].node.op]
     if not found:
         return set()
     plan = _Plan(order, heads)
