@@ -23,7 +23,8 @@ class Decided(NamedTuple):
 DECIDED = {
     "fix_gamma": Decided(
         "overwrites gamma of a BatchNorm with fix_gamma by 1 on every forward pass, and lets weight decay move it in between",
-        "that gamma is exactly 1 always, and is not trained; its optimizer state in files is zero",
+        "that gamma is exactly 1 always, and is not trained; its optimizer state in files is zero; what its update changes for "
+        "others (Nadam's schedule, the groups of LARS, who sees LBSGD's late rate) is as in MXNet",
         "test_mx_train.py::test_gamma_with_fix_gamma_is_one_and_stays_one",
     ),
     "padded_rows": Decided(

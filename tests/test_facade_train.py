@@ -33,7 +33,7 @@ def trained(case, monkeypatch, read=()):
 @pytest.mark.parametrize("case", SHORT, **ids)
 def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)
-    states, _ = export_states(run.module.session, run.module.binding.gammas)
+    states, _ = export_states(run.module.session)
     run.check_states({str(index): flat(state) for index, state in states.items()})
 
 

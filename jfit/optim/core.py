@@ -47,6 +47,8 @@ class At(NamedTuple):
 
 # (gradient, weight, slots, at) -> (what to add to the weight, new slots), all float32
 Rule = Callable[[Array, Array, Slots, At], tuple[Array, Slots]]
+# (shared scalars before all turns, what the rule is told at each turn) -> what each turn finds in `at.shared`
+Turns = Callable[[Mapping[str, Array], Sequence[At]], Sequence[dict[str, Array]]]
 # weight in float32 -> the first value of a slot
 Start = Callable[[Array], Array]
 
@@ -116,6 +118,8 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         takes_rate: `update` accepts `learning_rate=`, traced.
         base_rate: the rate given at construction, a number or a schedule; None where it cannot be known.
         recipe: how the state of one parameter starts; None for optimizers of optax.
+        for_graph: `(names of a graph's arguments, those of its fixed gammas) -> the optimizer with MXNet's turns for this
+            graph`, where the factory was told none; None where the order of parameters does not matter.
         name: for messages.
 
     Example:
@@ -129,6 +133,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
     takes_rate: bool = False
     base_rate: LearningRate | None = None
     recipe: Recipe | None = None
+    for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None
     name: str = "optax"
 
     def __new__(
@@ -139,10 +144,12 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         takes_rate: bool = False,
         base_rate: LearningRate | None = None,
         recipe: Recipe | None = None,
+        for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None,
         name: str = "optax",
     ) -> Optimizer:
         self = super().__new__(cls, cast(Any, init), cast(Any, update))
         self.takes_rate, self.base_rate, self.recipe, self.name = takes_rate, base_rate, recipe, name
+        self.for_graph = for_graph
         return self
 
     @property
@@ -173,8 +180,9 @@ def transformation(
     *,
     counted: bool = False,
     shared: Callable[[], dict[str, Array]] | None = None,
-    turns: Callable[[Mapping[str, Array], Sequence[At]], Sequence[dict[str, Array]]] | None = None,
+    turns: Turns | None = None,
     order: Sequence[str] | None = None,
+    fixed: Sequence[str] | None = None,
     lazy: bool = False,
 ) -> Optimizer:
     """The optax transformation of a rule.
@@ -189,6 +197,8 @@ def transformation(
         turns: what the shared scalars are at the turn of each parameter, from what they were before all of them, and what
             else follows from them; a chain of scalars through the rules would be compiled into each of them.
         order: names in the order of their turns; others follow in leaf order.
+        fixed: names that have a turn and no update: MXNet updates the gamma of a BatchNorm with fix_gamma like any other
+            parameter, and BatchNorm overwrites it with 1.
         lazy: rows without a gradient are unchanged: where a gradient is a `SparseRows` the rule sees only those rows of weight
             and slots.
             A rule that looks at a whole parameter, such as its norm, cannot be.
@@ -228,12 +238,10 @@ def transformation(
         lr, decay, t_of, base_of = (_each(x, len(leaves)) for x in (lr, decay, t, rate))
         scalars, added = dict(state.shared or {}), cast(list[Any], [None] * len(leaves))
         after: list[list[Any]] = [[None] * len(leaves) for _ in starts]
-        places = _turns(names, order)
-        ats = [At(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars) for i in places]
+        ats = [At(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars) for i in range(len(leaves))]
         if turns is not None and ats:
-            ats = [at._replace(shared=now) for at, now in zip(ats, turns(scalars, ats), strict=True)]
-            scalars = {name: ats[-1].shared[name] for name in scalars}
-        for i, at in zip(places, ats, strict=True):
+            ats, scalars = _in_turn(ats, [name for name in fixed or () if name not in names], turns, order)
+        for i, at in enumerate(ats):
             held = leaves[i], tuple(column[i] for column in kept)
             added[i], new = _updated(rule, gradients[i], *held, at, multi_precision, lazy)
             for column, value in zip(after, new, strict=True):
@@ -241,7 +249,21 @@ def transformation(
         columns = {name: tree.unflatten(column) for name, column in zip(starts, after, strict=True)}
         return tree.unflatten(added), state._replace(count=t, slots=columns, shared=scalars if state.shared else state.shared)
 
-    return Optimizer(init, update, takes_rate=True, base_rate=base, recipe=recipe, name="jfit.optim")
+    def for_graph(names: Sequence[str], fixed_names: Sequence[str]) -> Optimizer:
+        return transformation(
+            rule,
+            slots,
+            common,
+            counted=counted,
+            shared=shared,
+            turns=turns,
+            order=names if order is None else order,
+            fixed=fixed_names if fixed is None else fixed,
+            lazy=lazy,
+        )
+
+    by_graph = None if turns is None else for_graph
+    return Optimizer(init, update, takes_rate=True, base_rate=base, recipe=recipe, for_graph=by_graph, name="jfit.optim")
 
 
 def _updated(
@@ -342,6 +364,19 @@ def _times(rate: Any, multiplier: Any, n: int) -> Any:
     return tuple(r * m for r, m in zip(_each(rate, n), multiplier, strict=True))
 
 
-def _turns(names: Sequence[str], order: Sequence[str] | None) -> list[int]:
+def _in_turn(
+    ats: Sequence[At], fixed: Sequence[str], turns: Turns, order: Sequence[str] | None
+) -> tuple[list[At], dict[str, Array]]:
+    """(each parameter with the shared scalars of its turn, the scalars after all turns, those of `fixed` included)."""
     known = {name: i for i, name in enumerate(order or ())}
-    return sorted(range(len(names)), key=lambda i: known.get(names[i], len(known)))
+    names = [*(at.name for at in ats), *fixed]
+    places = sorted(range(len(names)), key=lambda i: known.get(names[i], len(known)))
+    told: list[At] = []
+    after = next(ats[i] for i in reversed(places) if i < len(ats))
+    for i in reversed(places):
+        # a fixed gamma is updated as often as the beta after it
+        after = ats[i] if i < len(ats) else after._replace(name=names[i])
+        told.append(after)
+    at_turn = dict(zip(places, turns(ats[0].shared, told[::-1]), strict=True))
+    last = at_turn[places[-1]]
+    return [at._replace(shared=at_turn[i]) for i, at in enumerate(ats)], {name: last[name] for name in ats[0].shared}

@@ -99,6 +99,7 @@ def lars(
     multi_precision: bool = False,
     order: Sequence[str] | None = None,
     group: int | None = None,
+    fixed: Sequence[str] | None = None,
 ) -> Optimizer:
     """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
@@ -117,8 +118,9 @@ def lars(
             (others follow that rule), a function of the name, or for a list of arrays a sequence of booleans.
         wd, clip_gradient, lr_mult, multi_precision: see `jfit.optim`; |g| is that of the gradient before clipping.
         wd_mult: as in `jfit.optim`; "lars" decays names that end in `_weight` only.
-        order: names of parameters in the order of their turns, where `group` is given.
+        order: names of parameters in the order of their turns, where `group` is given; see `nadam`.
         group: parameters that see the same k; None for all.
+        fixed: names without an update that take a place in a group; see `nadam`.
 
     Returns:
         The transformation; slot `momentum`; with momentum correction shared scalars `rate` and `last`.
@@ -159,7 +161,7 @@ def lars(
     common = Common(learning_rate, wd, lr_mult, decays, multi_precision)
     if not correct:
         return transformation(rule, ("momentum",) if momentum else (), common)
-    return transformation(rule, ("momentum",), common, shared=_no_rate_yet, turns=turns, order=order)
+    return transformation(rule, ("momentum",), common, shared=_no_rate_yet, turns=turns, order=order, fixed=fixed)
 
 
 def lbsgd(

@@ -170,12 +170,14 @@ def nadam(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
     order: Sequence[str] | None = None,
+    fixed: Sequence[str] | None = None,
 ) -> Optimizer:
     """w <- w - lr * ((1 - b(t)) * G / (1 - M) + b(t+1) * mean / (1 - M * b(t+1))) / (sqrt(var / (1 - beta2^t)) + epsilon).
 
     G = c(g + wd * w);  b(t) = beta1 * (1 - 0.5 * 0.96^(t * schedule_decay));  M <- M * b(t) at the turn of EVERY parameter.
     In the paper M is a product over updates.  In MXNet one M serves all parameters, so it is multiplied once for each of
-    them and what a parameter gets depends on when its turn comes; this is kept, as trainings depend on it.
+    them and what a parameter gets depends on when its turn comes; this is kept, as trainings depend on it.  A gamma that
+    `fix_gamma` holds at 1 has its turn as well: MXNet updates it and overwrites it.
 
     Args:
         learning_rate: rate, or a schedule of the update count from 0.
@@ -183,7 +185,10 @@ def nadam(
         epsilon: outside the root.
         schedule_decay: how fast b(t) climbs from beta1 / 2 to beta1.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
-        order: names of parameters in the order of their turns; others follow in leaf order.
+        order: names of parameters in the order of their turns; others follow in leaf order.  None: `train_step` and
+            `fit` take the order of the graph's arguments, as MXNet does, unless the optimizer is inside an optax chain.
+        fixed: names without an update whose turns count.  None: `train_step` and `fit` take the graph's gammas with
+            `fix_gamma`, in the same way.
 
     Returns:
         The transformation; slots `mean` and `var`, shared scalar `m_schedule` (M above), one count for all parameters.
@@ -219,7 +224,7 @@ def nadam(
 
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     start = lambda: {"m_schedule": jnp.ones((), jnp.float32)}  # noqa: E731
-    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, turns=turns, order=order)
+    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, turns=turns, order=order, fixed=fixed)
 
 
 def _kernel_moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:

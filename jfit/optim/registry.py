@@ -195,7 +195,8 @@ def _named(name: str, params: dict[str, Any]) -> Optimizer:
         if not isinstance(made, Optimizer):  # a factory that a user registered may give any optax transformation
             rate = params.get("learning_rate", entry.default_learning_rate)
             return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
-        return Optimizer(*made, takes_rate=made.takes_rate, base_rate=made.base_rate, recipe=made.recipe, name=name.lower())
+        fields = {"base_rate": made.base_rate, "recipe": made.recipe, "for_graph": made.for_graph}
+        return Optimizer(*made, takes_rate=made.takes_rate, name=name.lower(), **fields)
     if _of_optax_by(name.lower()) is None:
         known = [*OPTIMIZERS, *optax_names()]
         near = nearest(name, known) or ", ".join(map(repr, OPTIMIZERS))

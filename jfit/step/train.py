@@ -6,6 +6,7 @@ gradients and metric sums over the devices (one all-reduce) and every device com
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -113,7 +114,7 @@ def train_step(
         >>> int(state.step), out.loss.shape
         (1, ())
     """
-    optimizer = get_optimizer(optimizer)
+    optimizer = _in_graph(get_optimizer(optimizer), model, frozen)
     _check_settings(optimizer, schedule, micro_batches, rescale)
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics, reduce = tuple(metrics), reduce or all_reduce()
@@ -216,6 +217,17 @@ class _Update(NamedTuple):
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
         lr = used_rate(self.optimizer, rate, state.opt_state, opt_state)
         return cast(Params, apply_updates(trainable, updates)), opt_state, lr
+
+
+def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Optimizer:
+    """The optimizer with the graph's order of parameters, where its rule depends on it (Nadam, LARS by groups)."""
+    if optimizer.for_graph is None or model.symbol is None:
+        return optimizer
+    names = model.symbol.list_arguments()
+    # what the user froze is not updated in MXNet either; a gamma with fix_gamma is
+    patterns = [frozen] if isinstance(frozen, str) else frozen
+    chosen_names = {n for n in names for pattern in patterns if fnmatch.fnmatchcase(n, pattern)}
+    return optimizer.for_graph(names, [n for n in names if n in model.frozen - chosen_names])
 
 
 def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, rescale: Any) -> None:

@@ -99,7 +99,7 @@ class EpochRunner:
 
     def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
         session = self.passes.session
-        found = session.begin_updates(steps, self.passes.learns)
+        found = session.begin_updates(steps, self.passes.learns, self.passes.counted)
         rates = np.zeros((self.steps, *found.shape[1:]), np.float32)
         rates[:steps] = found
         told = session.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)

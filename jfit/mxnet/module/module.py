@@ -312,7 +312,7 @@ class Module(BaseModule):
         rows = self.binding.rows
         made = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
         session.kvstore, session.update_on_kvstore, session.names = store, on_store, list(self.binding.params)
-        session.set_optimizer(made, passes.learns, self._reduce_of(store))
+        session.set_optimizer(made, passes.learns, self.binding.gammas, self._reduce_of(store))
         session.updater = None if made.is_pure else get_updater(made)
         self.optimizer_initialized = True
         if self._preload is not None:
@@ -372,7 +372,7 @@ class Module(BaseModule):
         """Write the optimizer state as MXNet's `.states`, with update counts, so that resuming equals continuing."""
         assert self.optimizer_initialized
         self._settle()
-        save_states_of(self.session, fname, self.binding.gammas)
+        save_states_of(self.session, fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read `.states` of MXNet or jfit; MXNet's hold no update counts, which then stay as they are."""

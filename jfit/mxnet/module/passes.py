@@ -58,8 +58,9 @@ class Passes:
     """
 
     def __init__(self, bound: Any, session: Session) -> None:
-        self.programs, self._bound = Programs(bound.model, session), bound
+        self.programs, self._bound = Programs(bound.model, session, bound.gammas), bound
         self.params, self.aux, self.requests, self.learns = bound.params, bound.aux, bound.requests, bound.learns
+        self.counted = [*bound.learns, *bound.gammas]  # what MXNet's optimizer updates
         self.gradients: dict[str, Any] = {}  # with several devices, a leading device axis; of tables by rows until read
         self._pass: Pass | None = None
         self._outputs: tuple[Array, ...] | None = None
@@ -320,20 +321,20 @@ class Passes:
         if not optimizer.is_pure:
             self._update_in_python({n: whole_table(session, n, g) for n, g in gradients.items()})
             return
-        session.begin_update(self.learns)
+        session.begin_update(self.learns, self.counted)
         session.run(self, self.programs.update(), gradients)
 
     def _step(self) -> None:
         session, at = self.session, self._asked()
         self._backward = None  # a step that fails must not be tried again with the next batch
-        session.begin_update(self.learns)
+        session.begin_update(self.learns, self.counted)
         out = session.run(self, self.programs.step(), at.batch)
         self._outputs = out.outputs
         self.gradients.update(out.gradients)
         self._dispatched(out.fence)
 
     def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
-        """An optimizer that is a user's class: its own `update(index, weight, grad, state)`, parameter by parameter."""
+        """The user's own `update(index, weight, grad, state)`; fixed gammas have gradients of 0 and stay 1 whatever it does."""
         session = self.session
         assert session.state is not None
         if session.split:
@@ -346,11 +347,14 @@ class Passes:
         params, _ = session.arrays()
         fresh, several = {}, len(session.devices) > 1
         number = {name: i for i, name in enumerate(session.names)}
-        for name in sorted(self.learns, key=number.__getitem__):
-            gradient = jnp.sum(jax.device_put(gradients[name], session.devices[0]), axis=0) if several else gradients[name]
+        for name in sorted(self.counted, key=number.__getitem__):
+            gradient = gradients.get(name, jnp.zeros_like(params[name]))
+            if several and name in gradients:
+                gradient = jnp.sum(jax.device_put(gradient, session.devices[0]), axis=0)
             weight = session.cell(params[name])
             session.updater(session.index(name), session.cell(gradient), weight)
-            fresh[name] = weight.value if isinstance(weight, Box) else weight
+            if name in gradients:
+                fresh[name] = weight.value if isinstance(weight, Box) else weight
         session.replace_params(fresh)
         session.passes = 0
 

@@ -23,10 +23,10 @@ Program = Callable[..., Any]
 
 
 class Programs:
-    """Programs over a model and a session; each is compiled when it is first asked for."""
+    """Programs over a model and a session, each compiled when it is first asked for; `gammas` are those it fixes."""
 
-    def __init__(self, model: Model, session: Session) -> None:
-        self.model, self.session = model, session
+    def __init__(self, model: Model, session: Session, gammas: Sequence[str] = ()) -> None:
+        self.model, self.session, self.gammas = model, session, list(gammas)
         self._made: dict[Any, Program] = {}
         self._plans: dict[Any, Plan] = {}
 
@@ -78,14 +78,14 @@ class Programs:
 
     def raw_step(self, rescale: Any, **how: Any) -> Any:
         """The pure train step with this session's optimizer and reduction."""
-        return train_step(self.model, self.session.resolved(), rescale=rescale, reduce=self.session.reduce, **how)
+        return train_step(self.model, self.session.resolved(self.gammas), rescale=rescale, reduce=self.session.reduce, **how)
 
     def update(self) -> Program:
         """(state, gradients of each device, rescale) -> state; the state is donated."""
 
         def make():
             def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
-                step = update_step(self.session.resolved(), rescale=rescale, reduce=self.session.reduce)
+                step = update_step(self.session.resolved(self.gammas), rescale=rescale, reduce=self.session.reduce)
                 # gradients of tables that were read or written on the way hold all rows; those of zeros are not stored
                 tables = {k: stored_rows(g) for k, g in gradients.items() if k in self.model.tables and not is_rows(g)}
                 return step(state, {**gradients, **tables}, axis_name=axis_name)
@@ -99,7 +99,7 @@ class Programs:
         """What an update is compiled for: another one is another program."""
         optimizer = self.session.optimizer
         assert optimizer is not None
-        return optimizer.hyper_key(self.session.turns()), self.session.reduce
+        return optimizer.hyper_key(self.session.turns(self.gammas)), self.session.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:
         """Where the rows of the outputs are, for inputs of one device of these shapes."""

@@ -38,6 +38,7 @@ class Session:
         names: parameters in the order that gives them their index.
         cell: what an optimizer that is a user's Python class gets to write into.
         learns: those of the names that the optimizer updates.
+        gammas: those of a BatchNorm with fix_gamma: they stay 1, but count as updated, as MXNet updates and overwrites them.
         reduce: how the devices' gradients become one.
         passes: training passes since the last update; each draws its own random numbers.
     """
@@ -50,6 +51,7 @@ class Session:
         self.update_on_kvstore = False
         self.updater: Any = None  # of an optimizer that is a user's Python class
         self.learns: list[str] = []
+        self.gammas: list[str] = []
         self.reduce: Reduce = all_reduce()
         self.passes = self.evaluations = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # passes whose outputs may not be computed yet
@@ -103,13 +105,13 @@ class Session:
         self.state = self.state._replace(params={**self.state.params, **place(dict(fresh), self.devices)})
 
     # -------------------------------------------------------------------------------- optimizer
-    def set_optimizer(self, optimizer: Optimizer, learns: Sequence[str], reduce: Reduce) -> None:
+    def set_optimizer(self, optimizer: Optimizer, learns: Sequence[str], gammas: Sequence[str], reduce: Reduce) -> None:
         """Fresh optimizer state for the parameters in `learns`, counted from where the optimizer's own counts are."""
         assert self.state is not None
         params, _ = self.arrays()
         if self.optimizer is not None:
             self.optimizer.shared.leave(self)
-        self.optimizer, self.learns, self.reduce = optimizer, list(learns), reduce
+        self.optimizer, self.learns, self.gammas, self.reduce = optimizer, list(learns), list(gammas), reduce
         own = {k: params[k] for k in sorted(self.learns)}
         opt_state = self._fresh(own) if optimizer.is_pure else ()
         local = reduce.init(own)
@@ -132,7 +134,7 @@ class Session:
         assert self.optimizer is not None
         for weight in params.values():
             self.optimizer.check_weight(weight)
-        state = self.optimizer.transform(self.turns()).init(dict(params))
+        state = self.optimizer.transform(self.turns(self.gammas)).init(dict(params))
         # an optimizer object that was used before goes on counting, as in MXNet
         done, begin = self.optimizer.counts(), self.optimizer.begin_num_update
         begin = jnp.int32(max((done.get(i, begin) for i in self.indices()), default=begin))
@@ -154,53 +156,57 @@ class Session:
             fresh = self.stacked(fresh) if self.split else place(fresh, self.devices)
             self.state = state._replace(opt_state=state.opt_state._replace(shared=fresh))
 
-    def turns(self) -> Any:
-        """What the optimizer's rule needs to know of the order in which MXNet updates the parameters."""
+    def turns(self, gammas: Sequence[str]) -> Any:
+        """What the optimizer's rule needs to know of the order in which MXNet updates the parameters of a graph."""
         assert self.optimizer is not None
-        return self.optimizer.turns_by_name(self.names, self.update_on_kvstore)
+        return self.optimizer.turns_by_name(self.names, self.update_on_kvstore, gammas)
 
-    def resolved(self) -> PureOptimizer:
-        """The pure optimizer for the train step; its rate is `state.lr`."""
+    def resolved(self, gammas: Sequence[str]) -> PureOptimizer:
+        """The pure optimizer for the train step of a graph; its rate is `state.lr`."""
         assert self.optimizer is not None
-        return self.optimizer.transform(self.turns())
+        return self.optimizer.transform(self.turns(gammas))
 
     def index(self, name: str) -> Index:
         """How the optimizer knows a parameter: by name where the key-value store updates, else by number."""
         return name if self.update_on_kvstore else self.names.index(name) * len(self.devices)
 
-    def begin_update(self, learns: Sequence[str]) -> None:
-        """Host counters of one update of `learns`; writes learning rate and multipliers into the state where they changed."""
+    def begin_update(self, learns: Sequence[str], counted: Sequence[str]) -> None:
+        """Host counters of one update of `learns`; writes learning rate and multipliers into the state where they changed.
+
+        Args:
+            learns: parameters of the graph at hand that are updated.
+            counted: those, and the gammas with fix_gamma.
+        """
         state = self.state
         assert state is not None
-        rate = self._counted(learns)
+        rate = self._counted(learns, counted)
         if not np.array_equal(rate, self._rate):
             self._rate = rate
             self.state = state._replace(lr=place(rate, self.devices))
         self.sync_multipliers()
         self.passes = 0
 
-    def begin_updates(self, count: int, learns: Sequence[str]) -> np.ndarray:
-        """Host counters of `count` updates of `learns` in a row; the rate of each, (count,) or (count, parameters)."""
-        rates = np.stack([self._counted(learns) for _ in range(count)])
+    def begin_updates(self, count: int, learns: Sequence[str], counted: Sequence[str]) -> np.ndarray:
+        """`begin_update` for `count` updates in a row; the rate of each, (count,) or (count, parameters)."""
+        rates = np.stack([self._counted(learns, counted) for _ in range(count)])
         if rates.ndim > 1 and self.state is not None and not np.array_equal(rates[0], self._rate):
             self.state = self.state._replace(lr=place(rates[0], self.devices))  # as a loop takes it
         self.sync_multipliers()
         self._rate, self.passes = rates[-1], 0
         return rates
 
-    def _counted(self, learns: Sequence[str]) -> np.ndarray:
-        """Counts one update of `learns`; its rate, or one for each where MXNet's order of asking makes them differ."""
-        optimizer, indices = self.optimizer, self.indices(learns)
+    def _counted(self, learns: Sequence[str], counted: Sequence[str]) -> np.ndarray:
+        """Counts one update; its rate, or one for each of `learns` where MXNet's order of asking makes them differ."""
+        optimizer, indices = self.optimizer, self.indices(counted)
         assert optimizer is not None
         if not (optimizer.rate_first and optimizer.lr_scheduler is not None and optimizer.is_pure):
             optimizer.count(indices)
             return np.float32(optimizer.rate())  # type: ignore[return-value]
-        number = {name: i for i, name in enumerate(self.names)}
-        order = sorted(range(len(indices)), key=[number[name] for name in sorted(learns)].__getitem__)
-        _, asked = optimizer.advance([indices[i] for i in order], apart=True)
-        rates = np.empty(len(indices), np.float32)
-        rates[order] = asked
-        return rates
+        of_name = dict(zip(sorted(counted), indices, strict=True))
+        order = sorted(of_name, key={name: i for i, name in enumerate(self.names)}.__getitem__)
+        _, asked = optimizer.advance([of_name[name] for name in order], apart=True)
+        rates = dict(zip(order, asked, strict=True))
+        return np.asarray([rates[name] for name in sorted(learns)], np.float32)
 
     def indices(self, learns: Sequence[str] | None = None) -> list[Index]:
         """How the optimizer knows parameters, in the order of their sorted names."""
@@ -268,7 +274,7 @@ class Session:
                 found = program(passes.view(), *given, np.float32(optimizer.rescale_grad))
             except BaseException:
                 done = optimizer.counts()
-                before = {i: done[i] - count for i in self.indices(passes.learns) if i in done}
+                before = {i: done[i] - count for i in self.indices(passes.counted) if i in done}
                 optimizer.set_counts({**done, **before}, optimizer.num_update - count)
                 raise
             new, told = (found, None) if isinstance(found, TrainState) else found

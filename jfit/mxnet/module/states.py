@@ -22,14 +22,14 @@ from jfit.optim.core import is_small
 from jfit.parallel import place, place_split
 
 
-def save_states_of(session: Session, fname: str, frozen: Sequence[str] = ()) -> None:
-    """Write a session's optimizer state; `frozen` parameters get the first state, which MXNet keeps for them."""
+def save_states_of(session: Session, fname: str) -> None:
+    """Write a session's optimizer state."""
     optimizer = session.optimizer
     assert optimizer is not None
     if session.updater is not None:
         data = session.updater.get_states()
     else:
-        states, counts = export_states(session, frozen)
+        states, counts = export_states(session)
         data = dump_states(states, counts, optimizer.num_update, progress_of(optimizer) or None)
     atomic_write(fname, data)
 
@@ -53,19 +53,19 @@ def load_states_into(session: Session, fname: str) -> None:
         restore_settings(session.optimizer, {"shared": found.optimizer.get("shared", {})}, fname)
 
 
-def export_states(session: Session, frozen: Sequence[str] = ()) -> tuple[dict[Index, Any], dict[Index, int]]:
-    """(state by index, update count by index) of a session, in MXNet's form."""
+def export_states(session: Session) -> tuple[dict[Index, Any], dict[Index, int]]:
+    """(state by index, update count by index) of a session, in MXNet's form; fixed gammas have their first state."""
     optimizer, state = session.optimizer, session.state
     assert optimizer is not None and state is not None
     devices, on_store = len(session.devices), session.update_on_kvstore
     states: dict[Index, Any] = {}
     counts: dict[Index, int] = {}
     done = optimizer.counts()
-    firsts = {name: new_state(optimizer, _of_device(state.params[name], session, 0)) for name in frozen}
+    firsts = {name: new_state(optimizer, _of_device(state.params[name], session, 0)) for name in session.gammas}
     whole, firsts = counters.read((state.opt_state, firsts))  # sync: the caller writes a file
     names = slot_names(optimizer)  # a compiled step gives them back in another order
     for number, name in enumerate(session.names):
-        if name not in session.learns and name not in frozen:
+        if name not in session.learns and name not in session.gammas:
             continue
         for device in range(1 if on_store else devices):
             slots = firsts.get(name) or tuple(_of_device(whole.slots[slot][name], session, device) for slot in names)
@@ -109,8 +109,9 @@ def _import_counts(session: Session, known: Mapping[Index, int], num_update: int
     optimizer, state, devices = session.optimizer, session.state, len(session.devices)
     assert optimizer is not None and state is not None
     done = max([num_update, *known.values()])
-    of_name = [known.get(n, known.get(session.names.index(n) * devices, done)) for n in sorted(session.learns)]
-    optimizer.set_counts(dict(zip(session.indices(), of_name, strict=True)), done)
+    counts = {n: known.get(n, known.get(session.names.index(n) * devices, done)) for n in (*session.learns, *session.gammas)}
+    optimizer.set_counts({session.index(n): count for n, count in counts.items()}, done)
+    of_name = [counts[n] for n in sorted(session.learns)]
     whole = state.opt_state
     if isinstance(whole, OptState) and whole.count is not None:
         full = np.asarray(of_name, np.int32)

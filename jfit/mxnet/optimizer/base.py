@@ -191,8 +191,14 @@ class Optimizer(Rates):
         """
         return ()
 
-    def turns_by_name(self, names: Sequence[str], apart: bool) -> Hyper:
-        """`turns` for an update that knows its parameters by name, in any order; `names` are in MXNet's."""
+    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
+        """`turns` for an update that knows its parameters by name, in any order; `names` are in MXNet's.
+
+        Args:
+            names: of all parameters.
+            apart: as in `turns`.
+            fixed: those of them that MXNet's optimizer updates and jfit's does not: gammas with fix_gamma.
+        """
         return ()
 
     def transform(self, turns: Hyper = ()) -> Any:

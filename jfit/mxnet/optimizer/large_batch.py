@@ -128,9 +128,9 @@ class LARS(Ruled):
         named = [str(self.idx2name.get(i, i)) for i in indices]
         return (("adapt", tuple(not name.endswith(_FIXED) for name in named)), *self._group(apart))
 
-    def turns_by_name(self, names: Sequence[str], apart: bool) -> Hyper:
-        """The order of the turns, and how many see a change of rate."""
-        return (("order", tuple(names)), *self._group(apart))
+    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
+        """The order of the turns, who has one without an update, and how many see a change of rate."""
+        return (("order", tuple(names)), ("fixed", tuple(fixed)), *self._group(apart))
 
     def _group(self, apart: bool) -> Hyper:
         return (("group", 1 if apart else max(self.aggregate_num, 1)),)
@@ -200,6 +200,6 @@ class LBSGD(Ruled):
         scaled = (("grad_scale", float(self.rescale_grad)),) if self.warmup_strategy == "lars" else ()
         return super().hyper_key((*scaled, *turns))
 
-    def turns_by_name(self, names: Sequence[str], apart: bool) -> Hyper:
+    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
         """A module's gradients share a buffer, which MXNet's first sum is: see `jfit.optim.lbsgd`."""
         return (("one_buffer", True),)

@@ -159,9 +159,9 @@ class Nadam(Ruled):
     def m_schedule(self, value: float) -> None:
         self.shared.set_value("m_schedule", value)
 
-    def turns_by_name(self, names: Sequence[str], apart: bool) -> Hyper:
-        """The order of the turns."""
-        return (("order", tuple(names)),)
+    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
+        """The order of the turns, and who has one without an update."""
+        return (("order", tuple(names)), ("fixed", tuple(fixed)))
 
 
 @Optimizer.register
