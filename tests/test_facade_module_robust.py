@@ -217,3 +217,54 @@ def test_what_is_random_in_evaluation_too_is_drawn_anew_each_time():
     module.bind([("data", (8, 5))], for_training=False)
     module.init_params()
     assert not np.array_equal(np.asarray(module.predict(X[:8])), np.asarray(module.predict(X[:8])))
+
+
+# ------------------------------------------------------------------------------------------ in what order
+def shells():
+    net = network()
+    sequence = jfit.SequentialModule()
+    sequence.add(jfit.Module(net), take_labels=True)
+    return [jfit.Module(net), jfit.BucketingModule(lambda key: (net, ["data"], ["softmax_label"]), 4), sequence]
+
+
+UNBOUND = {
+    "forward": lambda m: m.forward(None),
+    "backward": lambda m: m.backward(),
+    "update": lambda m: m.update(),
+    "get_outputs": lambda m: m.get_outputs(),
+    "get_input_grads": lambda m: m.get_input_grads(),
+    "update_metric": lambda m: m.update_metric(None, None),
+    "score": lambda m: m.score(None, "acc"),
+    "predict": lambda m: m.predict(None),
+    "iter_predict": lambda m: next(m.iter_predict(None)),
+    "data_shapes": lambda m: m.data_shapes,
+    "label_shapes": lambda m: m.label_shapes,
+    "output_shapes": lambda m: m.output_shapes,
+    "install_monitor": lambda m: m.install_monitor(None),
+}
+
+
+@pytest.mark.parametrize("module", shells(), ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", UNBOUND)
+def test_a_method_that_comes_too_early_says_what_to_call_first(module, method):
+    with pytest.raises(AssertionError, match=rf"Module\.{method}: it is not bound.*; call bind\(.*\).* first\.$"):
+        UNBOUND[method](module)
+
+
+def test_each_thing_that_is_missing_is_named():
+    module = shells()[0]
+    with pytest.raises(
+        AssertionError, match=r"^Module\.save_optimizer_states: it has no optimizer; call init_optimizer\(\) first"
+    ):
+        module.save_optimizer_states("never.states")
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    with pytest.raises(AssertionError, match=r"^Module\.get_params: its parameters have no values; call init_params\(\) first"):
+        module.get_params()
+    module.init_params()
+    with pytest.raises(
+        AssertionError, match=r"get_input_grads: it was not bound for gradients .* call bind\(..., inputs_need_grad"
+    ):
+        module.get_input_grads()
+    other = shells()[0]
+    with pytest.raises(AssertionError, match=r"^Module\.borrow_optimizer: it has no optimizer"):
+        module.borrow_optimizer(other)

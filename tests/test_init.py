@@ -87,15 +87,12 @@ def test_errors_name_the_parameter_and_the_remedy(make, message):
 
 # ------------------------------------------------------------------------------------------ texts of hostile files
 DEEP = 100_000
+RNN = '["fusedrnn", {"num_hidden": 1, "num_layers": 1, "mode": "gru", "init": '
 TEXTS = {
     "[" * DEEP: "nested too deep",
     "[" * DEEP + "]" * DEEP: "nested too deep",
     '["constant", {"value": ' + "[" * 900 + "1" + "]" * 900 + "}]": "maximum number of dimension",
-    '["fusedrnn", {"num_hidden": 1, "num_layers": 1, "mode": "gru", "init": '
-    + '{".*": ' * 900
-    + "1"
-    + "}" * 901
-    + "]": "too deep",
+    RNN + '{".*": ' * 900 + "1" + "}" * 901 + "]": "too deep",
     '["zero", ["a"]]': "no list of a name and a dict",
     '["zero", {}, 1]': "no list of a name and a dict",
     "[null, {}]": "no list of a name and a dict",

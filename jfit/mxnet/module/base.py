@@ -17,6 +17,7 @@ from jfit.mxnet.box import unbox
 from jfit.mxnet.callback import BatchEndParam, scalars
 from jfit.mxnet.module.descs import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.ready import require
 from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.train.interrupts import StopFlag
 
@@ -158,7 +159,7 @@ class BaseModule:
         Returns:
             [(name, value)].
         """
-        assert self.binded and self.params_initialized
+        require(self, "score", "binded", "params_initialized")
         if reset:
             eval_data.reset()
         eval_metric = self._metric(eval_metric)
@@ -190,7 +191,7 @@ class BaseModule:
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
     ) -> Iterator[tuple[list[Any], int, Any]]:
         """(outputs without wrapped rows, number, batch) of each batch."""
-        assert self.binded and self.params_initialized
+        require(self, "iter_predict", "binded", "params_initialized")
         if reset:
             eval_data.reset()
         for nbatch, batch in enumerate(eval_data):
@@ -224,7 +225,7 @@ class BaseModule:
         Raises:
             ValueError: batches with different numbers of outputs are to be merged.
         """
-        assert self.binded and self.params_initialized
+        require(self, "predict", "binded", "params_initialized")
         if not hasattr(eval_data, "reset") and hasattr(eval_data, "shape"):
             self.forward(DataBatch([unbox(eval_data)]))
             return self.get_outputs()[0]

@@ -17,6 +17,7 @@ from jfit.mxnet.module.base import BaseModule
 from jfit.mxnet.module.descs import desc_of, rows_of_batch
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.ready import require
 
 
 class Bucket(NamedTuple):
@@ -223,7 +224,7 @@ class BucketingModule(BaseModule):
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(parameters, auxiliary states) of all buckets: copies."""
-        assert self.params_initialized
+        require(self, "get_params", "params_initialized")
         if self._loaded is not None:
             params, aux = ({k: self.arrays.box(v) for k, v in tree.items()} for tree in self._loaded)
             return params, aux
@@ -287,13 +288,13 @@ class BucketingModule(BaseModule):
 
     def save_optimizer_states(self, fname: str) -> None:
         """Write the optimizer state of all buckets; see `Module.save_optimizer_states`."""
-        assert self.optimizer_initialized
+        require(self, "save_optimizer_states", "optimizer_initialized")
         self._settle()
         self._default.save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read it; see `Module.load_optimizer_states`."""
-        assert self.optimizer_initialized
+        require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
         self._default.load_optimizer_states(fname)
         self._default.session.count_apart()
@@ -317,7 +318,7 @@ class BucketingModule(BaseModule):
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
         """Bind the bucket of a batch that comes soon; the current bucket stays the current one."""
-        assert self.binded and self.params_initialized
+        require(self, "prepare", "binded", "params_initialized")
         key = self._curr_bucket_key
         self._switch_to(data_batch)
         self._curr_module.prepare(data_batch, sparse_row_id_fn)
@@ -329,7 +330,7 @@ class BucketingModule(BaseModule):
         Raises:
             ValueError: the batch has no bucket_key, or its network has parameters that the default bucket lacks.
         """
-        assert self.binded and self.params_initialized
+        require(self, "forward", "binded", "params_initialized")
         self._switch_to(data_batch)
         if self._active is not self._curr_module:
             self._settle()
@@ -374,7 +375,7 @@ class BucketingModule(BaseModule):
 
     def install_monitor(self, mon: Any) -> None:
         """Let a Monitor see the arrays of every bucket."""
-        assert self.binded
+        require(self, "install_monitor", "binded")
         self._monitor = mon
         for module in self._buckets.values():
             module.install_monitor(mon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jfit.mxnet.module.ready import require
 from jfit.mxnet.ndarray.array import NDArray
 
 
@@ -15,7 +16,7 @@ class ExecGroup:
     """
 
     def __init__(self, module: Any) -> None:
-        assert module.binded
+        require(module, "_exec_group", "binded")
         self._passes, self.param_names, self._devices = module.passes, module.binding.params, len(module.binding.devices)
 
     @property

@@ -23,6 +23,7 @@ from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.epochs import EpochRunner, looks_every, runs_whole
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.passes import Passes
+from jfit.mxnet.module.ready import require
 from jfit.mxnet.module.session import Session
 from jfit.mxnet.module.slices import python_slices
 from jfit.mxnet.module.states import load_states_into, save_states_of
@@ -129,19 +130,19 @@ class Module(BaseModule):
     @property
     def data_shapes(self) -> list[DataDesc]:
         """Descriptions of the bound data."""
-        assert self.binded
+        require(self, "data_shapes", "binded")
         return self.binding.data_shapes
 
     @property
     def label_shapes(self) -> list[DataDesc]:
         """Descriptions of the bound labels."""
-        assert self.binded
+        require(self, "label_shapes", "binded")
         return self.binding.label_shapes
 
     @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of each output of a whole batch."""
-        assert self.binded
+        require(self, "output_shapes", "binded")
         return self.binding.output_shapes
 
     @property
@@ -208,7 +209,7 @@ class Module(BaseModule):
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind to other shapes of the same arrays; parameters and optimizer stay, programs compile once per shape."""
-        assert self.binded
+        require(self, "reshape", "binded")
         self.binding.reshape(data_shapes, label_shapes)
 
     # -------------------------------------------------------------------------------- parameters
@@ -266,7 +267,7 @@ class Module(BaseModule):
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(parameters, auxiliary states): copies; the mean over devices where each has its own."""
-        assert self.binded and self.params_initialized
+        require(self, "get_params", "binded", "params_initialized")
         self._settle()
         params, aux = self.session.arrays()
         box, held = self.arrays.box, self.binding
@@ -274,14 +275,14 @@ class Module(BaseModule):
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
         """The arrays of `state_names`; with merge_multi_context=False one list of slices for each."""
-        assert self.binded and self.params_initialized
+        require(self, "get_states", "binded", "params_initialized")
         if merge_multi_context:
             return [self.arrays.box(v) for v in self.binding.states.values()]
         return [[self.arrays.box(p) for p in parts] for parts in self.binding.state_slices()]
 
     def set_states(self, states: Any = None, value: float | None = None) -> None:
         """Set the state inputs: from arrays (whole, or lists of slices as `get_states` gives them), or all to one number."""
-        assert self.binded and self.params_initialized
+        require(self, "set_states", "binded", "params_initialized")
         self.binding.set_states(states, value)
 
     # -------------------------------------------------------------------------------- optimizer
@@ -360,7 +361,8 @@ class Module(BaseModule):
         Raises:
             ValueError: they share none; optimizer state belongs to parameters.
         """
-        assert self.binded and shared_module.optimizer_initialized
+        require(self, "borrow_optimizer", "binded")
+        require(shared_module, "borrow_optimizer", "optimizer_initialized")
         if self.session is not shared_module.session:
             raise ValueError(
                 "borrow_optimizer takes the optimizer of a module with the same parameters, and these two have parameters of "
@@ -370,13 +372,13 @@ class Module(BaseModule):
 
     def save_optimizer_states(self, fname: str) -> None:
         """Write the optimizer state as MXNet's `.states`, with update counts, so that resuming equals continuing."""
-        assert self.optimizer_initialized
+        require(self, "save_optimizer_states", "optimizer_initialized")
         self._settle()
         save_states_of(self.session, fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read `.states` of MXNet or jfit; MXNet's hold no update counts, which then stay as they are."""
-        assert self.optimizer_initialized
+        require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
         load_states_into(self.session, fname)
 
@@ -389,7 +391,7 @@ class Module(BaseModule):
                 device, sliced before.
             is_train: default: whether the module is bound for training.
         """
-        assert self.binded and self.params_initialized
+        require(self, "forward", "binded", "params_initialized")
         train = self.for_training if is_train is None else is_train
         if isinstance(data_batch, list):  # a batch may be a named tuple
             whole, counts = self.binding.joined(data_batch)
@@ -414,7 +416,7 @@ class Module(BaseModule):
         Args:
             out_grads: gradient of each output (an array for a single one); not needed where all outputs are losses.
         """
-        assert self.binded and self.params_initialized
+        require(self, "backward", "binded", "params_initialized")
         assert self.for_training, "the module was bound for prediction; re-bind with for_training=True to run backward()"
         if out_grads is not None and not isinstance(out_grads, (list, tuple)):
             out_grads = [out_grads]
@@ -424,19 +426,19 @@ class Module(BaseModule):
 
     def update(self) -> None:
         """One update of all parameters with the gradients of the last `backward`."""
-        assert self.binded and self.params_initialized and self.optimizer_initialized
+        require(self, "update", "binded", "params_initialized", "optimizer_initialized")
         self.passes.update()
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Outputs of the last forward pass; with merge_multi_context=False one list of slices for each output."""
-        assert self.binded and self.params_initialized
+        require(self, "get_outputs", "binded", "params_initialized")
         if merge_multi_context:
             return [self.arrays.box(out) for out in self.passes.merged()]
         return [[self.arrays.box(piece) for piece in pieces] for pieces in self.passes.sliced()]
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data inputs; needs `bind(inputs_need_grad=True)`."""
-        assert self.binded and self.params_initialized and self.inputs_need_grad
+        require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         names = [d.name for d in self.binding.data_shapes]
         if merge_multi_context:
             return [self.arrays.box(self.passes.whole_input_gradient(name)) for name in names]
@@ -444,7 +446,7 @@ class Module(BaseModule):
 
     def gradients(self) -> dict[str, Any]:
         """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
-        assert self.binded
+        require(self, "gradients", "binded")
         slices = {n: self.passes.gradient_slices(n) for n in self.passes.learns}
         home = self.binding.devices[0]
         return {n: self.arrays.box(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
@@ -456,6 +458,7 @@ class Module(BaseModule):
             eval_metric: an EvalMetric.
             labels: list of label arrays (with pre_sliced, a list of such lists, one for each device).
         """
+        require(self, "update_metric", "binded", "params_initialized")
         if pre_sliced:
             labels = [descs.joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
         outputs = [self.arrays.box(out) for out in self.passes.merged()]  # a metric of the user's calls methods of the box
@@ -476,7 +479,7 @@ class Module(BaseModule):
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
         """What is needed before a batch; dense parameters need nothing."""
-        assert self.binded
+        require(self, "prepare", "binded")
 
     # -------------------------------------------------------------------------------- fit, predict
     def _fit_epoch(
@@ -542,7 +545,7 @@ class Module(BaseModule):
         An active one makes a second program run beside the step.  With several devices it sees each device's arrays; where
         slices are uneven, those of the shorter ones hold repeated rows.
         """
-        assert self.binded
+        require(self, "install_monitor", "binded")
         self._monitor = mon
         mon.install(self)
 

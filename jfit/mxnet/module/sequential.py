@@ -11,6 +11,7 @@ from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.module.base import BaseModule
 from jfit.mxnet.module.descs import desc_of
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.ready import require
 from jfit.ops import nearest
 
 
@@ -87,19 +88,19 @@ class SequentialModule(BaseModule):
     @property
     def data_shapes(self) -> Any:
         """Descriptions of the data of the first module."""
-        assert self.binded
+        require(self, "data_shapes", "binded")
         return self._modules[0].data_shapes
 
     @property
     def label_shapes(self) -> Any:
         """Descriptions of the labels; None where no module takes them."""
-        assert self.binded
+        require(self, "label_shapes", "binded")
         return self._label_shapes
 
     @property
     def output_shapes(self) -> Any:
         """(name, shape) of the outputs of the last module."""
-        assert self.binded
+        require(self, "output_shapes", "binded")
         return self._modules[-1].output_shapes
 
     def _takes_labels(self) -> Iterator[Any]:
@@ -206,7 +207,7 @@ class SequentialModule(BaseModule):
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(parameters, auxiliary states) of all modules: copies."""
-        assert self.binded and self.params_initialized
+        require(self, "get_params", "binded", "params_initialized")
         params: dict[str, Any] = {}
         aux: dict[str, Any] = {}
         for module in self._modules:
@@ -238,7 +239,7 @@ class SequentialModule(BaseModule):
     # -------------------------------------------------------------------------------- computing
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Run a batch through the chain; labels, padding and bucket key go along."""
-        assert self.binded and self.params_initialized
+        require(self, "forward", "binded", "params_initialized")
         batch = copy.copy(data_batch)
         for module, following in zip(self._modules, [*self._modules[1:], None], strict=True):
             module.forward(batch, is_train=is_train)
@@ -252,7 +253,7 @@ class SequentialModule(BaseModule):
         Args:
             out_grads: gradient of each output of the last module; not needed where they are losses.
         """
-        assert self.binded and self.params_initialized
+        require(self, "backward", "binded", "params_initialized")
         for module in reversed(self._modules):
             module.backward(out_grads)
             if module is not self._modules[0]:
@@ -260,13 +261,13 @@ class SequentialModule(BaseModule):
 
     def update(self) -> None:
         """One update of the parameters of every module."""
-        assert self.binded and self.params_initialized and self.optimizer_initialized
+        require(self, "update", "binded", "params_initialized", "optimizer_initialized")
         for module in self._modules:
             module.update()
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Outputs of the last module."""
-        assert self.binded and self.params_initialized
+        require(self, "get_outputs", "binded", "params_initialized")
         return self._modules[-1].get_outputs(merge_multi_context)
 
     def _without_padding(self, pad: int) -> list[Any]:
@@ -274,18 +275,18 @@ class SequentialModule(BaseModule):
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the first module's data."""
-        assert self.binded and self.params_initialized and self.inputs_need_grad
+        require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         return self._modules[0].get_input_grads(merge_multi_context)
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Add the outputs of each module that takes labels to a metric."""
-        assert self.binded and self.params_initialized
+        require(self, "update_metric", "binded", "params_initialized")
         for module in self._takes_labels():
             module.update_metric(eval_metric, labels, pre_sliced)
 
     def install_monitor(self, mon: Any) -> None:
         """Let a Monitor see the arrays of every module."""
-        assert self.binded
+        require(self, "install_monitor", "binded")
         for module in self._modules:
             module.install_monitor(mon)
 

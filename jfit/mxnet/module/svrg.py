@@ -15,6 +15,7 @@ from jfit import counters
 from jfit.mxnet.box import unbox
 from jfit.mxnet.module.base import BaseModule
 from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.ready import require
 from jfit.mxnet.optimizer.svrg import FULL, _SVRGOptimizer
 from jfit.optim import variance_reduced
 from jfit.parallel import place, place_split
@@ -200,7 +201,7 @@ class SVRGModule(Module):
         Raises:
             ValueError: the iterator has no batch.
         """
-        assert self.binded and self.params_initialized and self.optimizer_initialized
+        require(self, "update_full_grads", "binded", "params_initialized", "optimizer_initialized")
         aux, self._taken = self._mod_aux, False
         aux.set_params(*self.get_params())
         train_data.reset()
