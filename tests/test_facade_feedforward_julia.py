@@ -118,7 +118,7 @@ def test_fit_with_an_optimizer_is_train():
 @pytest.mark.parametrize("kvstore", ["local", "device", "local_allreduce_cpu", None])
 def test_ten_rows_on_three_devices_are_four_three_three(kvstore):
     model = started(DEVICES)
-    assert model._julia_module(model.symbol, context=DEVICES).binding.slices(10) == [4, 3, 3]
+    assert model.julia_module(model.symbol, context=DEVICES).binding.slices(10) == [4, 3, 3]
     model.train(sgd(), data(), n_epoch=1, verbosity=0, kvstore=kvstore)
     first = started()
     if kvstore is not None:

@@ -154,7 +154,7 @@ class FeedForward(feedforward.FeedForward):
     """`jfit.FeedForward` in NDArrays."""
 
     arrays = NDARRAYS
-    _python_module, _julia_module, _bucket_module = PythonFed, JuliaFed, PythonBuckets
+    _python_module, julia_module, _bucket_module = PythonFed, JuliaFed, PythonBuckets
 
 
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
