@@ -5,6 +5,7 @@ import pickle
 import signal
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.mxnet.gluon.parameter import Parameter
 from jfit.mxnet.gluon.trainer import Trainer
-from jfit.mxnet.optimizer import SGD, Optimizer, get_updater
+from jfit.mxnet.optimizer import SGD, Optimizer, create, get_updater
 from jfit.mxnet.optimizer.apply import rule_of
 from jfit.mxnet.optimizer.lr_scheduler import (
     CosineScheduler,
@@ -25,6 +26,7 @@ from jfit.mxnet.optimizer.lr_scheduler import (
     PolyScheduler,
 )
 
+GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = [
     *(float("nan"), float("inf"), -float("inf"), 1e39, -1e38, 10**400, 2**62, -1, 0, 1, 0.5, 2.5),
     *("abc", None, [1.0], [], {}, {"a": 1}, True, b"x", (1,)),
@@ -220,6 +222,27 @@ def test_an_integer_that_python_does_not_print_is_no_bare_error():
     for settings in ({"class": 10**5000}, {"class": "SGD", "lr_scheduler": {"class": 10**5000}}):
         with pytest.raises(ValueError, match=r"saved with int, here is SGD|found a int with class"):
             SGD().restore(settings)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("train/gluon/sched_mult", "sgd"), ("checkpoint/trainer_adam", "adam")])
+def test_a_damaged_file_of_mxnets_trainer_is_refused_or_gives_rates(name, kind):
+    data, random = (GOLDEN / f"{name}.states").read_bytes(), np.random.default_rng(0)
+    optimizer = create(kind)
+    get_updater(optimizer).set_states(data)
+    assert optimizer.lr_scheduler is not None and optimizer.rate() > 0
+    for _ in range(400):
+        mutant, optimizer = bytearray(data), create(kind)
+        for at in random.integers(len(data) - 600, len(data), 2):
+            mutant[at] = random.choice([random.integers(256), *b"\x00\xffNKG\x88"])
+        try:
+            get_updater(optimizer).set_states(bytes(mutant), "damaged")
+        except FormatError as error:
+            assert error.path == "damaged"
+        except ValueError as error:
+            assert "load them into one of the same class" in str(error)
+        else:
+            optimizer.count([0])
+            assert np.isfinite(optimizer.rate())
 
 
 def test_trainer_store_and_module_name_the_file(tmp_path):
