@@ -10,7 +10,7 @@ from fit_support import bits, blobs, convnet, mlp, same, train
 
 import jfit
 from jfit import counters
-from jfit.train.feed import fits_on_device
+from jfit.train.batches import fits_on_device
 
 sym = jfit.sym
 X, Y = blobs()
@@ -383,7 +383,7 @@ def test_weights_of_evaluation_rows_count():
 def test_data_that_does_not_fit_beside_what_is_held_is_streamed():
     data = jfit.data.ArrayData({"data": X})
     devices = jax.devices()[:1]
-    assert fits_on_device(data, devices) and not fits_on_device(data, devices, held=1 << 60)
+    assert fits_on_device(data, devices) and not fits_on_device(data, devices, resident=1 << 60)
     assert not fits_on_device(batches_of(), devices)
 
 

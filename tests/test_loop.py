@@ -92,7 +92,7 @@ def test_a_run_that_nobody_holds_is_freed_with_its_data(more):
     before, kept = weakref.ref(run._loop.feed.data), weakref.ref(run)
     run.score(blobs(8))
     run.predict(blobs(8)[0])
-    arrays = [weakref.ref(a) for a in jax.tree.leaves((run.state, getattr(run._loop.feed, "_arrays", ())))]
+    arrays = [weakref.ref(a) for a in jax.tree.leaves((run.state, getattr(run._loop.feed.batches, "arrays", ())))]
     del run
     assert kept() is None and before() is None and jfit.last_run() is None
     assert [a for a in arrays if a() is not None] == []

@@ -13,7 +13,8 @@ from record_rows import DATA, LABEL, fitted, network
 import jfit
 import jfit.mx as mx
 from jfit.optim import SparseRows
-from jfit.train.feed import FeedSpec, ResidentFeed, data_of
+from jfit.train.batches import data_of
+from jfit.train.feed import FeedSpec, ResidentFeed
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
 BATCH = {"data": DATA, "softmax_label": LABEL}

@@ -1,8 +1,7 @@
-"""From data to calls: who holds the data, how a batch reaches the step, how many steps one dispatch does.
+"""From batches to calls: how many steps one dispatch does.
 
-`ResidentFeed` keeps the arrays on the devices; each call only says where in the epoch's order it starts, and gathers its
-batches inside the program.  `StreamFeed` prepares batches on a background thread.  Both hand the loop a sequence of
-`Call`s, and both run the same pure step.
+Each call of a `ResidentFeed` only says where in the epoch's order it starts; a `StreamFeed` sends its batches.  Both hand the
+loop a sequence of `Call`s, and both run the same pure step.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
-from jfit.data.batch import pad_rows, rows
+from jfit.data import ArrayData, Batch, StreamData
 from jfit.lowering.model import Model, count_parameters
-from jfit.parallel.placing import STATE_AXES, place, place_split, split_batch
+from jfit.parallel.placing import STATE_AXES, place
 from jfit.parallel.spmd import compile_spmd
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.state import TrainState
+from jfit.train.batches import PACK_AXES, Resident, Stream, fits_on_device
 from jfit.train.host_metrics import seen_of
 
 MAX_STEPS_PER_CALL = 32
-RESIDENT_SHARE = 0.3  # of an accelerator's memory; the rest is for parameters and activations
-RESIDENT_BYTES_CPU = 2 << 30
 AUTO_FLOPS = {"cpu": 1e9}  # work of one call that hides its dispatch; accelerators: AUTO_FLOPS_DEFAULT
 AUTO_FLOPS_DEFAULT = 2e11
 
@@ -71,15 +68,6 @@ def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
 
 
-def fits_on_device(data: Any, devices: list[Any], held: int = 0) -> bool:
-    """True where the arrays are small enough to stay on every device beside `held` bytes that are there already."""
-    if not isinstance(data, ArrayData):
-        return False
-    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
-    limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / len(devices)
-    return data.nbytes + held <= limit
-
-
 def report(out: StepOut) -> Array:
     """(loss, learning rate or nan) as ONE small array, (2,) float32: every output of a program costs about a microsecond."""
     rate = jnp.float32(jnp.nan) if out.lr is None else out.lr.astype(jnp.float32)
@@ -105,105 +93,42 @@ def repeat_steps(one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., 
     return run
 
 
-class _Layout(NamedTuple):
-    """How batches lie in resident data.  Programs know this and not the feed: JAX keeps programs, and with them the data."""
-
-    spec: FeedSpec
-    slots: int  # rows of a padded batch
-    tail: int  # rows of the last batch
-    num_batches: int
-    paddable: bool
-
-    def batch(self, pack: Mapping[str, Any], at: Any, tail: bool, axis_name: str | None) -> Batch:
-        """Batch `at` of the epoch, gathered on the device."""
-        slots = pack["order"][at]  # (slots per device,)
-        if tail and not self.paddable:
-            slots = slots[: self.tail // len(self.spec.devices)]
-        take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
-        axes = self.spec.model.batch_axes  # rows come first in the data, the model may want the batch elsewhere
-        inputs = {k: jnp.moveaxis(take(v), 0, axes.get(k, 0)) for k, v in pack["arrays"].items()}
-        padded = self.slots != self.spec.batch_size or (tail and self.paddable)
-        weight = None
-        if padded:
-            device = 0 if axis_name is None else lax.axis_index(axis_name)
-            number = device * len(slots) + jnp.arange(len(slots))
-            weight = (number < pack["numbers"][2 if tail else 1]).astype(jnp.float32)
-        if pack["weight"] is not None:
-            own = take(pack["weight"])
-            weight = own if weight is None else weight * own
-        return Batch(inputs, weight, weight)
-
-
 class ResidentFeed:
     """Calls over arrays that live on the devices."""
 
     def __init__(self, data: ArrayData, spec: FeedSpec, *, paddable: bool = True) -> None:
         self.data, self.spec = data, spec
-        count, size, n = len(spec.devices), spec.batch_size, data.num_rows
-        unit = count * spec.micro_batches
-        self.slots = -(-size // unit) * unit  # rows of a padded batch
-        self.num_batches = data.num_batches(size)
-        self.tail = n - (self.num_batches - 1) * size  # rows of the last batch
-        self.full = self.num_batches - (self.tail != size)
-        self.paddable = paddable
-        if not paddable and (self.slots != size or self.tail % unit):
-            raise ValueError(unpaddable_sentence(size if self.slots != size else self.tail, unit))
-        self._layout = _Layout(spec, self.slots, self.tail, self.num_batches, paddable)
-        self._arrays = place(dict(data.arrays), spec.devices)
-        self._weight = None if data.weight is None else place(data.weight, spec.devices)
+        self.batches = Resident(
+            spec.model, data, spec.devices, spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
+        )
+        self.num_batches = self.batches.layout.num_batches
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 
     def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
         """The calls of an epoch from batch `start`; `step`: updates done so far; `limit(step)`: most steps from there."""
-        pack = self._pack(epoch, start, step)
+        pack, layout = self.batches.pack(self.data.order(epoch), first=step - start), self.batches.layout
         size, at = self.spec.batch_size, start
-        while at < self.num_batches:
-            if at >= self.full:
-                run = self._tail_program(pack)
-                yield Call(run, 1, self.tail)
-                at += 1
-                continue
-            steps = min(self.spec.steps_per_call, self.full - at, limit(step + at - start))
+        while at < layout.full:
+            steps = min(self.spec.steps_per_call, layout.full - at, limit(step + at - start))
             yield Call(self._full_program(pack, steps), steps, steps * size)
             at += steps
-
-    def _pack(self, epoch: int, start: int, step: int) -> dict[str, Any]:
-        """What a program reads: the arrays, the epoch's order, the step number of its first batch, how many rows are real.
-
-        All of them are data: from a number it knew XLA would make constants of weights, and round otherwise than for a stream.
-        """
-        size, count, devices = self.spec.batch_size, len(self.spec.devices), self.spec.devices
-        order = self.data.order(epoch)
-        full = order[: self.full * size].reshape(self.full, size)
-        parts = [full[:, np.arange(self.slots) % size]] if self.full else []
-        if self.full < self.num_batches:
-            last = order[self.full * size :]
-            if self.paddable:
-                parts.append(last[np.arange(self.slots) % len(last)][None])
-            else:  # each device's rows stand first in its slice; the program reads only those
-                each = last.reshape(count, -1)
-                parts.append(each[:, np.arange(self.slots // count) % each.shape[1]].reshape(1, -1))
-        table = np.concatenate(parts)  # (batches, slots): row numbers, real ones repeated where a slot is padding
-        if count > 1:
-            table = table.reshape(len(table), count, -1).swapaxes(0, 1)
-        numbers = place(np.asarray([step - start, size, self.tail], np.int32), devices)
-        return {"arrays": self._arrays, "weight": self._weight, "order": place_split(table, devices), "numbers": numbers}
+        if at < layout.num_batches:
+            yield Call(self._tail_program(pack), 1, layout.tail)
 
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
-            axes = {"arrays": None, "weight": None, "order": 0, "numbers": None}
-            in_axes = (STATE_AXES, axes, None) if counted else (STATE_AXES, axes)
+            in_axes = (STATE_AXES, PACK_AXES, None) if counted else (STATE_AXES, PACK_AXES)
             self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
     def _full_program(self, pack: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
-        layout = self._layout
+        spec, layout = self.spec, self.batches.layout
 
         def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
-            return _step(layout.spec, state, layout.batch(pack, state.step - pack["numbers"][0], False, axis_name), axis_name)
+            return _step(spec, state, layout.batch(pack, state.step - pack["numbers"][0], axis_name), axis_name)
 
-        if self.spec.steps_per_call == 1:
+        if spec.steps_per_call == 1:
             program = self._compiled("train", one, counted=False)
             return lambda state: program(state, pack)
 
@@ -220,10 +145,10 @@ class ResidentFeed:
         return self._counts[steps]
 
     def _tail_program(self, pack: Mapping[str, Any]) -> Callable[[TrainState], Any]:
-        layout = self._layout
+        spec, layout = self.spec, self.batches.layout
 
         def tail(state: TrainState, pack: Mapping[str, Any], axis_name: str | None):
-            return _step(layout.spec, state, layout.batch(pack, layout.num_batches - 1, True, axis_name), axis_name)
+            return _step(spec, state, layout.batch(pack, layout.num_batches - 1, axis_name, tail=True), axis_name)
 
         program = self._compiled("train_tail", tail, counted=False)
         return lambda state: program(state, pack)
@@ -233,17 +158,17 @@ class StreamFeed:
     """Calls over batches that come from the host, prepared on a background thread."""
 
     def __init__(self, data: ArrayData | StreamData, spec: FeedSpec, *, paddable: bool = True) -> None:
-        self.data, self.spec, self.paddable = data, spec, paddable
+        self.data, self.spec = data, spec
+        self.batches = Stream(
+            spec.model, data, len(spec.devices), spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
+        )
         self.num_batches = data.num_batches(spec.batch_size)
-        self._size = spec.batch_size if isinstance(data, ArrayData) else 0  # rows that a batch is padded to
         self._usual: Any = None  # shapes of the batches that share a call
         self._programs: dict[Any, Any] = {}
 
     def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
         """The calls of an epoch from batch `start`; `step`: updates done so far; `limit(step)`: most steps from there."""
-        source = self.data.batches(epoch, self.spec.batch_size, start)
-        with prefetch(source, size=2 * self.spec.steps_per_call, transform=self._prepare) as batches:
-            stream = iter(batches)
+        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
             for first in stream:
                 group, room = [first], min(self.spec.steps_per_call, limit(step))
                 for item in itertools.islice(stream, room - 1):
@@ -254,27 +179,6 @@ class StreamFeed:
                     group.append(item)
                 yield from self._calls(group)
                 step += len(group)
-
-    def _prepare(self, batch: Batch) -> tuple[Batch, int]:
-        """On the background thread: pad to the usual size, cut into one slice per device."""
-        axes, unit = self.spec.model.batch_axes, len(self.spec.devices) * self.spec.micro_batches
-        if isinstance(self.data, ArrayData):
-            # rows come first in the data; the model may want the batch elsewhere
-            moved = {k: np.moveaxis(v, 0, axes.get(k, 0)) for k, v in batch.inputs.items()}
-            batch = batch._replace(inputs=moved)
-        else:  # a source may fill the same buffer again while this batch still waits for its turn
-            own = {k: np.array(v) if isinstance(v, np.ndarray) else v for k, v in batch.inputs.items()}
-            weights = (np.array(w) if isinstance(w, np.ndarray) else w for w in batch[1:])
-            batch = Batch(own, *weights)
-        count = rows(batch, axes)
-        self._size = max(self._size, count)
-        if not self.paddable:
-            if count % unit:
-                raise ValueError(unpaddable_sentence(count, unit))
-            return split_batch(batch, len(self.spec.devices), axes), count
-        if count < self._size:
-            batch = pad_rows(batch, self._size, axes)
-        return split_batch(batch, len(self.spec.devices), axes, self.spec.micro_batches), count
 
     def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Call]:
         """Batches of equal shapes as one call, or one by one where a call of so many would be a program of its own."""
@@ -321,38 +225,6 @@ def _run_batch(program: Any, batch: Batch, state: TrainState) -> tuple[TrainStat
 
 def _shapes(batch: Batch) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype), batch)
-
-
-def unpaddable_sentence(count: int, unit: int) -> str:
-    """Why a batch of so many rows cannot be cut into `unit` parts, and what to do."""
-    return (
-        f"a batch of {count} rows does not divide into {unit} equal parts, and this network mixes the rows of a batch before a "
-        "loss head or a batch statistic, so rows cannot be padded; choose a batch size (and data) that divides, or one device"
-    )
-
-
-def data_of(
-    model: Model, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0, labels: bool = True
-) -> ArrayData | StreamData:
-    """Data by the model's input names; begin states may be left out, and with labels=False the labels too."""
-    given = set(data) if isinstance(data, Mapping) else set()
-    return as_data(
-        data,
-        batch_size=batch_size,
-        input_names=[n for n in model.inputs if n not in model.optional or n in given],
-        label_names=model.labels,
-        shuffle=shuffle,
-        seed=seed,
-        require_labels=labels,
-        axes=model.batch_axes,
-    )
-
-
-def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
-    """The first rows as the model sees them: arrays have their rows first, the feed moves them to the model's batch axis."""
-    if isinstance(data, ArrayData):
-        return {k: np.moveaxis(v[:batch_size], 0, model.batch_axes.get(k, 0)) for k, v in data.arrays.items()}
-    return dict(data.peek(0).inputs)
 
 
 def epoch_start(feed: Any, epoch: int) -> Any | None:

@@ -20,10 +20,11 @@ from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.step.totals import sized_for, zero_totals
 from jfit.train import checkpoint as checkpoints
+from jfit.train.batches import data_of, first_batch
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.feed import FeedSpec, auto_steps_per_call, data_of, first_batch, make_feed
+from jfit.train.feed import FeedSpec, auto_steps_per_call, make_feed
 from jfit.train.host_metrics import on_devices, on_host
 from jfit.train.loop import Loop
 from jfit.train.run import Run, settings_of
@@ -223,8 +224,8 @@ def _evaluation(
     except ValueError as error:
         error.add_note("jfit: this is about eval_data; its rows need the shapes that the training data has")
         raise
-    held = train.nbytes if isinstance(train, ArrayData) else 0
-    return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, held=held)
+    resident = train.nbytes if isinstance(train, ArrayData) else 0
+    return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, resident=resident)
 
 
 def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Optimizer:

@@ -30,7 +30,8 @@ from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, place
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
-from jfit.train.feed import Call, FeedSpec, data_of, first_batch, make_feed
+from jfit.train.batches import data_of, first_batch
+from jfit.train.feed import Call, FeedSpec, make_feed
 from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.history import axes_for
 from jfit.train.loop import StopFlag

@@ -24,8 +24,9 @@ from jfit.parallel import place
 from jfit.parallel.devices import resolve
 from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
+from jfit.train.batches import data_of
 from jfit.train.evaluate import Predictor, Scorer
-from jfit.train.feed import data_of, epoch_start, start_epoch
+from jfit.train.feed import epoch_start, start_epoch
 from jfit.train.history import History
 from jfit.train.loop import Loop, rate_in
 

@@ -14,7 +14,7 @@ from jfit.lowering.accept import as_model, split_trained
 from jfit.lowering.model import flatten_names
 from jfit.parallel import place
 from jfit.step.state import TrainState
-from jfit.train.feed import data_of, first_batch
+from jfit.train.batches import data_of, first_batch
 from jfit.train.run import Run, settings_of
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
@@ -24,7 +23,8 @@ from jfit.mxnet.module.slices import slots_of
 from jfit.parallel import Window, place, place_split
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
-from jfit.train.feed import auto_steps_per_call, fits_on_device, repeat_steps, report
+from jfit.train.batches import fits_on_device, gather, place_order
+from jfit.train.feed import auto_steps_per_call, repeat_steps, report
 from jfit.train.interrupts import StopFlag
 
 
@@ -132,9 +132,7 @@ class EpochRunner:
         devices, size = self.passes.session.devices, self.data.batch_size
         order = self.data.epoch_rows()[: full * size].reshape(full, size).astype(np.int32)
         table = order[:, self._table.reshape(-1)]  # (batches, devices * slots)
-        if len(devices) > 1:
-            table = table.reshape(full, len(devices), -1).swapaxes(0, 1)
-        return {"arrays": self.arrays, "order": place_split(table, devices), "weight": self._weight}
+        return {"arrays": self.arrays, "order": place_order(table, devices), "weight": self._weight}
 
     def _program(self) -> Callable[..., tuple[TrainState, Array]]:
         programs = self.passes.programs
@@ -156,9 +154,7 @@ class EpochRunner:
 
             def one(state: TrainState, j: Any) -> tuple[TrainState, Array]:
                 slots = pack["order"][begin + j]
-                take = lambda x: x.at[slots].get(mode="promise_in_bounds")  # noqa: E731
-                inputs = {k: jnp.moveaxis(take(v), 0, batch_axes.get(k, 0)) for k, v in pack["arrays"].items()}
-                batch = Batch(inputs, pack["weight"], pack["weight"])
+                batch = Batch(gather(pack["arrays"], slots, batch_axes), pack["weight"], pack["weight"])
                 # behind the barrier the step is compiled, and rounded, as it is alone
                 state, batch = lax.optimization_barrier((state._replace(lr=rates[j]), batch))
                 state, out = step(state, batch, axis_name=axis_name)

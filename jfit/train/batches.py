@@ -1,0 +1,285 @@
+"""One source of batches for training, scoring and prediction.
+
+`Resident` keeps arrays on the devices: a program gathers its batches there by row number.  `Stream` prepares batches on the
+host, in a background thread.  Both give batches of one size, short ones padded with rows of weight 0, cut into one slice per
+device; models that mix rows get short batches in their own size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
+from jfit.data.batch import pad_rows, rows, wrapped_rows
+from jfit.lowering.model import Model
+from jfit.ops.rows import LOST
+from jfit.parallel import place, place_split, split_batch
+from jfit.step import plan_of
+
+RESIDENT_SHARE = 0.3  # of an accelerator's memory; the rest is for parameters and activations
+RESIDENT_BYTES_CPU = 2 << 30
+PACK_AXES = {"arrays": None, "weight": None, "order": 0, "numbers": None}  # of what `Resident.pack` gives, for `compile_spmd`
+
+
+def data_of(
+    model: Model, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0, labels: bool = True
+) -> ArrayData | StreamData:
+    """Data by the model's input names; begin states may be left out, and with labels=False the labels too."""
+    given = set(data) if isinstance(data, Mapping) else set()
+    return as_data(
+        data,
+        batch_size=batch_size,
+        input_names=[n for n in model.inputs if n not in model.optional or n in given],
+        label_names=model.labels,
+        shuffle=shuffle,
+        seed=seed,
+        require_labels=labels,
+        axes=model.batch_axes,
+    )
+
+
+def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
+    """The inputs of the first batch as the model sees them."""
+    if isinstance(data, ArrayData):
+        return _in_model_axes({k: v[:batch_size] for k, v in data.arrays.items()}, model)
+    return dict(data.peek(0).inputs)
+
+
+def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool:
+    """True where the arrays are small enough to stay on every device beside `resident` bytes that are there already."""
+    if not isinstance(data, ArrayData):
+        return False
+    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+    limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / len(devices)
+    return data.nbytes + resident <= limit
+
+
+# ------------------------------------------------------------------------------------------------ on the devices
+def place_order(order: np.ndarray, devices: Sequence[Any]) -> Array:
+    """Row numbers (batches, slots) on the devices; on several each has the slots of its slice."""
+    if len(devices) > 1:
+        order = order.reshape(len(order), len(devices), -1).swapaxes(0, 1)
+    return place_split(order, devices)
+
+
+def take_rows(array: Array, slots: Array) -> Array:
+    """Rows of an array that has them on axis 0, by number, inside a program."""
+    return array.at[slots].get(mode="promise_in_bounds")
+
+
+def gather(arrays: Mapping[str, Array], slots: Array, axes: Mapping[str, int]) -> dict[str, Array]:
+    """Inputs of a model, which may want its rows on another axis, from arrays that have them on axis 0."""
+    return {k: jnp.moveaxis(take_rows(v, slots), 0, axes.get(k, 0)) for k, v in arrays.items()}
+
+
+class Layout(NamedTuple):
+    """How batches lie in resident data.  Programs know this and not the data: JAX keeps programs, and what they hold.
+
+    Attributes:
+        model: the model.
+        devices: number of devices.
+        batch_size: rows of a batch.
+        slots: rows of a padded batch.
+        tail: rows of the last batch.
+        num_batches: batches of a pass.
+        paddable: short batches may be padded; else they run in their own size.
+    """
+
+    model: Model
+    devices: int
+    batch_size: int
+    slots: int
+    tail: int
+    num_batches: int
+    paddable: bool
+
+    @property
+    def full(self) -> int:
+        """Batches of `batch_size` rows."""
+        return self.num_batches - (self.tail != self.batch_size)
+
+    def batch(self, pack: Mapping[str, Any], at: Any, axis_name: str | None, *, tail: bool | None = False) -> Batch:
+        """Batch `at` of a pass, gathered inside a program from what `Resident.pack` gives.
+
+        Args:
+            pack: the arrays and their order.
+            at: number of the batch, traced.
+            axis_name: name of the device axis.
+            tail: whether it is the short last one; None: it may be, so that every batch has weights.
+        """
+        slots = pack["order"][at]  # (slots per device,)
+        if tail and not self.paddable:
+            slots = slots[: self.tail // self.devices]
+        inputs, weight = gather(pack["arrays"], slots, self.model.batch_axes), None
+        if tail is None or self.slots != self.batch_size or (tail and self.paddable):
+            device = 0 if axis_name is None else lax.axis_index(axis_name)
+            number = device * len(slots) + jnp.arange(len(slots))
+            last = at == self.num_batches - 1 if tail is None else int(tail)
+            weight = (number < pack["numbers"][1 + last]).astype(jnp.float32)
+        if pack["weight"] is not None:
+            given = take_rows(pack["weight"], slots)
+            weight = given if weight is None else weight * given
+        return Batch(inputs, weight, weight)
+
+
+class Resident:
+    """Arrays that stay on the devices.
+
+    Args:
+        model: the model.
+        data: the arrays, rows on axis 0.
+        devices: where they are kept, all of them on each.
+        batch_size: rows of a global batch.
+        micro_batches: a device's slice divides into so many parts.
+        paddable: short batches may be padded.
+
+    Raises:
+        ValueError: batches that may not be padded and do not divide.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: ArrayData,
+        devices: Sequence[Any],
+        batch_size: int,
+        *,
+        micro_batches: int = 1,
+        paddable: bool = True,
+    ) -> None:
+        unit, num_batches = len(devices) * micro_batches, data.num_batches(batch_size)
+        slots, tail = -(-batch_size // unit) * unit, data.num_rows - (num_batches - 1) * batch_size
+        if not paddable and (slots != batch_size or tail % unit):
+            raise ValueError(unpaddable_sentence(batch_size if slots != batch_size else tail, unit))
+        self.layout = Layout(model, len(devices), batch_size, slots, tail, num_batches, paddable)
+        self.devices = devices
+        self.arrays = place(dict(data.arrays), devices)
+        self.weight = None if data.weight is None else place(data.weight, devices)
+
+    def pack(self, order: np.ndarray, first: int = 0) -> dict[str, Any]:
+        """What a program reads: the arrays, the order of the pass, (number of its first batch, rows of a batch, of the last).
+
+        All of them are data: from a number it knew XLA would make constants of weights, and round otherwise than for a stream.
+        """
+        layout = self.layout
+        size, slots = layout.batch_size, np.arange(layout.slots)
+        whole = order[: layout.full * size].reshape(layout.full, size)
+        parts = [whole[:, slots % size]] if layout.full else []
+        if layout.full < layout.num_batches:
+            last = order[layout.full * size :]
+            if layout.paddable:
+                parts.append(last[slots % len(last)][None])
+            else:  # each device's rows stand first in its slice; the program reads only those
+                each = last.reshape(layout.devices, -1)
+                parts.append(each[:, np.arange(layout.slots // layout.devices) % each.shape[1]].reshape(1, -1))
+        table = np.concatenate(parts)  # (batches, slots): row numbers, real ones repeated where a slot is padding
+        numbers = place(np.asarray([first, size, layout.tail], np.int32), self.devices)
+        return {
+            "arrays": self.arrays,
+            "weight": self.weight,
+            "order": place_order(table, self.devices),
+            "numbers": numbers,
+        }
+
+
+# ------------------------------------------------------------------------------------------------ from the host
+class Stream:
+    """Batches from the host, prepared on a background thread: (batch cut for the devices, its real rows).
+
+    Args:
+        model: the model.
+        data: arrays or batches.
+        devices: number of devices.
+        batch_size: rows of a batch of arrays; other sources say so themselves.
+        micro_batches: a device's slice divides into so many parts.
+        paddable: short batches may be padded; None: the plan of the first batch says it.
+        weights: True: every batch gets weights, those of its metrics; False: it gets none, and no labels, and rows that only
+            fill up a source's batch are not counted as real; None: it has what it came with.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: ArrayData | StreamData,
+        devices: int,
+        batch_size: int,
+        *,
+        micro_batches: int = 1,
+        paddable: bool | None = None,
+        weights: bool | None = None,
+    ) -> None:
+        self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
+        self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
+        self._largest = batch_size if isinstance(data, ArrayData) else 0  # rows that a batch is padded to
+        self._rows_known = False
+
+    def read(
+        self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2
+    ) -> AbstractContextManager[Iterator[tuple[Batch, int]]]:
+        """The batches of an epoch from batch `start`; `in_order` reads shuffled arrays from their first row to the last."""
+        if in_order and isinstance(self.data, ArrayData):
+            source = _in_order(self.data, self.batch_size)
+        else:
+            source = self.data.batches(epoch, self.batch_size, start)
+        return prefetch(source, size=ahead, transform=self._prepare)
+
+    def _prepare(self, batch: Batch) -> tuple[Batch, int]:
+        axes, unit = self.model.batch_axes, self.devices * self.micro_batches
+        if isinstance(self.data, ArrayData):
+            batch = batch._replace(inputs=_in_model_axes(batch.inputs, self.model))
+        else:  # a source may fill the same buffer again while this batch still waits for its turn
+            batch = Batch({k: _copied(v) for k, v in batch.inputs.items()}, *(_copied(w) for w in batch[1:]))
+        filled = 0
+        if self.weights is False:
+            filled = wrapped_rows(batch)
+            batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluated})
+        if self.paddable is None:
+            plan = plan_of(self.model, batch.inputs)
+            self.paddable, self._rows_known = plan.paddable, LOST not in plan.rows
+        count = rows(batch, axes)
+        self._largest = max(self._largest, count)
+        if not self.paddable and count % unit:
+            raise ValueError(unpaddable_sentence(count, unit))
+        if self.paddable:
+            if self.weights:
+                batch = _weighted(batch, count)
+            if count < self._largest:
+                batch = pad_rows(batch, self._largest, axes)
+        batch = split_batch(batch, self.devices, axes, self.micro_batches)
+        if self.weights is False:
+            batch = Batch(batch.inputs)
+        return batch, count - filled * self._rows_known
+
+
+def _weighted(batch: Batch, count: int) -> Batch:
+    weight = batch.metric_weight if batch.metric_weight is not None else batch.weight
+    weight = np.ones(count, np.float32) if weight is None else np.asarray(weight, np.float32)
+    return Batch(batch.inputs, weight, weight)
+
+
+def _in_order(data: ArrayData, batch_size: int) -> Iterator[Batch]:
+    for low in range(0, data.num_rows, batch_size):
+        yield data.take(slice(low, low + batch_size))
+
+
+def _in_model_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    # arrays have their rows first; the model may want the batch elsewhere
+    return {k: np.moveaxis(v, 0, model.batch_axes.get(k, 0)) for k, v in inputs.items()}
+
+
+def _copied(x: Any) -> Any:
+    return np.array(x) if isinstance(x, np.ndarray) else x
+
+
+def unpaddable_sentence(count: int, unit: int) -> str:
+    """Why a batch of so many rows cannot be cut into `unit` parts, and what to do."""
+    return (
+        f"a batch of {count} rows does not divide into {unit} equal parts, and this network mixes the rows of a batch before a "
+        "loss head or a batch statistic, so rows cannot be padded; choose a batch size (and data) that divides, or one device"
+    )
