@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -18,8 +18,7 @@ from jfit.lowering import lower
 from jfit.lowering.accept import as_model, lower_feeding
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
-from jfit.train.run import Run
-from jfit.train.scoring import checked_data, make_run, placed_state
+from jfit.train.scoring import Placed
 
 # Slots that parameters fill: a variable there that the file lacks is missing, anywhere else it is an input.
 _PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}
@@ -51,13 +50,11 @@ class Loaded(Trained):
 
     def predict(self, data: Any, **given: Any) -> Any:
         """Outputs for every row of `data`, without labels; see `jfit.predict`.  Programs are kept for the next call."""
-        run, seen = self._run(given)
-        return run.predict(checked_data(run, data, labels=False, seen=seen))
+        return self._placed(given).predict(data)
 
     def score(self, data: Any, eval_metric: Any = "acc", **given: Any) -> dict[str, float]:
         """Loss and metrics over a data set; see `jfit.score`."""
-        run, seen = self._run(given)
-        return run.score(checked_data(run, data, seen=seen), eval_metric)
+        return self._placed(given).score(data, eval_metric)
 
     def onto(self, net: Any, drop: bool = False) -> Loaded:
         """The same parameters for another network, such as one with a new last layer; `fit` draws what they lack.
@@ -91,32 +88,27 @@ class Loaded(Trained):
         kept = [{k: v for k, v in part.items() if k in known} for part in (self.params, self.aux)]
         return Loaded(model, *kept)
 
-    def _run(self, given: Mapping[str, Any]) -> tuple[Run, set[Any]]:
-        runs, key = self.__dict__.setdefault("_runs", {}), repr(sorted(given.items()))
-        values = jax.tree.flatten((self.params, self.aux))
-        if key not in runs:
-            runs[key] = _Placed(make_run(self, None, None, **given), set(), values)
-        elif not runs[key].holds(values):
-            run = runs[key].run
-            run.set_state(placed_state(self.params, self.aux, run.settings["devices"]))
-            runs[key] = _Placed(run, set(), values)
-        return runs[key].run, runs[key].seen
+    def _placed(self, given: Mapping[str, Any]) -> Placed:
+        """The values on the devices; they are placed again where they have changed."""
+        known: dict[str, tuple[Placed, Any]] = self.__dict__.setdefault("_known", {})
+        key, values = repr(sorted(given.items())), jax.tree.flatten((self.params, self.aux))
+        if key not in known:
+            known[key] = Placed(self, None, None, **given), values
+            return known[key][0]
+        placed, before = known[key]
+        if not _same(before, values):
+            placed.place(self.params, self.aux)
+            known[key] = placed, values
+        return placed
 
     def __repr__(self) -> str:
         return f"<Loaded {self.symbol!r}: {count_parameters(self.params):,} parameters, inputs {list(self.model.inputs)}>"
 
 
-class _Placed(NamedTuple):
-    """A run with its compiled programs, the data shapes that were looked at, and the values that its state was made of."""
-
-    run: Run
-    seen: set[Any]
-    values: tuple[list[Any], Any]  # leaves and structure
-
-    def holds(self, values: tuple[list[Any], Any]) -> bool:
-        """Whether the values are the same; the contents of a numpy array may have changed in place."""
-        (old, before), (new, now) = self.values, values
-        return before == now and all(a is b and isinstance(a, jax.Array) for a, b in zip(old, new, strict=True))
+def _same(before: tuple[list[Any], Any], now: tuple[list[Any], Any]) -> bool:
+    """Whether flattened values are the same; the contents of a numpy array may have changed in place."""
+    (old, structure), (new, structure_now) = before, now
+    return structure == structure_now and all(a is b and isinstance(a, jax.Array) for a, b in zip(old, new, strict=True))
 
 
 def load(

@@ -23,8 +23,9 @@ from jfit.parallel.placing import rows_joined, rows_of_slices
 from jfit.step import eval_step, plan_of, predict_step, unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, sized_for, values, zero_totals
-from jfit.train.batches import PACK_AXES, Layout, Resident, Stream, first_batch, fits_on_device
+from jfit.train.batches import PACK_AXES, Layout, Resident, Stream, data_of, first_batch, fits_on_device
 from jfit.train.host_metrics import HostPass, on_devices, on_host, seen_of
+from jfit.train.settings import Settings, resolve_metrics
 
 IN_FLIGHT = 8
 BATCHES_PER_CALL = 64  # of resident data; bounds how long the host waits behind one call
@@ -217,3 +218,40 @@ def _joined(pieces: list[_Piece]) -> np.ndarray:
     if axis is None:
         return pieces[0].array if len(pieces) == 1 else np.stack([p.array for p in pieces])
     return rows_joined(np.concatenate([p.array for p in pieces], axis=axis + 1), axis)
+
+
+class Evaluator:
+    """Scores and predicts with any state of a model; programs are kept for the next call.
+
+    Args:
+        model: the model.
+        settings: devices, metrics, policy and the size of batches.
+    """
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        self._made: dict[Any, Any] = {}
+
+    def score(self, state: TrainState, data: Any, eval_metric: Any = None, batch_size: int | None = None) -> dict[str, float]:
+        """Loss and metrics over a data set."""
+        metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
+        size, where = batch_size or self.settings.eval_batch_size, self.settings.devices
+        make = lambda: Scorer(self.model, metrics, where, size, self.settings.policy)  # noqa: E731
+        return self._once(("score", metrics, size), make)(state, data_of(self.model, data, size))
+
+    def predict(self, state: TrainState, data: Any, batch_size: int | None = None) -> Any:
+        """The outputs for every row: one numpy array, or a tuple where there are several."""
+        size, where = batch_size or self.settings.eval_batch_size, self.settings.devices
+        predictor = self._once(("predict", size), lambda: Predictor(self.model, where, size, self.settings.policy))
+        outputs = predictor(state, data_of(self.model, data, size, labels=False))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _metrics(self, spec: Any) -> tuple[Any, ...]:
+        """Metrics by name are made once: new ones would be compiled again."""
+        named = isinstance(spec, (str, list, tuple)) and all(isinstance(name, str) for name in spec)
+        return self._once(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from jfit.train.evaluate import Scorer, make_evaluate
 from jfit.train.feed import FeedSpec, auto_steps_per_call, make_feed
 from jfit.train.host_metrics import on_devices, on_host
 from jfit.train.loop import Loop
-from jfit.train.run import Run, settings_of
+from jfit.train.run import Run
+from jfit.train.settings import Settings, settings_of
 
 
 def fit(
@@ -145,7 +147,7 @@ def fit(
         directory=directory,
         checkpoint=checkpoint,
     )
-    devices, policy = settings["devices"], settings["policy"]
+    devices, policy = settings.devices, settings.policy
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)
@@ -153,7 +155,8 @@ def fit(
     schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch, batches)
     resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     probe = first_batch(model, data, batch_size)
-    metrics = settings["metrics"] = sized_for(settings["metrics"], model, probe)
+    metrics = sized_for(settings.metrics, model, probe)
+    settings = replace(settings, metrics=metrics)
     state = init_state(
         model,
         resolved,
@@ -208,16 +211,14 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
     return plan
 
 
-def _evaluation(
-    model: Model, eval_data: Any, settings: Mapping[str, Any], state: TrainState, train: Any, on_device: Any
-) -> Any:
+def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainState, train: Any, on_device: Any) -> Any:
     """`(state, epoch) -> logs`, or None without evaluation data, whose first batch is tried on the shapes before training."""
     if eval_data is None:
         return None
-    size, metrics = settings["eval_batch_size"], settings["metrics"]
+    size, metrics = settings.eval_batch_size, settings.metrics
     data = data_of(model, eval_data, size)
     probe = first_batch(model, data, size)
-    scorer = Scorer(model, metrics, settings["devices"], size, settings["policy"])
+    scorer = Scorer(model, metrics, settings.devices, size, settings.policy)
     try:
         plan = checked_plan(model, data, probe)
         jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics), dict(probe))

@@ -35,7 +35,7 @@ from jfit.train.feed import Call, FeedSpec, make_feed
 from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.history import axes_for
 from jfit.train.loop import StopFlag
-from jfit.train.run import settings_of
+from jfit.train.settings import settings_of
 
 
 class RateRange:
@@ -254,13 +254,13 @@ def lr_find(
         micro_batches=micro_batches,
         clip_norm=clip_norm,
         clip_value=clip_value,
-        policy=settings["policy"],
+        policy=settings.policy,
         sync_batch_stats=sync_batch_stats,
     )
-    spec = FeedSpec(model, step, settings["devices"], batch_size, micro_batches)
+    spec = FeedSpec(model, step, settings.devices, batch_size, micro_batches)
     feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
     try:
-        found, stopped = _sweep(place(state, settings["devices"]), _calls(feed, data, batch_size, steps), smoothing, diverge)
+        found, stopped = _sweep(place(state, settings.devices), _calls(feed, data, batch_size, steps), smoothing, diverge)
     finally:
         source: Any = train_data
         if is_mxnet_iter(source):

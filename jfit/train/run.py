@@ -1,13 +1,10 @@
-"""Stage 6: fit, score, predict, and the Run they share.  Wiring only: every line below calls a room above.
-
-data -> feed -> loop( step( model ) ) -> history
-"""
+"""Stage 6: the Run that `fit` returns: state, history, and what can be done with them."""
 
 from __future__ import annotations
 
 import html
 import weakref
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +15,15 @@ import numpy as np
 from jfit import counters
 from jfit.graph import Symbol, load_json
 from jfit.lowering import lower
-from jfit.lowering.model import Model, Policy, count_parameters
-from jfit.metrics import get as get_metrics
+from jfit.lowering.model import Model, count_parameters
 from jfit.parallel import place
-from jfit.parallel.devices import resolve
 from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
-from jfit.train.batches import data_of
-from jfit.train.evaluate import Predictor, Scorer
+from jfit.train.evaluate import Evaluator
 from jfit.train.feed import epoch_start, start_epoch
 from jfit.train.history import History
 from jfit.train.loop import Loop, rate_in
+from jfit.train.settings import Settings, settings_of
 
 # The newest run.  It is kept alive only while it trains and where training raised or was interrupted: a run that ended well is
 # freed, with its data on the devices, as soon as nobody holds it.
@@ -55,22 +50,22 @@ class Run:
         [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, model: Model, settings: dict[str, Any], state: TrainState, history: History | None = None) -> None:
+    def __init__(self, model: Model, settings: Settings, state: TrainState, history: History | None = None) -> None:
         self.model, self.settings, self.history = model, settings, History() if history is None else history
         self.interrupted, self.stop_reason = False, None
         self._state: TrainState | None = state
         self._best: TrainState | None = None
         self._loop: Loop | None = None
         self._position = {"epoch": 0, "batch": 0, "step": 0}  # while no loop is attached
-        self._scorers: dict[Any, Any] = {}
+        self._evaluator = Evaluator(model, settings)
 
     # -------------------------------------------------------------------------------- what it holds
     @property
     def state(self) -> TrainState:
         """The current state, on its devices.  Training further donates it: keep `snapshot()` instead."""
-        found = self._loop.state if self._loop is not None else self._state
-        assert found is not None
-        return found
+        state = self._loop.state if self._loop is not None else self._state
+        assert state is not None
+        return state
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -106,17 +101,17 @@ class Run:
     @property
     def directory(self) -> str | None:
         """Where this run writes its files, or None."""
-        return self.settings.get("directory")
+        return self.settings.directory
 
     @property
     def num_epoch(self) -> int:
         """The epoch training goes to."""
-        return self.settings["num_epoch"]
+        return self.settings.num_epoch
 
     @property
     def batch_size(self) -> int:
         """Rows of a global batch."""
-        return self.settings["batch_size"]
+        return self.settings.batch_size
 
     @property
     def position(self) -> dict[str, int]:
@@ -140,7 +135,7 @@ class Run:
                 "the optimizer is an optax instance and keeps its own learning rate; pass the optimizer by name, or wrap it in "
                 "optax.inject_hyperparams and change opt_state.hyperparams"
             )
-        self.set_state(state._replace(lr=place(jnp.asarray(rate, jnp.float32), self.settings["devices"])))
+        self._set_state(state._replace(lr=place(jnp.asarray(rate, jnp.float32), self.settings.devices)))
 
     def stop(self, reason: str = "stopped by a callback") -> None:
         """End training after the current call; the reason is kept in `stop_reason`."""
@@ -163,7 +158,7 @@ class Run:
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
 
-    def set_state(self, state: TrainState) -> None:
+    def _set_state(self, state: TrainState) -> None:
         """Go on with this state, on the run's devices already; programs are kept."""
         if self._loop is not None:
             self._loop.state = state
@@ -219,7 +214,7 @@ class Run:
 
     def train(self, num_epoch: int = 1) -> Run:
         """Train for `num_epoch` more epochs with the same data, programs and settings (an unfinished epoch counts as one)."""
-        self.settings["num_epoch"] = self._attached("train").epoch + num_epoch
+        self.settings = replace(self.settings, num_epoch=self._attached("train").epoch + num_epoch)
         return self.go()
 
     def go(self) -> Run:
@@ -238,7 +233,7 @@ class Run:
         if self._best is not None and not loop.interrupted:
             # steps are counted on: batches, schedules and checkpoint names go by them
             best = self._best._replace(step=np.asarray(loop.step, np.int32))
-            self.set_state(place(best, self.settings["devices"]))
+            self._set_state(place(best, self.settings.devices))
         if not loop.interrupted:
             _last_run = weakref.ref(self)
         return self
@@ -246,7 +241,7 @@ class Run:
     def _what_is_left(self) -> str:
         if self._alive():
             return "the last good state is in jfit.last_run()"
-        folder = self.settings["checkpoint"]
+        folder = self.settings.checkpoint
         if folder is None or checkpoints.latest(folder) is None:
             return "the device lost the state, and there is no checkpoint; set checkpoint= to keep one"
         try:
@@ -267,30 +262,11 @@ class Run:
     # -------------------------------------------------------------------------------- using it
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
         """Loss and metrics over a data set; filled-up rows do not count."""
-        metrics = self.settings["metrics"] if eval_metric is None else self._metrics(eval_metric)
-        size = batch_size or self.settings["eval_batch_size"]
-        where = self.settings["devices"], size, self.settings["policy"]
-        scorer = self._once(("score", metrics, size), lambda: Scorer(self.model, metrics, *where))
-        return scorer(self.state, data_of(self.model, data, size))
-
-    def _metrics(self, spec: Any) -> tuple[Any, ...]:
-        """Metrics by name are made once: new ones would be compiled again."""
-        named = isinstance(spec, (str, list, tuple)) and all(isinstance(name, str) for name in spec)
-        return self._once(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
-
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What was made under a key before: programs are kept."""
-        if key not in self._scorers:
-            self._scorers[key] = make()
-        return self._scorers[key]
+        return self._evaluator.score(self.state, data, eval_metric, batch_size)
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The outputs for every row of `data` (no labels needed): one numpy array, or a tuple where there are several."""
-        size = batch_size or self.settings["eval_batch_size"]
-        where = self.settings["devices"], size, self.settings["policy"]
-        predictor = self._once(("predict", size), lambda: Predictor(self.model, *where))
-        outputs = predictor(self.state, data_of(self.model, data, size, labels=False))
-        return outputs[0] if len(outputs) == 1 else outputs
+        return self._evaluator.predict(self.state, data, batch_size)
 
     # -------------------------------------------------------------------------------- keeping it
     def save(self, directory: str | Path) -> Path:
@@ -333,7 +309,7 @@ class Run:
         step = np.asarray(arrays.get("step", 0), np.int32)
         blank: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
         history = History.from_json(meta["history"]) if "history" in meta else None
-        run = cls(model, settings, place(TrainState(*blank), settings["devices"]), history)
+        run = cls(model, settings, place(TrainState(*blank), settings.devices), history)
         run._position = {**run._position, "step": int(step), **meta.get("position", {})}
         return run
 
@@ -371,55 +347,3 @@ def last_run() -> Run | None:
         1
     """
     return _last_run() if isinstance(_last_run, weakref.ref) else _last_run
-
-
-def settings_of(
-    *,
-    devices: Any = None,
-    batch_size: int = 32,
-    eval_batch_size: int | None = None,
-    num_epoch: int = 0,
-    eval_metric: Any = "acc",
-    policy: Any = None,
-    directory: str | Path | None = None,
-    checkpoint: str | Path | None = None,
-) -> dict[str, Any]:
-    """The settings a run keeps, resolved."""
-    return {
-        "devices": resolve(devices),
-        "batch_size": batch_size,
-        "eval_batch_size": eval_batch_size or batch_size,
-        "num_epoch": num_epoch,
-        "metrics": resolve_metrics(eval_metric),
-        "policy": _policy(policy),
-        "directory": None if directory is None else str(directory),
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-    }
-
-
-def _policy(given: Any) -> Policy | None:
-    found = Policy(given) if isinstance(given, str) else given
-    if found is None:
-        return None
-    try:
-        if isinstance(found, Policy) and jnp.issubdtype(jnp.dtype(found.compute), jnp.floating):
-            return found
-    except TypeError:
-        pass  # no dtype at all
-    raise ValueError(f'policy is {given!r}; needed a floating dtype such as "bfloat16", or a jfit.Policy')
-
-
-def resolve_metrics(spec: Any) -> tuple[Any, ...]:
-    """Metrics from a name, a Metric, a function `(label, output)` of numpy arrays, or a list of them; None for none.
-
-    Raises:
-        ValueError: an unknown name (nearest names listed), or a function where several processes share the outputs.
-    """
-    found = get_metrics(spec)
-    here = [m.name for m in found if m.host]
-    if here and jax.process_count() > 1:
-        raise ValueError(
-            f"metric {here[0]!r} runs on the host, but each of the {jax.process_count()} processes holds only its own outputs; "
-            "write it as a jfit.metrics.Metric of jax functions"
-        )
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from jfit.lowering.model import flatten_names
 from jfit.parallel import place
 from jfit.step.state import TrainState
 from jfit.train.batches import data_of, first_batch
-from jfit.train.run import Run, settings_of
+from jfit.train.evaluate import Evaluator
+from jfit.train.settings import settings_of
 
 
 def score(
@@ -45,8 +46,7 @@ def score(
         >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
         1.0
     """
-    run = make_run(model, params, aux, eval_metric=eval_metric, **given)
-    return run.score(checked_data(run, data))
+    return Placed(model, params, aux, eval_metric=eval_metric, **given).score(data)
 
 
 def predict(
@@ -71,61 +71,78 @@ def predict(
         >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
         (3, 2)
     """
-    run = make_run(model, params, aux, **given)
-    return run.predict(checked_data(run, data, labels=False))
+    return Placed(model, params, aux, **given).predict(data)
 
 
-def make_run(model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> Run:
-    """A run that only scores and predicts."""
-    model, params, aux = split_trained(model, params, aux)
-    if params is None:
-        raise ValueError(
-            "params is missing: a model alone has no values to compute with; pass params=, or what jfit.load gives"
-        )
-    model = as_model(model, loss=loss, params=params, aux=aux)
-    settings = settings_of(**given)
-    return Run(model, settings, placed_state(params, aux, settings["devices"]))
-
-
-def placed_state(params: Any, aux: Any, devices: Any) -> TrainState:
-    """A state that only holds values, copied onto the devices."""
-    flat, flat_aux = flatten_names(params)[0], flatten_names(aux or {})[0]
-    values = {k: jnp.asarray(v) for k, v in flat.items()}, {k: jnp.asarray(v) for k, v in flat_aux.items()}
-    state = TrainState(jnp.zeros((), jnp.int32), *values, (), (), None, jax.random.key_data(jax.random.key(0)))
-    return place(state, devices)
-
-
-def checked_data(run: Run, data: Any, labels: bool = True, seen: set[Any] | None = None) -> ArrayData | StreamData:
-    """The data by input names, after its first batch has said which shapes the parameters must have.
+class Placed:
+    """A model with its values on the devices, ready to score and predict; programs are kept for the next call.
 
     Args:
-        run: the run that is to use it.
-        data: as for `fit`.
-        labels: whether labels are needed.
-        seen: shapes that were looked at before, kept by the caller.
+        model: as for `score`.
+        params: parameters by name.
+        aux: auxiliary states by name.
+        loss: for a function.
+        given: settings, as for `score`.
 
     Raises:
-        ValueError: a parameter has another shape.
+        ValueError: there are no parameters.
     """
-    found = data_of(run.model, data, run.settings["eval_batch_size"], labels=labels)
-    net = run.model.symbol
-    if net is None:
-        return found
-    shapes = {k: v.shape for k, v in first_batch(run.model, found, run.settings["eval_batch_size"]).items()}
-    key = tuple(shapes.items())
-    if seen is not None and key in seen:
-        return found
-    try:
-        arguments, _, states = net.infer_shape_partial(**{k: v for k, v in shapes.items() if k in net.list_inputs()})
-    except GraphError:
-        return found  # running it says more
-    for names, needed, held in ((net.list_arguments(), arguments, run.params), (net.list_auxiliary_states(), states, run.aux)):
-        for name, shape in zip(names, needed, strict=True):
-            if name in held and shape and 0 not in shape and held[name].shape != shape:
-                raise ValueError(
-                    f"{name} has shape {held[name].shape}, the graph needs {shape} for inputs of shapes {shapes}; pass data "
-                    "of the shape that it was trained with, or the parameters of this graph"
-                )
-    if seen is not None:
-        seen.add(key)
-    return found
+
+    def __init__(self, model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> None:
+        model, params, aux = split_trained(model, params, aux)
+        if params is None:
+            raise ValueError(
+                "params is missing: a model alone has no values to compute with; pass params=, or what jfit.load gives"
+            )
+        self.model = as_model(model, loss=loss, params=params, aux=aux)
+        self.settings = settings_of(**given)
+        self._evaluator = Evaluator(self.model, self.settings)
+        self.place(params, aux)
+
+    def place(self, params: Any, aux: Any) -> None:
+        """Compute with these values from now on; they are copied."""
+        params, aux = ({k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, aux or {}))
+        key = jax.random.key_data(jax.random.key(0))
+        state = TrainState(jnp.zeros((), jnp.int32), params, aux, (), (), None, key)
+        self._state = place(state, self.settings.devices)
+        self._fitting: set[Any] = set()  # input shapes that these values fit
+
+    def score(self, data: Any, eval_metric: Any = None) -> dict[str, float]:
+        """Loss and metrics over a data set."""
+        return self._evaluator.score(self._state, self._checked(data), eval_metric)
+
+    def predict(self, data: Any) -> Any:
+        """The outputs for every row of `data`."""
+        return self._evaluator.predict(self._state, self._checked(data, labels=False))
+
+    def _checked(self, data: Any, labels: bool = True) -> ArrayData | StreamData:
+        """The data by input names, after its first batch has said which shapes the parameters must have.
+
+        Raises:
+            ValueError: a parameter has another shape.
+        """
+        size, net = self.settings.eval_batch_size, self.model.symbol
+        named = data_of(self.model, data, size, labels=labels)
+        if net is None:
+            return named
+        shapes = {k: v.shape for k, v in first_batch(self.model, named, size).items()}
+        key = tuple(shapes.items())
+        if key in self._fitting:
+            return named
+        try:
+            arguments, _, states = net.infer_shape_partial(**{k: v for k, v in shapes.items() if k in net.list_inputs()})
+        except GraphError:
+            return named  # running it says more
+        _check_shapes(net.list_arguments(), arguments, self._state.params, shapes)
+        _check_shapes(net.list_auxiliary_states(), states, self._state.aux, shapes)
+        self._fitting.add(key)
+        return named
+
+
+def _check_shapes(names: Sequence[str], needed: Sequence[Any], values: Mapping[str, Any], shapes: Any) -> None:
+    for name, shape in zip(names, needed, strict=True):
+        if name in values and shape and 0 not in shape and values[name].shape != shape:
+            raise ValueError(
+                f"{name} has shape {values[name].shape}, the graph needs {shape} for inputs of shapes {shapes}; pass data of "
+                "the shape that it was trained with, or the parameters of this graph"
+            )
