@@ -156,7 +156,7 @@ def test_the_history_has_a_row_an_epoch_with_everything_in_it(run):
 def test_parameters_are_plain_dicts_of_arrays(run):
     assert type(run.params) is dict and type(run.aux) is dict
     assert sorted(run.params) == ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"]
-    assert run.symbol is not None and run.lr == pytest.approx(0.1)
+    assert run.symbol is not None and run.base_lr == pytest.approx(0.1)
     assert run.position == {"epoch": 3, "batch": 0, "step": 21}
 
 

@@ -109,7 +109,7 @@ def test_the_rate_is_shown_wherever_a_run_is_looked_at(which, tmp_path, monkeypa
     screen, seen = Terminal(), []
 
     def look(event):
-        seen.append((event.step, event.run.rate, event.logs.get("lr")))
+        seen.append((event.step, event.run.lr, event.logs.get("lr")))
 
     callbacks = [
         csv_logger(tmp_path / "a.csv"),
@@ -118,7 +118,7 @@ def test_the_rate_is_shown_wherever_a_run_is_looked_at(which, tmp_path, monkeypa
         lambda_callback(every=64, step=look, epoch_end=look),
     ]
     run = trained(batch_size=1, num_epoch=2, steps_per_call=1, callbacks=callbacks, **given)
-    assert run.rate == run.history.column("lr")[-1] == pytest.approx(last)
+    assert run.lr == run.rate == run.history.column("lr")[-1] == pytest.approx(last)
     assert len(run.history.points) > 2 and all(row["lr"] > 0 for row in run.history.points)
     assert f"lr {last:.4g}" in repr(run)
     table = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
@@ -133,13 +133,13 @@ def test_the_rate_is_shown_wherever_a_run_is_looked_at(which, tmp_path, monkeypa
 
 def test_an_instance_without_a_readable_rate_shows_none():
     run = trained(optimizer=optax.sgd(0.2), optimizer_params=None, num_epoch=1)
-    assert run.rate is None and "lr" not in run.history.columns()
+    assert run.lr is None and "lr" not in run.history.columns()
 
 
 def test_a_loaded_run_still_knows_its_last_rate(tmp_path):
     run = trained(schedule="poly", num_epoch=2, schedule_params={"max_update": 20})
     run.save(tmp_path)
-    assert jfit.Run.load(tmp_path).rate == run.rate == pytest.approx(0.2 * 0.6**2)
+    assert jfit.Run.load(tmp_path).lr == run.lr == pytest.approx(0.2 * 0.6**2)
 
 
 def test_callbacks_of_a_module_read_the_rate_of_their_batch():

@@ -229,7 +229,7 @@ def test_early_stopping_brings_the_best_state_back_and_steps_count_on():
     seen: dict[int, jfit.TrainState] = {}
     keep = lambda_callback(epoch_end=lambda event: seen.update({event.epoch: event.run.snapshot()}))
     # after two epochs the rate becomes absurd: the loss rises
-    spoil = lambda_callback(epoch_end=lambda event: event.run.set_lr(50.0) if event.epoch == 1 else None)
+    spoil = lambda_callback(epoch_end=lambda event: event.run.set_base_lr(50.0) if event.epoch == 1 else None)
     stopping = jfit.callbacks.early_stopping("loss", patience=2)
     run = train(mlp(hidden=6), (x, y), num_epoch=20, callbacks=[keep, spoil, stopping])
     best = int(np.argmin(run.history.column("loss")))
@@ -237,7 +237,7 @@ def test_early_stopping_brings_the_best_state_back_and_steps_count_on():
     assert "early_stopping" in run.stop_reason
     assert bits(run.state.params) == bits(seen[best].params)
     assert int(run.state.step) == run.position["step"] == 7 * len(run.history)
-    run.set_lr(0.01)
+    run.set_base_lr(0.01)
     assert np.isfinite(run.train(1).history.column("loss")[-1])
 
 
@@ -247,7 +247,7 @@ def test_setting_the_rate_never_compiles_and_is_logged():
 
     def halve(event):
         counts.append(counters.COUNTS["compiles"])
-        event.run.set_lr(event.run.lr / 2)
+        event.run.set_base_lr(event.run.base_lr / 2)
 
     run = train(num_epoch=4, callbacks=[lambda_callback(epoch_end=halve)])
     assert run.history.column("lr") == pytest.approx([0.1, 0.05, 0.025, 0.0125])
@@ -258,9 +258,9 @@ def test_an_optax_instance_keeps_its_own_rate_and_says_so():
     import optax
 
     run = train(optimizer=optax.sgd(0.1), optimizer_params=None, num_epoch=1)
-    assert run.lr is None and run.history.epochs[0].get("lr") is None
+    assert run.base_lr is run.lr is None and run.history.epochs[0].get("lr") is None
     with pytest.raises(ValueError, match="optax instance and keeps its own learning rate"):
-        run.set_lr(0.1)
+        run.set_base_lr(0.1)
 
 
 # ------------------------------------------------------------------------------------------------ no numbers

@@ -51,7 +51,7 @@ def test_a_learning_rate_of_the_users_is_not_donated():
     state = jfit.init_state(
         jfit.lower(mlp()), "sgd", dict(zip(("data", "softmax_label"), blobs(8), strict=True)), learning_rate=rate
     )
-    assert state.lr is not rate and state.lr.unsafe_buffer_pointer() != rate.unsafe_buffer_pointer()
+    assert state.base_lr is not rate and state.base_lr.unsafe_buffer_pointer() != rate.unsafe_buffer_pointer()
 
 
 def test_none_by_position_is_refused():

@@ -167,7 +167,7 @@ def test_changing_the_learning_rate_never_compiles_again():
     rates = [jfit.parallel.place(jnp.float32(r)) for r in (0.5, 0.25)]
     with counters.counted() as seen:
         for rate in rates:
-            state, out = program(state._replace(lr=rate), batch)
+            state, out = program(state._replace(base_lr=rate), batch)
     assert seen["compiles"] == 0 and seen["traces"] == 0
     assert float(out.lr) == 0.25
 
@@ -180,7 +180,7 @@ def test_schedules_by_name_scale_the_base_rate():
         state, out = step(state, batch)
         rates.append(float(out.lr))
     assert rates == pytest.approx([float(schedule(n, 0.8)) for n in (1, 2, 3)])
-    assert rates[2] < rates[0] == pytest.approx(0.8) and float(state.lr) == pytest.approx(0.8)
+    assert rates[2] < rates[0] == pytest.approx(0.8) and float(state.base_lr) == pytest.approx(0.8)
 
 
 def test_schedules_of_optax_give_the_rate_itself():
@@ -192,7 +192,7 @@ def test_schedules_of_optax_give_the_rate_itself():
 def test_a_schedule_as_the_rate_of_an_optimizer_by_name_is_reported():
     optimizer = jfit.optim.get("sgd", learning_rate=optax.exponential_decay(1.0, 1, 0.5))
     _, state, out = stepped(mlp(), batch_of(4), optimizer, steps=2)
-    assert state.lr is None and float(out.lr) == 0.5
+    assert state.base_lr is None and float(out.lr) == 0.5
 
 
 def test_a_jfit_optimizer_as_an_instance_takes_its_rate_from_the_state():
@@ -210,7 +210,7 @@ def test_the_rate_inside_an_optax_instance_is_reported_and_not_ours_to_set():
     batch = batch_of(4)
     decaying = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.exponential_decay(1.0, 1, 0.5))
     _, state, out = stepped(mlp(), batch, decaying, steps=3)
-    assert state.lr is None and float(out.lr) == 0.25
+    assert state.base_lr is None and float(out.lr) == 0.25
     assert stepped(mlp(), batch, optax.sgd(0.1))[2].lr is None
     with pytest.raises(ValueError, match="keeps its own rate; give it to the optimizer's constructor"):
         jfit.init_state(mlp(), optax.sgd(0.1), batch, learning_rate=0.5)

@@ -30,7 +30,8 @@ class TrainState(NamedTuple):
         aux: auxiliary states by name (moving means and variances).
         opt_state: the optimizer's own state.
         metrics: running sums of loss and metrics (see `jfit.totals.Totals`).
-        lr: base learning rate, () float32, or None where the optimizer keeps its own; write it freely, nothing recompiles.
+        base_lr: base learning rate, which a schedule scales, () float32, or None where the optimizer keeps its own; write it
+            freely, nothing recompiles.  The rate that an update used is `lr` of its `StepOut`.
         key: data of the run's PRNG key, uint32 (a typed key costs more dispatch time; both are accepted); each step folds
             its number in.
         local: per-device state with a leading device axis, or None.
@@ -39,7 +40,7 @@ class TrainState(NamedTuple):
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
         >>> state = jfit.init_state(model, "sgd")
-        >>> jfit.TrainState._fields == state._fields, float(state._replace(lr=jnp.float32(0.5)).lr)
+        >>> jfit.TrainState._fields == state._fields, float(state._replace(base_lr=jnp.float32(0.5)).base_lr)
         (True, 0.5)
     """
 
@@ -48,7 +49,7 @@ class TrainState(NamedTuple):
     aux: Aux
     opt_state: Any
     metrics: Any
-    lr: Array | None
+    base_lr: Array | None
     key: Array
     local: Any = None
 
@@ -133,7 +134,7 @@ def init_state(
         # one program instead of one for each shape; copies, because donated buffers must not be shared
         opt_state=jax.tree.map(own_buffer, jax.jit(optimizer.init)(trainable)),
         metrics=zero_totals(metrics),
-        lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy: the state's buffers are donated
+        base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy: the state's buffers are donated
         key=jax.random.key_data(run_key),
     )
 
@@ -156,7 +157,7 @@ def _key_of(seed: Any) -> Array:
 
 
 def _base_rate(optimizer: Optimizer, given: Any) -> Any:
-    """The rate that `state.lr` starts with; None where the optimizer keeps its own."""
+    """The rate that `state.base_lr` starts with; None where the optimizer keeps its own."""
     if optimizer.takes_rate:
         return optimizer.learning_rate if given is None else given
     if given is not None:

@@ -137,7 +137,7 @@ def train_step(
             old = state.params, state.opt_state, state.aux
             params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), old, but=update.by_rows(reduced))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
-        new = TrainState(state.step + 1, params, aux, opt_state, totals, state.lr, state.key, local)
+        new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
         kept = slice_gradients if gradients else None
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, kept)
 
@@ -212,10 +212,11 @@ class _Update(NamedTuple):
         gradients = {name: _rows_or_table(g, trainable[name], name in some) for name, g in gradients.items()}
         scaled = on_values(lambda tree: jax.tree.map(lambda g: _scaled(g, factor, exact), tree), gradients)
         gradients = on_values(lambda tree: _clip(tree, self.clip_norm, self.clip_value), scaled)
-        rate = state.lr if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, state.lr), jnp.float32)
-        extra = {"value": loss} | ({"learning_rate": rate} if self.optimizer.takes_rate and rate is not None else {})
+        base = state.base_lr
+        lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
+        extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
-        lr = used_rate(self.optimizer, rate, state.opt_state, opt_state)
+        lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
         return cast(Params, apply_updates(trainable, updates)), opt_state, lr
 
 

@@ -20,11 +20,13 @@ import numpy as np
 
 from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
 from jfit.formats.tensors import checksum, load_tensors, save_tensors
+from jfit.step.state import TrainState
 
 State = TypeVar("State")
 
 _FORMAT = 1
 _TENSORS, _META = "state.safetensors", "meta.json"
+_FILE_NAMES = {"base_lr": "lr"}  # fields of a TrainState that files call otherwise
 _STEP = re.compile(r"step-(\d{8,})")
 _REMEDY = "restore an older checkpoint of the same folder, or train from the start."
 
@@ -318,9 +320,11 @@ def _is_key(leaf: Any) -> bool:
 def _named(tree: Any) -> tuple[dict[str, Any], Any]:
     """Leaves by key path, 'params/fc1_weight', in tree order; and the structure."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    named = {"/".join(_part(part) for part in path): leaf for path, leaf in leaves}
+    names = ["/".join(_part(part) for part in path) for path, _ in leaves]
+    if isinstance(tree, TrainState):
+        names = [_FILE_NAMES.get(name, name) for name in names]
+    named = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
     if len(named) != len(leaves):
-        names = ["/".join(_part(part) for part in path) for path, _ in leaves]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(
             f"checkpoint: two leaves of the state are both called {twice!r}; rename one, a file keeps one array a name."

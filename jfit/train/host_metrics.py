@@ -93,9 +93,9 @@ class HostPass:
         self._marks: dict[int, list[Any]] = {}
         self._sent = self._done = 0
 
-    def take(self, told: tuple[Any, Seen]) -> Any:
+    def take(self, result: tuple[Any, Seen]) -> Any:
         """The report of a watched call; its batch is sent to the host, nobody waits for it."""
-        report, seen = told
+        report, seen = result
         for leaf in jax.tree.leaves(seen):
             leaf.copy_to_host_async()
         self._waiting.append(seen)

@@ -57,7 +57,7 @@ class Loop:
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = False
-        self.told: Any = None  # report of the last call, on the devices
+        self.report: Any = None  # report of the last call, on the devices
         self._warned = False
         self._pending: _Point | None = None
 
@@ -106,15 +106,15 @@ class Loop:
         logged, self._pending = started, None
         with contextlib.closing(self.feed.calls(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
-                self.state, told = call.run(self.state)
-                self.told = told = self.host.take(told) if self.host.metrics else told
+                self.state, report = call.run(self.state)
+                self.report = report = self.host.take(report) if self.host.metrics else report
                 self.step, self.batch = self.step + call.steps, self.batch + call.steps
                 samples += call.rows
-                fence = window.push(told)
+                fence = window.push(report)
                 now = time.perf_counter()
                 if fence is not None and now - logged > LOG_SECONDS:
                     logged = now
-                    self._log(samples / (now - started), told, fence)
+                    self._log(samples / (now - started), report, fence)
                 elif fence is not None and self.host.metrics:
                     self._read(fence)  # sync: host waits for the call 8 back
                 elif fence is not None:
@@ -124,16 +124,16 @@ class Loop:
                         self._tell(i, callback, "step", {})
                 if self._stopped(flag):
                     if self.host.metrics:
-                        self._read(told, behind=0)  # sync: training has stopped
+                        self._read(report, behind=0)  # sync: training has stopped
                     return
         self._end_epoch(samples, started)
 
     def _end_epoch(self, samples: int, started: float) -> None:
-        totals, told = self._read((self.state.metrics, self.told), behind=0)  # sync: once an epoch
+        totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once an epoch
         seconds = time.perf_counter() - started
         self._check_finite(int(totals.first_bad_step))
         logs = joined(values(self.metrics, totals), self.host.values())
-        logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | rate_in(told)
+        logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | lr_in(report)
         if self.evaluate is not None:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
@@ -143,9 +143,9 @@ class Loop:
 
     def _read(self, value: Any, *, behind: int = WAIT_EVERY) -> Any:
         """A value on the host; its metrics get the batches that are done by then, all but the last `behind`."""
-        found, arrived = counters.read((value, self.host.due(behind)))  # sync: one wait for both; the caller says what for
+        on_host, arrived = counters.read((value, self.host.due(behind)))  # sync: one wait for both; the caller says what for
         self.host.add(arrived)
-        return found
+        return on_host
 
     # -------------------------------------------------------------------------------- events
     def _limit(self, step: int) -> int:
@@ -163,19 +163,19 @@ class Loop:
             event = Event(kind, num_batches=self.feed.num_batches, logs=logs, run=self.view(), **(self.position | where))
             self.callback_states[i] = callback.on(event, self.callback_states[i])
 
-    def _log(self, speed: float, told: Any, fence: Any) -> None:
+    def _log(self, speed: float, report: Any, fence: Any) -> None:
         """Fire a log event with the values that were copied at the last one; copy those of now.
 
         The copy is dispatched behind the steps already in flight and read one log point later, together with the fence that
         has to be waited for anyway.
         """
-        before, copied = self._pending, (_copy(self.state.metrics), told)
+        before, copied = self._pending, (_copy(self.state.metrics), report)
         self._pending = _Point(copied, {"samples_per_second": speed}, self.position, self.host.mark())
         if before is None:
             self._read(fence)  # sync: host waits for the call 8 back
             return
         (totals, last), _ = self._read((before.copied, fence))  # sync: the copy was computed long ago
-        logs = before.logs | joined(values(self.metrics, totals), self.host.values(before.mark)) | rate_in(last)
+        logs = before.logs | joined(values(self.metrics, totals), self.host.values(before.mark)) | lr_in(last)
         self._check_finite(int(totals.first_bad_step))
         self.history.add_point(**before.where, **logs)
         self._fire("log", logs, **before.where)
@@ -200,9 +200,9 @@ class _Point(NamedTuple):
     mark: int  # up to where host metrics count
 
 
-def rate_in(told: Any) -> dict[str, float]:
-    """The learning rate of a report, where the optimizer tells it."""
-    return {} if told is None or math.isnan(told[1]) else {"lr": float(told[1])}
+def lr_in(report: Any) -> dict[str, float]:
+    """The learning rate that the update of a report used, where the optimizer tells it."""
+    return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 
 _copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # own buffers: the next step donates the originals

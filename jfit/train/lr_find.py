@@ -304,20 +304,20 @@ def _calls(feed: Any, data: Any, batch_size: int, steps: int) -> Generator[Call,
 
 def _sweep(state: TrainState, calls: Generator[Call, None, None], smoothing: float, diverge: float) -> tuple[np.ndarray, str]:
     """((steps, 2) loss and rate, why it ended); the host reads the reports of eight calls at a time, eight calls late."""
-    window, told = Window(), []
+    window, reports = Window(), []
     seen, stopped = np.zeros((0, 2)), "end"
     with StopFlag().watching() as flag, counters.explained(), contextlib.closing(calls) as stream:
         for call in stream:
             state, report = call.run(state)
-            told.append(report)
+            reports.append(report)
             if window.push(report) is not None:
-                seen = _read(seen, told[len(seen) : len(told) - 8])  # sync: every 8 steps, for those 8 back and before
+                seen = _read(seen, reports[len(seen) : len(reports) - 8])  # sync: every 8 steps, for those 8 back and before
                 if _end(seen, smoothing, diverge) < len(seen):
                     break
             if flag.set:
                 stopped = "interrupted"
                 break
-    seen = _read(seen, told[len(seen) :])  # sync: the sweep is over
+    seen = _read(seen, reports[len(seen) :])  # sync: the sweep is over
     last = _end(seen, smoothing, diverge)
     return (seen, stopped) if last >= len(seen) else (seen[: last + 1], "diverged")
 

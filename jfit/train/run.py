@@ -22,7 +22,7 @@ from jfit.train import checkpoint as checkpoints
 from jfit.train.evaluate import Evaluator
 from jfit.train.feed import epoch_start, start_epoch
 from jfit.train.history import History
-from jfit.train.loop import Loop, rate_in
+from jfit.train.loop import Loop, lr_in
 from jfit.train.settings import Settings, settings_of
 
 # The newest run.  It is kept alive only while it trains and where training raised or was interrupted: a run that ended well is
@@ -83,20 +83,26 @@ class Run:
         return self.model.symbol
 
     @property
-    def lr(self) -> float | None:
-        """The base learning rate; None where the optimizer keeps its own."""
-        return None if self.state.lr is None else float(counters.read(self.state.lr))
+    def base_lr(self) -> float | None:
+        """The base learning rate, which a schedule scales; None where the optimizer keeps its own."""
+        base_lr = self.state.base_lr
+        return None if base_lr is None else float(counters.read(base_lr))
 
     @property
-    def rate(self) -> float | None:
+    def lr(self) -> float | None:
         """The learning rate of the last update, schedule included; None before it, and where the optimizer keeps its own.
 
         Reading it waits for that update: at log points and ends of epochs it is in `event.logs["lr"]` already.
         """
-        told = None if self._loop is None or self._loop.told is None else counters.read(self._loop.told)
-        if told is None:
+        report = None if self._loop is None or self._loop.report is None else counters.read(self._loop.report)
+        if report is None:
             return next((row["lr"] for row in reversed(self.history.epochs) if "lr" in row), None)
-        return rate_in(told).get("lr")
+        return lr_in(report).get("lr")
+
+    @property
+    def rate(self) -> float | None:
+        """The former name of `lr`."""
+        return self.lr
 
     @property
     def directory(self) -> str | None:
@@ -123,19 +129,19 @@ class Run:
         return jax.tree.map(np.array, counters.read(self.state))  # own copies: the device's buffers are donated
 
     # -------------------------------------------------------------------------------- what callbacks may do
-    def set_lr(self, rate: float) -> None:
+    def set_base_lr(self, rate: float) -> None:
         """Set the base learning rate, which a schedule scales; nothing recompiles.
 
         Raises:
             ValueError: the optimizer keeps its own rate (an optax instance).
         """
         state = self.state
-        if state.lr is None:
+        if state.base_lr is None:
             raise ValueError(
                 "the optimizer is an optax instance and keeps its own learning rate; pass the optimizer by name, or wrap it in "
                 "optax.inject_hyperparams and change opt_state.hyperparams"
             )
-        self._set_state(state._replace(lr=place(jnp.asarray(rate, jnp.float32), self.settings.devices)))
+        self._set_state(state._replace(base_lr=place(jnp.asarray(rate, jnp.float32), self.settings.devices)))
 
     def stop(self, reason: str = "stopped by a callback") -> None:
         """End training after the current call; the reason is kept in `stop_reason`."""

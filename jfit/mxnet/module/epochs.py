@@ -156,7 +156,7 @@ class EpochRunner:
                 slots = pack["order"][begin + j]
                 batch = Batch(gather(pack["arrays"], slots, batch_axes), pack["weight"], pack["weight"])
                 # behind the barrier the step is compiled, and rounded, as it is alone
-                state, batch = lax.optimization_barrier((state._replace(lr=rates[j]), batch))
+                state, batch = lax.optimization_barrier((state._replace(base_lr=rates[j]), batch))
                 state, out = step(state, batch, axis_name=axis_name)
                 several = out.lr is not None and out.lr.ndim  # a report has room for one rate
                 return state, report(out._replace(lr=None) if several else out)

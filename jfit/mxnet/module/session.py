@@ -162,7 +162,7 @@ class Session:
         return self.optimizer.turns_by_name(self.names, self.update_on_kvstore, gammas)
 
     def resolved(self, gammas: Sequence[str]) -> PureOptimizer:
-        """The pure optimizer for the train step of a graph; its rate is `state.lr`."""
+        """The pure optimizer for the train step of a graph; its rate is `state.base_lr`."""
         assert self.optimizer is not None
         return self.optimizer.transform(self.turns(gammas))
 
@@ -182,7 +182,7 @@ class Session:
         rate = self._counted(learns, counted)
         if not np.array_equal(rate, self._rate):
             self._rate = rate
-            self.state = state._replace(lr=place(rate, self.devices))
+            self.state = state._replace(base_lr=place(rate, self.devices))
         self.sync_multipliers()
         self.passes = 0
 
@@ -190,7 +190,7 @@ class Session:
         """`begin_update` for `count` updates in a row; the rate of each, (count,) or (count, parameters)."""
         rates = np.stack([self._counted(learns, counted) for _ in range(count)])
         if rates.ndim > 1 and self.state is not None and not np.array_equal(rates[0], self._rate):
-            self.state = self.state._replace(lr=place(rates[0], self.devices))  # as a loop takes it
+            self.state = self.state._replace(base_lr=place(rates[0], self.devices))  # as a loop takes it
         self.sync_multipliers()
         self._rate, self.passes = rates[-1], 0
         return rates
