@@ -200,7 +200,7 @@ def test_a_jfit_optimizer_as_an_instance_takes_its_rate_from_the_state():
     made, named = jfit.optim.sgd(0.25, momentum=0.9), jfit.optim.get("sgd", learning_rate=0.25, momentum=0.9)
     _, first, out = stepped(mlp(), batch, made, steps=2)
     assert_equal(first, stepped(mlp(), batch, named, steps=2)[1])
-    assert float(out.lr) == 0.25 == float(first.lr)
+    assert float(out.lr) == 0.25 == float(first.base_lr)
     frozen = stepped(mlp(), batch, made, learning_rate=0.0)
     assert_equal(frozen[0].params, frozen[1].params)
     assert float(stepped(mlp(), batch, made, schedule="constant")[2].lr) == 0.25
