@@ -11,6 +11,7 @@ import pytest
 import jfit
 from jfit import sym
 from jfit.formats import FormatError, save_arrays
+from jfit.lowering import build
 
 CHECKPOINT = Path(__file__).parent / "golden" / "checkpoint"
 V = sym.Variable
@@ -62,6 +63,13 @@ def test_a_second_call_compiles_nothing(files):
     with jfit.counters.counted() as counts:
         loaded.predict(files[1])
     assert not counts["compiles"]
+
+
+def test_a_graph_is_lowered_once_on_its_way_to_a_prediction(files, monkeypatch):
+    made, plan = [], build._make_plan
+    monkeypatch.setattr(build, "_make_plan", lambda *args: made.append(args) or plan(*args))
+    jfit.load("net").predict(files[1])
+    assert len(made) == 1
 
 
 def test_values_that_are_assigned_are_used_by_the_next_call(files, trained):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jfit.graph.symbol import Symbol
-from jfit.lowering import lower
+from jfit.lowering.build import lower, usual_inputs
 from jfit.lowering.model import Model
 from jfit.ops import nearest
 
@@ -60,13 +60,13 @@ def source_of(net: Any, specs: Mapping[str, Any], params: Any = None, aux: Any =
 
 def _fed(symbol: Symbol, specs: Mapping[str, Any]) -> list[str]:
     """The default inputs of a symbol, and whatever else the specs name."""
-    model, names = lower(symbol), symbol.list_inputs()
+    usual, names = usual_inputs(symbol), symbol.list_inputs()
     for name in specs:
         if name not in names:
             near = nearest(name, names)
             hint = f"did you mean {near}?" if near else f"its variables are {names[:20]}"
             raise ExportError(f"a shape is given for {name!r}, but the graph has no such variable; {hint}")
-    return [n for n in dict.fromkeys(names) if n in specs or n in model.inputs or n in model.labels]
+    return [n for n in dict.fromkeys(names) if n in specs or n in usual]
 
 
 def specs_with(model: Model, specs: Mapping[str, Any], rows: Any = None) -> dict[str, jax.ShapeDtypeStruct]:

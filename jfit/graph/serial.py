@@ -17,9 +17,17 @@ from typing import Any, NoReturn
 
 from jfit.formats.atomic import FormatError, atomic_write
 from jfit.graph.nodes import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, stored, topological
-from jfit.graph.upgrade import LISTED, RENAMED, VERSION, Record, is_reference, upgrade, version_of, without_amp_casts
+from jfit.graph.upgrade import Record, upgrade
 from jfit.ops import Op, UnknownOperator, record_for
 
+VERSION = 10901  # MXNet 1.9.1
+OLDEST = 800  # files without a version
+LISTED = 900  # since then a file lists every input of a node
+AMP = ("amp_cast", "amp_multicast")
+# Names in files of the years before 0.9.3 that MXNet 1.9.1 no longer reads: operators that moved into `contrib`, and one that
+# became an engine of another.
+RENAMED = {name: f"_contrib_{name}" for name in ("MultiBoxPrior", "MultiBoxTarget", "MultiBoxDetection", "Proposal")}
+RENAMED |= {"CuDNNBatchNorm": "BatchNorm"}
 DEEPEST = 20  # loops within loops
 _INSIDE = " >> "  # between the place of a node and a place in its body
 LONGEST = 4096  # characters of a name
@@ -61,7 +69,7 @@ def to_json(graph: Graph, remove_amp_cast: bool = True) -> str:
         >>> json.loads(jfit.sym.Variable("x").tojson())["nodes"]
         [{'op': 'null', 'name': 'x', 'inputs': []}]
     """
-    heads = without_amp_casts(graph.heads) if remove_amp_cast else graph.heads
+    heads = _without_amp_casts(graph.heads) if remove_amp_cast else graph.heads
     return json.dumps({**_written(heads), "attrs": {"mxnet_version": ["int", VERSION]}}, indent=2)
 
 
@@ -90,6 +98,30 @@ def _written(heads: Sequence[Entry]) -> dict[str, Any]:
         "node_row_ptr": rows,
         "heads": [[number[id(h.node)], h.index, 0] for h in heads],
     }
+
+
+def _without_amp_casts(heads: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The graph with what mixed precision put between its nodes left out; a cast that is itself an output stays.
+
+    Example:
+        >>> import jfit
+        >>> net = jfit.sym.relu(jfit.sym.amp_cast(jfit.sym.Variable("x"), dtype="float16"), name="r")
+        >>> topological(_without_amp_casts(net.heads))
+        [<Variable x>, <relu r>]
+    """
+    order = topological(heads)
+    if not any(node.op and node.op.name in AMP for node in order):
+        return tuple(heads)
+    made: dict[int, Node] = {}
+    around: dict[int, tuple[Entry, ...]] = {}  # inputs of a cast, themselves led around earlier casts
+    for node in order:
+        inputs = tuple(
+            around[id(e.node)][e.index] if id(e.node) in around else Entry(made[id(e.node)], e.index) for e in node.inputs
+        )
+        made[id(node)] = node.rebuilt(inputs)
+        if node.op and node.op.name in AMP:
+            around[id(node)] = inputs
+    return tuple(Entry(made[id(head.node)], head.index) for head in heads)
 
 
 def save(graph: Graph, path: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
@@ -156,7 +188,7 @@ def load_json(text: str, cls: type[G]) -> G:
 def _read(text: str, cls: type[G]) -> G:
     graph = _json(text)
     ignored: Counter[tuple[str, str]] = Counter()
-    read = _graph(graph, version_of(graph) if isinstance(graph, dict) else 0, ignored, cls)
+    read = _graph(graph, _version_of(graph) if isinstance(graph, dict) else 0, ignored, cls)
     if ignored:
         named = ", ".join(f"{key[:40]!r} of {op} ({count} nodes)" for (op, key), count in list(ignored.items())[:10])
         warnings.warn(
@@ -165,6 +197,19 @@ def _read(text: str, cls: type[G]) -> G:
             stacklevel=4,  # the caller of the public load or load_json
         )
     return read
+
+
+def _version_of(graph: dict[str, Any]) -> int:
+    """Version of a graph file; 0.8 where it says none.
+
+    Example:
+        >>> _version_of({"attrs": {"mxnet_version": ["int", 10500]}}), _version_of({})
+        (10500, 800)
+    """
+    top = graph.get("attrs")
+    found = top.get("mxnet_version") if isinstance(top, dict) else None
+    value = found[1] if isinstance(found, list) and len(found) == 2 else found
+    return value if type(value) is int and value > 0 else OLDEST
 
 
 def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: type[G], at: str = "") -> G:
@@ -177,11 +222,14 @@ def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: typ
     reader = _Reader(version, ignored)
     records = [_record(number, item, at) for number, item in enumerate(graph["nodes"])]
     records = [r._replace(subgraphs=_bodies(i, r, version, ignored)) for i, r in zip(graph["nodes"], records, strict=True)]
-    upgrade(records, version)
+    if version < VERSION:
+        upgrade(records, version)
     for record in records:
         reader.add(record)
     if not graph["heads"]:
         _fail(f"{at}field 'heads'", "it is empty: the graph has no output")
+    for head in graph["heads"]:
+        _check_reference(head, f"{at}field 'heads'")
     heads = [reader.entry(head, f"{at}field 'heads'") for head in graph["heads"]]
     if sum(len(head.node.name) for head in heads) > MOST_TEXT:
         _fail(f"{at}field 'heads'", f"the names of its {len(heads)} outputs have more than {MOST_TEXT} characters")
@@ -229,6 +277,8 @@ def _record(number: int, item: Any, at: str) -> Record:
     given = item.get("inputs", [])
     if not isinstance(given, list):
         _fail(f"{where}, field 'inputs'", f"needs a list, found {_short(given)}")
+    for reference in given:
+        _check_reference(reference, where)
     for text in (item["name"], *attrs, *attrs.values()):
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             _fail(where, f"{_short(text)} holds half a character (a lone surrogate)")
@@ -236,6 +286,11 @@ def _record(number: int, item: Any, at: str) -> Record:
     for key in OUTPUT_COUNTS if op else ():
         _check_count(op, key, attrs, where)
     return Record(where, op, item["name"], stored(attrs), given)
+
+
+def _check_reference(item: Any, where: str) -> None:
+    if not isinstance(item, list) or not 2 <= len(item) <= 3 or not all(type(v) is int for v in item):
+        _fail(where, f"an input is {_short(item)}, needed [node, output] or [node, output, version]")
 
 
 def _check_count(op: Any, key: str, attrs: dict[str, str], where: str) -> None:
@@ -338,10 +393,8 @@ class _Reader:
                 if not (key.startswith("__") or key.endswith("_mult")):
                     self.ignored[op.name, key] += 1
 
-    def entry(self, item: Any, where: str) -> Entry:
+    def entry(self, item: list[int], where: str) -> Entry:
         """The output of an earlier node that a reference of the file means."""
-        if not is_reference(item):
-            _fail(where, f"an input is {_short(item)}, needed [node, output] or [node, output, version]")
         at, index = item[0], item[1]
         if not 0 <= at < len(self.nodes):
             _fail(where, f"refers to node {_short(at)}, but only the {len(self.nodes)} earlier nodes may be used")

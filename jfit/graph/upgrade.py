@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jfit.graph.nodes import HIDDEN_KEYS, Entry, Graph, Node, topological
+from jfit.graph.nodes import HIDDEN_KEYS, Graph, Node
 from jfit.ops import Op
-
-VERSION = 10901  # MXNet 1.9.1
-OLDEST = 800  # files without a version
-LISTED = 900  # since then a file lists every input of a node
-AMP = ("amp_cast", "amp_multicast")
-# Names in files of the years before 0.9.3 that MXNet 1.9.1 no longer reads: operators that moved into `contrib`, and one that
-# became an engine of another.
-RENAMED = {name: f"_contrib_{name}" for name in ("MultiBoxPrior", "MultiBoxTarget", "MultiBoxDetection", "Proposal")}
-RENAMED |= {"CuDNNBatchNorm": "BatchNorm"}
 
 
 class Record(NamedTuple):
-    """One node as the file has it, checked for its types."""
+    """One node as the file has it; its fields have the types they need."""
 
     where: str
     op: Op | None
     name: str
     attrs: dict[str, str]
-    inputs: list[Any]
+    inputs: list[list[int]]
     subgraphs: tuple[Graph, ...] = ()
-
-
-def version_of(graph: dict[str, Any]) -> int:
-    """Version of a graph file; 0.8 where it says none.
-
-    Example:
-        >>> version_of({"attrs": {"mxnet_version": ["int", 10500]}}), version_of({})
-        (10500, 800)
-    """
-    top = graph.get("attrs")
-    found = top.get("mxnet_version") if isinstance(top, dict) else None
-    value = found[1] if isinstance(found, list) and len(found) == 2 else found
-    return value if type(value) is int and value > 0 else OLDEST
 
 
 def upgrade(records: Sequence[Record], version: int) -> None:
@@ -47,7 +25,7 @@ def upgrade(records: Sequence[Record], version: int) -> None:
 
     Args:
         records: the nodes of the file.
-        version: its version, as `version_of` gives it.
+        version: its version, 10901 for MXNet 1.9.1.
 
     Source: MXNet 1.9.1, legacy_json_util (facts of the format only).
     """
@@ -55,8 +33,7 @@ def upgrade(records: Sequence[Record], version: int) -> None:
         if record.op is None:
             continue
         try:
-            if version < VERSION:
-                _spread_multipliers(record, records)
+            _spread_multipliers(record, records)
             if version < 904:
                 _stamp_aux(record, records)
         except ValueError:
@@ -95,41 +72,7 @@ def _slots(record: Record) -> tuple[str, ...]:
 
 def _variable(record: Record, at: int, records: Sequence[Record]) -> Record | None:
     """The variable in one slot of a node, None where something else or nothing is there."""
-    if at >= len(record.inputs) or not is_reference(record.inputs[at]):
+    if at >= len(record.inputs):
         return None
     number = record.inputs[at][0]
     return records[number] if 0 <= number < len(records) and records[number].op is None else None
-
-
-def is_reference(item: Any) -> bool:
-    """Whether an item of a file is [node, output] or [node, output, version].
-
-    Example:
-        >>> is_reference([0, 0]), is_reference(["0", 0])
-        (True, False)
-    """
-    return isinstance(item, list) and 2 <= len(item) <= 3 and all(type(v) is int for v in item)
-
-
-def without_amp_casts(heads: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The graph with what mixed precision put between its nodes left out; a cast that is itself an output stays.
-
-    Example:
-        >>> import jfit
-        >>> net = jfit.sym.relu(jfit.sym.amp_cast(jfit.sym.Variable("x"), dtype="float16"), name="r")
-        >>> topological(without_amp_casts(net.heads))
-        [<Variable x>, <relu r>]
-    """
-    order = topological(heads)
-    if not any(node.op and node.op.name in AMP for node in order):
-        return tuple(heads)
-    made: dict[int, Node] = {}
-    around: dict[int, tuple[Entry, ...]] = {}  # inputs of a cast, themselves led around earlier casts
-    for node in order:
-        inputs = tuple(
-            around[id(e.node)][e.index] if id(e.node) in around else Entry(made[id(e.node)], e.index) for e in node.inputs
-        )
-        made[id(node)] = node.rebuilt(inputs)
-        if node.op and node.op.name in AMP:
-            around[id(node)] = inputs
-    return tuple(Entry(made[id(head.node)], head.index) for head in heads)

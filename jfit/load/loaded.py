@@ -14,8 +14,7 @@ from jfit.formats import FormatError, bounded_dense, load_arrays, load_tensors
 from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
 from jfit.graph import load_json as symbol_of
-from jfit.lowering import lower
-from jfit.lowering.accept import as_model, lower_feeding
+from jfit.lowering.build import as_model, lower, lower_feeding, usual_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
 from jfit.train.scoring import Placed
@@ -233,9 +232,7 @@ def _sorted_out(path: str, symbol: Symbol, arrays: Mapping[str, Any], allow_extr
 
 def _inputs(symbol: Symbol, given: Mapping[str, Any]) -> list[str]:
     """Variables that are fed: without values in the file, and either known as inputs or in no parameter's slot."""
-    usual = lower(symbol)
-    fed = {*usual.inputs, *usual.labels}
-    states, slots = set(symbol.list_auxiliary_states()), _parameter_slots(symbol)
+    fed, states, slots = usual_inputs(symbol), set(symbol.list_auxiliary_states()), _parameter_slots(symbol)
     return [n for n in symbol.list_inputs() if n not in given and n not in states and (n in fed or n not in slots)]
 
 

@@ -1,9 +1,12 @@
-"""What a graph means for training: which variables are data, labels and parameters, and what each output is."""
+"""Models from graphs, and from whatever else a user calls a model.
+
+What a graph means for training: which variables are data, labels and parameters, and what each output is.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +18,9 @@ from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
+from jfit.lowering.function import from_function
 from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
-from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs
+from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
@@ -83,6 +87,57 @@ def lower(
         shown_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
         tables=_tables(order, heads, names, params),
     )
+
+
+def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
+    """A Model from whatever `fit` accepts.
+
+    Raises:
+        TypeError: it is none of them, or a function without its loss.
+    """
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, Trained):
+        return model.model
+    if isinstance(model, Symbol):
+        return lower(model)
+    if callable(model):
+        if loss is None:
+            raise TypeError(
+                "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels"
+            )
+        return from_function(model, loss=loss, params=params, aux=aux)
+    raise TypeError(
+        f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
+    )
+
+
+def lower_feeding(symbol: Symbol, names: Iterable[str]) -> Model:
+    """A symbol lowered so that these variables, where it has them, are inputs and no parameters, whatever their names."""
+    usual, variables = usual_inputs(symbol), set(symbol.list_inputs())
+    named = {n for n in names if n in variables}
+    return lower(symbol, inputs=None if usual >= named else sorted(usual | named))
+
+
+def usual_inputs(symbol: Symbol) -> set[str]:
+    """Names of the variables, data and labels, that `lower` feeds where it is not told."""
+    data, labels = _input_names(symbol.nodes(), symbol.heads, None)
+    return {*data, *labels}
+
+
+def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
+    """(model, parameters, auxiliary states): those that come with a model stand back behind those that are given."""
+    if not isinstance(model, Trained):
+        return model, params, aux
+    return model.model, model.params if params is None else params, model.aux if aux is None else aux
+
+
+def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
+    """(model, initial parameters, initial auxiliary states) from what `fit` was given, values as flat dicts."""
+    made = as_model(model, loss=loss, params=params, aux=aux)
+    if made is not model and made.symbol is None:
+        return made, None, None  # a function's own values are what its init returns
+    return made, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
 
 
 def _traits(operators: Sequence[Node]) -> frozenset[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from jfit import optim
 from jfit.data import ArrayData, StreamData, check_labels
 from jfit.graph import Symbol
-from jfit.lowering.accept import lower_feeding, model_and_values, split_trained
+from jfit.lowering.build import lower_feeding, model_and_values, split_trained
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.parallel import place
 from jfit.step import train_step

@@ -24,7 +24,7 @@ from jfit.data import ArrayData
 from jfit.data.elements import is_mxnet_iter
 from jfit.formats.atomic import atomic_write
 from jfit.graph import Symbol
-from jfit.lowering.accept import lower_feeding, model_and_values, split_trained
+from jfit.lowering.build import lower_feeding, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, place

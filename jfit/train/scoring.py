@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jfit.data import ArrayData, StreamData
 from jfit.graph import GraphError
-from jfit.lowering.accept import as_model, split_trained
+from jfit.lowering.build import as_model, split_trained
 from jfit.lowering.model import flatten_names
 from jfit.parallel import place
 from jfit.step.state import TrainState
