@@ -6,6 +6,7 @@ own optimizer class updates, `out=` of a key-value store) goes through a `Box`. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -141,6 +142,19 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
         out[:] = value
     else:
         out[...] = np.asarray(unbox(value))
+
+
+def box_of(weight: Any) -> Callable[[Any], Any]:
+    """The kind of Box that a weight is, for the state beside it; of a view or a sparse array the plain kind it derives from."""
+    return next((kind for kind in type(weight).__mro__ if kind.__init__ is Box.__init__), Box)
+
+
+def replace(box: Any, value: jax.Array, what: str) -> None:
+    """Put a result where it belongs; the array itself where shape and dtype agree, which they nearly always do."""
+    if isinstance(box, Box) and box.value.dtype == value.dtype and box.value.shape == value.shape:
+        box.value = value
+    else:
+        write_into(box, value, what)
 
 
 def _key(key: Any) -> Any:

@@ -13,8 +13,7 @@ from jfit import counters
 from jfit.formats.atomic import atomic_write
 from jfit.formats.mxnet_states import dump_states, load_states
 from jfit.mxnet.module.session import Index, Session
-from jfit.mxnet.optimizer.apply import new_state, slot_names
-from jfit.mxnet.optimizer.nesting import check_arrays, state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.apply import check_arrays, new_state, slot_names, state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.saved import check_counts
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings
 from jfit.optim import OptState

@@ -5,17 +5,28 @@ A compiled update depends on `hyper_key()` alone; rates, multipliers, counts and
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 
-from jfit.mxnet.box import unbox
-from jfit.mxnet.optimizer import saved, updater
-from jfit.mxnet.optimizer.apply import apply_update, gradient_of, new_state, rule_of, slot_names
-from jfit.mxnet.optimizer.nesting import keep_hidden, made_states, parts, state_to_mxnet, warn_of_precision
-from jfit.mxnet.optimizer.rates import Rates
+from jfit.mxnet.box import box_of, replace, unbox
+from jfit.mxnet.optimizer import saved
+from jfit.mxnet.optimizer.apply import (
+    apply_update,
+    gradient_of,
+    keep_hidden,
+    made_states,
+    new_state,
+    parts,
+    rule_of,
+    slot_names,
+    state_to_mxnet,
+    warn_of_precision,
+)
 from jfit.mxnet.optimizer.settings import restore_settings, settings_of
 from jfit.mxnet.optimizer.shared import Shared
 from jfit.ops import nearest
@@ -26,7 +37,7 @@ Hyper = tuple[tuple[str, Any], ...]
 OptimizerClass = TypeVar("OptimizerClass", bound=type)
 
 
-class Optimizer(Rates):
+class Optimizer:
     """Base of the optimizers; a subclass of yours writes `create_state` and `update`, or names a rule of `jfit.optim`.
 
     `update(index, weight, grad, state)` gets Boxes and writes `weight[:] = ...`; `_update_count`, `_get_lr` and `_get_wd` tell
@@ -81,6 +92,17 @@ class Optimizer(Rates):
     }
     # slots that MXNet keeps in the optimizer instead of in the states
     hidden_slots: ClassVar[tuple[str, ...]] = ()
+    # how many parameters MXNet updates at once; 0: one by one
+    aggregate_num: int = 0
+    # within those, each index is counted and asked for its rate alone
+    counts_apart: ClassVar[bool] = False
+    # the rule looks at rates before multipliers
+    rates_apart: ClassVar[bool] = False
+    # the rate of an index is asked for before its update is counted
+    rate_first: ClassVar[bool] = False
+
+    # parameters whose names end so decay
+    decayed_endings: ClassVar[tuple[str, ...]] = ("_weight", "_gamma")
 
     def __init__(
         self,
@@ -124,6 +146,12 @@ class Optimizer(Rates):
         self.set_lr_mult({})
         self.set_wd_mult({})
 
+    def __repr__(self) -> str:
+        if self.rule is None:
+            return super().__repr__()
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in (*self.parameters, "wd", "clip_gradient"))
+        return f"{type(self).__name__}({shown})"
+
     @staticmethod
     def register(klass: OptimizerClass) -> OptimizerClass:
         """Enter a class under its lower-case name, for `create`; use it as a decorator."""
@@ -158,6 +186,150 @@ class Optimizer(Rates):
             ValueError: another class.
         """
         restore_settings(self, settings)
+
+    # ---- rates and multipliers
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate now: the scheduler's for `num_update`, or `lr`."""
+        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+
+    def rate(self) -> float:
+        """The rate of the update that was counted last."""
+        return float(self.learning_rate)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate.
+
+        Raises:
+            UserWarning: the optimizer has a scheduler (raised, not warned, as in MXNet).
+        """
+        if self.lr_scheduler is not None:
+            raise UserWarning(
+                f"the learning rate comes from the optimizer's lr_scheduler ({type(self.lr_scheduler).__name__}), so {lr} "
+                "would have no effect; change the scheduler's base_lr, or make the optimizer without a scheduler."
+            )
+        self.lr = lr
+
+    def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
+        """Rate multipliers by name or index: those of the symbol's `__lr_mult__` attributes, then these; earlier ones go."""
+        self.lr_mult = {**self._of_symbol("__lr_mult__"), **args_lr_mult}
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
+        """Decay multipliers: 0 for names ending neither `_weight` nor `_gamma`, the symbol's `__wd_mult__`, then these."""
+        plain = {name: 0.0 for name in self.idx2name.values() if not name.endswith(self.decayed_endings)}
+        self.wd_mult = {**plain, **self._of_symbol("__wd_mult__"), **args_wd_mult}
+
+    def multipliers(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """(rate, decay) multipliers of the indices, float32 (P,): `param_dict`, else by index, else by name, else 1."""
+        return self._multipliers("lr_mult", indices), self._multipliers("wd_mult", indices)
+
+    def _of_symbol(self, key: str) -> dict[Any, float]:
+        if not self.sym_info:
+            return {}
+        attributes, names = self.sym_info
+        return {name: float(attributes[name][key]) for name in names if key in attributes.get(name, {})}
+
+    def _multiplier(self, kind: str, index: Any) -> float:
+        if index in self.param_dict:
+            return getattr(self.param_dict[index], kind)
+        table = getattr(self, kind)
+        return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
+
+    def _multipliers(self, kind: str, indices: Sequence[Any]) -> np.ndarray:
+        if not self.param_dict and not getattr(self, kind):
+            return np.ones(len(indices), np.float32)
+        return np.asarray([self._multiplier(kind, i) for i in indices], np.float32)
+
+    def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
+        lr = self.learning_rate
+        return [lr * self._multiplier("lr_mult", i) for i in indices]
+
+    def _get_lr(self, index: Any) -> float:
+        return self._get_lrs([index])[0]
+
+    def _get_wds(self, indices: Sequence[Any]) -> list[float]:
+        return [self.wd * self._multiplier("wd_mult", i) for i in indices]
+
+    def _get_wd(self, index: Any) -> float:
+        return self._get_wds([index])[0]
+
+    # ---- counts
+
+    def count(self, indices: Any) -> None:
+        """One more update of these indices, on the current device; `num_update` is the largest count there has been."""
+        counts, before, begin = self._index_update_count, self._counts_before, self.begin_num_update
+        for index in indices if isinstance(indices, (list, tuple)) else (indices,):
+            done = counts.get(index)
+            counts[index] = now = 1 + (before.get(index, begin) if done is None else done)
+            self.num_update = max(self.num_update, now)
+
+    def _update_count(self, index: Any) -> None:
+        self.count(index)
+
+    def advance(self, indices: Sequence[Any], apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Counts the indices: (updates of each before this one, int32 (P,); the rate of each, float32 (P,)).
+
+        Rates are asked for as MXNet asks: after each group that it updates at once, so that an index which lags behind
+        (its gradient was stale once) sees the `num_update` of that moment.
+        """
+        done, rates = np.empty(len(indices), np.int32), np.empty(len(indices), np.float32)
+        together = self.aggregate_num and not (apart or self.counts_apart)
+        size, rate, at = self.aggregate_num if together else 1, 0.0, None
+        for start in range(0, len(indices), size):
+            group = indices[start : start + size]
+            if self.rate_first and at != self.num_update:
+                rate, at = self.rate(), self.num_update
+            # MXNet's rules of one parameter at a time hand over the index itself
+            self._update_count(list(group) if self.aggregate_num and not self.counts_apart else group[0])
+            if not self.rate_first and at != self.num_update:
+                rate, at = self.rate(), self.num_update
+            rates[start : start + size] = self._own("lr", group, rate)
+            done[start : start + size] = [self._index_update_count[i] - 1 for i in group]
+        return done, rates
+
+    def rows(self, indices: Sequence[Any], apart: bool = False) -> tuple[Any, ...]:
+        """Counts the indices: (rate, decay, updates before this one, rate multipliers) of each, (P,) each.
+
+        The rates have their multipliers in them already and the last is empty, except where the rule wants them apart.
+        """
+        done, rates = self.advance(indices, apart)
+        lr_mult, wd_mult = self.multipliers(indices)
+        decays = np.asarray(self._own("wd", indices, np.float32(self.wd) * wd_mult), np.float32)
+        if self._hook("lr"):
+            return rates, decays, done, ()
+        return (rates, decays, done, lr_mult) if self.rates_apart else (rates * lr_mult, decays, done, ())
+
+    def _hook(self, kind: str) -> bool:
+        names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
+        return any(getattr(type(self), name) is not getattr(Optimizer, name) for name in names)
+
+    def _own(self, kind: str, indices: Sequence[Any], usual: Any) -> Any:
+        """What a subclass's own `_get_lr(s)` or `_get_wd(s)` says, asked as MXNet asks; else the usual."""
+        if not self._hook(kind):
+            return usual
+        if self.aggregate_num:
+            return getattr(self, f"_get_{kind}s")(list(indices))
+        return [getattr(self, f"_get_{kind}")(i) for i in indices]
+
+    def _set_current_context(self, device_id: int) -> None:
+        self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})
+
+    def counts(self) -> dict[Any, int]:
+        """Updates of each index so far, the largest over the devices."""
+        found = dict(self._counts_before)
+        for table in self._all_index_update_counts.values():
+            for index, done in table.items():
+                found[index] = max(done, found.get(index, done))
+        return found
+
+    def set_counts(self, counts: Mapping[Any, int], num_update: int | None = None) -> None:
+        """Continue from these counts, on every device; `num_update` is their largest unless given."""
+        self._counts_before = {index: int(done) for index, done in counts.items()}
+        self._all_index_update_counts = {0: {}}
+        self._index_update_count = self._all_index_update_counts[0]
+        largest = max(self._counts_before.values(), default=self.begin_num_update)
+        self.num_update = largest if num_update is None else int(num_update)
 
     # ---- what a compiled update depends on
 
@@ -203,7 +375,7 @@ class Optimizer(Rates):
 
     def transform(self, turns: Hyper = ()) -> Any:
         """The optax transformation of `jfit.optim` with these hyperparameters and no multipliers; cached."""
-        return rule_of(self.hyper_key(turns)).transform
+        return rule_of(self.hyper_key(turns))
 
     def check_weight(self, weight: Any) -> None:
         """Refuse a weight that the rule cannot update."""
@@ -228,7 +400,7 @@ class Optimizer(Rates):
 
     def first_shared(self) -> Mapping[str, Any]:
         """The first values of the scalars that parameters share."""
-        make = None if self.rule is None else rule_of(self.hyper_key()).shared
+        make = None if self.rule is None else rule_of(self.hyper_key()).recipe.shared
         return {} if make is None else make()
 
     @property
@@ -252,7 +424,7 @@ class Optimizer(Rates):
         """State of one parameter in MXNet's nesting, of the weight's own kind of Box; None where there is none."""
         if self.rule is None:
             return None
-        make = updater.box_of(weight)
+        make = box_of(weight)
         slots = zip(slot_names(self), new_state(self, unbox(weight)), strict=True)
         return state_to_mxnet(self, tuple(None if name == MASTER or slot is None else make(slot) for name, slot in slots))
 
@@ -265,7 +437,7 @@ class Optimizer(Rates):
         warn_of_precision(self, value)
         if not (self.multi_precision and is_small(value)):
             return self.create_state(index, weight)
-        master = updater.box_of(weight)(copied(value))
+        master = box_of(weight)(copied(value))
         state = self.create_state(index, master)
         return (state, master) if self.master_last else (master, state)
 
@@ -296,9 +468,9 @@ class Optimizer(Rates):
         new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, apart)
         keep_hidden(self, index, after)
         for i, box, value, old, columns in zip(index, weight, new, state, after, strict=True):
-            updater.write(box, value, f"the weight of {i!r}")
+            replace(box, value, f"the weight of {i!r}")
             for part, column in zip(parts(old), parts(state_to_mxnet(self, columns)), strict=False):
-                updater.write(part, column, f"the state of {i!r}")
+                replace(part, column, f"the state of {i!r}")
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """`update` of what `create_state_multi_precision` made; a class with an `update` of its own gets the master."""
@@ -308,7 +480,7 @@ class Optimizer(Rates):
             return
         master, own = state[::-1] if self.master_last else state
         self.update(index, master, type(master)(wide(jnp.asarray(unbox(grad)))), own)
-        updater.write(weight, master.value.astype(unbox(weight).dtype), f"the weight of {index!r}")
+        replace(weight, master.value.astype(unbox(weight).dtype), f"the weight of {index!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "param_dict"}
@@ -319,3 +491,8 @@ class Optimizer(Rates):
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else float(value)
+
+
+def group_size(default: int) -> int:
+    """How many parameters MXNet updates at once: MXNET_OPTIMIZER_AGGREGATION_SIZE, or the default."""
+    return int(os.getenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", str(default)))

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from jfit.mxnet.optimizer import saved
-from jfit.mxnet.optimizer.base import Hyper, Optimizer
-from jfit.mxnet.optimizer.ruled import Ruled, group_size
+from jfit.mxnet.optimizer.base import Hyper, Optimizer, group_size
 
 _FIXED = ("gamma", "beta", "bias")
 
 
 @Optimizer.register
-class LAMB(Ruled):
+class LAMB(Optimizer):
     """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, kept within the bounds.
 
     Args:
@@ -35,7 +34,7 @@ class LAMB(Ruled):
     rule = "lamb"
     parameters = ("beta1", "beta2", "epsilon", "lower_bound", "upper_bound", "bias_correction")
     counts_apart = True
-    saved_needs: ClassVar = {**Ruled.saved_needs, "lower_bound": saved.LIMIT, "upper_bound": saved.LIMIT}
+    saved_needs: ClassVar = {**Optimizer.saved_needs, "lower_bound": saved.LIMIT, "upper_bound": saved.LIMIT}
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class LAMB(Ruled):
 
 
 @Optimizer.register
-class LARS(Ruled):
+class LARS(Optimizer):
     """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
     r is 1 for names that end in gamma, beta or bias; names that do not end in `_weight` do not decay.  k is rate / last rate;
@@ -137,7 +136,7 @@ class LARS(Ruled):
 
 
 @Optimizer.register
-class LBSGD(Ruled):
+class LBSGD(Optimizer):
     """Every batch_scale-th update: m <- momentum * m - lr * f * (c(mean of g since then) + wd * w);  w <- w + m.
 
     f climbs from 1 to batch_scale during the warm-up; strategy "lars" has f = sqrt(|w|^2 / (|g|^2 + wd * |w|^2)) instead,
@@ -167,7 +166,7 @@ class LBSGD(Ruled):
     hidden_slots = ("sum",)
     rate_first = True
     saved_needs: ClassVar = {
-        **Ruled.saved_needs,
+        **Optimizer.saved_needs,
         "batch_scale": saved.Need("a whole number from 1 on", lambda n: saved.is_number(n) and n >= 1 and n == int(n)),
         **dict.fromkeys(("warmup_epochs", "updates_per_epoch", "begin_epoch"), saved.FROM_0),
     }

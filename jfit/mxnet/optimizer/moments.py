@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfit.mxnet.optimizer.base import Hyper, Optimizer
-from jfit.mxnet.optimizer.ruled import Ruled
 
 
 @Optimizer.register
-class Adam(Ruled):
+class Adam(Optimizer):
     """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
     `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by it, as in MXNet: give the rate to both.
@@ -47,7 +46,7 @@ class Adam(Ruled):
 
 
 @Optimizer.register
-class AdamW(Ruled):
+class AdamW(Optimizer):
     """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected unless told not.
 
     MXNet 1.9.1 has the kernel only; the defaults are those of `jfit.optim.adamw`.
@@ -86,7 +85,7 @@ class AdamW(Ruled):
 
 
 @Optimizer.register
-class Adamax(Ruled):
+class Adamax(Optimizer):
     """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
 
     Where every gradient so far was 0 the weight stays; MXNet makes it NaN.
@@ -113,7 +112,7 @@ class Adamax(Ruled):
 
 
 @Optimizer.register
-class Nadam(Ruled):
+class Nadam(Optimizer):
     """Adam with Nesterov's momentum and a schedule of it; see `jfit.optim.nadam` for the formula.
 
     One schedule, `m_schedule`, serves all parameters and is multiplied at the turn of each, as in MXNet, so what a parameter
@@ -165,7 +164,7 @@ class Nadam(Ruled):
 
 
 @Optimizer.register
-class FTML(Ruled):
+class FTML(Optimizer):
     """G = c(g + wd * w);  d_t = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  w <- -z / d_t.
 
     v is the running mean of G^2, z <- beta1 * z + (1 - beta1) * G - (d_t - beta1 * d) * w.  Its state is (d, v, z).

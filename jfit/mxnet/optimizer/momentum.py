@@ -1,15 +1,19 @@
-"""Gradient descent and its momenta: SGD, NAG, Signum, DCASGD; and Test."""
+"""Gradient descent and its momenta: SGD, NAG, Signum, DCASGD; Test; and SGLD, which samples from a posterior by noise."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jfit.mxnet.optimizer.base import Optimizer
-from jfit.mxnet.optimizer.ruled import Ruled, group_size
+import jax
+
+from jfit.mxnet.optimizer.base import Optimizer, group_size
+from jfit.mxnet.keys import next_key
 
 
 @Optimizer.register
-class SGD(Ruled):
+class SGD(Optimizer):
     """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
 
     Args:
@@ -47,7 +51,7 @@ class ccSGD(SGD):
 
 
 @Optimizer.register
-class NAG(Ruled):
+class NAG(Optimizer):
     """m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w));  m <- m' - lr * (c(g) + wd * w').
 
     Args:
@@ -72,7 +76,7 @@ class NAG(Ruled):
 
 
 @Optimizer.register
-class Signum(Ruled):
+class Signum(Optimizer):
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
     The sign of NaN is 0: such a weight rests.  `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by
@@ -101,7 +105,7 @@ class Signum(Ruled):
 
 
 @Optimizer.register
-class DCASGD(Ruled):
+class DCASGD(Optimizer):
     """w <- w - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- the old w.
 
     Its state is (momentum or None, previous).  MXNet fails with a momentum; here m <- momentum * m + the step above.
@@ -131,7 +135,7 @@ class DCASGD(Ruled):
 
 
 @Optimizer.register
-class Test(Ruled):
+class Test(Optimizer):
     """w <- w + rescale_grad * g, the gradient added as it is; its state is the weight.  MXNet tests updaters with it.
 
     It counts its updates, which MXNet's does not.
@@ -149,3 +153,35 @@ class Test(Ruled):
     __test__ = False  # of pytest
     rule = "test"
     lone_state = True
+
+
+@Optimizer.register
+class SGLD(Optimizer):
+    """w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise from the standard normal distribution.
+
+    The key is drawn from the sequence of `mx.random` when the first update comes, so `mx.random.seed` before it makes a run
+    repeatable.  The noise follows from key, update count and parameter: it is the same on any number of devices.
+
+    Args:
+        **kwargs: of `Optimizer`.
+
+    Example:
+        >>> SGLD(learning_rate=0.1).rule
+        'sgld'
+
+    Source: Welling and Teh 2011, https://icml.cc/2011/papers/398_icmlpaper.pdf; Apache MXNet 1.9.1, `SGLD`.
+    """
+
+    rule = "sgld"
+
+    def first_shared(self) -> Mapping[str, Any]:
+        """The key."""
+        return {"key": jax.random.key_data(next_key())}
+
+    def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
+        """The key of these parameters: an update of a list knows them by their place in it only."""
+        key = jax.random.wrap_key_data(self.shared.given()["key"])
+        return {"key": jax.random.key_data(jax.random.fold_in(key, zlib.crc32(repr(list(indices)).encode())))}
+
+    def keep_shared(self, scalars: Mapping[str, Any]) -> None:
+        """The key stays."""

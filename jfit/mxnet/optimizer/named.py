@@ -8,10 +8,9 @@
 from __future__ import annotations
 
 from jfit.mxnet.optimizer.base import Optimizer
-from jfit.mxnet.optimizer.langevin import SGLD
 from jfit.mxnet.optimizer.large_batch import LAMB, LARS, LBSGD
 from jfit.mxnet.optimizer.moments import FTML, Adam, Adamax, AdamW, Nadam
-from jfit.mxnet.optimizer.momentum import DCASGD, NAG, SGD, Signum, Test, ccSGD
+from jfit.mxnet.optimizer.momentum import DCASGD, NAG, SGD, SGLD, Signum, Test, ccSGD
 from jfit.mxnet.optimizer.rms import AdaDelta, AdaGrad, Ftrl, GroupAdaGrad, RMSProp
 
 register = Optimizer.register

@@ -9,11 +9,10 @@ import numpy as np
 
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.base import Optimizer
-from jfit.mxnet.optimizer.ruled import Ruled
 
 
 @Optimizer.register
-class RMSProp(Ruled):
+class RMSProp(Optimizer):
     """G = c(g + wd * w);  n <- gamma1 * n + (1 - gamma1) * G^2;  w <- w - lr * G / sqrt(n + epsilon); or Graves' form.
 
     `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by it, as in MXNet.
@@ -36,7 +35,7 @@ class RMSProp(Ruled):
 
     rule = "rmsprop"
     parameters = ("gamma1", "gamma2", "epsilon", "centered", "clip_weights")
-    saved_needs: ClassVar = {**Ruled.saved_needs, "clip_weights": saved.LIMIT}
+    saved_needs: ClassVar = {**Optimizer.saved_needs, "clip_weights": saved.LIMIT}
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class RMSProp(Ruled):
 
 
 @Optimizer.register
-class AdaGrad(Ruled):
+class AdaGrad(Optimizer):
     """h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w).
 
     Args:
@@ -79,7 +78,7 @@ class AdaGrad(Ruled):
 
 
 @Optimizer.register
-class GroupAdaGrad(Ruled):
+class GroupAdaGrad(Optimizer):
     """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one rate for each row of a matrix.
 
     Args:
@@ -129,7 +128,7 @@ class GroupAdaGrad(Ruled):
 
 
 @Optimizer.register
-class AdaDelta(Ruled):
+class AdaDelta(Optimizer):
     """a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
 
     Then b <- rho * b + (1 - rho) * d^2.  There is no rate in it, and the decay is multiplied by none.
@@ -155,7 +154,7 @@ class AdaDelta(Ruled):
 
 
 @Optimizer.register
-class Ftrl(Ruled):
+class Ftrl(Optimizer):
     """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2.
 
     w <- (sign(z) * lamda1 - z) / ((beta + sqrt(n)) / lr + wd) where |z| > lamda1, else 0: what w was first does not count.

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jfit import counters
+from jfit.formats.mxnet_states import dump_states, load_states
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.box import Box, unbox, write_into
+from jfit.mxnet.box import Box, box_of, unbox
 from jfit.mxnet.optimizer import saved
-from jfit.mxnet.optimizer.apply import placed
-from jfit.mxnet.optimizer.nesting import check_arrays, check_shapes, float32_of, mapped, state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.apply import check_arrays, check_shapes, float32_of, mapped, placed, state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
 from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.optim.core import is_small
-
-if TYPE_CHECKING:
-    from jfit.mxnet.optimizer.base import Optimizer
-
-
-def box_of(weight: Any) -> Callable[[Any], Any]:
-    """The kind of Box that a weight is, for the state beside it; of a view or a sparse array the plain kind it derives from."""
-    return next((kind for kind in type(weight).__mro__ if kind.__init__ is Box.__init__), Box)
-
-
-def write(box: Any, value: jax.Array, what: str) -> None:
-    """Put a result where it belongs; the array itself where shape and dtype agree, which they nearly always do."""
-    if isinstance(box, Box) and box.value.dtype == value.dtype and box.value.shape == value.shape:
-        box.value = value
-    else:
-        write_into(box, value, what)
 
 
 class Updater:
@@ -99,8 +83,6 @@ class Updater:
         Args:
             dump_optimizer: keep the optimizer's settings too (rate, decay, schedule ...), as gluon's Trainer does.
         """
-        from jfit.formats.mxnet_states import dump_states
-
         plain = {i: mapped(unbox, state) for i, state in self.states.items()}
         host = counters.read(plain)  # sync: states go to a file
         kept = settings_of(self.optimizer) if dump_optimizer else progress_of(self.optimizer)
@@ -120,8 +102,6 @@ class Updater:
             FormatError: the bytes are damaged, or a number among the settings is not what it needs to be.
         """
         if not isinstance(states, dict):
-            from jfit.formats.mxnet_states import load_states
-
             found = load_states(states, where)
             states, updates = found.states, saved.check_counts(where, found.counts, found.num_update)
             if self.optimizer.takes_lists:
