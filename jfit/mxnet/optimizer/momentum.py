@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from jfit.mxnet.optimizer.base import Optimizer, group_size
 from jfit.mxnet.keys import next_key
+from jfit.mxnet.optimizer.base import Optimizer, group_size
 
 
 @Optimizer.register
