@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from jfit.mxnet import keys
-from jfit.mxnet.ndarray.array import NDArray, function, held
+from jfit.mxnet.ndarray.array import NDArray, function
+from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.spelling import find
 
@@ -109,7 +110,7 @@ def _drawn(law: str, parameters: Mapping[str, Any], shape: Any, dtype: Any, ctx:
     if out is not None:
         out[:] = drawn
         return out
-    return NDArray(held(drawn.value, np.float32 if dtype is None else dtype, ctx))
+    return array(drawn, ctx, np.float32 if dtype is None else dtype)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ are the class's own; its docstring tells them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from jfit.mxnet import files, initializer
@@ -19,7 +18,8 @@ from jfit.mxnet.kvstore import store
 from jfit.mxnet.module import base, bucketing, module, python, sequential, svrg
 from jfit.mxnet.module.exec_group import ExecGroup
 from jfit.mxnet.monitor import monitor
-from jfit.mxnet.ndarray.array import NDArray, held
+from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.create import boxed
 from jfit.mxnet.optimizer import Optimizer, updater
 from jfit.mxnet.seam import Arrays
 from jfit.mxnet.symbol import Symbol, load
@@ -170,8 +170,4 @@ def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, 
     """(parameters, auxiliary states) of `prefix-%04d.params`."""
     with translated():
         args, aux = files.load_params(prefix, epoch)
-    return _held(args), _held(aux)
-
-
-def _held(arrays: Mapping[str, Any]) -> dict[str, NDArray]:
-    return {k: NDArray(held(v, v.dtype)) for k, v in arrays.items()}
+    return boxed(args), boxed(aux)

@@ -19,7 +19,8 @@ from jfit.data.images.codec import decode
 from jfit.data.images.crops import Box, scale_down
 from jfit.mxnet.box import Box as Boxed
 from jfit.mxnet.errors import translated
-from jfit.mxnet.ndarray.array import NDArray, held
+from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.create import boxed
 
 __all__ = ["scale_down"]
 
@@ -29,8 +30,7 @@ _TRIES = 10
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """What `change` makes of an image: an NDArray of an NDArray, a numpy array of a numpy array."""
     if isinstance(src, Boxed):
-        out = change(src.asnumpy())
-        return NDArray(held(out, out.dtype))
+        return boxed(change(src.asnumpy()))
     return change(np.asarray(src))
 
 
@@ -75,7 +75,7 @@ def _given(array: np.ndarray, out: Any) -> Any:
     if out is not None:
         out[:] = array
         return out
-    return NDArray(held(array, array.dtype))
+    return boxed(array)
 
 
 def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:

@@ -20,7 +20,7 @@ from jfit.mxnet.box import Box
 from jfit.mxnet.errors import translated
 from jfit.mxnet.image.augmenters import Augmenter
 from jfit.mxnet.image.create import CreateAugmenter
-from jfit.mxnet.ndarray.array import NDArray, held
+from jfit.mxnet.ndarray.create import array
 
 _OWN = Augmenter.__module__.rpartition(".")[0]  # augmenters from here take numpy arrays, which saves trips to a device
 
@@ -209,8 +209,7 @@ class ImageIter(DataIter):
             while count < self.batch_size:
                 self.cur = 0
                 count = self._fill(data, labels, count)
-        boxed = [NDArray(held(a, np.float32)) for a in (data, labels[:, 0] if self.label_width == 1 else labels)]
-        batch = DataBatch([boxed[0]], [boxed[1]], pad)
+        batch = DataBatch([array(data)], [array(labels[:, 0] if self.label_width == 1 else labels)], pad)
         batch.rolled = rolls
         return batch
 
@@ -274,12 +273,12 @@ class ImageIter(DataIter):
             RuntimeError: it is broken; the message names the image.
         """
         try:
-            array = decode(s)
+            image = decode(s)
         except FormatError as error:
             raise RuntimeError(f"Broken image {self._named()}: {error.problem}; {error.remedy}") from error
         if type(self).augmentation_transform is ImageIter.augmentation_transform and all(map(_is_own, self.auglist)):
-            return array
-        return NDArray(held(array, array.dtype))
+            return image
+        return array(image, dtype=image.dtype)
 
     def augmentation_transform(self, data: Any) -> Any:
         """The image after all augmenters."""

@@ -62,7 +62,7 @@ class ImageRecordIter(MXDataIter, ImageRecords):
     no undefined rows, and random numbers do not depend on the number of workers.
 
     Example:
-        >>> from jfit.mx.image.record_iter import ImageRecordIter
+        >>> from jfit.mxnet.image.record_iter import ImageRecordIter
         >>> ImageRecordIter(path_imgrec="missing.rec", data_shape=(3, 8, 8), batch_size=2)
         Traceback (most recent call last):
         ...

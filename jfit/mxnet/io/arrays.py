@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from jfit import data
 from jfit.data import DataBatch, DataDesc, DataIter, PrefetchingIter, ResizeIter
 from jfit.mxnet.image.record_iter import ImageRecordInt8Iter, ImageRecordIter, ImageRecordUInt8Iter
-from jfit.mxnet.io.files import CSVIter, LibSVMIter, MNISTIter, MXDataIter, box
+from jfit.mxnet.io.files import CSVIter, LibSVMIter, MNISTIter, MXDataIter
+from jfit.mxnet.ndarray.create import boxed
 from jfit.mxnet.spelling import absent
 
 __all__ = [
@@ -49,7 +50,7 @@ class NDArrayIter(data.NDArrayIter):
     plain = True  # as for jfit's own: batches are rows of the arrays, so an epoch may run without asking for each of them
 
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
-        return [box(a) for a in super()._pick(named)]
+        return [boxed(a) for a in super()._pick(named)]
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -8,24 +8,17 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jfit import data
 from jfit.data import DataBatch, DataIter
 from jfit.formats import FormatError
-from jfit.formats.sparse import SparseArray
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.ndarray.array import NDArray, held
-from jfit.mxnet.ndarray.sparse import from_record
+from jfit.mxnet.ndarray.create import boxed
 from jfit.ops.registry import nearest
 
 # Arguments of MXNet's readers that say how the work is done, or that old scripts pass although they do nothing.
 _UNUSED = ("prefetch_buffer", "ctx", "input_shape", "preprocess_threads", "verbose")
-
-
-def box(array: Any) -> NDArray:
-    """An array, or the rows of a sparse matrix, as an NDArray."""
-    return from_record(array) if isinstance(array, SparseArray) else NDArray(held(array, array.dtype))
 
 
 class MXDataIter(DataIter):
@@ -71,11 +64,11 @@ class MXDataIter(DataIter):
 
     def getdata(self) -> Any:
         """The data of the current batch: one array."""
-        return box(super().getdata()[0])
+        return boxed(super().getdata()[0])
 
     def getlabel(self) -> Any:
         """The labels of the current batch: one array."""
-        return box(super().getlabel()[0])
+        return boxed(super().getlabel()[0])
 
 
 @contextlib.contextmanager
@@ -130,7 +123,20 @@ def value_of(key: str, value: Any) -> Any:
         raise MXNetError(f"{key} is {value!r}; needed a number, a truth value or a shape.") from None
 
 
-class CSVIter(MXDataIter, data.CSVIter):
+class _FileIter(MXDataIter):
+    """An iterator over a file in MXNet's arguments, all of them named, any of them as text."""
+
+    _source: ClassVar[type]
+    _needed: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[dict[str, Any]] = {}  # where they are not those of `_source`
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        found = _arguments(self._source, args, self._defaults | kwargs, self._needed)
+        with _refused():
+            self._source.__init__(self, **found)
+
+
+class CSVIter(_FileIter, data.CSVIter):
     """Batches from a table of numbers; see `jfit.data.CSVIter`, whose arrays these are, boxed.
 
     Args:
@@ -149,13 +155,10 @@ class CSVIter(MXDataIter, data.CSVIter):
         [([[1.0, 2.0], [3.0, 4.0]], 0), ([[5.0, 6.0], [1.0, 2.0]], 1)]
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        found = _arguments(data.CSVIter, args, kwargs, ("data_csv", "data_shape", "batch_size"))
-        with _refused():
-            data.CSVIter.__init__(self, **found)
+    _source, _needed = data.CSVIter, ("data_csv", "data_shape", "batch_size")
 
 
-class LibSVMIter(MXDataIter, data.LibSVMIter):
+class LibSVMIter(_FileIter, data.LibSVMIter):
     """Batches of sparse rows; see `jfit.data.LibSVMIter`, whose arrays these are, boxed: data as CSRNDArray.
 
     Args:
@@ -174,13 +177,10 @@ class LibSVMIter(MXDataIter, data.LibSVMIter):
         ('csr', [1.0, -1.0])
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        found = _arguments(data.LibSVMIter, args, kwargs, ("data_libsvm", "data_shape", "batch_size"))
-        with _refused():
-            data.LibSVMIter.__init__(self, **found)
+    _source, _needed = data.LibSVMIter, ("data_libsvm", "data_shape", "batch_size")
 
 
-class MNISTIter(MXDataIter, data.MNISTIter):
+class MNISTIter(_FileIter, data.MNISTIter):
     """Batches of images in MNIST's format; see `jfit.data.MNISTIter`, whose arrays these are, boxed.
 
     Args:
@@ -199,7 +199,5 @@ class MNISTIter(MXDataIter, data.MNISTIter):
         (2, 1, 1, 2)
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        found = _arguments(data.MNISTIter, args, {"silent": False} | kwargs, ())
-        with _refused():
-            data.MNISTIter.__init__(self, **found)
+    _source = data.MNISTIter
+    _defaults: ClassVar = {"silent": False}

@@ -12,6 +12,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.formats import mxnet_arrays
+from jfit.formats.sparse import SparseArray
 from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import place
 from jfit.mxnet.errors import translated
@@ -88,17 +89,17 @@ def arange(
         [1.0, 1.0, 2.0, 2.0]
     """
     first, last = (0, start) if stop is None else (start, stop)
-    return NDArray(held(np.repeat(np.arange(first, last, step), repeat), dtype, ctx))
+    return array(np.repeat(np.arange(first, last, step), repeat), ctx, dtype)
 
 
 def linspace(start: float, stop: float, num: int, endpoint: bool = True, ctx: Any = None, dtype: Any = "float32") -> NDArray:
     """`num` values from start to stop, equally far apart."""
-    return NDArray(held(np.linspace(start, stop, num, endpoint), dtype, ctx))
+    return array(np.linspace(start, stop, num, endpoint), ctx, dtype)
 
 
 def eye(N: int, M: int = 0, k: int = 0, ctx: Any = None, dtype: Any = "float32") -> NDArray:
     """1 on the diagonal `k`, else 0; M = 0 makes it square."""
-    return NDArray(held(np.eye(N, M or None, k), dtype, ctx))
+    return array(np.eye(N, M or None, k), ctx, dtype)
 
 
 def split_v2(ary: NDArray, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False) -> Any:
@@ -168,24 +169,26 @@ def load(fname: str | os.PathLike[str]) -> Any:
         MXNetError: there is no such file (a FileNotFoundError too), or it is damaged (a FormatError too).
     """
     with translated():
-        return _boxed(mxnet_arrays.load_arrays(fname))
+        return boxed(mxnet_arrays.load_arrays(fname))
 
 
 def load_frombuffer(buf: bytes) -> Any:
     """The same from bytes."""
     with translated():
-        return _boxed(mxnet_arrays.loads(buf, "buffer"))
+        return boxed(mxnet_arrays.loads(buf, "buffer"))
 
 
-def _boxed(found: Any) -> Any:
+def boxed(found: Any) -> Any:
+    """Arrays of the host, dense or as a file holds sparse ones, as NDArrays of their own; of a list or a dict, each.
+
+    Example:
+        >>> [a.shape for a in boxed([np.zeros(2), np.zeros((2, 3))])]
+        [(2,), (2, 3)]
+    """
+    if isinstance(found, SparseArray):
+        return from_record(found)
     if isinstance(found, Mapping):
-        return {k: _one(v) for k, v in found.items()}
-    return [_one(v) for v in found]
-
-
-def _one(value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, np.ndarray):
-        return NDArray(held(value, value.dtype))
-    return from_record(value)
+        return {k: boxed(v) for k, v in found.items()}
+    if isinstance(found, list):
+        return [boxed(v) for v in found]
+    return None if found is None else array(found, dtype=found.dtype)
