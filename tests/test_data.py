@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import sys
 import threading
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from jfit.data import (
     rows,
     to_array,
 )
+from jfit.data.positions import decode, encode
 
 GOLDEN = Path(__file__).parent / "golden" / "io"
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -637,3 +639,54 @@ def test_a_batch_given_as_the_data_keeps_its_weights():
     with pytest.raises(ValueError, match="weight and metric_weight differ"):
         data(Batch(inputs, Y, Y + 1))
     assert data(Batch({"data": X}, None, Y), require_labels=False).weight is None  # predict takes no weights
+
+
+def test_positions_hold_bytes_and_the_tensors_of_torchs_generators(monkeypatch):
+    class Tensor:
+        def __init__(self, array):
+            self.array = array
+
+        detach = cpu = lambda self: self
+
+        def numpy(self):
+            return self.array
+
+    torch = type("torch", (), {"from_numpy": staticmethod(Tensor)})
+    kept = json.loads(json.dumps(encode({"loader": b"\x00\xff", "generator": Tensor(np.arange(3, dtype=np.uint8))})))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert decode(kept)["loader"] == b"\x00\xff" and decode(kept)["generator"].tolist() == [0, 1, 2]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert isinstance(decode(kept)["generator"], Tensor) and decode(kept)["generator"].numpy().tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="a saved position is damaged: no bytes"):
+        decode({"__bytes__": "?"})
+
+
+def test_a_loader_whose_position_is_the_end_of_an_epoch_begins_the_next_one():
+    class Loader:
+        at = 0
+
+        def __iter__(self):
+            at, self.at = self.at, 0
+            return iter([(X, Y)][at:])
+
+        def state_dict(self):
+            return {"at": 1}
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+    stream = data(Loader())
+    stream.start_epoch(1, {"at": 1})
+    assert len(list(stream.batches(1))) == 1
+
+
+def test_a_loader_that_cannot_tell_its_position_is_read_all_the_same():
+    class Loader(list):
+        def state_dict(self):
+            raise RuntimeError("the workers cannot tell")
+
+        def load_state_dict(self, state):
+            raise AssertionError("never told")
+
+    stream = data(Loader([(X, Y)]))
+    assert len(list(stream.batches(0))) == 1 and stream.epoch_start(0) is None

@@ -188,3 +188,95 @@ def test_a_fresh_run_sets_the_checkpoints_of_an_earlier_one_aside(tmp_path):
     resumed = train(num_epoch=2, checkpoint=tmp_path, seed=5, resume=True)
     assert same(resumed, train(num_epoch=2, seed=5))
     assert sorted(p.name.split("-")[0] for p in (tmp_path / "earlier-1").iterdir()) == ["step"] * 3
+
+
+# ------------------------------------------------------------------------------------------------ loaders with a position
+class Shuffled:
+    """A loader like grain's: every pass draws a new order from the loader's generator, and the iterator keeps the position."""
+
+    def __init__(self, seed: int) -> None:
+        self.draws = np.random.default_rng(seed)
+
+    def __iter__(self):
+        return Pass(self.draws)
+
+
+class Pass:
+    def __init__(self, draws: np.random.Generator) -> None:
+        self.draws = draws
+        self.start(draws.bit_generator.state, 0)
+
+    def start(self, drawn: dict, at: int) -> None:
+        self.draws.bit_generator.state = self.drawn = drawn
+        self.order, self.at = self.draws.permutation(50), at
+
+    def get_state(self) -> dict:
+        return {"drawn": self.drawn, "at": self.at}
+
+    def set_state(self, state: dict) -> None:
+        self.start(**state)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 7:
+            raise StopIteration
+        rows = self.order[self.at * 8 : self.at * 8 + 8]
+        self.at += 1
+        return tuple(a[rows] for a in blobs())
+
+
+class Stateful(Shuffled):
+    """One like torchdata's StatefulDataLoader: the loader keeps the position, and the next pass begins there."""
+
+    current: Pass | None = None
+    given: dict | None = None
+
+    def __iter__(self):
+        self.current = super().__iter__()
+        if self.given is not None:
+            self.current.set_state(self.given)
+            self.given = None
+        return map(tuple, self.current)
+
+    def state_dict(self) -> dict:
+        assert self.current is not None
+        over = self.current.at == 7  # then the next epoch begins here
+        return {"drawn": self.draws.bit_generator.state, "at": 0} if over else self.current.get_state()
+
+    def load_state_dict(self, state: dict) -> None:
+        self.given = state
+
+
+@pytest.mark.parametrize(("loader", "stop"), [(Stateful, 10), (Stateful, "epoch"), (Shuffled, 10)])
+def test_a_loader_that_keeps_its_position_is_continued_exactly(tmp_path, loader, stop):
+    given = {"num_epoch": 3, "checkpoint": tmp_path, "checkpoint_every": stop}
+    straight = train(data=loader(5), num_epoch=3)
+    with pytest.raises(Killed):
+        train(data=loader(5), callbacks=[dies(15 if stop == "epoch" else 12)], **given)
+    newest = jfit.checkpoint.load_meta(tmp_path)["position"]
+    assert newest == ({"epoch": 2, "batch": 0, "step": 14} if stop == "epoch" else {"epoch": 1, "batch": 3, "step": 10})
+    assert same(train(data=loader(6), resume=True, **given), straight)  # its own generator would draw other orders
+
+
+@pytest.mark.parametrize("kind", ["MapDataset", "IterDataset", "DataLoader"])
+def test_grain_is_continued_exactly_in_the_middle_of_an_epoch(tmp_path, kind):
+    grain = pytest.importorskip("grain")
+    rows = [{"data": x, "softmax_label": y} for x, y in zip(*blobs(), strict=True)]
+
+    def make():
+        if kind == "DataLoader":
+            sampler = grain.samplers.IndexSampler(
+                50, shuffle=True, seed=3, num_epochs=1, shard_options=grain.sharding.NoSharding()
+            )
+            return grain.DataLoader(data_source=rows, sampler=sampler, operations=[grain.transforms.Batch(8)], worker_count=0)
+        found = grain.MapDataset.source(rows).shuffle(seed=3)
+        return found.batch(8) if kind == "MapDataset" else found.to_iter_dataset().batch(8)
+
+    given = {"num_epoch": 2, "checkpoint": tmp_path, "checkpoint_every": 4}
+    with pytest.raises(Killed):
+        train(data=make(), callbacks=[dies(10)], **given)
+    kept = jfit.checkpoint.load_meta(tmp_path)
+    assert kept["position"]["step"] == 8 and kept["data"] is not None
+    assert same(train(data=make(), resume=True, **given), train(data=make(), num_epoch=2))

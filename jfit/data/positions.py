@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-_ARRAY = "__array__"
+_ARRAY, _BYTES = "__array__", "__bytes__"
 
 
 def encode(state: Any) -> Any:
-    """Dicts, lists, numbers, texts and arrays as what JSON can hold.
+    """Dicts, lists, numbers, texts, bytes, arrays and torch tensors as what JSON can hold.
 
     Args:
         state: what a `state_dict()` gave; keys are texts, tuples become lists.
 
     Returns:
-        The same, arrays as {"__array__": dtype, "shape": [...], "data": text}.
+        The same, arrays as {"__array__": dtype, "shape": [...], "data": text}, bytes as {"__bytes__": text}.
 
     Raises:
         TypeError: something else is in it.
@@ -33,6 +34,10 @@ def encode(state: Any) -> Any:
         return state
     if isinstance(state, np.generic):
         return state.item()
+    if isinstance(state, bytes):  # grain's DataLoader
+        return {_BYTES: base64.b64encode(state).decode("ascii")}
+    if hasattr(state, "detach") and hasattr(state, "numpy"):  # the state of torch's generators
+        return {**encode(np.asarray(state.detach().cpu().numpy())), "tensor": True}
     if isinstance(state, np.ndarray) and state.dtype.kind in "biuf":
         packed = base64.b64encode(zlib.compress(np.ascontiguousarray(state).tobytes(), 1)).decode("ascii")
         return {_ARRAY: state.dtype.str, "shape": list(state.shape), "data": packed}
@@ -46,16 +51,26 @@ def encode(state: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given, tuples as lists.
+    """What `encode` was given, tuples as lists; tensors are tensors where torch has been imported, else arrays.
 
     Raises:
         ValueError: an array is damaged.
     """
     if isinstance(value, Mapping) and _ARRAY in value:
-        return _array(value)
+        found, torch = _array(value), sys.modules.get("torch")
+        return torch.from_numpy(found) if torch is not None and value.get("tensor") else found
+    if isinstance(value, Mapping) and set(value) == {_BYTES}:
+        return _bytes(value[_BYTES])
     if isinstance(value, Mapping):
         return {key: decode(inner) for key, inner in value.items()}
     return [decode(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _bytes(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a saved position is damaged: no bytes can be made of it ({error}).") from error
 
 
 def _array(value: Mapping[str, Any]) -> np.ndarray:

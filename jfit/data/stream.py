@@ -25,7 +25,8 @@ class StreamData:
     Raises:
         TypeError: `source` cannot be iterated or called.
 
-    A generator serves one epoch; anything that can be iterated again serves all.
+    A generator serves one epoch; anything that can be iterated again serves all.  Where the source or its iterators have
+    `state_dict` and `load_state_dict`, or `get_state` and `set_state`, `epoch_start` tells where they stood.
 
     Example:
         >>> stream = StreamData(lambda epoch: [([[1.0], [2.0]], [epoch, 1])], Names.of(["data"], ["label"]))
@@ -41,10 +42,13 @@ class StreamData:
         self._makes = callable(source) and not hasattr(source, "__iter__") and not hasattr(source, "as_numpy_iterator")
         self._passes_epoch = self._makes and _takes_argument(source)
         self._seeks = hasattr(source, "seek_batch")  # it can go to a batch of an epoch by itself
-        self._keeps = is_mxnet_iter(source) and hasattr(source, "load_state_dict") and not self._seeks
+        # Whether the source keeps a position; otherwise the iterators it opens may.
+        self._keeps = not self._makes and not self._seeks and _state_methods(source) is not None
+        self._waiting: tuple[int, Any] | None = None  # (epoch, position) for the iterator that is opened next
         self._begun: tuple[int, Any] | None = None  # the epoch last begun, and the source's position then
         self._spent = False  # a one-shot iterator has been used
         self._dirty = False  # an MXNet iterator stands in mid-epoch
+        self._loader: Any = None  # what was last iterated: the source, or what it made
         self._current: Any = None  # the iterator last opened
         self._opened: Iterator[Any] | None = None  # an iterator waiting to be read (after `restore`)
         self._first: tuple[int, Batch, Iterator[Batch]] | None = None  # after `peek`
@@ -98,29 +102,32 @@ class StreamData:
             epoch: the epoch last begun, or the one that comes next.
 
         Returns:
-            The `state_dict()` of an MXNet iterator by `jfit.data.positions.encode`; None where the source keeps no position
-            (its batches are counted instead), or finds a batch by itself (`seek_batch`).
+            The `state_dict()` or `get_state()` of the source, or of the iterator it opened, by `jfit.data.positions.encode`;
+            None where there is none (its batches are counted instead), or the source finds a batch by itself (`seek_batch`).
         """
-        begun = self._begun if self._begun is not None and self._begun[0] == epoch else (epoch, self._position())
+        if self._begun is not None and self._begun[0] == epoch:
+            position = self._begun[1]
+        else:
+            position = _position((self.source,) if self._keeps else ())
         try:
-            return encode(begun[1])
+            return encode(position)
         except TypeError:  # a position that JSON cannot hold: the batches are counted
             return None
 
     def start_epoch(self, epoch: int, position: Any) -> None:
         """Go to what `epoch_start` gave for an epoch; sources that keep no position stay where they are."""
-        if self._keeps:
+        if not self._seeks:
             self._go_to(epoch, decode(position))
 
     def _go_to(self, epoch: int, position: Any) -> None:
-        self.source.load_state_dict(position)
-        self._begun, self._first, self._opened, self._dirty = (epoch, position), None, None, False
-
-    def _position(self) -> Any | None:
-        try:
-            return self.source.state_dict() if self._keeps else None
-        except ValueError:  # an iterator around one that keeps no position
-            return None
+        if self._keeps:
+            _put(self.source, position)
+            self._begun, self._spent = (epoch, position), False
+        elif self._spent:
+            return  # a one-shot iterator without a position: its batches are counted from the first
+        else:
+            self._waiting = (epoch, position)
+        self._first, self._opened, self._dirty = None, None, False
 
     def peek(self, epoch: int = 0) -> Batch:
         """The first batch of an epoch, which `batches` will give again: shapes and dtypes before training starts."""
@@ -174,11 +181,15 @@ class StreamData:
         # A roll_over batch is all real: its pad counts rows that the epoch before has left over.
         wraps = getattr(iterator, "last_batch_handle", "pad") != "roll_over"
         found = False
-        for attempt in range(2 if resets and not restored else 1):
-            if attempt:  # it was read to its end before it came here
+        twice = not restored and (resets or (self._keeps and iterator is not self.source))
+        for attempt in range(2 if twice else 1):
+            if attempt and resets:  # it was read to its end before it came here
                 iterator.reset()
-            if self._keeps and not restored and (position := self._position()) is not None:
-                self._begun = (epoch, position)
+            elif attempt:  # its position was the end of the epoch before
+                iterator = self._open(epoch)
+            if not self._seeks and not restored:
+                position = _position((self.source,) if self._keeps else (self._loader, iterator))
+                self._begun = None if position is None else (epoch, position)
             self._dirty = resets
             for number, element in enumerate(_steps(iterator), first):
                 found = True
@@ -207,11 +218,18 @@ class StreamData:
             source = source(epoch) if self._passes_epoch else source()
         if hasattr(source, "as_numpy_iterator"):
             source = source.as_numpy_iterator()
+        waiting, self._waiting = self._waiting, None
+        position = waiting[1] if waiting is not None and waiting[0] == epoch else None
+        self._loader = source
         if is_mxnet_iter(source):
             if self._dirty:
                 source.reset()
+            if position is not None:
+                _put(source, position)
             self._current = source
             return source
+        if position is not None and _put(source, position):
+            position = None
         try:
             iterator = iter(source)
         except TypeError:
@@ -226,8 +244,33 @@ class StreamData:
                     "callable that makes a new one for every epoch, or something that can be iterated again."
                 )
             self._spent = True
+        if position is not None:
+            _put(iterator, position)
         self._current = iterator
         return iterator
+
+
+def _state_methods(owner: Any) -> tuple[Any, Any] | None:
+    """The methods of a loader or iterator that tell its position and go to it, or None."""
+    pairs = ((getattr(owner, get, None), getattr(owner, put, None)) for get, put in _STATE_METHODS)
+    return next((pair for pair in pairs if None not in pair), None)
+
+
+def _position(owners: tuple[Any, ...]) -> Any | None:
+    """Where the first of them that keeps a position stands."""
+    methods = next((found for owner in owners if (found := _state_methods(owner)) is not None), None)
+    try:
+        return None if methods is None else methods[0]()
+    except Exception:  # one around another that keeps no position, a loader whose workers cannot tell it: batches are counted
+        return None
+
+
+def _put(owner: Any, position: Any) -> bool:
+    """Let a loader or iterator go to a position; False where it keeps none."""
+    methods = _state_methods(owner)
+    if methods is not None:
+        methods[1](position)
+    return methods is not None
 
 
 def _steps(iterator: Any) -> Iterator[Any]:
