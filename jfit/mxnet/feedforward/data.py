@@ -11,7 +11,7 @@ import numpy as np
 from jfit.data.ndarray_iter import DataDesc, NDArrayIter
 from jfit.graph import Symbol
 from jfit.mxnet.box import unbox
-from jfit.mxnet.module import descs
+from jfit.mxnet.module.binding import describe, rows_of_batch
 
 
 def is_data_name(name: str) -> bool:
@@ -70,13 +70,13 @@ def eval_iter(given: Any, symbol: Symbol, batch_size: int) -> Any:
 
 def described(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
     """(descriptions of the data, of the labels) that an iterator provides."""
-    found = descs.describe(data.provide_data, "provide_data")
-    return found, descs.describe(data.provide_label, "provide_label")
+    found = describe(data.provide_data, "provide_data")
+    return found, describe(data.provide_label, "provide_label")
 
 
 def rows_of(data: Any) -> int:
     """Rows of a batch of an iterator."""
-    return int(getattr(data, "batch_size", 0) or descs.rows_of_batch(described(data)[0]))
+    return int(getattr(data, "batch_size", 0) or rows_of_batch(described(data)[0]))
 
 
 def sized_epoch(data: Any, size: int, resets: Callable[[], None]) -> Iterator[Any]:

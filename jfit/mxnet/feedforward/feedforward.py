@@ -20,8 +20,8 @@ from jfit.mxnet.feedforward.callbacks import OptimizationState
 from jfit.mxnet.feedforward.data import data_iter, described, eval_iter, is_data_name, sized_epoch
 from jfit.mxnet.feedforward.julia import JuliaTraining, TrainingOptions, fitting
 from jfit.mxnet.feedforward.modules import JuliaFed, PythonBuckets, PythonFed
-from jfit.mxnet.module import descs
 from jfit.mxnet.module.base import call, listed
+from jfit.mxnet.module.binding import same, wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.seam import PLAIN, Arrays
@@ -394,7 +394,7 @@ class FeedForward:
         found: list[Any] = []
         for batch in itertools.islice(data, num_batch):
             module.forward(batch, is_train=False)
-            pad = descs.wrapped_rows(batch)
+            pad = wrapped_rows(batch)
             outputs = module._without_padding(pad)
             if callback is not None:
                 callback(outputs[0] if len(outputs) == 1 else outputs)
@@ -449,7 +449,7 @@ class FeedForward:
         labels = [d for d in labels if d.name in free]
         last, made_for = self._predictor, (names, free)
         module = last[1] if last and last[1].symbol is self.symbol and last[0] == made_for else None
-        fits = module is not None and descs.same(module.data_shapes, given)
+        fits = module is not None and same(module.data_shapes, given)
         if self._predictor and not fits and not overwrite:
             bound = [tuple(d) for d in self._predictor[1].data_shapes]
             raise AssertionError(

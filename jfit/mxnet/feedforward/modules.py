@@ -7,9 +7,9 @@ from typing import Any
 
 from jfit.mxnet.box import unbox
 from jfit.mxnet.kvstore.store import select_julia
+from jfit.mxnet.module.binding import first_slices
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.module.slices import first_slices
 from jfit.mxnet.optimizer import Optimizer
 
 

@@ -13,11 +13,10 @@ from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
 from jfit.mxnet import files
-from jfit.mxnet.module.base import BaseModule
-from jfit.mxnet.module.descs import desc_of, rows_of_batch
+from jfit.mxnet.module.base import BaseModule, require
+from jfit.mxnet.module.binding import desc_of, rows_of_batch
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.module.ready import require
 
 
 class Bucket(NamedTuple):

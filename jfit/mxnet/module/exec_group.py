@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.mxnet.module.ready import require
+from jfit.mxnet.module.base import require
 from jfit.mxnet.ndarray.array import NDArray
 
 

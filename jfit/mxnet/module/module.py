@@ -17,15 +17,12 @@ from jfit.mxnet import files
 from jfit.mxnet.box import unbox
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
-from jfit.mxnet.module import descs
-from jfit.mxnet.module.base import BaseModule, call, listed
-from jfit.mxnet.module.binding import Binding
+from jfit.mxnet.module.base import BaseModule, call, listed, require
+from jfit.mxnet.module.binding import Binding, joined, python_slices, same, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, looks_every, runs_whole
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.passes import Passes
-from jfit.mxnet.module.ready import require
 from jfit.mxnet.module.session import Session
-from jfit.mxnet.module.slices import python_slices
 from jfit.mxnet.module.states import load_states_into, save_states_of
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -397,7 +394,7 @@ class Module(BaseModule):
             whole, counts = self.binding.joined(data_batch)
             inputs, self._pad = self._inputs(whole), 0
         else:
-            inputs, self._pad = self._inputs(data_batch), descs.wrapped_rows(data_batch)
+            inputs, self._pad = self._inputs(data_batch), wrapped_rows(data_batch)
             counts = self.binding.slices(self.binding.rows)
         self.passes.forward(Batch(inputs, None, self.binding.counted(self._pad)), counts, train)
         self._watch("outputs" if train else "eval_outputs")
@@ -406,7 +403,7 @@ class Module(BaseModule):
         """Inputs by name; adapts the bound shapes where the batch has others."""
         data, labels = self.binding.arrays_of(data_batch)
         shown, shown_labels = self.binding.shown_by(data_batch, data, labels)
-        if not descs.same(shown, self.binding.data_shapes):
+        if not same(shown, self.binding.data_shapes):
             self.reshape(shown, shown_labels or self.binding.label_shapes)
         return self.binding.inputs((shown, shown_labels), data, labels)
 
@@ -460,7 +457,7 @@ class Module(BaseModule):
         """
         require(self, "update_metric", "binded", "params_initialized")
         if pre_sliced:
-            labels = [descs.joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
+            labels = [joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
         outputs = [self.arrays.box(out) for out in self.passes.merged()]  # a metric of the user's calls methods of the box
         names = [d.name for d in self.binding.label_shapes] or self.binding.label_names
         shown = dict(zip(names, [self.arrays.box(unbox(a)) for a in labels or ()], strict=False))

@@ -3,31 +3,33 @@
 `forward` and `backward` only note what is wanted.  If nobody looks before `update`, all three run as ONE program, the train
 step of the engine; outputs read before `backward` cost a forward program (with the same random numbers), gradients read
 before `update` a backward program and an update program.  The numbers are the same on every way.
+
+The functions are those of `jfit.step`; `Programs` compiles them for the devices, once per setting, and keeps them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from jfit import counters
 from jfit.data import Batch
 from jfit.data.batch import rows
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.box import Box
-from jfit.mxnet.module.programs import Programs
 from jfit.mxnet.module.session import Session
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.optim.rows import is_rows
-from jfit.parallel import Window, place_split, sharding
+from jfit.optim.rows import is_rows, stored_rows
+from jfit.parallel import Window, compile_spmd, place_split, sharding
+from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
 from jfit.step.state import TrainState
 
 
@@ -417,3 +419,94 @@ def _dense(rows: Any, size: int) -> Array:
 @functools.partial(jax.jit, static_argnums=1)
 def _dense_each(rows: Any, size: int) -> Array:
     return jax.vmap(lambda each: each.dense(size))(rows)
+
+
+# ------------------------------------------------------------------------------------------------ compiled programs
+Program = Callable[..., Any]
+
+
+class Programs:
+    """Programs over a model and a session, each compiled when it is first asked for; `gammas` are those it fixes."""
+
+    def __init__(self, model: Model, session: Session, gammas: Sequence[str] = ()) -> None:
+        self.model, self.session, self.gammas = model, session, list(gammas)
+        self._made: dict[Any, Program] = {}
+        self._plans: dict[Any, Plan] = {}
+
+    def axes(self) -> tuple[int | None, TrainState]:
+        """(axis of the parameters, axes of the state): a leading device axis where each device has its own."""
+        own = 0 if self.session.split else None
+        return own, TrainState(None, own, None, own, None, None, None, 0)  # type: ignore[arg-type]
+
+    def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
+        """The program of a key: `make() -> (function, in_axes, out_axes)` is compiled when it is first asked for."""
+        key = (key, self.session.split)
+        if key not in self._made:
+            fn, in_axes, out_axes = make()
+            self._made[key] = compile_spmd(fn, self.session.devices, in_axes, out_axes, donate=donate, name=name)
+        return self._made[key]
+
+    def forward(self, train: bool) -> Program:
+        """(params, aux, batch, key, step, number) -> outputs of each device."""
+
+        def make():
+            return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
+
+        return self.compiled(("forward", train), make, "forward")
+
+    def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
+        """(params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux)."""
+
+        def make():
+            own = self.axes()[0]
+            fn, axes = gradient_step(self.model, wrt, by_rows=True), (own, None, 0, None, None, None)
+            return fn, (*axes, 0) if heads else axes, (0, 0, None)
+
+        return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
+
+    def step(self) -> Program:
+        """(state, batch, rescale) -> (state, out with outputs and gradients): the whole update, one dispatch; donates."""
+
+        def make():
+            def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+                # behind the barrier the step is compiled, and rounded, as in the programs that run many steps
+                state, batch = lax.optimization_barrier((state, batch))
+                step = self.raw_step(rescale, outputs=True, gradients=True)
+                return step(state, batch, axis_name=axis_name)
+
+            axes = self.axes()[1]
+            return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
+
+        return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
+
+    def raw_step(self, rescale: Any, **how: Any) -> Any:
+        """The pure train step with this session's optimizer and reduction."""
+        return train_step(self.model, self.session.resolved(self.gammas), rescale=rescale, reduce=self.session.reduce, **how)
+
+    def update(self) -> Program:
+        """(state, gradients of each device, rescale) -> state; the state is donated."""
+
+        def make():
+            def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
+                step = update_step(self.session.resolved(self.gammas), rescale=rescale, reduce=self.session.reduce)
+                # gradients of tables that were read or written on the way hold all rows; those of zeros are not stored
+                tables = {k: stored_rows(g) for k, g in gradients.items() if k in self.model.tables and not is_rows(g)}
+                return step(state, {**gradients, **tables}, axis_name=axis_name)
+
+            axes = self.axes()[1]
+            return fn, (axes, 0, None), axes
+
+        return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
+
+    def setting(self) -> Any:
+        """What an update is compiled for: another one is another program."""
+        optimizer = self.session.optimizer
+        assert optimizer is not None
+        return optimizer.hyper_key(self.session.turns(self.gammas)), self.session.reduce
+
+    def plan(self, inputs: dict[str, Any]) -> Plan:
+        """Where the rows of the outputs are, for inputs of one device of these shapes."""
+        key = tuple((k, tuple(v.shape), str(v.dtype)) for k, v in inputs.items())
+        if key not in self._plans:
+            self._plans[key] = self.model.plan(inputs)
+        return self._plans[key]

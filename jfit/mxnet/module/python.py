@@ -11,7 +11,7 @@ import numpy as np
 
 from jfit.mxnet.box import unbox
 from jfit.mxnet.module.base import BaseModule
-from jfit.mxnet.module.descs import wrapped_rows
+from jfit.mxnet.module.binding import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 
 

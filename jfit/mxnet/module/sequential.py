@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jfit.data.ndarray_iter import DataDesc
-from jfit.mxnet.module.base import BaseModule
-from jfit.mxnet.module.descs import desc_of
+from jfit.mxnet.module.base import BaseModule, require
+from jfit.mxnet.module.binding import desc_of
 from jfit.mxnet.module.initial import DEFAULT
-from jfit.mxnet.module.ready import require
 from jfit.ops import nearest
 
 

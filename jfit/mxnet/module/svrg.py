@@ -13,9 +13,8 @@ from jax import Array
 
 from jfit import counters
 from jfit.mxnet.box import unbox
-from jfit.mxnet.module.base import BaseModule
+from jfit.mxnet.module.base import BaseModule, require
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.module.ready import require
 from jfit.mxnet.optimizer.svrg import FULL, _SVRGOptimizer
 from jfit.optim import variance_reduced
 from jfit.parallel import place, place_split
