@@ -169,7 +169,7 @@ def test_fixed_parameters_do_not_move_but_their_moving_statistics_do(tmp_path):
     still = {name for name in before if np.array_equal(before[name], after[name])}
     assert still == {"fc1_weight", "bn_gamma"}
     assert not np.array_equal(aux["bn_moving_mean"], aux2["bn_moving_mean"])
-    states, _ = export_states(module.session)
+    states, _ = export_states(module.parameters)
     assert {module._optimizer.idx2name[index] for index in states} == set(before) - still
 
 

@@ -341,14 +341,14 @@ def test_whatever_stops_fit_the_module_can_be_used_and_goes_on(failure):
 
 def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
     module = fitted(1)
-    count, begin = [], type(module.session).begin_updates
+    count, begin = [], type(module.parameters).begin_updates
 
     def begin_updates(self, steps, *args):
         count.append(steps)
         signal.raise_signal(signal.SIGINT)
         return begin(self, steps, *args)
 
-    monkeypatch.setattr(type(module.session), "begin_updates", begin_updates)
+    monkeypatch.setattr(type(module.parameters), "begin_updates", begin_updates)
     with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C"):
         module.fit(iterator(), num_epoch=50, **FAST)
     assert len(count) == 1

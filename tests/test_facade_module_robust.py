@@ -13,7 +13,7 @@ from jfit import counters
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.module.session import Session
+from jfit.mxnet.module.parameters import Parameters
 
 SYM = jfit.sym
 X = np.random.default_rng(0).normal(size=(40, 5)).astype("float32")
@@ -119,7 +119,7 @@ def test_a_step_that_fails_changes_nothing_and_is_not_tried_again(monkeypatch):
 
 def test_an_interrupt_between_dispatch_and_result_waits_for_the_result(monkeypatch):
     module = one_step(ready())
-    commit = Session.commit
+    commit = Parameters.commit
 
     def interrupted(self, *given):
         os.kill(os.getpid(), signal.SIGINT)
@@ -128,7 +128,7 @@ def test_an_interrupt_between_dispatch_and_result_waits_for_the_result(monkeypat
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores the signal
     try:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Session, "commit", interrupted)
+            patch.setattr(Parameters, "commit", interrupted)
             one_step(module)
     finally:
         signal.signal(signal.SIGINT, before)

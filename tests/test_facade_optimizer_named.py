@@ -260,12 +260,12 @@ def test_many_steps_a_dispatch_are_steps_one_by_one(name, settings):
 
 def test_a_module_in_float16_learns_through_its_masters(tmp_path):
     module = module_of("adam", {"learning_rate": 1e-5, "multi_precision": True}, dtype="float16")
-    assert module.session.state.params["z1_weight"].dtype == np.float16
+    assert module.parameters.state.params["z1_weight"].dtype == np.float16
     before = params_of(module)
     for t in range(8):
         one_step(module, t, "float16")
     module.save_optimizer_states(str(tmp_path / "x.states"))
-    masters = {n: np.asarray(v) for n, v in module.session.state.opt_state.slots["master"].items()}
+    masters = {n: np.asarray(v) for n, v in module.parameters.state.opt_state.slots["master"].items()}
     moved = np.abs(masters["z1_weight"] - before["z1_weight"]).max()
     assert moved == pytest.approx(8e-5, rel=0.3)  # less than half a unit of float16, which no rounded weight would have moved
     states = load_states(tmp_path / "x.states").states
@@ -273,7 +273,9 @@ def test_a_module_in_float16_learns_through_its_masters(tmp_path):
     module.load_optimizer_states(str(tmp_path / "x.states"))
     one_step(module, 8, "float16")
     for name, value in params_of(module).items():
-        np.testing.assert_array_equal(value, np.asarray(module.session.state.opt_state.slots["master"][name]).astype("float16"))
+        np.testing.assert_array_equal(
+            value, np.asarray(module.parameters.state.opt_state.slots["master"][name]).astype("float16")
+        )
 
 
 def test_multipliers_and_names_are_in_the_bytes_as_in_mxnets():

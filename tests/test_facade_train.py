@@ -33,7 +33,7 @@ def trained(case, monkeypatch, read=()):
 @pytest.mark.parametrize("case", SHORT, **ids)
 def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)
-    states, _ = export_states(run.module.session)
+    states, _ = export_states(run.module.parameters)
     run.check_states({str(index): flat(state) for index, state in states.items()})
 
 
@@ -103,7 +103,7 @@ def resumed_and_continued(tmp_path, devices, store, optimizer, params):
         for batch in batches(4, seed=2):
             each.forward_backward(batch)
             each.update()
-    return [(*each.get_params(), export_states(each.session)) for each in (again, module)]
+    return [(*each.get_params(), export_states(each.parameters)) for each in (again, module)]
 
 
 def assert_same_bits(found):

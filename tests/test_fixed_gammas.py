@@ -55,7 +55,7 @@ def test_a_fixed_gamma_has_a_turn_and_stays_one():
         step(mx, module, t)
     assert module._optimizer.m_schedule == pytest.approx(schedule_after([1] * 10 + [2] * 10))  # MXNet's 0.0011 after one step
     assert all((params_of(module)[name] == 1).all() for name in FIXED)
-    assert not {*FIXED} & {*module.session.state.opt_state.slots["mean"]}
+    assert not {*FIXED} & {*module.parameters.state.opt_state.slots["mean"]}
     assert module._optimizer.counts() == dict.fromkeys(range(10), 2)
 
 

@@ -218,7 +218,7 @@ class JuliaTraining:
 
         for callback in self.by_batch:
             callback(state)
-        looks = bool(self.by_batch) or not optimizer.is_pure or not module.session.learns
+        looks = bool(self.by_batch) or not optimizer.is_pure or not module.parameters.learns
         before = optimizer.num_update
         module._fit_epoch(self.data, metric, ended if looks else None, None, state.curr_epoch, None, flag)
         if not looks:  # nobody counted: many batches may have shared a dispatch

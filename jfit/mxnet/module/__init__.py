@@ -3,7 +3,7 @@
 base        BaseModule: fit, score, predict over forward, backward, update
 module      Module, of three parts:
   binding     names, devices, shapes, and a batch as inputs by name    initial: first values of the parameters
-  session     parameters and optimizer on the devices                  states: the optimizer's state in files
+  parameters  parameters and optimizer on the devices                  states: the optimizer's state in files
   passes      forward, backward, update, as late as possible           slices: a batch over the devices
 epochs      many steps of fit in one dispatch
 bucketing, sequential, python, svrg                                   modules over modules

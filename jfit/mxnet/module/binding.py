@@ -16,7 +16,7 @@ from jfit.lowering import lower
 from jfit.lowering.model import Aux, Model
 from jfit.mxnet.box import unbox
 from jfit.mxnet.module.initial import Initial
-from jfit.mxnet.module.session import Session
+from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.seam import Arrays
 from jfit.ops import nearest
 from jfit.parallel.devices import Context, cpu
@@ -152,17 +152,17 @@ class Binding:
         params, aux = ({n: self.specs[n] for n in names} for names in (self.params, self.aux))
         return Initial(params, aux, attrs, self.gammas, arrays)
 
-    def check_shared(self, session: Session) -> None:
+    def check_shared(self, parameters: Parameters) -> None:
         """The parameters of another module fit this graph.
 
         Raises:
             ValueError: one of them is missing there, or has another shape.
         """
-        state = session.state
+        state = parameters.state
         assert state is not None
         for name in (*self.params, *self.aux):
             held = state.params.get(name, state.aux.get(name))
-            shape = None if held is None else held.shape[1:] if session.split and name in state.params else held.shape
+            shape = None if held is None else held.shape[1:] if parameters.split and name in state.params else held.shape
             if shape != self.specs[name].shape:
                 found = "no such parameter" if shape is None else f"it with shape {shape}"
                 raise ValueError(

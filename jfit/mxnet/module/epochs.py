@@ -47,14 +47,14 @@ class EpochRunner:
         self.metrics = tuple(metrics)
         # local and global sums part when a callback resets the local ones
         self._counted = self.metrics * 2 if every else self.metrics
-        session = passes.session
-        assert session.state is not None
-        self.arrays = place(dict([*data.data, *data.label]), session.devices)
-        self.steps = auto_steps_per_call(passes.programs.model, session.state.params, data.batch_size)
+        parameters = passes.parameters
+        assert parameters.state is not None
+        self.arrays = place(dict([*data.data, *data.label]), parameters.devices)
+        self.steps = auto_steps_per_call(passes.programs.model, parameters.state.params, data.batch_size)
         table, real = slots_of(self.counts)  # (devices, slots) both
         self._table = table
         uneven = len(set(self.counts)) > 1
-        self._weight = place_split(real, session.devices) if uneven else None
+        self._weight = place_split(real, parameters.devices) if uneven else None
 
     @property
     def data(self) -> Any:
@@ -75,7 +75,7 @@ class EpochRunner:
         Returns:
             Batches that were done.
         """
-        session, window = self.passes.session, Window()
+        parameters, window = self.passes.parameters, Window()
         self.passes.forget()
         full = len(self.data.epoch_rows()) // self.data.batch_size
         pack, at = self._pack(full), 0
@@ -89,8 +89,8 @@ class EpochRunner:
                     self._take(leaves)
         finally:
             self._give(leaves, keep=False)
-            assert session.state is not None
-            session.state = session.state._replace(metrics=place(zero_totals(), session.devices))
+            assert parameters.state is not None
+            parameters.state = parameters.state._replace(metrics=place(zero_totals(), parameters.devices))
         return at
 
     def _room(self, at: int) -> int:
@@ -98,11 +98,11 @@ class EpochRunner:
         return min(self.steps, (-at) % self.every + 1) if self.every else self.steps
 
     def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
-        session = self.passes.session
-        found = session.begin_updates(steps, self.passes.learns, self.passes.counted)
+        parameters = self.passes.parameters
+        found = parameters.begin_updates(steps, self.passes.learns, self.passes.counted)
         rates = np.zeros((self.steps, *found.shape[1:]), np.float32)
         rates[:steps] = found
-        told = session.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
+        told = parameters.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
         fence = window.push(told)
         if fence is not None:
             counters.wait(fence)  # sync: host waits for the call 8 back
@@ -110,18 +110,18 @@ class EpochRunner:
 
     def _take(self, leaves: Sequence[Any]) -> None:
         """The sums of the metrics as the programs carry them on."""
-        session = self.passes.session
-        assert session.state is not None
+        parameters = self.passes.parameters
+        assert parameters.state is not None
         running = [(metric, leaf.running()) for metric, leaf in zip(self.metrics, leaves, strict=True)]
         pairs = [[metric.init() if s is None else s for s in pair] for metric, pair in running]
         sums = [local for local, _ in pairs] if self.every else [everything for _, everything in pairs]
         sums += [everything for _, everything in pairs] if self.every else []
         totals = zero_totals(self._counted)._replace(metrics=tuple(sums))
-        session.state = session.state._replace(metrics=place(totals, session.devices))
+        parameters.state = parameters.state._replace(metrics=place(totals, parameters.devices))
 
     def _give(self, leaves: Sequence[Any], keep: bool) -> None:
         """The sums so far to the metrics; copies where the programs go on with them."""
-        state = self.passes.session.state
+        state = self.passes.parameters.state
         assert state is not None
         sums = _copy(state.metrics.metrics) if keep else state.metrics.metrics
         for local, everything, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
@@ -129,7 +129,7 @@ class EpochRunner:
 
     def _pack(self, full: int) -> dict[str, Any]:
         """What the programs read: the arrays, and the row numbers of every batch."""
-        devices, size = self.passes.session.devices, self.data.batch_size
+        devices, size = self.passes.parameters.devices, self.data.batch_size
         order = self.data.epoch_rows()[: full * size].reshape(full, size).astype(np.int32)
         table = order[:, self._table.reshape(-1)]  # (batches, devices * slots)
         return {"arrays": self.arrays, "order": place_order(table, devices), "weight": self._weight}
@@ -188,8 +188,8 @@ def runs_whole(passes: Passes, data: Any, label_names: Sequence[str]) -> bool:
     """True where a pass may run in few dispatches: plain arrays in memory, outputs that are heads with their own labels."""
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
-    session, model = passes.session, passes.programs.model
-    optimizer = session.optimizer
+    parameters, model = passes.parameters, passes.programs.model
+    optimizer = parameters.optimizer
     given = [name for name, _ in [*data.data, *data.label]]
     return (
         optimizer is not None
@@ -199,5 +199,5 @@ def runs_whole(passes: Passes, data: Any, label_names: Sequence[str]) -> bool:
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.label]
         and set(given) == {*model.inputs, *model.labels}
         and all(model.batch_axes.get(name, 0) == 0 for name in given)
-        and fits_on_device(ArrayData(dict([*data.data, *data.label]), shuffle=False), session.devices)
+        and fits_on_device(ArrayData(dict([*data.data, *data.label]), shuffle=False), parameters.devices)
     )

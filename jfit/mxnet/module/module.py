@@ -21,8 +21,8 @@ from jfit.mxnet.module.base import BaseModule, call, listed, require
 from jfit.mxnet.module.binding import Binding, joined, python_slices, same, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, looks_every, runs_whole
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
-from jfit.mxnet.module.session import Session
 from jfit.mxnet.module.states import load_states_into, save_states_of
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -36,7 +36,7 @@ class Module(BaseModule):
     The state is one `jfit.TrainState`, and the methods call the pure functions of `jfit.step`.  `forward(); backward();
     update()` run as one program if nothing is read in between; the numbers are the same either way.
 
-    It has three parts.  `binding` knows names, devices and shapes, and makes inputs by name of a batch; `session` holds the
+    It has three parts.  `binding` knows names, devices and shapes, and makes inputs by name of a batch; `parameters` holds the
     parameters and the optimizer, which modules may share; `passes` computes, from `bind` on.
 
     Args:
@@ -91,7 +91,7 @@ class Module(BaseModule):
         self._symbol = symbol
         names = (data_names, label_names, state_names, fixed_param_names)
         self.binding = Binding(symbol, *names, context, work_load_list, self._divide, logger)
-        self.session = Session(self.binding.devices, self.binding.params, self.arrays.cell)
+        self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.cell)
         self.passes: Passes = None  # type: ignore[assignment]
         self._compression = dict(compression_params) if compression_params else None
         self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, until bind
@@ -105,9 +105,9 @@ class Module(BaseModule):
     _param_names = property(attrgetter("binding.params"))
     _aux_names = property(attrgetter("binding.aux"))
     _context = property(attrgetter("binding.context"))
-    _optimizer = property(attrgetter("session.optimizer"))
-    _kvstore = property(attrgetter("session.kvstore"))
-    _update_on_kvstore = property(attrgetter("session.update_on_kvstore"))
+    _optimizer = property(attrgetter("parameters.optimizer"))
+    _kvstore = property(attrgetter("parameters.kvstore"))
+    _update_on_kvstore = property(attrgetter("parameters.update_on_kvstore"))
 
     @property
     def data_names(self) -> list[str]:
@@ -149,10 +149,10 @@ class Module(BaseModule):
         The next update gives its buffers up: copy what should stay.
         """
         self._settle()
-        return self.session.state
+        return self.parameters.state
 
     def _settle(self) -> None:
-        """Run what still waits, so that the session's state is that of all calls so far."""
+        """Run what still waits, so that the state is that of all calls so far."""
         if self.passes is not None:
             self.passes.flush()
 
@@ -190,16 +190,16 @@ class Module(BaseModule):
         if not for_training and inputs_need_grad:
             raise AssertionError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
         self.passes = None  # type: ignore[assignment]
-        session = self.session if shared_module is None else _session_of(shared_module)
+        parameters = self.parameters if shared_module is None else _parameters_of(shared_module)
         self.binding.bind(data_shapes, label_shapes, grad_req if for_training else "null", inputs_need_grad)
         if shared_module is not None:
-            self.binding.check_shared(session)
-        self.session, self.passes = session, Passes(self.binding, session)
+            self.binding.check_shared(parameters)
+        self.parameters, self.passes = parameters, Passes(self.binding, parameters)
         self.params_initialized = self.params_initialized or shared_module is not None
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
             params, aux = self._loaded
-            session.set_arrays(*self.binding.initial(self.arrays).drawn(None, params, aux, False, True))
+            parameters.set_arrays(*self.binding.initial(self.arrays).drawn(None, params, aux, False, True))
             self._loaded = None
         if shared_module is not None and shared_module.optimizer_initialized:
             self.optimizer_initialized = True
@@ -239,7 +239,7 @@ class Module(BaseModule):
         assert self.binded, "call bind before initializing the parameters"
         self.passes.hold_outputs()
         found = self.binding.initial(self.arrays).drawn(initializer, arg_params, aux_params, allow_missing, allow_extra)
-        self.session.set_arrays(*found)
+        self.parameters.set_arrays(*found)
         self.params_initialized = True
 
     def set_params(
@@ -258,15 +258,15 @@ class Module(BaseModule):
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
             return
         self.passes.hold_outputs()
-        now, aux = self.session.arrays()
+        now, aux = self.parameters.arrays()
         given = self.binding.initial(self.arrays).checked(arg_params, aux_params, allow_extra)
-        self.session.set_arrays({**now, **given[0]}, {**aux, **given[1]})
+        self.parameters.set_arrays({**now, **given[0]}, {**aux, **given[1]})
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(parameters, auxiliary states): copies; the mean over devices where each has its own."""
         require(self, "get_params", "binded", "params_initialized")
         self._settle()
-        params, aux = self.session.arrays()
+        params, aux = self.parameters.arrays()
         box, held = self.arrays.box, self.binding
         return {n: box(params[n]) for n in held.params}, {n: box(aux[n]) for n in held.aux}
 
@@ -304,14 +304,14 @@ class Module(BaseModule):
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         self._settle()
-        session, passes = self.session, self.passes
-        params, _ = session.arrays()
+        parameters, passes = self.parameters, self.passes
+        params, _ = parameters.arrays()
         store, on_store = self._select(kvstore, params)
         rows = self.binding.rows
         made = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
-        session.kvstore, session.update_on_kvstore, session.names = store, on_store, list(self.binding.params)
-        session.set_optimizer(made, passes.learns, self.binding.gammas, self._reduce_of(store))
-        session.updater = None if made.is_pure else get_updater(made)
+        parameters.kvstore, parameters.update_on_kvstore, parameters.names = store, on_store, list(self.binding.params)
+        parameters.set_optimizer(made, passes.learns, self.binding.gammas, self._reduce_of(store))
+        parameters.updater = None if made.is_pure else get_updater(made)
         self.optimizer_initialized = True
         if self._preload is not None:
             self.load_optimizer_states(self._preload)
@@ -360,7 +360,7 @@ class Module(BaseModule):
         """
         require(self, "borrow_optimizer", "binded")
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
-        if self.session is not shared_module.session:
+        if self.parameters is not shared_module.parameters:
             raise ValueError(
                 "borrow_optimizer takes the optimizer of a module with the same parameters, and these two have parameters of "
                 "their own; bind this one with shared_module= that one first"
@@ -371,13 +371,13 @@ class Module(BaseModule):
         """Write the optimizer state as MXNet's `.states`, with update counts, so that resuming equals continuing."""
         require(self, "save_optimizer_states", "optimizer_initialized")
         self._settle()
-        save_states_of(self.session, fname)
+        save_states_of(self.parameters, fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read `.states` of MXNet or jfit; MXNet's hold no update counts, which then stay as they are."""
         require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
-        load_states_into(self.session, fname)
+        load_states_into(self.parameters, fname)
 
     # -------------------------------------------------------------------------------- computing
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
@@ -526,9 +526,9 @@ class Module(BaseModule):
         return own and not any(n in vars(self) for n in names)
 
     def _sync_devices(self) -> None:
-        if self.session.split:
+        if self.parameters.split:
             self._settle()
-            self.session.set_arrays(*self.session.arrays())
+            self.parameters.set_arrays(*self.parameters.arrays())
 
     def _without_padding(self, pad: int) -> list[Any]:
         if not pad:
@@ -548,7 +548,7 @@ class Module(BaseModule):
 
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments, auxiliary states) by name, for a Monitor."""
-        params, aux = self.session.arrays()
+        params, aux = self.parameters.arrays()
         known = {**self.passes.whole_inputs(), **params}
         return {n: known[n] for n in self.binding.arguments if n in known}, {n: aux[n] for n in self.binding.aux}
 
@@ -589,8 +589,8 @@ class Module(BaseModule):
         return module
 
 
-def _session_of(module: Any) -> Session:
+def _parameters_of(module: Any) -> Parameters:
     """The parameters and the optimizer of a module that shares them."""
     if not (module.binded and module.params_initialized):
         raise ValueError("shared_module is not bound or has no parameters yet; bind it and call init_params first")
-    return module.session
+    return module.parameters

@@ -23,7 +23,7 @@ from jfit.data import Batch
 from jfit.data.batch import rows
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.box import Box
-from jfit.mxnet.module.session import Session
+from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
@@ -52,15 +52,15 @@ class Pass(NamedTuple):
 
 
 class Passes:
-    """The passes of one bound graph over the arrays of a session.
+    """The passes of one bound graph over parameters that other graphs may share.
 
     Args:
         bound: the graph, with names and requests of a `Binding`.
-        session: parameters and optimizer.
+        parameters: the arrays, and the optimizer.
     """
 
-    def __init__(self, bound: Any, session: Session) -> None:
-        self.programs, self._bound = Programs(bound.model, session, bound.gammas), bound
+    def __init__(self, bound: Any, parameters: Parameters) -> None:
+        self.programs, self._bound = Programs(bound.model, parameters, bound.gammas), bound
         self.params, self.aux, self.requests, self.learns = bound.params, bound.aux, bound.requests, bound.learns
         self.counted = [*bound.learns, *bound.gammas]  # what MXNet's optimizer updates
         self.gradients: dict[str, Any] = {}  # with several devices, a leading device axis; of tables by rows until read
@@ -71,15 +71,15 @@ class Passes:
         self._captures: dict[Any, Any] = {}
 
     @property
-    def session(self) -> Session:
+    def parameters(self) -> Parameters:
         """The shared arrays."""
-        return self.programs.session
+        return self.programs.parameters
 
     # -------------------------------------------------------------------------------- forward
     def forward(self, batch: Batch, counts: Sequence[int], train: bool) -> None:
         """Note a forward pass; a backward pass that still waits is run first."""
         self.flush()
-        devices, session = len(self.session.devices), self.session
+        devices, parameters = len(self.parameters.devices), self.parameters
         axes = self.programs.model.batch_axes
         plan = self.programs.plan(per_device_of(batch, counts, axes))
         if len(set(counts)) > 1 and not plan.paddable:
@@ -88,8 +88,8 @@ class Passes:
                 f"{plan.reason}"
             )
         split = split_slices(batch, counts, axes) if devices > 1 else batch
-        self._pass = Pass(_at_home(split, session.devices), tuple(counts), train, session.numbered(train), plan)
-        session.waiting.add(self)
+        self._pass = Pass(_at_home(split, parameters.devices), tuple(counts), train, parameters.numbered(train), plan)
+        parameters.waiting.add(self)
         self._outputs, self._backward = None, None
 
     def outputs(self) -> tuple[Array, ...]:
@@ -162,7 +162,7 @@ class Passes:
         run = self.programs.compiled(key, lambda: (capture.raw, axes, 0), "monitor")
         found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
         ordered = {n: found[n] for n in capture.names if n in found}
-        devices = len(self.session.devices)
+        devices = len(self.parameters.devices)
         return [ordered] if devices == 1 else [{n: v[d] for n, v in ordered.items()} for d in range(devices)]
 
     def sliced(self) -> list[list[Array]]:
@@ -175,7 +175,7 @@ class Passes:
     def _apart(self, out: Array, where: MaybeLayout, counts: Sequence[int]) -> list[Array]:
         """What each device computed, on that device."""
         pieces = slices_of(out, where, counts)
-        return [jax.device_put(piece, device) for piece, device in zip(pieces, self.session.devices, strict=True)]
+        return [jax.device_put(piece, device) for piece, device in zip(pieces, self.parameters.devices, strict=True)]
 
     def _rows(self) -> tuple[MaybeLayout, ...]:
         # rows that lie at LOST places stand side by side, as MXNet concatenates whatever a device gives
@@ -208,7 +208,7 @@ class Passes:
                 f"out_grads holds {len(out_grads)} arrays, needed one for each output: {[o.name for o in model.outputs]}"
             )
         cut = tuple(self._cut(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
-        self._backward = _at_home(cut, self.session.devices)
+        self._backward = _at_home(cut, self.parameters.devices)
 
     def _cut(self, gradient: Any, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
         """A head gradient of the whole batch as one slice for each device; padded rows repeat real ones (their weight is 0)."""
@@ -242,18 +242,18 @@ class Passes:
         self._dispatched(outputs[0])
         if self._outputs is None:  # those of the forward pass stay, whatever the parameters are now
             self._outputs = outputs
-        whole = self.session.state
+        whole = self.parameters.state
         assert whole is not None
-        self.session.state = whole._replace(aux={**whole.aux, **aux})
+        self.parameters.state = whole._replace(aux={**whole.aux, **aux})
         for name, gradient in found.items():
             old = self.read_gradients().get(name) if self.requests[name] == "add" else None
-            gradient = gradient if old is None else whole_table(self.session, name, gradient)
+            gradient = gradient if old is None else whole_table(self.parameters, name, gradient)
             self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
 
     def read_gradients(self) -> dict[str, Array]:
         """The gradients by name."""
         self.flush()
-        self.gradients.update({n: whole_table(self.session, n, g) for n, g in self.gradients.items()})
+        self.gradients.update({n: whole_table(self.parameters, n, g) for n, g in self.gradients.items()})
         return self.gradients
 
     def forget(self) -> None:
@@ -264,11 +264,11 @@ class Passes:
     def gradient_slices(self, name: str) -> list[Array]:
         """The gradient that each device has for a parameter (zeros before the first backward pass)."""
         found = self.read_gradients()
-        devices = len(self.session.devices)
+        devices = len(self.parameters.devices)
         if name not in found:
             state = self.view()
             own = state.params[name]
-            zero = jnp.zeros(own.shape[1:] if self.session.split else own.shape, own.dtype)
+            zero = jnp.zeros(own.shape[1:] if self.parameters.split else own.shape, own.dtype)
             return [zero] * devices
         return [found[name]] if devices == 1 else list(found[name])
 
@@ -295,16 +295,16 @@ class Passes:
         """Replace a gradient: one array for each device."""
         self.flush()
         values = [jnp.asarray(s) for s in slices]
-        devices = self.session.devices
+        devices = self.parameters.devices
         self.gradients[name] = values[0] if len(devices) == 1 else place_split(np.stack(counters.read(values)), devices)
 
     # -------------------------------------------------------------------------------- update
     def update(self) -> None:
         """One update of the parameters: fused with what still waits, or from the gradients at hand."""
-        session = self.session
-        optimizer = session.optimizer
+        parameters = self.parameters
+        optimizer = parameters.optimizer
         assert optimizer is not None
-        session.hold(but=self)
+        parameters.hold(but=self)
         if not self.learns:
             self.flush()
             return
@@ -321,48 +321,48 @@ class Passes:
             )
         gradients = {n: self.gradients[n] for n in self.learns}
         if not optimizer.is_pure:
-            self._update_in_python({n: whole_table(session, n, g) for n, g in gradients.items()})
+            self._update_in_python({n: whole_table(parameters, n, g) for n, g in gradients.items()})
             return
-        session.begin_update(self.learns, self.counted)
-        session.run(self, self.programs.update(), gradients)
+        parameters.begin_update(self.learns, self.counted)
+        parameters.run(self, self.programs.update(), gradients)
 
     def _step(self) -> None:
-        session, at = self.session, self._asked()
+        parameters, at = self.parameters, self._asked()
         self._backward = None  # a step that fails must not be tried again with the next batch
-        session.begin_update(self.learns, self.counted)
-        out = session.run(self, self.programs.step(), at.batch)
+        parameters.begin_update(self.learns, self.counted)
+        out = parameters.run(self, self.programs.step(), at.batch)
         self._outputs = out.outputs
         self.gradients.update(out.gradients)
         self._dispatched(out.fence)
 
     def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
         """The user's own `update(index, weight, grad, state)`; fixed gammas have gradients of 0 and stay 1 whatever it does."""
-        session = self.session
-        assert session.state is not None
-        if session.split:
+        parameters = self.parameters
+        assert parameters.state is not None
+        if parameters.split:
             raise NotImplementedError(
                 "an optimizer class of your own and kvstore=None on several devices do not go together: pass kvstore='device', "
                 "or use an optimizer by name"
             )
-        if session.state.local is not None:
+        if parameters.state.local is not None:
             raise NotImplementedError("gradient compression needs an optimizer by name, not a class of your own")
-        params, _ = session.arrays()
-        fresh, several = {}, len(session.devices) > 1
-        number = {name: i for i, name in enumerate(session.names)}
+        params, _ = parameters.arrays()
+        fresh, several = {}, len(parameters.devices) > 1
+        number = {name: i for i, name in enumerate(parameters.names)}
         for name in sorted(self.counted, key=number.__getitem__):
             gradient = gradients.get(name, jnp.zeros_like(params[name]))
             if several and name in gradients:
-                gradient = jnp.sum(jax.device_put(gradient, session.devices[0]), axis=0)
-            weight = session.cell(params[name])
-            session.updater(session.index(name), session.cell(gradient), weight)
+                gradient = jnp.sum(jax.device_put(gradient, parameters.devices[0]), axis=0)
+            weight = parameters.cell(params[name])
+            parameters.updater(parameters.index(name), parameters.cell(gradient), weight)
             if name in gradients:
                 fresh[name] = weight.value if isinstance(weight, Box) else weight
-        session.replace_params(fresh)
-        session.passes = 0
+        parameters.replace_params(fresh)
+        parameters.passes = 0
 
     def view(self) -> TrainState:
-        """The part of the session's state that this graph uses."""
-        return self.session.view(self.params, self.aux, self.learns)
+        """The part of the state that this graph uses."""
+        return self.parameters.view(self.params, self.aux, self.learns)
 
 
 def _at_home(tree: Any, devices: Sequence[Any]) -> Any:
@@ -402,13 +402,13 @@ def _blocked(model: Model, index: int) -> bool:
     return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"
 
 
-def whole_table(session: Session, name: str, gradient: Any) -> Any:
+def whole_table(parameters: Parameters, name: str, gradient: Any) -> Any:
     """The gradient of a parameter with all its rows, and a leading device axis where there are several devices."""
     if not is_rows(gradient):
         return gradient
-    assert session.state is not None
-    size = session.state.params[name].shape[int(session.split)]
-    return (_dense if len(session.devices) == 1 else _dense_each)(gradient, size)
+    assert parameters.state is not None
+    size = parameters.state.params[name].shape[int(parameters.split)]
+    return (_dense if len(parameters.devices) == 1 else _dense_each)(gradient, size)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -426,24 +426,24 @@ Program = Callable[..., Any]
 
 
 class Programs:
-    """Programs over a model and a session, each compiled when it is first asked for; `gammas` are those it fixes."""
+    """Programs over a model and its parameters, each compiled when it is first asked for; `gammas` are those it fixes."""
 
-    def __init__(self, model: Model, session: Session, gammas: Sequence[str] = ()) -> None:
-        self.model, self.session, self.gammas = model, session, list(gammas)
+    def __init__(self, model: Model, parameters: Parameters, gammas: Sequence[str] = ()) -> None:
+        self.model, self.parameters, self.gammas = model, parameters, list(gammas)
         self._made: dict[Any, Program] = {}
         self._plans: dict[Any, Plan] = {}
 
     def axes(self) -> tuple[int | None, TrainState]:
         """(axis of the parameters, axes of the state): a leading device axis where each device has its own."""
-        own = 0 if self.session.split else None
+        own = 0 if self.parameters.split else None
         return own, TrainState(None, own, None, own, None, None, None, 0)  # type: ignore[arg-type]
 
     def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
         """The program of a key: `make() -> (function, in_axes, out_axes)` is compiled when it is first asked for."""
-        key = (key, self.session.split)
+        key = (key, self.parameters.split)
         if key not in self._made:
             fn, in_axes, out_axes = make()
-            self._made[key] = compile_spmd(fn, self.session.devices, in_axes, out_axes, donate=donate, name=name)
+            self._made[key] = compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
         return self._made[key]
 
     def forward(self, train: bool) -> Program:
@@ -480,15 +480,16 @@ class Programs:
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
     def raw_step(self, rescale: Any, **how: Any) -> Any:
-        """The pure train step with this session's optimizer and reduction."""
-        return train_step(self.model, self.session.resolved(self.gammas), rescale=rescale, reduce=self.session.reduce, **how)
+        """The pure train step with the parameters' optimizer and reduction."""
+        optimizer, reduce = self.parameters.resolved(self.gammas), self.parameters.reduce
+        return train_step(self.model, optimizer, rescale=rescale, reduce=reduce, **how)
 
     def update(self) -> Program:
         """(state, gradients of each device, rescale) -> state; the state is donated."""
 
         def make():
             def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
-                step = update_step(self.session.resolved(self.gammas), rescale=rescale, reduce=self.session.reduce)
+                step = update_step(self.parameters.resolved(self.gammas), rescale=rescale, reduce=self.parameters.reduce)
                 # gradients of tables that were read or written on the way hold all rows; those of zeros are not stored
                 tables = {k: stored_rows(g) for k, g in gradients.items() if k in self.model.tables and not is_rows(g)}
                 return step(state, {**gradients, **tables}, axis_name=axis_name)
@@ -500,9 +501,9 @@ class Programs:
 
     def setting(self) -> Any:
         """What an update is compiled for: another one is another program."""
-        optimizer = self.session.optimizer
+        optimizer = self.parameters.optimizer
         assert optimizer is not None
-        return optimizer.hyper_key(self.session.turns(self.gammas)), self.session.reduce
+        return optimizer.hyper_key(self.parameters.turns(self.gammas)), self.parameters.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:
         """Where the rows of the outputs are, for inputs of one device of these shapes."""

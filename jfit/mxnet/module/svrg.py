@@ -132,7 +132,7 @@ class SVRGModule(Module):
 
     def _draw_alike(self) -> None:
         """Random operators draw the same numbers at the snapshot: otherwise nothing would cancel."""
-        mine, other = self.session, self._mod_aux.session
+        mine, other = self.parameters, self._mod_aux.parameters
         assert mine.state is not None and other.state is not None
         self._mod_aux._settle()
         # copies: the next update gives up the originals

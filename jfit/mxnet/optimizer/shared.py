@@ -48,7 +48,7 @@ class Shared:
             self._held = dict(scalars)
 
     def live_in(self, home: Any) -> None:
-        """From now on they lie in the training state of a session (`shared_scalars`, `set_shared_scalars`)."""
+        """From now on they lie in the training state of a module's parameters (`shared_scalars`, `set_shared_scalars`)."""
         if self.given():
             self._home = home
 

@@ -28,7 +28,7 @@ EVALUATIONS = 1 << 30  # numbers from here on belong to evaluations, which some 
 Index = int | str  # how an optimizer knows a parameter
 
 
-class Session:
+class Parameters:
     """Parameters, auxiliary states and optimizer state on the devices, and who updates them.
 
     Attributes:
