@@ -30,8 +30,19 @@ from jfit.optim.momentum import adding, dcasgd, nag, sgd, signum
 from jfit.optim.registry import OPTIMIZERS, get, injected_rate, register
 from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
 from jfit.optim.rows import SparseRows, apply_updates
-from jfit.optim.schedules import Schedule, constant, cosine, factor, multifactor, poly, warmup_linear
-from jfit.optim.scheduling import SCHEDULES, as_optax, as_schedule, run_schedule
+from jfit.optim.schedules import (
+    SCHEDULES,
+    Schedule,
+    as_optax,
+    as_schedule,
+    constant,
+    cosine,
+    factor,
+    multifactor,
+    poly,
+    run_schedule,
+    warmup_linear,
+)
 from jfit.optim.spans import Span, epochs, fraction
 from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 

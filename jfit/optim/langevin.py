@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Optimizer, Slots, clipper, decayed, transformation
-from jfit.optim.multipliers import Multiplier
+from jfit.optim.core import At, Common, LearningRate, Multiplier, Optimizer, Slots, clipper, decayed, transformation
 
 
 def sgld(

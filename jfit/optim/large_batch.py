@@ -12,6 +12,7 @@ from jfit.optim.core import (
     At,
     Common,
     LearningRate,
+    Multiplier,
     Optimizer,
     Slots,
     clipper,
@@ -20,7 +21,6 @@ from jfit.optim.core import (
     one_minus_power,
     transformation,
 )
-from jfit.optim.multipliers import Multiplier
 from jfit.optim.spans import operand
 
 # which parameters LARS gives a rate of their own

@@ -13,6 +13,7 @@ from jfit.optim.core import (
     At,
     Common,
     LearningRate,
+    Multiplier,
     Optimizer,
     Slots,
     clipper,
@@ -21,7 +22,6 @@ from jfit.optim.core import (
     one_minus_power,
     transformation,
 )
-from jfit.optim.multipliers import Multiplier
 
 
 def adam(

@@ -5,8 +5,19 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Optimizer, Slots, clipper, copied, decayed, transformation, zeros
-from jfit.optim.multipliers import Multiplier
+from jfit.optim.core import (
+    At,
+    Common,
+    LearningRate,
+    Multiplier,
+    Optimizer,
+    Slots,
+    clipper,
+    copied,
+    decayed,
+    transformation,
+    zeros,
+)
 
 
 def sgd(
