@@ -36,10 +36,10 @@ from jfit.mxnet.monitor import Monitor
 from jfit.parallel import Context, cpu, data_parallel, gpu, tpu
 from jfit.step import StepOut, eval_step, gradients, predict_step, totals, train_step
 from jfit.step.state import TrainState, init_state
+from jfit.train.evaluate import predict, score
 from jfit.train.fit import fit
 from jfit.train.lr_find import lr_find
 from jfit.train.run import Run, last_run
-from jfit.train.scoring import predict, score
 
 __version__ = "0.1.0"
 

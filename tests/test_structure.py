@@ -105,11 +105,11 @@ def test_the_rooms_that_exist_can_be_imported_one_by_one():
 
 def test_scoring_and_prediction_are_read_without_the_training_loop():
     imports = {s.path: {name for _, name in s.imports} for s in SOURCES}
-    seen, todo = set(), ["train/scoring.py"]
+    seen, todo = set(), ["train/evaluate.py"]
     while todo:
         path = todo.pop()
         seen.add(path)
         modules = {"/".join(name.split(".")[1:k]) + ".py" for name in imports[path] for k in (3, 4)}
         todo += [m for m in modules if m.startswith("train/") and m in imports and m not in seen]
-    assert {"train/evaluate.py", "train/batches.py"} <= seen
+    assert "train/batches.py" in seen
     assert not seen & {"train/fit.py", "train/loop.py", "train/run.py", "train/feed.py"}

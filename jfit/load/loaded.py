@@ -17,7 +17,7 @@ from jfit.graph import load_json as symbol_of
 from jfit.lowering.build import as_model, lower, lower_feeding, usual_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
-from jfit.train.scoring import Placed
+from jfit.train.evaluate import Placed
 
 # Slots that parameters fill: a variable there that the file lacks is missing, anywhere else it is an input.
 _PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}

@@ -27,7 +27,6 @@ from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
 from jfit.train.feed import FeedSpec, auto_steps_per_call, make_feed
 from jfit.train.host_metrics import on_devices, on_host
-from jfit.train.loop import Loop
 from jfit.train.run import Run
 from jfit.train.settings import Settings, settings_of
 
@@ -127,16 +126,13 @@ def fit(
         >>> run.score((x, y))["accuracy"] > 0.9
         True
     """
+    # settings
     _positive(
         batch_size=batch_size,
         num_epoch=num_epoch,
         micro_batches=micro_batches,
         eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
     )
-    model, params, aux = split_trained(model, params, aux)
-    if isinstance(model, Symbol) and isinstance(train_data, Mapping):
-        model = lower_feeding(model, train_data)
-    model, params, aux = model_and_values(model, loss, params, aux)
     settings = settings_of(
         devices=devices,
         batch_size=batch_size,
@@ -147,54 +143,60 @@ def fit(
         directory=directory,
         checkpoint=checkpoint,
     )
-    devices, policy = settings.devices, settings.policy
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
+
+    # model and data
+    model, params, aux = split_trained(model, params, aux)
+    if isinstance(model, Symbol) and isinstance(train_data, Mapping):
+        model = lower_feeding(model, train_data)
+    model, params, aux = model_and_values(model, loss, params, aux)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)
-    rate = (optimizer_params or {}).get("learning_rate")
-    schedule = optim.run_schedule(schedule, schedule_params, rate, batches and batches * num_epoch, batches)
-    resolved = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     probe = first_batch(model, data, batch_size)
-    metrics = sized_for(settings.metrics, model, probe)
-    settings = replace(settings, metrics=metrics)
+
+    # optimizer, schedule, metrics
+    learning_rate = (optimizer_params or {}).get("learning_rate")
+    schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
+    optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
+    settings = replace(settings, metrics=sized_for(settings.metrics, model, probe))
+    metrics, host_metrics = on_devices(settings.metrics), on_host(settings.metrics)
+
+    # state and step
     state = init_state(
         model,
-        resolved,
+        optimizer,
         probe,
         seed=seed,
         initializer=initializer,
         params=params,
         aux=aux,
-        metrics=on_devices(metrics),
+        metrics=metrics,
         frozen=frozen,
     )
     plan = checked_plan(model, data, probe)
+    _check_host_metrics(host_metrics, micro_batches)
     step = train_step(
         model,
-        resolved,
-        metrics=on_devices(metrics),
+        optimizer,
+        metrics=metrics,
         schedule=schedule,
         frozen=frozen,
         micro_batches=micro_batches,
         clip_norm=clip_norm,
         clip_value=clip_value,
-        policy=policy,
+        policy=settings.policy,
         sync_batch_stats=sync_batch_stats,
-        outputs=_watched(metrics, micro_batches),
+        outputs=bool(host_metrics),
     )
-    watch = bool(on_host(metrics))
-    per_call = 1 if watch else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
-    spec = FeedSpec(model, step, devices, batch_size, micro_batches, per_call, watch)
+
+    # batches to the step, epochs of batches
+    per_call = 1 if host_metrics else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
+    spec = FeedSpec(model, step, settings.devices, batch_size, micro_batches, per_call, watch=bool(host_metrics))
     feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
-    state = place(state, devices)
-    run = Run(model, settings, state)
-    run.attach(
-        Loop(
-            state, feed, devices=devices, metrics=metrics, callbacks=callbacks, evaluate=evaluate, history=run.history, view=run
-        )
-    )
-    del state  # the loop's own; a second reference would keep the first parameters in memory
+    run = Run(model, settings, place(state, settings.devices))
+    del state  # the run's own; a second reference would keep the first parameters in memory
+    run.attach(feed, callbacks, evaluate)
     source = checkpoint if resume is True else resume or None
     if resume:
         run.resume_from(source)
@@ -229,17 +231,19 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, resident=resident)
 
 
-def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, schedule: Any = None) -> optim.Optimizer:
+def resolve_optimizer(
+    optimizer: Any, optimizer_params: Mapping[str, Any] | None, model: Model, schedule: Any = None
+) -> optim.Optimizer:
     """The optimizer that `fit` was asked for, with the multipliers that the graph's variables carry."""
-    params = dict(given or {})
+    params = dict(optimizer_params or {})
     attrs = {} if model.symbol is None else model.symbol.attr_dict()
     for kind in ("lr_mult", "wd_mult"):
-        own = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
-        if own and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
-            params.setdefault(kind, own)
-        elif own:
+        of_graph = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
+        if of_graph and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
+            params.setdefault(kind, of_graph)
+        elif of_graph:
             warnings.warn(
-                f"the graph sets {kind} for {', '.join(own)}, but only jfit's optimizers by name take it: it is ignored",
+                f"the graph sets {kind} for {', '.join(of_graph)}, but only jfit's optimizers by name take it: it is ignored",
                 stacklevel=3,
             )
     if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:
@@ -255,28 +259,25 @@ def resolve_optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Mo
     return resolved
 
 
-def _watched(metrics: Sequence[Any], micro_batches: int) -> bool:
-    """Whether a step has to show its outputs, to metrics on the host."""
-    host = on_host(metrics)
-    if host and micro_batches > 1:
+def _check_host_metrics(metrics: Sequence[Any], micro_batches: int) -> None:
+    if metrics and micro_batches > 1:
         raise ValueError(
-            f"metric {host[0].name!r} runs on the host and needs the outputs of a whole batch, but micro_batches="
+            f"metric {metrics[0].name!r} runs on the host and needs the outputs of a whole batch, but micro_batches="
             f"{micro_batches} keeps none; write it as a jfit.metrics.Metric of jax functions, or set micro_batches=1"
         )
-    return bool(host)
 
 
 def _steps_per_call(
-    given: int | str, data: Any, model: Model, params: Mapping[str, Any], batch_size: int, callbacks: Sequence[Any]
+    steps: int | str, data: Any, model: Model, params: Mapping[str, Any], batch_size: int, callbacks: Sequence[Any]
 ) -> int:
-    if given == "auto":
-        found = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
-    elif isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise ValueError(f'steps_per_call is {given!r}; needed "auto" or a whole number of at least 1')
+    if steps == "auto":
+        most = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
+    elif isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
+        raise ValueError(f'steps_per_call is {steps!r}; needed "auto" or a whole number of at least 1')
     else:
-        found = int(given)
+        most = int(steps)
     # a call never runs past a step that a callback waits for
-    return min([found, *(c.every for c in callbacks if c.every and "step" in c.events)])
+    return min([most, *(c.every for c in callbacks if c.every and "step" in c.events)])
 
 
 def _check_labels(model: Model, arrays: Mapping[str, Any], plan: Plan) -> None:
@@ -298,14 +299,15 @@ def _check_heads(model: Model) -> None:
         )
 
 
-def _callbacks(given: Any, progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
-    found = [as_callback(c) for c in ([given] if callable(given) or isinstance(given, Callback) else given)]
+def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
+    one = callable(callbacks) or isinstance(callbacks, Callback)
+    pure = [as_callback(c) for c in ([callbacks] if one else callbacks)]
     if checkpoint is not None:
-        found.append(checkpointing(checkpoint, every=every))
+        pure.append(checkpointing(checkpoint, every=every))
     if progress:
-        found.insert(0, progress_bar(force=progress is True))
+        pure.insert(0, progress_bar(force=progress is True))
     # a checkpoint holds the states that the other callbacks have after the same event
-    return sorted(found, key=lambda c: c.name == "checkpointing")
+    return sorted(pure, key=lambda c: c.name == "checkpointing")
 
 
 def _positive(**values: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jfit.lowering.model import Model, count_parameters
 from jfit.parallel import place
 from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
+from jfit.train.callbacks import Callback
 from jfit.train.evaluate import Evaluator
 from jfit.train.feed import epoch_start, start_epoch
 from jfit.train.history import History
@@ -180,9 +182,19 @@ class Run:
         return self._loop
 
     # -------------------------------------------------------------------------------- training
-    def attach(self, loop: Loop) -> None:
-        """Give the run the loop that trains it (`fit` does)."""
-        self._loop, self._state = loop, None  # a second reference would keep the first parameters in memory
+    def attach(self, feed: Any, callbacks: Sequence[Callback] = (), evaluate: Any = None) -> None:
+        """Give the run a loop that trains its state on the batches of a feed (`fit` does)."""
+        self._loop = Loop(
+            self.state,
+            feed,
+            devices=self.settings.devices,
+            metrics=self.settings.metrics,
+            callbacks=callbacks,
+            evaluate=evaluate,
+            history=self.history,
+            view=self,
+        )
+        self._state = None  # a second reference would keep the first parameters in memory
 
     def resume_from(self, directory: str | Path | None) -> None:
         """Take state, position, history and callback states from the newest checkpoint of a folder, if there is one.
