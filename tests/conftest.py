@@ -1,6 +1,7 @@
 """Every test sees eight emulated CPU devices and the strictest arithmetic rules; bugs die here, users pay nothing."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 # Devices are counted when the backend starts, so the flags must be set before jax is first imported.
@@ -9,6 +10,14 @@ _FLAGS = {
     # Eight devices share two cores: a slow member of a collective is waiting for a core, it is not stuck.
     "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
 }
+# Nearly all of a test's time goes into compiling its programs.  Without optimization, and with the older of XLA's two code
+# generators, that takes a third of the time.  `JFIT_TESTS=optimized` compiles as users do: `.ci/run` runs the slow set and all
+# that promises bits that way.  XLA stops at a flag it does not know, so only releases known to have this one are given it.
+OPTIMIZED = os.environ.get("JFIT_TESTS") == "optimized"
+if not OPTIMIZED:
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    if version("jaxlib").startswith("0.10."):
+        _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,6 +31,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Figures are drawn to files; without a display the default backend would fail or warn.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import re
 import shutil
 import signal
 
@@ -49,7 +59,10 @@ def pytest_sessionstart(session: pytest.Session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`."""
+    """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`; promises of bits are optimized."""
+    for item in items:
+        if re.search(r"_bits?(_|$)", item.name.split("[")[0]):
+            item.add_marker(pytest.mark.optimized)
     selection.mark_repetitions(items)
 
 
@@ -59,17 +72,14 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-@pytest.fixture
-def quickly():
-    """Programs that run once need no optimization, which takes a third of the time to compile them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(autouse=True)
-def operators_quickly(request: pytest.FixtureRequest):
-    """Tests of operators, alone and in graphs, compile thousands of programs for a handful of numbers; what trains is compiled
-    as users compile it."""
-    if request.path.name.startswith(("test_ops_", "test_lowering")):
-        request.getfixturevalue("quickly")
+def compiled(request: pytest.FixtureRequest):
+    """Promises about bits and about programs hold for optimized programs; tests of operators and metrics compile thousands of
+    programs for a handful of numbers, which no optimization is worth."""
+    before = jax.config.jax_disable_most_optimizations
+    if request.node.get_closest_marker("optimized"):
+        jax.config.update("jax_disable_most_optimizations", False)
+    elif request.path.name.startswith(("test_ops_", "test_lowering", "test_metrics", "test_facade_metric")):
+        jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

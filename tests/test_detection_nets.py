@@ -12,7 +12,6 @@ import jfit.mx as mx
 from jfit.graph.nodes import GraphError
 from jfit.ops import RowLayout
 
-pytestmark = pytest.mark.usefixtures("quickly")
 SLOW = {"aligned", "position_sensitive"}  # their parts are in the tests of the operators too
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in sorted(nets.TRAININGS)]
 

@@ -28,14 +28,6 @@ MANIFEST = json.loads((FOLDER / "metrics.json").read_text())
 CASES = MANIFEST["cases"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """Programs of a handful of numbers: compiling them takes all the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def same(got, want):
     if isinstance(want, list):
         return len(got) == len(want) and all(same(g, w) for g, w in zip(got, want, strict=True))

@@ -3,7 +3,6 @@
 import json
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,14 +19,6 @@ from jfit.train.host_metrics import HostPass, Seen, _slab
 DATA = batch_of(45)
 X, Y = DATA["data"], DATA["softmax_label"]
 SETTINGS = {"batch_size": 4, "num_epoch": 2, "progress": False, "shuffle": False, "optimizer_params": {"learning_rate": 0.0}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """Programs of a handful of numbers: compiling them takes all the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Look:

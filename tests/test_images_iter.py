@@ -257,7 +257,6 @@ def image_iter() -> mx.image.ImageIter:
 
 
 @pytest.mark.parametrize("make", [images, pytest.param(image_iter, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("quickly")
 def test_a_training_that_died_continues_bit_for_bit(tmp_path, make):
     with pytest.raises(Killed):
         trained(make(), checkpoint=tmp_path, checkpoint_every=2, callbacks=[lambda_callback(every=5, step=dies)])
@@ -268,7 +267,6 @@ def test_a_training_that_died_continues_bit_for_bit(tmp_path, make):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quickly")
 def test_padded_rows_do_not_count_and_layouts_agree():
     run = trained(images(), num_epoch=1)
     assert run.score(images(shuffle=False)) == run.score(images(shuffle=False, workers=1))

@@ -44,7 +44,6 @@ def some(items, few):
 
 
 @pytest.mark.repetitions(2)
-@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("shape", some(FAN, lambda shape: shape in [(8, 4, 3, 3), (5, 3)]), ids=str)
 @pytest.mark.parametrize("factor", some(["avg", "in", "out"], lambda factor: factor == "in"))
 def test_xavier_and_msra_spread_by_their_fan(shape, factor):
@@ -59,7 +58,6 @@ def test_xavier_and_msra_spread_by_their_fan(shape, factor):
 
 
 @pytest.mark.repetitions(2)
-@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     ("start", "law"),
     [
@@ -93,7 +91,6 @@ def test_orthogonal_has_orthonormal_rows_or_columns_for_any_shape(shape, kind):
 
 
 @pytest.mark.repetitions(4)
-@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     "case",
     some(RECORDED["random"], lambda case: case["shape"] == [3, 2, 1, 5]),
@@ -129,7 +126,6 @@ def test_a_fused_network_has_mxnets_biases_in_mxnets_places(case):
     np.testing.assert_array_equal(init.Uniform()(KEY, desc, (len(case["value"]),)), case["value"])
 
 
-@pytest.mark.usefixtures("quickly")
 def test_a_fused_network_draws_each_gate_by_its_own_fan():
     start, size = init.FusedRNN(init.Xavier(), 6, 2, "gru", bidirectional=True), 6 * 3 * 2 * (4 + 8) + 6 * 3 * 2 * (12 + 8)
     at = 0

@@ -19,14 +19,6 @@ PROB = RNG.dirichlet(np.ones(5), 24).astype(np.float32)
 NAMES = ["acc", "top_k_accuracy_2", "ce", "nll_loss", "perplexity", "loss"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """Programs of a handful of numbers: compiling them takes all the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def value(metric, batches):
     """batches of (labels, outputs, weights)"""
     sums, fold = metric.init(), jax.jit(lambda sums, batch: metric.update(sums, metric.stats(*batch)))

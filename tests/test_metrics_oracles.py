@@ -27,14 +27,6 @@ SIZES = (16, 11, 1)  # rows that count in each batch; the others hold nan
 RNG = np.random.default_rng(7)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """Programs of a handful of numbers: compiling them takes all the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def sample(n, classes):
     """(labels, probabilities, weights), with ties between the probabilities of different rows."""
     scores = np.round(RNG.uniform(0.1, 1, (n, classes)), 1)

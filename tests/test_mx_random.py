@@ -7,7 +7,6 @@ import pytest
 
 import jfit.mx as mx
 
-pytestmark = pytest.mark.usefixtures("quickly")
 LAWS = {
     "uniform": (0, 1),
     "normal": (0, 1),

@@ -16,7 +16,7 @@ def gradient(record, shape):
 
 
 @pytest.mark.parametrize("case", UPDATES[5:], ids=lambda c: f"{c['name']}-{c['settings']}")
-def test_an_updater_updates_the_rows_of_a_gradient_as_mxnet_does(case, quickly):
+def test_an_updater_updates_the_rows_of_a_gradient_as_mxnet_does(case):
     optimizer = mx.optimizer.create(case["name"], learning_rate=0.25, rescale_grad=0.5, **case["settings"])
     optimizer.set_lr_mult({0: case["lr_mult"]})
     updater, weight = mx.optimizer.get_updater(optimizer), mx.nd.array(case["before"])
@@ -29,7 +29,7 @@ def test_an_updater_updates_the_rows_of_a_gradient_as_mxnet_does(case, quickly):
         np.testing.assert_allclose(slot.asnumpy(), expected, rtol=2e-6, atol=1e-7)
 
 
-def test_a_store_updates_the_rows_that_were_pushed(quickly):
+def test_a_store_updates_the_rows_that_were_pushed():
     store = mx.kv.create("local")
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, wd=0.5, rescale_grad=1.0))
     store.init("w", mx.nd.ones((4, 1)))

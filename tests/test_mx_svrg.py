@@ -14,7 +14,6 @@ from jfit.mx.contrib.svrg_optimization.svrg_optimizer import _SVRGOptimizer
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "svrg.json").read_text())
 SLOW = {"one", "padded", "two", "two_zeros"}
-pytestmark = pytest.mark.usefixtures("quickly")
 VALUE = re.compile(r"=(-?[\d.]+)$")
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from jfit import optim
 
-pytestmark = pytest.mark.usefixtures("quickly")
 NAMES = sorted({entry: name for name, entry in reversed(optim.OPTIMIZERS.items())}.values())
 START = {
     "a_weight": jnp.array([[0.5, -1.0], [2.0, 0.25]]),

@@ -45,7 +45,7 @@ def stepped(opt):
 
 @pytest.mark.repetitions(6)
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['name']}-{c['settings']}")
-def test_mxnets_lazy_and_whole_updates_are_reproduced(case, quickly):
+def test_mxnets_lazy_and_whole_updates_are_reproduced(case):
     name = {"groupadagrad": "group_adagrad"}.get(case["name"], case["name"])
     opt = jfit.optim.get(name, learning_rate=0.25, lr_mult={"w": case["lr_mult"]}, wd_mult=None, **case["settings"]).transform
     weights = {"w": jnp.asarray(case["before"])}
@@ -61,7 +61,7 @@ def test_mxnets_lazy_and_whole_updates_are_reproduced(case, quickly):
 @pytest.mark.repetitions(3)
 @lazily
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_named_rows_move_as_in_a_whole_update_and_no_other_moves(rule, dtype, rng, quickly):
+def test_named_rows_move_as_in_a_whole_update_and_no_other_moves(rule, dtype, rng):
     opt = optimizer(rule, multi_precision=dtype == "bfloat16")
     weights = {"w_weight": jnp.asarray(rng.normal(size=(9, 4)), dtype)}
     state = jax.tree.map(lambda s: s + jnp.asarray(0.25, s.dtype), opt.init(weights))  # slots that are not zero
@@ -83,6 +83,7 @@ def test_named_rows_move_as_in_a_whole_update_and_no_other_moves(rule, dtype, rn
         )
 
 
+@pytest.mark.optimized
 @pytest.mark.repetitions(2)
 @lazily
 def test_the_compiled_update_copies_no_table(rule):

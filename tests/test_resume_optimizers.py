@@ -11,7 +11,6 @@ import jfit
 from jfit import optim
 from jfit.train import checkpoint
 
-pytestmark = pytest.mark.usefixtures("quickly")
 NAMES = sorted({entry: name for name, entry in reversed(optim.OPTIMIZERS.items())}.values())
 SETTINGS = {
     "lars": {"momentum": 0.9},

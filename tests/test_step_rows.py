@@ -45,13 +45,13 @@ def test_module_trains_a_table_as_mxnet_does(case):
 
 
 @pytest.mark.parametrize("how", [{"clip_norm": 0.01}, {"clip_value": 0.01}, {"micro_batches": 3}, {"policy": "bfloat16"}])
-def test_plain_descent_by_rows_is_plain_descent(how, quickly):
+def test_plain_descent_by_rows_is_plain_descent(how):
     (by_rows, _), (whole, _) = (stepped(sparse, "sgd", **how) for sparse in (True, False))
     for name, value in whole.params.items():
         np.testing.assert_allclose(by_rows.params[name], value, rtol=1e-5, atol=2e-3 if "policy" in how else 1e-6)
 
 
-def test_rows_that_no_weighted_row_of_the_batch_names_rest(quickly):
+def test_rows_that_no_weighted_row_of_the_batch_names_rest():
     optimizer = jfit.optim.sgd(0.5, momentum=0.5, wd=0.5)
     weight, counted = np.array([1, 0, 1, 0, 0, 0], "float32"), np.ones(6, "float32")
     batch = jfit.Batch({"data": DATA, "softmax_label": LABEL}, jnp.asarray(weight), jnp.asarray(counted))
@@ -63,7 +63,7 @@ def test_rows_that_no_weighted_row_of_the_batch_names_rest(quickly):
     np.testing.assert_array_equal(none.params["emb_weight"], before)
 
 
-def test_two_devices_give_the_numbers_of_one(quickly):
+def test_two_devices_give_the_numbers_of_one():
     optimizer, model = jfit.optim.adam(0.1, wd=0.1), classified(embedding(True))
     one, _ = stepped(True, optimizer)
     step = jfit.data_parallel(jfit.train_step(model, optimizer), jax.devices()[:2])
@@ -74,13 +74,14 @@ def test_two_devices_give_the_numbers_of_one(quickly):
         np.testing.assert_allclose(state.params[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_of_tables_come_by_rows(quickly):
+def test_gradients_of_tables_come_by_rows():
     _, out = stepped(True, "sgd", steps=1, gradients=True)
     found, (_, whole) = out.gradients["emb_weight"], stepped(False, "sgd", steps=1, gradients=True)
     assert isinstance(found, SparseRows) and len(found.indices) == DATA.size
     np.testing.assert_allclose(found.dense(8), whole.gradients["emb_weight"], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.optimized
 def test_the_compiled_step_copies_no_table():
     size = 5003
     model, optimizer = classified(embedding(True, size)), jfit.optim.adam(wd=0.1)

@@ -9,7 +9,6 @@ import pytest
 import jfit
 from jfit.optim import svrg, svrg_snapshot
 
-pytestmark = pytest.mark.usefixtures("quickly")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)).astype("float32")
 Y = X @ np.array([1, 2, 3], "float32") + X[:, 0] ** 2  # no parameters fit all rows
