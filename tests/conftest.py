@@ -59,7 +59,7 @@ def pytest_sessionstart(session: pytest.Session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`; promises of bits are optimized."""
+    """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`."""
     for item in items:
         if re.search(r"_bits?(_|$)", item.name.split("[")[0]):
             item.add_marker(pytest.mark.optimized)
@@ -76,10 +76,9 @@ def rng() -> np.random.Generator:
 def compiled(request: pytest.FixtureRequest):
     """Promises about bits and about programs hold for optimized programs; tests of operators and metrics compile thousands of
     programs for a handful of numbers, which no optimization is worth."""
-    before = jax.config.jax_disable_most_optimizations
     if request.node.get_closest_marker("optimized"):
         jax.config.update("jax_disable_most_optimizations", False)
     elif request.path.name.startswith(("test_ops_", "test_lowering", "test_metrics", "test_facade_metric")):
         jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
