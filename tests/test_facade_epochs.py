@@ -83,7 +83,7 @@ def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
 def test_a_scheduler_moves_within_a_dispatch_as_it_does_between_batches():
     make = lambda: lr_scheduler.FactorScheduler(step=5, factor=0.7, base_lr=0.1)  # noqa: E731
     whole, each = trained(scheduler=make), trained(lambda param: None, scheduler=make)
-    assert whole._optimizer.num_update == each._optimizer.num_update == 3 * 12
+    assert int(whole.state.step) == int(each.state.step) == 3 * 12
     assert whole._optimizer.learning_rate == each._optimizer.learning_rate < 0.1
     assert_same_bits(whole, each)
 
@@ -176,7 +176,7 @@ def test_ctrl_c_within_a_pass_keeps_what_was_learned_and_where_it_stopped():
     assert all(np.isfinite(np.asarray(v)).all() for v in module.get_params()[0].values())
     iterator.reset()
     module.fit(iterator, num_epoch=1)
-    assert module._optimizer.num_update == 17
+    assert int(module.state.step) == 17
 
 
 def test_a_callback_that_raises_leaves_module_and_metric_usable():

@@ -199,13 +199,13 @@ def test_a_second_fit_goes_on_where_the_first_ended():
     twice = fitted(2)
     fitted(3, module=twice, begin_epoch=2)
     assert_same_bits(twice, fitted(3))
-    assert twice._optimizer.num_update == 18
+    assert int(twice.state.step) == 18
 
 
 def test_force_rebind_takes_the_shapes_of_the_new_iterator():
     module = fitted(1)
     module.fit(iterator(12, 6), num_epoch=1, force_rebind=True, **FAST)
-    assert module.data_shapes[0].shape == (6, 4) and module._optimizer.num_update == 6 + 2
+    assert module.data_shapes[0].shape == (6, 4) and int(module.state.step) == 6 + 2
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_an_iterator_that_is_none_of_jfits_will_do():
     data, counted = Plain(), []
     module = Module(linear())
     module.fit(data, batch_end_callback=lambda told: counted.append(told.nbatch), num_epoch=2)
-    assert counted == [0, 1, 2] * 2 and data.resets == 2 and module._optimizer.num_update == 6
+    assert counted == [0, 1, 2] * 2 and data.resets == 2 and int(module.state.step) == 6
 
 
 def test_methods_that_a_subclass_overrides_are_called_for_every_batch():
@@ -291,7 +291,7 @@ def test_accumulated_gradients_are_updated_with_every_batch_as_mxnet_does():
     module = bound(rows=4, bind={"grad_req": "add"})
     before = host(module.get_params()[0])
     module.fit(iterator(8), num_epoch=1, optimizer_params={"learning_rate": 0.1})
-    assert module._optimizer.num_update == 2 and not np.array_equal(before["fc_bias"], module.get_params()[0]["fc_bias"])
+    assert int(module.state.step) == 2 and not np.array_equal(before["fc_bias"], module.get_params()[0]["fc_bias"])
 
 
 def test_devices_that_learn_alone_get_the_mean_at_the_end_of_every_epoch():
@@ -331,12 +331,12 @@ def test_whatever_stops_fit_the_module_can_be_used_and_goes_on(failure):
         module.fit(data, num_epoch=4, **FAST, **callbacks)
     expected = {"ctrl-c": "stopped by Ctrl-C", "iterator": "the disk is gone"}.get(failure, "a callback failed")
     assert expected in str(raised.value) and signal.getsignal(signal.SIGINT) is before
-    done = module._optimizer.num_update
+    done = int(module.state.step)
     assert done == (6 if failure == "epoch callback" else 3)
     assert all(np.isfinite(value).all() for arrays in module.get_params() for value in arrays.values())
     assert 0 <= module.score(iterator(), "acc")[0][1] <= 1
     module.fit(iterator(), num_epoch=1, **FAST)
-    assert module._optimizer.num_update == done + 6
+    assert int(module.state.step) == done + 6
 
 
 def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
