@@ -51,7 +51,8 @@ def test_every_shape_mxnet_knows_is_known(name):
             assert all(agrees(a, b) for a, b in pairs), (given, found, wanted)
 
 
-@every_net
+# MXNet refuses all dtypes of some nets; there is nothing to know.
+@pytest.mark.parametrize("name", [name for name in NETS if {*map(str, GOLDEN[name]["types"])} != {"error"}])
 def test_every_dtype_mxnet_knows_is_known(name):
     symbol = build(mx, name)
     for given, wanted in zip(TYPES[name], GOLDEN[name]["types"], strict=True):
