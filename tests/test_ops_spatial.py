@@ -118,6 +118,7 @@ def test_rows_of_weight_zero_change_no_statistics():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), moved, moved_short)
 
 
+@pytest.mark.optimized
 def test_batch_norm_with_relu_is_both():
     arrays = [normal(4, 3, 2, 2), normal(3), normal(3), jnp.zeros(3), jnp.ones(3)]
     (both, *_), moved = run("_contrib_BatchNormWithReLU", *arrays, fix_gamma=False)
