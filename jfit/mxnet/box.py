@@ -1,4 +1,4 @@
-"""The mutable cell of the stateful shells: an array that can be written in place, though JAX arrays cannot.
+"""The mutable cell of MXNet's classes: an array that can be written in place, though JAX arrays cannot.
 
 Module and friends give and take plain arrays; what must alias (a parameter's data and gradient, the weight that a user's
 own optimizer class updates, `out=` of a key-value store) goes through a `Box`.  The MXNet-spelled NDArray is a Box.
@@ -144,6 +144,11 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
         out[...] = np.asarray(unbox(value))
 
 
+def traced(value: Any) -> bool:
+    """Whether a value stands for an array inside a program, which is nowhere yet."""
+    return isinstance(value, jax.core.Tracer)  # type: ignore[attr-defined]
+
+
 def box_of(weight: Any) -> Callable[[Any], Any]:
     """The kind of Box that a weight is, for the state beside it; of a view or a sparse array the plain kind it derives from."""
     return next((kind for kind in type(weight).__mro__ if kind.__init__ is Box.__init__), Box)
@@ -173,7 +178,7 @@ def _fitted(value: Any, old: Any, key: Any) -> Any:
 
 
 def _back(new: jax.Array, old: jax.Array) -> jax.Array:
-    if any(isinstance(x, jax.core.Tracer) for x in (new, old)):  # type: ignore[attr-defined]
+    if traced(new) or traced(old):
         return new
     return jax.device_put(new, old.sharding) if old.committed or old.devices() != new.devices() else new
 

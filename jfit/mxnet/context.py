@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jfit.mxnet.box import traced
 from jfit.parallel import devices
 
 _local = threading.local()
@@ -114,11 +115,6 @@ def context_of(array: Any) -> Context:
     device = min(array.devices(), key=lambda d: d.id)
     kind = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
     return Context(kind, jax.local_devices(backend=device.platform).index(device))
-
-
-def traced(value: Any) -> bool:
-    """Whether a value stands for an array inside a program, which is nowhere yet."""
-    return isinstance(value, jax.core.Tracer)  # type: ignore[attr-defined]
 
 
 def place(array: Any, ctx: Any = None) -> jax.Array:

@@ -19,7 +19,7 @@ from jfit.graph import Variable
 from jfit.mxnet import initializer, keys
 from jfit.mxnet.box import unbox
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore.transfer import apart, home, moved, total, write
+from jfit.mxnet.kvstore.transfer import moved, private_copy, sharding_of, total, write
 from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.parallel import devices
 
@@ -202,7 +202,7 @@ class Parameter:
             return
         if self._trainer is not None:
             self._trainer._data_was_set(self)
-        data = apart(data)  # the caller may donate his
+        data = private_copy(data)  # the caller may donate his
         write([(cell, data) for cell in self._data])
 
     def data(self, ctx: Any = None) -> Any:
@@ -338,7 +338,7 @@ class Parameter:
 
     def _make(self, data: Any) -> None:
         places = [device_of(ctx) for ctx in self._contexts]
-        data = apart(data.astype(np.dtype(self.dtype)))  # the caller may donate his
+        data = private_copy(data.astype(np.dtype(self.dtype)))  # the caller may donate his
         # one copy per context: two contexts may be one device
         self._data = [self.arrays.cell(v) for v in moved([data] * len(places), places)]
         self._make_grad()
@@ -349,7 +349,7 @@ class Parameter:
             return
         cells = self._cells(self._data)
         zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
-        self._grad = [self.arrays.cell(v) for v in moved(zeros, [home(cell.value) for cell in cells])]
+        self._grad = [self.arrays.cell(v) for v in moved(zeros, [sharding_of(cell.value) for cell in cells])]
 
     def _reduce(self) -> Any:
         """Mean over the contexts, on the first."""

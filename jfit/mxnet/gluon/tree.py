@@ -11,7 +11,7 @@ import numpy as np
 
 from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.kvstore import compression
-from jfit.mxnet.kvstore.transfer import apart, total
+from jfit.mxnet.kvstore.transfer import private_copy, total
 
 
 class TreeCells:
@@ -104,4 +104,4 @@ def _problem(leaf: Any) -> str | None:
 
 def _leaf(value: Any) -> Any:
     inexact = isinstance(value, np.ndarray) and jnp.issubdtype(value.dtype, jnp.inexact)
-    return apart(jnp.asarray(value) if inexact else value)
+    return private_copy(jnp.asarray(value) if inexact else value)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore.transfer import home
+from jfit.mxnet.kvstore.transfer import sharding_of
 from jfit.step.reduce import quantize
 
 _KNOWN = ("type", "threshold")
@@ -50,8 +50,8 @@ class TwoBit:
             Arrays of +-threshold or 0, each on the device of its gradient.
         """
         sent: list[Any] = [None] * len(places)
-        for where in {home(g): None for g in gradients}:
-            mine = [i for i, g in enumerate(gradients) if home(g) == where]
+        for where in {sharding_of(g): None for g in gradients}:
+            mine = [i for i, g in enumerate(gradients) if sharding_of(g) == where]
             held = [self._residual(places[i], gradients[i]) for i in mine]
             pairs = _quantized([gradients[i] for i in mine], held, self.threshold)
             for i, (value, rest) in zip(mine, pairs, strict=True):
@@ -62,7 +62,7 @@ class TwoBit:
         found = self.residuals.get(place)
         # the first push, or a push after the key was given another shape
         if found is None or found.shape != gradient.shape:
-            where = home(gradient)
+            where = sharding_of(gradient)
             found = np.zeros(gradient.shape, gradient.dtype)
             return found if where is None else jax.device_put(found, where)
         return found

@@ -17,7 +17,7 @@ from jfit.formats.atomic import atomic_write
 from jfit.mxnet.box import RowsBox, unbox
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore import compression
-from jfit.mxnet.kvstore.transfer import apart, home, largest, moved, only_rows, own, total, write
+from jfit.mxnet.kvstore.transfer import committed_copy, largest, moved, only_rows, private_copy, sharding_of, total, write
 from jfit.mxnet.optimizer import Updater
 from jfit.mxnet.seam import PLAIN, Arrays
 
@@ -141,7 +141,7 @@ class KVStore(KVStoreBase):
             if k in self._stored or len(values) > 1:
                 what = "is in the store already" if k in self._stored else f"has {len(values)} values"
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value: push to change it.")
-            self._stored[k] = self.arrays.cell(own(unbox(values[0])))
+            self._stored[k] = self.arrays.cell(committed_copy(unbox(values[0])))
             self._order[k] = len(self._order)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -167,14 +167,16 @@ class KVStore(KVStoreBase):
         if self._updater is None:
             for k, value in zip(keys, sums, strict=True):
                 # a sum of one is the caller's own array
-                self._stored[k].value = own(value) if len(gathered[k]) == 1 or isinstance(value, np.ndarray) else value
+                self._stored[k].value = (
+                    committed_copy(value) if len(gathered[k]) == 1 or isinstance(value, np.ndarray) else value
+                )
             return
         cells = [self._stored[k] for k in keys]
-        merged = [self.arrays.cell(v) for v in moved(sums, [home(c.value) for c in cells])]
+        merged = [self.arrays.cell(v) for v in moved(sums, [sharding_of(c.value) for c in cells])]
         if isinstance(self._updater, Updater):
             summed = [m if k in dense else RowsBox(m.value) for k, m in zip(keys, merged, strict=True)]
-            for where in dict.fromkeys(home(c.value) for c in cells):
-                mine = [i for i, c in enumerate(cells) if home(c.value) == where]
+            for where in dict.fromkeys(sharding_of(c.value) for c in cells):
+                mine = [i for i, c in enumerate(cells) if sharding_of(c.value) == where]
                 self._updater([keys[i] for i in mine], [summed[i] for i in mine], [cells[i] for i in mine])
             return
         for k, value, cell in zip(keys, merged, cells, strict=True):
@@ -196,7 +198,7 @@ class KVStore(KVStoreBase):
         """
         del priority, ignore_sparse
         if out is None:
-            values = [self.arrays.box(apart(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
+            values = [self.arrays.box(private_copy(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
             return values if isinstance(key, (list, tuple)) else values[0]
         pairs = self._pairs(key, out, known=True)
         write([(cell, self._stored[k].value) for k, cells in pairs for cell in cells])
@@ -355,7 +357,9 @@ class KVStore(KVStoreBase):
             return [self._give_back(k, v) for k, v in zip(key, value, strict=True)]
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         stored = self._stored[key].value
-        copies = [self.arrays.box(apart(v)) for v in moved([stored] * len(values), [home(unbox(v)) for v in values])]
+        copies = [
+            self.arrays.box(private_copy(v)) for v in moved([stored] * len(values), [sharding_of(unbox(v)) for v in values])
+        ]
         return copies if isinstance(value, (list, tuple)) else copies[0]
 
 

@@ -17,27 +17,27 @@ from jfit.mxnet.box import Box, unbox, write_into
 _SMALL, _FEW = 1 << 20, 4
 
 
-def home(value: Any) -> Any:
+def sharding_of(value: Any) -> Any:
     """Where an array lives: its sharding, or None for an array of the host.
 
     Example:
-        >>> home(np.ones(1)) is None
+        >>> sharding_of(np.ones(1)) is None
         True
     """
     return value.sharding if isinstance(value, jax.Array) else None
 
 
-def apart(value: Any) -> Any:
+def private_copy(value: Any) -> Any:
     """A copy where the array lives, committed: the owner of the array can neither write to it nor donate it."""
     return np.array(value) if isinstance(value, np.ndarray) else jax.device_put(value, value.sharding, may_alias=False)
 
 
-def own(value: Any) -> Any:
+def committed_copy(value: Any) -> Any:
     """The array, committed to a device, in memory that nobody else can write to or donate; 64-bit data stays on the host.
 
     An update of arrays that are committed and others that are not would compile twice.
     """
-    value = apart(value)
+    value = private_copy(value)
     if isinstance(value, jax.Array) or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
         return value
     value = jnp.asarray(value)
@@ -84,7 +84,7 @@ def _routes(values: Sequence[Any], places: Sequence[Any]) -> tuple[list[int], li
     """(numbers of the arrays that travel alone, and of those that travel together)."""
     alone, ways = [], {}
     for i, (value, place) in enumerate(zip(values, places, strict=True)):
-        here = home(value)
+        here = sharding_of(value)
         if place is None or here == place:
             continue
         devices = set() if here is None else here.device_set
@@ -119,8 +119,8 @@ def total(groups: Sequence[Sequence[Any]]) -> list[Any]:
     """
     sums = [group[0] for group in groups]
     many = [i for i, group in enumerate(groups) if len(group) > 1]
-    for where in {home(groups[i][0]): None for i in many}:
-        mine = [i for i in many if home(groups[i][0]) == where]
+    for where in {sharding_of(groups[i][0]): None for i in many}:
+        mine = [i for i in many if sharding_of(groups[i][0]) == where]
         flat = [value for i in mine for value in groups[i]]
         here = iter(moved(flat, [where] * len(flat)))
         for i, value in zip(mine, _added([[next(here) for _ in groups[i]] for i in mine]), strict=True):
@@ -144,7 +144,7 @@ def write(pairs: Sequence[tuple[Any, Any]]) -> None:
         [1.0, 1.0]
     """
     held: list[Any] = [cell.value if isinstance(cell, Box) else None for cell, _ in pairs]
-    values = moved([unbox(value) for _, value in pairs], [home(old) for old in held])
+    values = moved([unbox(value) for _, value in pairs], [sharding_of(old) for old in held])
     for (cell, _), old, value in zip(pairs, held, values, strict=True):
         if isinstance(old, jax.Array) and isinstance(value, jax.Array) and (old.shape, old.dtype) == (value.shape, value.dtype):
             cell.value = value  # nothing to cast or broadcast

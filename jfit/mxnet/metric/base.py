@@ -1,4 +1,4 @@
-"""What the metric shells share: names, registry, sums in Python, and how a batch reaches every metric of a list."""
+"""What all metrics share: names, registry, sums in Python, and how a batch reaches every metric of a list."""
 
 from __future__ import annotations
 

@@ -18,12 +18,19 @@ import numpy as np
 from jfit import counters
 from jfit.formats.sparse import from_dense
 from jfit.graph.infer import trace_shapes
-from jfit.mxnet.box import Box, unbox
-from jfit.mxnet.context import Context, context_of, place, traced
+from jfit.mxnet.box import Box, traced, unbox
+from jfit.mxnet.context import Context, context_of, place
 from jfit.mxnet.errors import ReshapeError
 from jfit.mxnet.ndarray import invoke as operators
 from jfit.mxnet.ndarray.invoke import is_array, on_device, with_number
 from jfit.ops import ALIASES, lookup
+
+
+def _operator(both: str, scalar: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def call(self: NDArray, o: Any) -> Any:
+        return binary(both, scalar, self, o, swapped)
+
+    return call
 
 
 class NDArray(Box):
@@ -207,63 +214,28 @@ class NDArray(Box):
         return functools.partial(function(name), self)
 
     # -------------------------------------------------------------------------------- operators
-    def __add__(self, o: Any) -> NDArray:
-        return binary("broadcast_add", "_plus_scalar", self, o)
-
-    __radd__ = __add__
-
-    def __sub__(self, o: Any) -> NDArray:
-        return binary("broadcast_sub", "_minus_scalar", self, o)
-
-    def __rsub__(self, o: Any) -> NDArray:
-        return binary("broadcast_sub", "_rminus_scalar", self, o, swapped=True)
-
-    def __mul__(self, o: Any) -> NDArray:
-        return binary("broadcast_mul", "_mul_scalar", self, o)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, o: Any) -> NDArray:
-        return binary("broadcast_div", "_div_scalar", self, o)
-
-    def __rtruediv__(self, o: Any) -> NDArray:
-        return binary("broadcast_div", "_rdiv_scalar", self, o, swapped=True)
-
-    def __mod__(self, o: Any) -> NDArray:
-        return binary("broadcast_mod", "_mod_scalar", self, o)
-
-    def __rmod__(self, o: Any) -> NDArray:
-        return binary("broadcast_mod", "_rmod_scalar", self, o, swapped=True)
-
-    def __pow__(self, o: Any) -> NDArray:
-        return binary("broadcast_power", "_power_scalar", self, o)
-
-    def __rpow__(self, o: Any) -> NDArray:
-        return binary("broadcast_power", "_rpower_scalar", self, o, swapped=True)
+    __add__ = __radd__ = _operator("broadcast_add", "_plus_scalar")
+    __sub__ = _operator("broadcast_sub", "_minus_scalar")
+    __rsub__ = _operator("broadcast_sub", "_rminus_scalar", swapped=True)
+    __mul__ = __rmul__ = _operator("broadcast_mul", "_mul_scalar")
+    __truediv__ = _operator("broadcast_div", "_div_scalar")
+    __rtruediv__ = _operator("broadcast_div", "_rdiv_scalar", swapped=True)
+    __mod__ = _operator("broadcast_mod", "_mod_scalar")
+    __rmod__ = _operator("broadcast_mod", "_rmod_scalar", swapped=True)
+    __pow__ = _operator("broadcast_power", "_power_scalar")
+    __rpow__ = _operator("broadcast_power", "_rpower_scalar", swapped=True)
+    __eq__ = _operator("broadcast_equal", "_equal_scalar")
+    __ne__ = _operator("broadcast_not_equal", "_not_equal_scalar")
+    __gt__ = _operator("broadcast_greater", "_greater_scalar")
+    __ge__ = _operator("broadcast_greater_equal", "_greater_equal_scalar")
+    __lt__ = _operator("broadcast_lesser", "_lesser_scalar")
+    __le__ = _operator("broadcast_lesser_equal", "_lesser_equal_scalar")
 
     def __neg__(self) -> NDArray:
         return binary("", "_mul_scalar", self, -1)
 
     def __abs__(self) -> NDArray:
         return function("abs")(self)
-
-    def __eq__(self, o: object) -> Any:
-        return binary("broadcast_equal", "_equal_scalar", self, o)
-
-    def __ne__(self, o: object) -> Any:
-        return binary("broadcast_not_equal", "_not_equal_scalar", self, o)
-
-    def __gt__(self, o: Any) -> NDArray:
-        return binary("broadcast_greater", "_greater_scalar", self, o)
-
-    def __ge__(self, o: Any) -> NDArray:
-        return binary("broadcast_greater_equal", "_greater_equal_scalar", self, o)
-
-    def __lt__(self, o: Any) -> NDArray:
-        return binary("broadcast_lesser", "_lesser_scalar", self, o)
-
-    def __le__(self, o: Any) -> NDArray:
-        return binary("broadcast_lesser_equal", "_lesser_equal_scalar", self, o)
 
     def _into(self, result: Any) -> NDArray:
         if result is NotImplemented:

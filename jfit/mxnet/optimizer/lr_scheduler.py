@@ -219,7 +219,13 @@ class _ToTheEnd(LRScheduler):
     """A rate that falls from the base the scheduler was made with to `final_lr` at `max_update`, and stays there."""
 
     def __init__(
-        self, max_update: int, base_lr: float, final_lr: float, warmup_steps: int, warmup_begin_lr: float, warmup_mode: str
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         _whole(self, "max_update", max_update)
@@ -233,6 +239,14 @@ class _ToTheEnd(LRScheduler):
 
     def _left(self, done: float) -> float:
         raise NotImplementedError
+
+    def _pure(self) -> Schedule:
+        raise NotImplementedError
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it."""
+        return self._pure() if type(self).__call__ is _ToTheEnd.__call__ and self.max_steps >= 1 else None
 
     def __call__(self, num_update: int) -> float:
         """The rate of update `num_update`; after `max_update` the one that was given last."""
@@ -283,11 +297,7 @@ class PolyScheduler(_ToTheEnd):
     def _left(self, done: float) -> float:
         return pow(1 - done, self.power)
 
-    @property
-    def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it."""
-        if type(self).__call__ is not _ToTheEnd.__call__ or self.max_steps < 1:
-            return None
+    def _pure(self) -> Schedule:
         return schedules.poly(self.max_update, self.base_lr_orig, self.power, self.final_lr, **self._warmup())
 
 
@@ -313,25 +323,10 @@ class CosineScheduler(_ToTheEnd):
     Source: Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983; Apache MXNet 1.9.1, `CosineScheduler`.
     """
 
-    def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-
     def _left(self, done: float) -> float:
         return (1 + math.cos(math.pi * done)) / 2
 
-    @property
-    def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it."""
-        if type(self).__call__ is not _ToTheEnd.__call__ or self.max_steps < 1:
-            return None
+    def _pure(self) -> Schedule:
         return schedules.cosine(self.max_update, self.base_lr_orig, self.final_lr, **self._warmup())
 
 
