@@ -11,8 +11,8 @@ _FLAGS = {
     "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
 }
 # Nearly all of a test's time goes into compiling its programs.  Without optimization, and with the older of XLA's two code
-# generators, that takes a third of the time.  `JFIT_TESTS=optimized` compiles as users do: `.ci/run` runs the slow set and all
-# that promises bits that way.  XLA stops at a flag it does not know, so only releases known to have this one are given it.
+# generators, that takes a third of the time.  `JFIT_TESTS=optimized` compiles as users do: `.ci/run` runs every test that
+# way, too.  XLA stops at a flag it does not know, so only releases known to have this one are given it.
 OPTIMIZED = os.environ.get("JFIT_TESTS") == "optimized"
 if not OPTIMIZED:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

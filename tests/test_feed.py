@@ -53,6 +53,7 @@ def test_several_steps_a_call_agree_on_two_devices():
     assert same(one, train(mlp(dropout=0.5), devices=2, steps_per_call=4, data_on_device=False))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_a_call_ends_where_a_callback_wants_to_be_called(resident):
     seen = []
@@ -124,6 +125,7 @@ def test_rows_that_can_neither_be_padded_nor_divided_are_refused(resident):
         train(rowmixer(), blobs(21), devices=2, data_on_device=resident)
 
 
+@pytest.mark.optimized
 # ------------------------------------------------------------------------------------------------ positions
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])

@@ -85,6 +85,7 @@ def test_a_callback_that_raises_leaves_the_last_good_state_and_says_where_it_is(
     assert run.score(blobs())["loss"] > 0
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("more", [{}, {"devices": 2, "steps_per_call": 1}, {"data_on_device": False}])
 def test_a_run_that_nobody_holds_is_freed_with_its_data(more):
     run = train(num_epoch=1, eval_data=blobs(9), **more)

@@ -219,6 +219,7 @@ LAID_OUT = [
 ]
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize(("op", "attrs", "size", "params"), LAID_OUT)
 def test_channels_last_equals_channels_first(op, attrs, size, params):
     record, _, f = node(op, **attrs)

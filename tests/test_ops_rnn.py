@@ -91,6 +91,7 @@ def call(attrs, data, parameters, state, cell, lengths=None, ctx=EVAL):
     return lookup("RNN").fn(ctx, attrs, jnp.asarray(data), jnp.asarray(parameters), jnp.asarray(state), *rest)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     ("mode", "projection", "lengths"),
     [(m, None, None) for m in MODES] + [("lstm", 2, None), ("lstm", None, [5, 2, 1, 4]), ("gru", None, [3, 5, 2, 1])],

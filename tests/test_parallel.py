@@ -48,6 +48,7 @@ def assert_replicas_equal(tree) -> None:
             np.testing.assert_array_equal(first, other)
 
 
+@pytest.mark.repetitions(1)
 # ------------------------------------------------------------------------------------------ any number of devices
 @pytest.mark.parametrize("rows", [8, 7, 19])
 def test_dropout_and_adam_agree_on_1_2_and_8_devices(rows):
@@ -131,6 +132,7 @@ def normalised(params, data, label):
     return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, label.astype(np.int32)))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("rows", "devices"), [(8, 2), (7, 2), (9, 8)])
 def test_batch_norm_takes_its_statistics_per_device_without_padding(rows, devices):
     batch = batch_of(rows)

@@ -40,6 +40,7 @@ def dies(at_step: int) -> Callback:
     return lambda_callback(every=at_step, step=on)
 
 
+@pytest.mark.repetitions(1)
 # ------------------------------------------------------------------------------------------------ equal bits
 @pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
 def test_epochs_with_a_stop_between_them_equal_epochs_straight(tmp_path, given):
@@ -47,6 +48,7 @@ def test_epochs_with_a_stop_between_them_equal_epochs_straight(tmp_path, given):
     assert same(hard(checkpoint=tmp_path, resume=True, **given), hard(**given))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
 def test_a_checkpoint_in_the_middle_of_an_epoch_continues_there(tmp_path, given):
     with pytest.raises(Killed):
