@@ -1,8 +1,14 @@
-"""What jfit does not have yet says so in a sentence, and `hasattr` is False."""
+"""The names of `jfit.mx`: re-exports of MXNet's classes; what jfit does not have yet says so, and `hasattr` is False."""
+
+import importlib
+import pkgutil
 
 import pytest
 
 import jfit.mx as mx
+from jfit.mxnet import spelled
+
+CLASSES = [c for c in vars(spelled).values() if isinstance(c, type) and c.__module__ == spelled.__name__]
 
 
 @pytest.mark.parametrize(
@@ -25,3 +31,22 @@ def test_a_name_that_is_not_there_raises_a_sentence(module, name, near):
     assert not hasattr(module, name)
     with pytest.raises(AttributeError, match=near):
         getattr(module, name)
+
+
+def test_the_classes_of_jfit_mx_are_those_of_jfit_with_other_arrays():
+    assert len(CLASSES) >= 15
+    for made in CLASSES:
+        assert [base for base in made.__bases__ if base.__name__ == made.__name__ and base.__module__ != spelled.__name__]
+        own = [v for v in vars(made).values() if not isinstance(v, type) and getattr(v, "__module__", "") == spelled.__name__]
+        assert not own, f"{made.__name__} has methods of its own; they belong to the class below it"
+
+
+def test_every_module_of_jfit_mx_is_a_basemodule_of_jfit_mx():
+    modules = [getattr(mx.mod, name) for name in mx.mod.__all__]
+    assert len(modules) == 6 and all(issubclass(module, mx.mod.BaseModule) for module in modules)
+
+
+def test_names_of_jfit_mx_can_be_imported_from_their_modules():
+    for found in pkgutil.walk_packages(mx.__path__, "jfit.mx."):
+        module = importlib.import_module(found.name)
+        assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))

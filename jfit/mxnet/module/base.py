@@ -161,7 +161,7 @@ class BaseModule:
         require(self, "score", "binded", "params_initialized")
         if reset:
             eval_data.reset()
-        eval_metric = self._metric(eval_metric)
+        eval_metric = metrics.create(eval_metric)
         eval_metric.reset()
         actual_num_batch = 0
         for nbatch, eval_batch in enumerate(eval_data):
@@ -182,9 +182,6 @@ class BaseModule:
             self.update_metric(eval_metric, [b.label for b in batch], pre_sliced=True)
         else:
             self.update_metric(eval_metric, batch.label)
-
-    def _metric(self, spec: Any) -> Any:
-        return metrics.create(spec)
 
     def iter_predict(
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
@@ -300,7 +297,7 @@ class BaseModule:
             self.init_params(initializer, arg_params, aux_params, allow_missing=allow_missing, force_init=force_init)
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         validation_metric = eval_metric if validation_metric is None else validation_metric
-        eval_metric = self._metric(eval_metric)
+        eval_metric = metrics.create(eval_metric)
         with StopFlag().watching() as flag, self._stopping_at(flag):
             for epoch in range(begin_epoch, num_epoch):
                 start = time.time()

@@ -102,6 +102,10 @@ class Module(BaseModule):
 
     # -------------------------------------------------------------------------------- what it is
     # what scripts read of MXNet's Module
+    _data_names = property(attrgetter("binding.data_names"))
+    _label_names = property(attrgetter("binding.label_names"))
+    _data_shapes = property(attrgetter("binding.data_shapes"))
+    _label_shapes = property(attrgetter("binding.label_shapes"))
     _param_names = property(attrgetter("binding.params"))
     _aux_names = property(attrgetter("binding.aux"))
     _context = property(attrgetter("binding.context"))
@@ -468,11 +472,7 @@ class Module(BaseModule):
         if not self._pad:
             return None
         weight, rows = self.binding.counted(self._pad), self.binding.rows
-        return (
-            None
-            if weight is None
-            else [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
-        )
+        return [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
         """What is needed before a batch; dense parameters need nothing."""

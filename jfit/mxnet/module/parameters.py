@@ -67,6 +67,12 @@ class Parameters:
         self.evaluations += 1
         return EVALUATIONS + self.evaluations % EVALUATIONS
 
+    def draw_like(self, other: Parameters) -> None:
+        """The next training pass draws the random numbers of the last one of `other`."""
+        assert self.state is not None and other.state is not None
+        step, key = place((other.state.step, other.state.key), self.devices)  # copies: an update gives up the originals
+        self.state, self.passes = self.state._replace(step=step, key=key), other.passes - 1
+
     # -------------------------------------------------------------------------------- parameters
     @property
     def split(self) -> bool:

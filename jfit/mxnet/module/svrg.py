@@ -127,17 +127,9 @@ class SVRGModule(Module):
         if is_train:
             assert aux.params_initialized, "SVRG has no full gradient yet: call update_full_grads(train_data) before training"
         if aux.params_initialized and (self.for_training if is_train is None else is_train):
-            self._draw_alike()
+            aux._settle()
+            aux.parameters.draw_like(self.parameters)  # the same random numbers at the snapshot: otherwise nothing would cancel
             aux.forward(data_batch, is_train=True)
-
-    def _draw_alike(self) -> None:
-        """Random operators draw the same numbers at the snapshot: otherwise nothing would cancel."""
-        mine, other = self.parameters, self._mod_aux.parameters
-        assert mine.state is not None and other.state is not None
-        self._mod_aux._settle()
-        # copies: the next update gives up the originals
-        step, key = place((mine.state.step, mine.state.key), self.binding.devices)
-        other.state, other.passes = other.state._replace(step=step, key=key), mine.passes - 1
 
     def backward(self, out_grads: Any = None) -> None:
         """As `Module.backward`, of both modules."""
