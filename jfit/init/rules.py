@@ -186,7 +186,7 @@ class Mixed(Initializer):
     Example:
         >>> import jax
         >>> start = Mixed([".*gate.*", ".*"], [Constant(2.0), "one"])
-        >>> start(jax.random.key(0), InitDesc("my_gate_weight"), (2,)).tolist()
+        >>> start(jax.random.key(0), "my_gate_weight", (2,)).tolist()
         [2.0, 2.0]
     """
 
@@ -231,7 +231,7 @@ def default() -> Initializer:
 
     Example:
         >>> import jax
-        >>> default()(jax.random.key(0), InitDesc("conv_weight"), (8, 3, 3, 3)).shape
+        >>> default()(jax.random.key(0), "conv_weight", (8, 3, 3, 3)).shape
         (8, 3, 3, 3)
 
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.

@@ -40,7 +40,7 @@ class Load(Initializer):
     Example:
         >>> import jax
         >>> start = Load({"arg:fc_weight": np.ones((1, 2))}, default_init="zero")
-        >>> start(jax.random.key(0), InitDesc("fc_weight"), (1, 2)).tolist()
+        >>> start(jax.random.key(0), "fc_weight", (1, 2)).tolist()
         [[1.0, 1.0]]
     """
 

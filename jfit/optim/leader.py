@@ -44,6 +44,7 @@ def ftrl(
         The transformation; slots `z` and `n`.
 
     Example:
+        >>> import optax
         >>> opt = ftrl(0.1)
         >>> w = {"fc_weight": jnp.array([1.0, 0.001])}
         >>> updates, _ = opt.update(w, opt.init(w), w)

@@ -42,6 +42,7 @@ def sgd(
         The transformation; slot `momentum`.
 
     Example:
+        >>> import optax
         >>> opt = sgd(0.1)
         >>> w = {"fc_weight": jnp.ones(2)}
         >>> updates, _ = opt.update(w, opt.init(w), w)
@@ -181,6 +182,7 @@ def dcasgd(
         The transformation; slots `momentum` (if there is one) and `previous`, the weight before the last update.
 
     Example:
+        >>> import optax
         >>> opt = dcasgd(0.5, lamda=1.0)
         >>> w = {"fc_weight": jnp.ones(())}
         >>> updates, state = opt.update(w, opt.init(w), w)
