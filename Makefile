@@ -9,7 +9,8 @@ demo: .venv/.demo
 	$(PY) examples/digits.py
 
 test: .venv/.test
-	$(PY) -m pytest -q -n 2 -m "$(FAST)"
+	JFIT_TESTS=quickly $(PY) -m pytest -q -n 2 -m "$(FAST) and not optimized"
+	$(PY) -m pytest -q -n 2 -m "$(FAST) and optimized"
 
 test-all: .venv/.test
 	$(PY) -m pytest -q -n 2 -m "not gpu"

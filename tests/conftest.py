@@ -11,10 +11,10 @@ _FLAGS = {
     "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
 }
 # Nearly all of a test's time goes into compiling its programs.  Without optimization, and with the older of XLA's two code
-# generators, that takes a third of the time.  `JFIT_TESTS=optimized` compiles as users do: `.ci/run` runs every test that
-# way, too.  XLA stops at a flag it does not know, so only releases known to have this one are given it.
-OPTIMIZED = os.environ.get("JFIT_TESTS") == "optimized"
-if not OPTIMIZED:
+# generators, that takes a third of the time: so `make test` runs what is not marked `optimized`.  XLA stops at a flag it does
+# not know, so only releases known to have this one are given it.
+QUICKLY = os.environ.get("JFIT_TESTS") == "quickly"
+if QUICKLY:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     if version("jaxlib").startswith("0.10."):
         _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
@@ -81,4 +81,4 @@ def compiled(request: pytest.FixtureRequest):
     elif request.path.name.startswith(("test_ops_", "test_lowering", "test_metrics", "test_facade_metric")):
         jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
+    jax.config.update("jax_disable_most_optimizations", QUICKLY)
