@@ -300,8 +300,8 @@ def _check_heads(model: Model) -> None:
 
 
 def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
-    one = callable(callbacks) or isinstance(callbacks, Callback)
-    pure = [as_callback(c) for c in ([callbacks] if one else callbacks)]
+    listed = [callbacks] if callable(callbacks) or isinstance(callbacks, Callback) else callbacks
+    pure = [as_callback(c) for c in listed]
     if checkpoint is not None:
         pure.append(checkpointing(checkpoint, every=every))
     if progress:
