@@ -2,9 +2,8 @@
 
 from jfit.data.adapters import as_data
 from jfit.data.arrays import ArrayData, to_array
-from jfit.data.batch import Batch, check_batch, check_labels, pad_rows, rows
+from jfit.data.batch import Batch, Names, check_batch, check_labels, pad_rows, rows
 from jfit.data.combine import PrefetchingIter, ResizeIter
-from jfit.data.elements import Names
 from jfit.data.files.csv_iter import CSVIter
 from jfit.data.files.libsvm_iter import LibSVMIter
 from jfit.data.files.mnist_iter import MNISTIter

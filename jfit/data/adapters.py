@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import ArrayData
-from jfit.data.batch import Axes, Batch
-from jfit.data.elements import Names, is_array, is_mxnet_iter, to_named
+from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_named
 from jfit.data.stream import StreamData
 
 

@@ -1,4 +1,4 @@
-"""One batch: inputs by name, and how much each row counts in training and in metrics.
+"""One batch: inputs by name, and how much each row counts in training and in metrics; the names that a graph needs.
 
 Everything that feeds a step speaks this one tuple.  Rows lie on axis 0 of every input unless `axes` says otherwise
 (`{"data": 1}` for time-major sequences, `{"table": None}` for an input that has no rows at all).
@@ -6,10 +6,14 @@ Everything that feeds a step speaks this one tuple.  Rows lie on axis 0 of every
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
+
+from jfit.ops.registry import nearest
 
 Axes = Mapping[str, int | None]
 
@@ -32,6 +36,14 @@ class Batch(NamedTuple):
     inputs: dict[str, Any]
     weight: Any | None = None
     metric_weight: Any | None = None
+
+
+def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
+    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs; weights float32."""
+    if isinstance(batch, dict):
+        return batch, None, None
+    weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
+    return dict(batch.inputs), weight, weight if metric_weight is None else metric_weight
 
 
 def row_axis(name: str, axes: Axes | None) -> int | None:
@@ -238,3 +250,102 @@ def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float |
         f"label {name!r}: {place} is {array[where]}, allowed are the classes 0..{num_classes - 1}{extra}; "
         "renumber them from 0, or give the last layer more outputs."
     )
+
+
+# ------------------------------------------------------------------------------------------------ names
+def is_array(value: Any) -> bool:
+    """Whether a value is an array object of some library (lists of numbers are not)."""
+    return (
+        isinstance(value, np.ndarray) or hasattr(value, "__array__") or hasattr(value, "asnumpy") or hasattr(value, "to_numpy")
+    )
+
+
+def is_mxnet_iter(value: Any) -> bool:
+    """Whether a value walks and resets like an MXNet DataIter."""
+    return hasattr(value, "provide_data") and hasattr(value, "reset") and (hasattr(value, "next") or hasattr(value, "__next__"))
+
+
+class Names(NamedTuple):
+    """The inputs a graph needs: data and labels in order, and whether labels may be absent."""
+
+    inputs: tuple[str, ...]
+    labels: tuple[str, ...]
+    require_labels: bool = True
+    axes: Axes | None = None  # input name -> axis of its rows, where a stream has it elsewhere than on axis 0
+
+    @classmethod
+    def of(
+        cls, inputs: Iterable[str], labels: Iterable[str] = (), require_labels: bool = True, axes: Axes | None = None
+    ) -> Names:
+        """Names from any sequences; a label listed among the inputs is a label."""
+        labels = tuple(labels)
+        return cls(tuple(n for n in inputs if n not in labels), labels, require_labels, axes)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Data inputs, then labels."""
+        return self.inputs + self.labels
+
+    def check(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays in the graph's order, if their names are the ones it needs.
+
+        Raises:
+            ValueError: a needed input is missing or a name is unknown; the message lists both sides and the nearest name.
+        """
+        unknown = [n for n in found if n not in self.all]
+        missing = [n for n in self.inputs + (self.labels if self.require_labels else ()) if n not in found]
+        if not unknown and not missing:
+            return {n: found[n] for n in self.all if n in found}
+        problem = []
+        for name in unknown:
+            near = nearest(str(name), missing or self.all)
+            problem.append(f"{name!r} is no input of the graph" + (f" (nearest: {near})" if near else ""))
+        problem += [f"input {name!r} is missing" for name in missing]
+        raise ValueError(
+            f"{'; '.join(problem)}. The graph needs {quoted(self.all)}, the data has {quoted(found)}; "
+            "rename the arrays or pass a dict with the graph's input names."
+        )
+
+
+def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[str, Any]:
+    """Arrays by name from one array, a list of arrays in the order of `names`, a dict, or None.
+
+    Args:
+        value: one half of `(x, y)`.
+        names: the inputs that this half feeds, in order.
+        what: `x` or `y`, for messages.
+        graph: all inputs, for messages.
+
+    Returns:
+        name -> value, not yet converted.
+
+    Raises:
+        ValueError: the number of arrays is not the number of names.
+
+    Example:
+        >>> to_named([1.0, 2.0], ["data"], "x", Names.of(["data"]))
+        {'data': [1.0, 2.0]}
+    """
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    several = isinstance(value, (list, tuple)) and (len(names) != 1 or (len(value) == 1 and _has_rows(value[0])))
+    given = list(value) if several else [value]
+    if len(given) != len(names):
+        kind = "data" if what == "x" else "label"
+        raise ValueError(
+            f"{what} holds {len(given)} array{'s' * (len(given) != 1)}, the graph has {len(names)} {kind} "
+            f"input{'s' * (len(names) != 1)} ({quoted(names)}); its inputs are {quoted(graph.all)}: pass one array for each, "
+            "as a list in this order or as a dict by name."
+        )
+    return dict(zip(names, given, strict=True))
+
+
+def _has_rows(value: Any) -> bool:
+    return is_array(value) and np.ndim(value) > 0
+
+
+def quoted(names: Iterable[Any]) -> str:
+    """Names for a sentence."""
+    return ", ".join(repr(n) for n in names) or "none"

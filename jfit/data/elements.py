@@ -1,104 +1,14 @@
-"""One element of a stream, or the two halves of `(x, y)`, as arrays by input name."""
+"""One element of a stream as a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jfit.data.arrays import to_array
-from jfit.data.batch import Axes, Batch, check_batch, rows
-from jfit.ops.registry import nearest
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is an array object of some library (lists of numbers are not)."""
-    return (
-        isinstance(value, np.ndarray) or hasattr(value, "__array__") or hasattr(value, "asnumpy") or hasattr(value, "to_numpy")
-    )
-
-
-def is_mxnet_iter(value: Any) -> bool:
-    """Whether a value walks and resets like an MXNet DataIter."""
-    return hasattr(value, "provide_data") and hasattr(value, "reset") and (hasattr(value, "next") or hasattr(value, "__next__"))
-
-
-class Names(NamedTuple):
-    """The inputs a graph needs: data and labels in order, and whether labels may be absent."""
-
-    inputs: tuple[str, ...]
-    labels: tuple[str, ...]
-    require_labels: bool = True
-    axes: Axes | None = None  # input name -> axis of its rows, where a stream has it elsewhere than on axis 0
-
-    @classmethod
-    def of(
-        cls, inputs: Iterable[str], labels: Iterable[str] = (), require_labels: bool = True, axes: Axes | None = None
-    ) -> Names:
-        """Names from any sequences; a label listed among the inputs is a label."""
-        labels = tuple(labels)
-        return cls(tuple(n for n in inputs if n not in labels), labels, require_labels, axes)
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Data inputs, then labels."""
-        return self.inputs + self.labels
-
-    def check(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays in the graph's order, if their names are the ones it needs.
-
-        Raises:
-            ValueError: a needed input is missing or a name is unknown; the message lists both sides and the nearest name.
-        """
-        unknown = [n for n in found if n not in self.all]
-        missing = [n for n in self.inputs + (self.labels if self.require_labels else ()) if n not in found]
-        if not unknown and not missing:
-            return {n: found[n] for n in self.all if n in found}
-        problem = []
-        for name in unknown:
-            near = nearest(str(name), missing or self.all)
-            problem.append(f"{name!r} is no input of the graph" + (f" (nearest: {near})" if near else ""))
-        problem += [f"input {name!r} is missing" for name in missing]
-        raise ValueError(
-            f"{'; '.join(problem)}. The graph needs {_quoted(self.all)}, the data has {_quoted(found)}; "
-            "rename the arrays or pass a dict with the graph's input names."
-        )
-
-
-def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[str, Any]:
-    """Arrays by name from one array, a list of arrays in the order of `names`, a dict, or None.
-
-    Args:
-        value: one half of `(x, y)`.
-        names: the inputs that this half feeds, in order.
-        what: `x` or `y`, for messages.
-        graph: all inputs, for messages.
-
-    Returns:
-        name -> value, not yet converted.
-
-    Raises:
-        ValueError: the number of arrays is not the number of names.
-
-    Example:
-        >>> to_named([1.0, 2.0], ["data"], "x", Names.of(["data"]))
-        {'data': [1.0, 2.0]}
-    """
-    if value is None:
-        return {}
-    if isinstance(value, Mapping):
-        return dict(value)
-    several = isinstance(value, (list, tuple)) and (len(names) != 1 or (len(value) == 1 and _has_rows(value[0])))
-    given = list(value) if several else [value]
-    if len(given) != len(names):
-        kind = "data" if what == "x" else "label"
-        raise ValueError(
-            f"{what} holds {len(given)} array{'s' * (len(given) != 1)}, the graph has {len(names)} {kind} "
-            f"input{'s' * (len(names) != 1)} ({_quoted(names)}); its inputs are {_quoted(graph.all)}: pass one array for each, "
-            "as a list in this order or as a dict by name."
-        )
-    return dict(zip(names, given, strict=True))
+from jfit.data.batch import Axes, Batch, Names, check_batch, is_array, quoted, rows, to_named
 
 
 def to_batch(
@@ -163,7 +73,7 @@ def _split(element: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
     if len(parts) not in (1, 2, 3):
         raise ValueError(
             f"a batch is a {type(element).__name__} of {len(parts)}, x, (x, y) or (x, y, weight) is needed; the graph has the "
-            f"inputs {_quoted(names.all)}: a dict by name is the safest."
+            f"inputs {quoted(names.all)}: a dict by name is the safest."
         )
     x, y, weight = (*parts, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
@@ -181,7 +91,7 @@ def _mxnet_arrays(element: Any, described: Any, names: Names) -> dict[str, Any]:
         keys = [d[0] for d in descs] if descs else fallback
         if len(keys) != len(arrays):
             raise ValueError(
-                f"a batch has {len(arrays)} {side} arrays for the names {_quoted(keys)}; one array for each is needed."
+                f"a batch has {len(arrays)} {side} arrays for the names {quoted(keys)}; one array for each is needed."
             )
         found.update(zip(keys, arrays, strict=True))
     return found
@@ -198,11 +108,3 @@ def _weight(value: Any | None, name: str) -> Any | None:
         return None
     array = _device_or_host(value, name)
     return array if array.dtype == np.float32 else array.astype(np.float32)
-
-
-def _has_rows(value: Any) -> bool:
-    return is_array(value) and np.ndim(value) > 0
-
-
-def _quoted(names: Iterable[Any]) -> str:
-    return ", ".join(repr(n) for n in names) or "none"

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from jfit.data.batch import Batch
-from jfit.data.elements import Names, is_mxnet_iter, to_batch
+from jfit.data.batch import Batch, Names, is_mxnet_iter
+from jfit.data.elements import to_batch
 from jfit.data.positions import decode, encode
 
 _STATE_METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))

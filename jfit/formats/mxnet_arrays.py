@@ -22,8 +22,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.formats.atomic import FormatError, atomic_write
-from jfit.formats.memory import room
-from jfit.formats.sparse import STYPES, SparseArray, as_kind, from_bcoo, sparse_problem
+from jfit.formats.sparse import STYPES, SparseArray, bounded_dense, from_bcoo, sparse_problem
 
 LIST = 0x112
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -34,6 +33,8 @@ _NAMES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "b
 DTYPES: tuple[np.dtype[Any], ...] = (*map(np.dtype, _NAMES), np.dtype(ml_dtypes.bfloat16))
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MAX_RANK = 64
+SPARSE = ("keep", "bcoo", "dense")  # what a sparse array may become
+ALIGNMENT = 64  # a device on the host takes over memory that begins at such an address, anything else it copies
 _CPU = struct.pack("<ii", 1, 0)  # device type and index: arrays of a file belong to no device
 _DAMAGED = "the file is damaged or cut off: restore it from another copy, or save it again."
 
@@ -66,8 +67,26 @@ def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any]
     with open(path, "rb") as file:
         found = _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
     if isinstance(found, dict):
-        return {name: as_kind(value, sparse, path, f"array {name[:80]!r}") for name, value in found.items()}
-    return [as_kind(value, sparse, path, f"array {number}") for number, value in enumerate(found)]
+        return {name: _as_kind(value, sparse, path, f"array {name[:80]!r}") for name, value in found.items()}
+    return [_as_kind(value, sparse, path, f"array {number}") for number, value in enumerate(found)]
+
+
+def _as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) -> Any:
+    """A sparse array of a file as one of `SPARSE`; anything else as it is.
+
+    Raises:
+      ValueError: there is no such kind.
+      FormatError: it is too large to become dense.
+
+    Example:
+      >>> _as_kind(np.ones(1), "dense", "w.params", "w")
+      array([1.])
+    """
+    if kind not in SPARSE:
+        raise ValueError(f"sparse is {kind!r}; needed one of {', '.join(SPARSE)}")
+    if kind == "keep" or not isinstance(value, SparseArray):
+        return value
+    return value.tobcoo() if kind == "bcoo" else bounded_dense(value, path, where)
 
 
 def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:
@@ -162,7 +181,7 @@ class _Source:
         # Python integers: a hostile shape cannot overflow here.
         count = math.prod(shape) * dtype.itemsize
         self.need(count, f"shape {shape} of {dtype}")
-        array = room(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
+        array = _room(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
         if count and self.file.readinto(array.reshape(-1).view(np.uint8).data) != count:
             raise self.error("the file ended while an array was being read")
         self.left -= count
@@ -398,3 +417,18 @@ def _write_record(file: BinaryIO, array: Array, version: int) -> None:
 
 def _shape(shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
+
+
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An array of undefined values; a large one begins where a device can use it without a copy.
+
+    Example:
+      >>> _room((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
+      0
+    """
+    count = math.prod(shape) * dtype.itemsize
+    if count < 4096:
+        return np.empty(shape, dtype)
+    raw = np.empty(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count].view(dtype).reshape(shape)

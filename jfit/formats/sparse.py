@@ -12,7 +12,6 @@ import numpy as np
 from jfit.formats.atomic import FormatError
 
 STYPES = ("default", "row_sparse", "csr")
-KINDS = ("keep", "bcoo", "dense")  # what a reader may make of a sparse array
 
 
 class SparseArray(NamedTuple):
@@ -116,24 +115,6 @@ def bounded_dense(sparse: Any, path: str | os.PathLike[str], where: str, shape: 
         remedy = "read it with jfit.formats.load_arrays, which keeps the parts, and make it dense if that is what it should be."
         raise FormatError(path, where, problem, remedy)
     return sparse.todense()
-
-
-def as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) -> Any:
-    """A sparse array of a file as one of `KINDS`; anything else as it is.
-
-    Raises:
-      ValueError: there is no such kind.
-      FormatError: it is too large to become dense.
-
-    Example:
-      >>> as_kind(np.ones(1), "dense", "w.params", "w")
-      array([1.])
-    """
-    if kind not in KINDS:
-        raise ValueError(f"sparse is {kind!r}; needed one of {', '.join(KINDS)}")
-    if kind == "keep" or not isinstance(value, SparseArray):
-        return value
-    return value.tobcoo() if kind == "bcoo" else bounded_dense(value, path, where)
 
 
 def sparse_problem(sparse: SparseArray) -> str | None:

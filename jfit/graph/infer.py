@@ -26,7 +26,9 @@ MAX_SWEEPS = 4
 FLOAT = np.dtype(np.float32)  # where nothing says otherwise
 
 
-def infer_shape(graph: Graph, /, *args: Sequence[int] | None, partial: bool = False, **kwargs: Sequence[int]):
+def infer_shape(
+    graph: Graph, /, *args: Sequence[int] | None, partial: bool = False, **kwargs: Sequence[int]
+) -> tuple[Any, Any, Any]:
     """Shapes of all arguments, outputs and auxiliary states.
 
     Args:
@@ -59,7 +61,7 @@ def infer_shape(graph: Graph, /, *args: Sequence[int] | None, partial: bool = Fa
     return (None, None, None) if unknown and not partial else _lists(graph, shapes, ())
 
 
-def infer_type(graph: Graph, /, *args: Any, partial: bool = False, **kwargs: Any):
+def infer_type(graph: Graph, /, *args: Any, partial: bool = False, **kwargs: Any) -> tuple[Any, Any, Any]:
     """Dtypes of all arguments, outputs and auxiliary states; float32 (`partial`: None) where nothing says otherwise.
 
     Example:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.formats import FormatError, bounded_dense, load_arrays, load_tensors
+from jfit.formats import FormatError, load_arrays, load_tensors
 from jfit.init.core import Initializer, described, get
 
 
@@ -85,10 +85,10 @@ def named_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         >>> named_arrays(path)["w"].tolist()
         [1.0, 1.0]
     """
-    found: Any = load_tensors(path)[0] if str(path).endswith(".safetensors") else load_arrays(path)
+    found: Any = load_tensors(path)[0] if str(path).endswith(".safetensors") else load_arrays(path, sparse="dense")
     if not isinstance(found, Mapping):
         raise FormatError(path, "names", f"the {len(found)} arrays have no names", "save a dict: parameters go by their names.")
-    return {k: bounded_dense(v, path, f"array {k!r}") for k, v in found.items()}
+    return dict(found)
 
 
 load = Load

@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 
-from jfit.formats import FormatError, bounded_dense, load_arrays, load_tensors
+from jfit.formats import FormatError, load_arrays, load_tensors
 from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
 from jfit.graph import load_json as symbol_of
+from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, lower, lower_feeding, usual_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
@@ -53,7 +54,7 @@ class Loaded(Trained):
 
     def score(self, data: Any, eval_metric: Any = "acc", **given: Any) -> dict[str, float]:
         """Loss and metrics over a data set; see `jfit.score`."""
-        return self._placed(given).score(data, eval_metric)
+        return self._placed(given).score(data, "acc" if eval_metric is None else eval_metric)
 
     def onto(self, net: Any, drop: bool = False) -> Loaded:
         """The same parameters for another network, such as one with a new last layer; `fit` draws what they lack.
@@ -92,7 +93,7 @@ class Loaded(Trained):
         known: dict[str, tuple[Placed, Any]] = self.__dict__.setdefault("_known", {})
         key, values = repr(sorted(given.items())), jax.tree.flatten((self.params, self.aux))
         if key not in known:
-            known[key] = Placed(self, None, None, **given), values
+            known[key] = Placed(self, None, None, **{"eval_metric": None, **given}), values
             return known[key][0]
         placed, before = known[key]
         if not _same(before, values):
@@ -200,13 +201,12 @@ def _read(path: str) -> tuple[dict[str, Any], str | None]:
         except (ValueError, TypeError, RecursionError):
             states = set()
         return {f"aux:{k}" if k in states else k: v for k, v in arrays.items()}, header.get("symbol")
-    found = load_arrays(path)
+    found = load_arrays(path, sparse="dense")
     if isinstance(found, list):
         if found:
             raise FormatError(path, "names", f"the {len(found)} arrays have no names", "read such a list with load_arrays.")
         found = {}
-    dense = {k: bounded_dense(v, path, f"array {k!r}") for k, v in found.items()}
-    return {k: v for k, v in dense.items() if v is not None}, None
+    return {k: v for k, v in found.items() if v is not None}, None
 
 
 def _on_device(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -259,7 +259,7 @@ def _refuse_missing(path: str, model: Model, given: set[str]) -> None:
 def _check_shapes(path: str, symbol: Symbol, arrays: Mapping[str, Any]) -> None:
     """What the graph says about shapes without data; the rest is checked against the first batch."""
     try:
-        symbol.infer_shape_partial(**{k: tuple(v.shape) for k, v in arrays.items() if 0 not in v.shape})
+        infer_shape(symbol, partial=True, **{k: tuple(v.shape) for k, v in arrays.items() if 0 not in v.shape})
     except GraphError as error:
         name = next((k for k in arrays if re.search(rf"'{re.escape(k)}'", str(error))), "")
         where = f"array {name!r}" if name else "shapes"

@@ -167,6 +167,11 @@ def specs_of(inputs: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     return {k: jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in inputs.items()}
 
 
+def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
+    """The plan for inputs of these shapes."""
+    return model.plan(specs_of(inputs))
+
+
 def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None) -> Array:
     """Σ heads + Σᵢ weightᵢ · lossᵢ, a scalar whose gradient is the SUM over rows (heads weigh their own gradient)."""
     total = jnp.zeros((), jnp.float32)

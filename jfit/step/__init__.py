@@ -7,7 +7,7 @@ eval_step, predict_step                        nothing learns
 
 from jfit.step.gradients import forward_step, gradient_step
 from jfit.step.observe import eval_step, predict_step
-from jfit.step.slices import Shared, part_key, plan_of, unrolls
+from jfit.step.slices import Shared, part_key, unrolls
 from jfit.step.train import Step, StepOut, train_step, update_step
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "forward_step",
     "gradient_step",
     "part_key",
-    "plan_of",
     "predict_step",
     "train_step",
     "unrolls",

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, objective
-from jfit.step.slices import Slots, of_real_rows, part_key, parts_of, rows_of, slots_of, stand_ins, table_rows
+from jfit.step.slices import Slots, of_real_rows, part_key, rows_of, slots_of, stand_ins, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
 

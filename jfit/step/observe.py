@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums
+from jfit.data.batch import parts_of
+from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, plan_of
 from jfit.metrics import Metric
-from jfit.step.slices import Shared, part_of, parts_of, plan_of
+from jfit.step.slices import Shared, part_of
 from jfit.step.totals import Totals, fold, head_arguments, metric_stats
 
 

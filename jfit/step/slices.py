@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.lowering.model import Aux, Model, Params, Plan, Policy, loss_sums, objective, specs_of
+from jfit.data.batch import parts_of
+from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, objective, plan_of
 from jfit.metrics import Metric
 from jfit.ops.rows import RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
@@ -22,14 +23,6 @@ from jfit.step.totals import head_arguments, metric_stats
 
 
 # ------------------------------------------------------------------------------------------------ rows
-def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
-    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs; weights float32."""
-    if isinstance(batch, dict):
-        return batch, None, None
-    weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
-    return dict(batch.inputs), weight, weight if metric_weight is None else metric_weight
-
-
 def rows_of(model: Model, inputs: dict[str, Array]) -> int:
     name = next((n for n in (*model.inputs, *model.labels) if n in inputs), None)
     if name is None:
@@ -257,11 +250,6 @@ def chosen(condition: Array, new: Any, old: Any, but: Collection[str] = ()) -> A
 def unrolls(model: Model) -> bool:
     """True where a loop inside the program must be unrolled: XLA on CPU compiles convolutions in loop bodies badly."""
     return "convolution" in model.traits and jax.default_backend() == "cpu"
-
-
-def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
-    """The plan for inputs of these shapes."""
-    return model.plan(specs_of(inputs))
 
 
 def part_key(key: Array, step: Any, number: Any = 0) -> Array:

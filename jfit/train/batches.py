@@ -17,10 +17,9 @@ from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
-from jfit.lowering.model import Model
+from jfit.lowering.model import Model, plan_of
 from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
-from jfit.step import plan_of
 
 RESIDENT_SHARE = 0.3  # of an accelerator's memory; the rest is for parameters and activations
 RESIDENT_BYTES_CPU = 2 << 30

@@ -19,12 +19,13 @@ from jfit import counters
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import rows
 from jfit.graph import GraphError
+from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, split_trained
-from jfit.lowering.model import Model, Plan, Policy, flatten_names
+from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import compile_spmd, place
 from jfit.parallel.placing import rows_joined, rows_of_slices
-from jfit.step import eval_step, plan_of, predict_step, unrolls
+from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, sized_for, values, zero_totals
 from jfit.train.batches import PACK_AXES, Layout, Resident, Stream, data_of, first_batch, fits_on_device
@@ -314,7 +315,7 @@ def predict(
         >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
         (3, 2)
     """
-    return Placed(model, params, aux, **given).predict(data)
+    return Placed(model, params, aux, **{"eval_metric": None, **given}).predict(data)
 
 
 class Placed:
@@ -373,7 +374,8 @@ class Placed:
         if key in self._fitting:
             return named
         try:
-            arguments, _, states = net.infer_shape_partial(**{k: v for k, v in shapes.items() if k in net.list_inputs()})
+            known = {k: v for k, v in shapes.items() if k in net.list_inputs()}
+            arguments, _, states = infer_shape(net, partial=True, **known)
         except GraphError:
             return named  # running it says more
         _check_shapes(net.list_arguments(), arguments, self._state.params, shapes)

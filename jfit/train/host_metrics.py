@@ -16,11 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.lowering.model import Model
+from jfit.data.batch import parts_of
+from jfit.lowering.model import Model, plan_of
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.placing import rows_joined, rows_of_slices
-from jfit.step import plan_of
-from jfit.step.slices import parts_of
 from jfit.step.totals import joined, plain, shown_heads
 
 

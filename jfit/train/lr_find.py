@@ -21,7 +21,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import ArrayData
-from jfit.data.elements import is_mxnet_iter
+from jfit.data.batch import is_mxnet_iter
 from jfit.formats.atomic import atomic_write
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_feeding, model_and_values, split_trained

@@ -81,7 +81,7 @@ def resolve_metrics(spec: Any) -> tuple[Any, ...]:
     Raises:
         ValueError: an unknown name (nearest names listed), or a function where several processes share the outputs.
     """
-    metrics = get_metrics(spec)
+    metrics = () if spec is None else get_metrics(spec)
     on_host = [m.name for m in metrics if m.host]
     if on_host and jax.process_count() > 1:
         raise ValueError(

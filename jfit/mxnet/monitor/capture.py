@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.data.batch import parts_of
 from jfit.graph.nodes import Entry, Node, replace_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.ops import lookup
 from jfit.step import forward_step, gradient_step
-from jfit.step.slices import parts_of
 
 
 class Capture:
