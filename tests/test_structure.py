@@ -1,10 +1,13 @@
 """The shape of the house: which room may import which, what stays private, how long a file may be."""
 
 import ast
+import graphlib
 import importlib
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 import jfit
 
@@ -29,6 +32,11 @@ class Source(NamedTuple):
     lines: int
     imports: tuple[tuple[int, str], ...]  # (line, dotted name), also those inside functions; relative ones made absolute
     identifiers: frozenset[str]
+    typing_only: frozenset[int]  # lines under `if TYPE_CHECKING`
+
+    @property
+    def module(self) -> str:
+        return ".".join(["jfit", *self.path.removesuffix(".py").removesuffix("__init__").strip("/").split("/")]).rstrip(".")
 
     @property
     def room(self) -> str:
@@ -38,7 +46,7 @@ class Source(NamedTuple):
 def read(path: Path) -> Source:
     package = ("jfit", *path.relative_to(ROOT).parent.parts)
     text = path.read_text(encoding="utf-8")
-    imports, identifiers = [], set()
+    imports, identifiers, typing_only = [], set(), set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             imports += [(node.lineno, alias.name) for alias in node.names]
@@ -46,10 +54,13 @@ def read(path: Path) -> Source:
             base = package[: len(package) - node.level + 1] if node.level else ()
             source = ".".join([*base, *([node.module] if node.module else [])])
             imports += [(node.lineno, f"{source}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            typing_only.update(range(node.lineno, (node.end_lineno or 0) + 1))
         if isinstance(node, (ast.Attribute, ast.Name, ast.alias)):
             name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", "")
             identifiers.add(name.rsplit(".", 1)[-1])
-    return Source(path.relative_to(ROOT).as_posix(), len(text.splitlines()), tuple(imports), frozenset(identifiers))
+    where, lines = path.relative_to(ROOT).as_posix(), len(text.splitlines())
+    return Source(where, lines, tuple(imports), frozenset(identifiers), frozenset(typing_only))
 
 
 SOURCES = [read(path) for path in sorted(ROOT.rglob("*.py"))]
@@ -70,6 +81,25 @@ def test_a_room_imports_only_rooms_above_it():
             if top == "jfit" and parts and parts[0] not in above:
                 wrong.append(f"{source.path}, line {line}: jfit.{parts[0]} stands below {source.room}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_imports_go_in_a_circle_not_even_inside_functions():
+    modules = {source.module for source in SOURCES}
+    graph: dict[str, set[str]] = {}
+    for source in SOURCES:
+        names = [name for line, name in source.imports if line not in source.typing_only and name.startswith("jfit")]
+        # of `jfit.ops.registry.nearest` the longest part that is a file
+        found = {next(part for part in _prefixes(name) if part in modules) for name in names}
+        graph[source.module] = found - {source.module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"each of these files imports the one before it: {', '.join(error.args[1])}")
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def test_nothing_imports_the_private_parts_of_jax():
