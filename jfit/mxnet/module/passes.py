@@ -23,6 +23,7 @@ from jfit.data import Batch
 from jfit.data.batch import rows
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.box import Box
+from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
@@ -55,11 +56,11 @@ class Passes:
     """The passes of one bound graph over parameters that other graphs may share.
 
     Args:
-        bound: the graph, with names and requests of a `Binding`.
+        bound: the graph, with its names and the gradients that are asked for.
         parameters: the arrays, and the optimizer.
     """
 
-    def __init__(self, bound: Any, parameters: Parameters) -> None:
+    def __init__(self, bound: Binding, parameters: Parameters) -> None:
         self.programs, self._bound = Programs(bound.model, parameters, bound.gammas), bound
         self.params, self.aux, self.requests, self.learns = bound.params, bound.aux, bound.requests, bound.learns
         self.counted = [*bound.learns, *bound.gammas]  # what MXNet's optimizer updates
