@@ -21,12 +21,10 @@ from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.programs import Programs, programs_of
 from jfit.mxnet.keys import next_key
-from jfit.mxnet.module.binding import moving_aux
+from jfit.mxnet.module.binding import REQUESTS, moving_aux
 from jfit.mxnet.ndarray.array import NDArray, on_device
 from jfit.mxnet.ndarray.create import zeros
 from jfit.ops import nearest
-
-REQUESTS = ("write", "add", "null")
 
 
 class Executor:
