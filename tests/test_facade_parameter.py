@@ -63,6 +63,17 @@ def test_the_name_plays_no_part_except_for_initializers_by_name():
     assert weight.data().tolist() == [1.0, 1.0]
 
 
+def test_a_plain_parameter_takes_initializers_that_write_and_treats_a_bias_as_a_weight():
+    def threes(desc, cell):
+        assert (desc, type(cell)) == ("fc_bias", Box)
+        cell[:] = 3
+
+    for start, want in ((threes, 3.0), (initializer.One(), 1.0)):
+        bias = Parameter("fc_bias", shape=(2,))
+        bias.initialize(start)
+        assert bias.data().tolist() == [want, want]
+
+
 def test_a_second_initialization_is_ignored_with_a_warning_unless_forced():
     param = made()
     with pytest.warns(UserWarning, match="force_reinit=True"):
