@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import measure, peers, report, size, step_overhead
+import jfit
+from benchmarks import measure, peers, report, size, step_overhead, walks
 from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,6 +87,11 @@ def test_code_lines_leave_out_docstrings_comments_and_blanks():
     documented = '"""Doc."""\n\nimport os  # why\n\n\ndef f():\n    """Two\n    lines."""\n    # note\n'
     source = documented + "    return (\n        os.sep,\n    )\n"
     assert size.code_lines(source) == 5
+
+
+def test_a_walk_lists_the_files_in_which_a_function_runs():
+    x = jfit.sym.Variable("x")
+    assert walks.files_run(x.list_arguments) == {"graph/nodes.py"}
 
 
 def test_size_report_names_the_core_and_long_files():

@@ -176,15 +176,7 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
 
 
 class Graph:
-    """A tuple of outputs of immutable nodes, and what is known of them without computing.  `Symbol` builds on it.
-
-    Example:
-        >>> import jfit
-        >>> x = jfit.sym.Variable("data")
-        >>> y = jfit.sym.FullyConnected(x, num_hidden=10, name="fc1")
-        >>> y.list_arguments(), y.list_outputs()
-        (['data', 'fc1_weight', 'fc1_bias'], ['fc1_output'])
-    """
+    """A tuple of outputs of immutable nodes, and what is known of them without computing.  `Symbol` builds on it."""
 
     __slots__ = ("heads",)
     heads: tuple[Entry, ...]

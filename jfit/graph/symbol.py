@@ -14,6 +14,25 @@ from jfit.graph.nodes import Entry, Graph, Node, near, replace_nodes
 from jfit.ops import ALIASES
 
 
+def _operator(binary: str | None, scalar: str) -> Any:
+    """A Python operator: one node of a symbol and another one (by the operator `binary`), or a number."""
+
+    def apply(self: Symbol, other: Any) -> Any:
+        if isinstance(other, Symbol):
+            assert binary is not None
+            return apply_op(binary, (self, other), {}, cls=type(self))
+        if isinstance(other, numbers.Number) or (hasattr(other, "__float__") and np.ndim(other) == 0):
+            return apply_op(scalar, (self,), {"scalar": other}, cls=type(self))
+        if hasattr(other, "shape"):
+            raise TypeError(
+                f"{self!r} meets an array of shape {tuple(other.shape)}; a graph holds no arrays: make a Variable and feed the "
+                "array under its name"
+            )
+        return NotImplemented
+
+    return apply
+
+
 class Symbol(Graph):
     """A network, or part of one: a tuple of outputs of an immutable graph.
 
@@ -75,79 +94,30 @@ class Symbol(Graph):
         return lambda *args, **kwargs: op(self, *args, **kwargs)
 
     # -------------------------------------------------------------------------------- arithmetic, one node each
-    def _with(self, binary: str | None, scalar: str, right: Any) -> Any:
-        """One node of this symbol and another one, or a number."""
-        if isinstance(right, Symbol):
-            assert binary is not None
-            return apply_op(binary, (self, right), {}, cls=type(self))
-        if isinstance(right, numbers.Number) or (hasattr(right, "__float__") and np.ndim(right) == 0):
-            return apply_op(scalar, (self,), {"scalar": right}, cls=type(self))
-        if hasattr(right, "shape"):
-            raise TypeError(
-                f"{self!r} meets an array of shape {tuple(right.shape)}; a graph holds no arrays: make a Variable and feed the "
-                "array under its name"
-            )
-        return NotImplemented
-
     def __hash__(self) -> int:
         return id(self)
 
-    def __add__(self, o: Any) -> Any:
-        return self._with("_Plus", "_PlusScalar", o)
+    __add__ = __radd__ = _operator("_Plus", "_PlusScalar")
+    __mul__ = __rmul__ = _operator("_Mul", "_MulScalar")
+    __sub__ = _operator("_Minus", "_MinusScalar")
+    __rsub__ = _operator(None, "_RMinusScalar")
+    __truediv__ = _operator("_Div", "_DivScalar")
+    __rtruediv__ = _operator(None, "_RDivScalar")
+    __mod__ = _operator("_Mod", "_ModScalar")
+    __rmod__ = _operator(None, "_RModScalar")
+    __pow__ = _operator("_Power", "_PowerScalar")
+    __rpow__ = _operator(None, "_rpower_scalar")
+    __eq__ = _operator("_Equal", "_equal_scalar")
+    __ne__ = _operator("_Not_Equal", "_not_equal_scalar")
+    __gt__ = _operator("_Greater", "_greater_scalar")
+    __ge__ = _operator("_Greater_Equal", "_greater_equal_scalar")
+    __lt__ = _operator("_Lesser", "_lesser_scalar")
+    __le__ = _operator("_Lesser_Equal", "_lesser_equal_scalar")
 
-    __radd__ = __add__
+    def __neg__(self) -> Self:
+        return self * -1.0
 
-    def __sub__(self, o: Any) -> Any:
-        return self._with("_Minus", "_MinusScalar", o)
-
-    def __rsub__(self, o: Any) -> Any:
-        return self._with(None, "_RMinusScalar", o)
-
-    def __mul__(self, o: Any) -> Any:
-        return self._with("_Mul", "_MulScalar", o)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, o: Any) -> Any:
-        return self._with("_Div", "_DivScalar", o)
-
-    def __rtruediv__(self, o: Any) -> Any:
-        return self._with(None, "_RDivScalar", o)
-
-    def __mod__(self, o: Any) -> Any:
-        return self._with("_Mod", "_ModScalar", o)
-
-    def __rmod__(self, o: Any) -> Any:
-        return self._with(None, "_RModScalar", o)
-
-    def __pow__(self, o: Any) -> Any:
-        return self._with("_Power", "_PowerScalar", o)
-
-    def __rpow__(self, o: Any) -> Any:
-        return self._with(None, "_rpower_scalar", o)
-
-    def __neg__(self) -> Any:
-        return self._with(None, "_MulScalar", -1.0)
-
-    def __eq__(self, o: object) -> Any:  # type: ignore[override]
-        return self._with("_Equal", "_equal_scalar", o)
-
-    def __ne__(self, o: object) -> Any:  # type: ignore[override]
-        return self._with("_Not_Equal", "_not_equal_scalar", o)
-
-    def __gt__(self, o: Any) -> Any:
-        return self._with("_Greater", "_greater_scalar", o)
-
-    def __ge__(self, o: Any) -> Any:
-        return self._with("_Greater_Equal", "_greater_equal_scalar", o)
-
-    def __lt__(self, o: Any) -> Any:
-        return self._with("_Lesser", "_lesser_scalar", o)
-
-    def __le__(self, o: Any) -> Any:
-        return self._with("_Lesser_Equal", "_lesser_equal_scalar", o)
-
-    def __abs__(self) -> Any:
+    def __abs__(self) -> Self:
         return apply_op("abs", (self,), {}, cls=type(self))
 
     # -------------------------------------------------------------------------------- inference, files

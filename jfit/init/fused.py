@@ -19,9 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.init.core import InitDesc, Initializer, get, register
-
-# mode -> suffix of each gate, in the order of the flat vector
-GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
+from jfit.ops.rnn import GATES
 
 
 @register()

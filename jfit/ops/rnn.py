@@ -21,7 +21,8 @@ from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import agreed, unify
 
-GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+# mode -> suffix of each gate, in the order of the flat vector
+GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
 Carry = tuple[Array, ...]  # (hidden,) or (hidden, cell), each (batch, size)
 
 
@@ -52,7 +53,7 @@ def layouts(attrs: Any, inputs: int) -> list[list[tuple[int, ...]]]:
         [[(20, 3), (20, 5)]]
     """
     directions = 2 if attrs.bidirectional else 1
-    rows, out = GATES[attrs.mode] * attrs.state_size, attrs.projection_size or attrs.state_size
+    rows, out = len(GATES[attrs.mode]) * attrs.state_size, attrs.projection_size or attrs.state_size
     found = []
     for layer in range(attrs.num_layers):
         size = inputs if layer == 0 else out * directions

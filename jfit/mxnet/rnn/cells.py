@@ -6,10 +6,10 @@ from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
-from jfit.init.fused import GATES
 from jfit.mxnet import initializer
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn.base import BaseRNNCell, RNNParams, States, sequence
+from jfit.ops.rnn import GATES
 
 LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.graph.symbol import Symbol
-from jfit.init.fused import GATES, gate_parts, parts_of
+from jfit.init.fused import gate_parts, parts_of
 from jfit.mxnet import initializer
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence, taken
 from jfit.mxnet.rnn.cells import DropoutCell, GRUCell, LSTMCell, RNNCell
 from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
+from jfit.ops.rnn import GATES
 
 
 class FusedRNNCell(BaseRNNCell):
