@@ -46,8 +46,10 @@ def arrays_of(*path):
 
 
 def under(arrays, prefix):
-    """The arrays whose key begins with `prefix`, by the rest of the key."""
-    return {key[len(prefix) :]: value for key, value in arrays.items() if key.startswith(prefix)}
+    """The arrays whose key begins with `prefix`, by the rest of the key; at least one, or nothing would be compared."""
+    found = {key[len(prefix) :]: value for key, value in arrays.items() if key.startswith(prefix)}
+    assert found, f"no array of the recording is called {prefix}..."
+    return found
 
 
 CASES = manifest("train", "manifest.json")

@@ -623,7 +623,8 @@ def test_prefetch_needs_room_for_an_item():
 
 def test_weights_on_a_device_are_not_read(monkeypatch):
     monkeypatch.setattr(np, "isfinite", None)
-    check_batch(Batch({"data": X}, jnp.ones(10)))
+    batch = Batch({"data": X}, jnp.ones(10))
+    assert check_batch(batch) is batch
 
 
 def test_a_batch_after_a_resumed_position_is_named_by_its_number_in_the_epoch():

@@ -80,7 +80,7 @@ def numbers_of(got):
 def test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too():
     spec, net, batches, size = recorded()
     net.install_monitor(Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"]))
-    for batch, want in zip(batches, spec["toc"], strict=False):
+    for batch, want in zip(batches, spec["toc"], strict=True):
         net.batch = batch
         net.monitor.tic()
         net.step(0.1 / size)
@@ -178,7 +178,7 @@ def test_a_module_under_a_monitor_gives_mxnets_statistics():
     shell = module(net.symbol, batches[0], monitor=monitor)
     shell.set_params(net.params, {})
     shell.init_optimizer(optimizer_params={"learning_rate": 0.1})
-    for batch, want in zip(batches, spec["toc"], strict=False):
+    for batch, want in zip(batches, spec["toc"], strict=True):
         monitor.tic()
         shell.forward_backward(feed(batch))
         shell.update()

@@ -110,6 +110,13 @@ def test_shapes_travel_backward_through_elementwise_operators():
     assert net.infer_shape(b=(2, 3))[0] == [(2, 3), (2, 3)]
 
 
+def test_a_shape_travels_backward_through_a_long_chain():
+    net = V("a")
+    for _ in range(20):
+        net = sym.relu(net)
+    assert (net + V("b")).infer_shape(b=(2, 3))[0] == [(2, 3), (2, 3)]
+
+
 def test_begin_states_take_the_batch_from_the_rest_of_the_graph():
     state = sym._zeros(shape=(0, 4), name="state")
     step = sym.FullyConnected(V("data"), num_hidden=4, name="i") + sym.FullyConnected(state, num_hidden=4, name="h")
@@ -185,7 +192,7 @@ def test_dtypes_are_declared_cast_and_carried_backward():
     assert dtypes(sym.Cast(V("x"), dtype="int32", name="c"))["c_output"] == "int32"
     ids = dtypes(sym.Embedding(V("data"), input_dim=3, output_dim=2, name="e"), data="int32")
     assert (ids["data"], ids["e_weight"], ids["e_output"]) == ("int32", "float32", "float32")
-    assert dtypes(sym.relu(V("a")) + V("b"), b="float16")["a"] == "float16"
+    assert dtypes(sym.relu(sym.tanh(sym.relu(V("a")))) + V("b"), b="float16")["a"] == "float16"
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,14 @@ def test_mixed_precision_computes_in_bfloat16_and_judges_in_float32(batch):
     np.testing.assert_allclose(grads["f_bias"], exact["f_bias"], atol=0.02)  # 257 is no bfloat16: the label was not cast
 
 
+def test_data_that_is_its_own_label_keeps_its_precision():
+    net = sym.LinearRegressionOutput(sym.FullyConnected(V("data"), num_hidden=1, name="f"), V("data"))
+    model = jfit.lower(net)
+    x, params = {"data": np.full((2, 1), 257, "float32")}, {"f_weight": jnp.zeros((1, 1)), "f_bias": jnp.full(1, 256.0)}
+    grads, _ = gradients(model, params, {}, x, policy=jfit.Policy("bfloat16"))
+    assert grads["f_bias"].tolist() == [-2], "257 is no bfloat16"
+
+
 def test_a_label_that_is_picked_by_a_loss_keeps_its_precision():
     picked = sym.pick(sym.log_softmax(V("data")), V("my_label"), axis=1)
     model = jfit.lower(sym.MakeLoss(-1 * picked))

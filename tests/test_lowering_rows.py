@@ -151,6 +151,16 @@ def test_a_batch_without_rows_gives_no_gradient_and_moves_nothing():
     assert (float(loss), float(count)) == (0, 0)
 
 
+def test_images_whose_rows_are_not_first_leave_padding_out_of_the_statistics(rng):
+    model = jfit.lower(sym.BatchNorm(V("data"), name="b"), batch_axes={"data": 2})
+    x = rng.normal(size=(2, 3, 4, 5)).astype("float32")
+    params, aux = model.init(KEY, jfit.lowering.model.specs_of({"data": x}))
+    run = lambda rows, weight: model.apply(params, aux, {"data": rows}, train=True, key=KEY, weight=weight)[1]  # noqa: E731
+    moved, want = run(x, jnp.array([1.0, 1.0, 1.0, 0.0])), run(x[:, :, :3], None)
+    for k in want:
+        np.testing.assert_allclose(moved[k], want[k], rtol=1e-5, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------ randomness
 def test_a_row_gets_the_same_mask_however_the_batch_is_cut():
     model = jfit.lower(sym.Dropout(sym.relu(V("data")), p=0.5, name="drop"))
@@ -161,6 +171,13 @@ def test_a_row_gets_the_same_mask_however_the_batch_is_cut():
         parts = [run(np.arange(i, i + size)) for i in range(0, 8, size)]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert len({tuple(row) for row in np.asarray(whole).tolist()}) == 8, "rows differ from each other"
+
+
+def test_each_device_draws_the_masks_of_its_own_rows():
+    model, x = jfit.lower(sym.Dropout(V("data"), p=0.5, name="drop")), jnp.ones((8, 16))
+    run = lambda rows, axis=None: model.apply({}, {}, {"data": rows}, train=True, key=KEY, axis_name=axis)[0][0]  # noqa: E731
+    parts = jax.vmap(lambda rows: run(rows, "devices"), axis_name="devices")(x.reshape(2, 4, 16))
+    np.testing.assert_array_equal(parts.reshape(8, 16), run(x))
 
 
 def test_a_mask_depends_on_the_key_and_on_the_name_of_the_node_only():

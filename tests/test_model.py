@@ -116,6 +116,17 @@ def test_further_axes_of_the_loss_are_averaged():
     np.testing.assert_allclose((losses, counts), ([0.5, 0.5], [1, 1]))
 
 
+def test_a_weight_multiplies_the_gradient_of_its_rows_loss():
+    model, x = model_of(lambda p, x: x * p["w"]), {"x": jnp.array([1.0, 2.0, jnp.nan]), "label": jnp.zeros(3)}
+
+    def total(w):
+        params, weight = {"w": w}, jnp.array([0.5, 3.0, 0.0])
+        outputs, _ = model.apply(params, {}, x)
+        return jfit.lowering.model.objective(model, outputs, x, weight)
+
+    assert float(total(1.0)) == 0.5 * 0.5 + 3 * 2
+
+
 def test_frozen_leaves_stay_and_others_learn(line):
     def apply(params, x):
         return x @ params["z"] + params["a"]

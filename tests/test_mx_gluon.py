@@ -64,6 +64,7 @@ def test_a_recorded_training_is_repeated(case):
         close = 1e-4 if t == 0 else 1e-3
         assert_close(f"loss[{t}]", np.concatenate([host(loss) for loss in losses]), arrays["loss"][t], close, 1e-2)
         trainer.step(case["step_batch_size"])
-        for name, want in under(arrays, f"step{t + 1}/").items():
+        recorded = t + 1 in (1, 5, 20)
+        for name, want in under(arrays, f"step{t + 1}/").items() if recorded else ():
             assert_close(f"step {t + 1} {name}", params[name].data(contexts[0]), want, close, 1e-2)
     assert (trainer._kvstore is None) == case["kvstore_is_none"]

@@ -65,6 +65,14 @@ def test_a_graph_survives_the_way_through_text_and_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["net-symbol.json"]
 
 
+def test_states_that_mxnet_lists_between_the_inputs_stand_there_in_a_file():
+    net = sym._contrib_quantized_batch_norm(V("x"), name="n", min_calib_range=-1.0, max_calib_range=1.0)
+    nodes = json.loads(net.tojson())["nodes"]
+    listed = [nodes[i]["name"] for i, *_ in nodes[-1]["inputs"]]
+    assert listed == ["x", "n_gamma", "n_beta", "n_moving_mean", "n_moving_var", "n_min_data", "n_max_data"]
+    assert sym.load_json(net.tojson()).tojson() == net.tojson()
+
+
 def test_two_variables_of_one_name_stay_two():
     net = V("a") * V("a")
     assert sym.load_json(net.tojson()).list_arguments() == ["a", "a"]
@@ -108,7 +116,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (broken(put(["nodes", 3, "inputs"], [[9, 0, 0]])), r"node 3 \('c'\): refers to node 9, but only the 3 earlier"),
         (broken(put(["nodes", 3, "inputs"], [[3, 0, 0]])), "refers to node 3, but only the 3 earlier"),
         (broken(put(["nodes", 3, "inputs"], [[-1, 0, 0]])), "refers to node -1"),
-        (broken(put(["nodes", 3, "inputs"], [[0, 5, 0]])), "refers to output 5 of 'data', which has 1"),
+        (broken(put(["nodes", 3, "inputs"], [[0, 1, 0]])), "refers to output 1 of 'data', which has 1"),
         (broken(put(["nodes", 3, "inputs"], [[True, 0]])), r"an input is \[True, 0\]"),
         (broken(put(["nodes", 3, "inputs"], "0")), r"node 3 \('c'\), field 'inputs': needs a list"),
         (

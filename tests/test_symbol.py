@@ -76,6 +76,11 @@ def test_attributes_are_stored_and_shown_as_mxnet_does():
     assert graph_of(net.tojson()) == graph_of(GOLDEN["attrs"]["json"])
 
 
+def test_an_attribute_of_the_node_wins_over_that_of_the_scope():
+    with sym.AttrScope(mood="scope", place="scope"):
+        assert sym.relu(V("x"), attr={"mood": "own"}).list_attr() == {"mood": "own", "place": "scope"}
+
+
 def test_an_initializer_object_is_written_as_mxnet_writes_it():
     assert V("w", init=jfit.init.get("one")).attr("__init__") == '["one", {}]'
 
