@@ -38,7 +38,7 @@ def test_each_step_trains_at_its_rate_as_a_loop_by_hand_would():
     state, step = jfit.init_state(model, "sgd", batches[0], seed=3), jax.jit(jfit.train_step(model, "sgd"))
     losses = []
     for i, rate in enumerate(np.geomspace(0.01, 1.0, 6)):
-        state, out = step(state._replace(lr=jnp.float32(rate)), batches[i % 2])
+        state, out = step(state._replace(base_lr=jnp.float32(rate)), batches[i % 2])
         losses.append(float(out.loss))
     np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
 

@@ -481,3 +481,10 @@ def test_prediction_needs_no_labels():
     state = jfit.init_state(mlp(), "sgd", batch)
     (found,) = jax.jit(jfit.predict_step(mlp()))(state.params, state.aux, {"data": batch["data"]})
     assert_close(found, stepped(mlp(), batch, start=state, outputs=True)[2].outputs[0])
+
+
+def test_the_former_name_of_the_base_rate_still_reads_and_replaces_it():
+    state = jfit.init_state(mlp(), "sgd", batch_of(4), learning_rate=0.5)
+    changed = state._replace(lr=jnp.float32(0.25))
+    assert float(changed.lr) == float(changed.base_lr) == 0.25 and float(state.lr) == 0.5
+    assert type(jax.tree.map(lambda x: x, changed)) is type(changed) is jfit.TrainState

@@ -1,7 +1,7 @@
 """How the gradients of several devices become the gradient of the update.
 
     all_reduce   the sum over devices: data-parallel training
-    own          none: every device learns from its own rows, and parameters drift apart
+    unreduced    none: every device learns from its own rows, and parameters drift apart
     two_bit      the sum of 2-bit values, with what was rounded away kept for the next step
 
 Sums of loss and metrics are always added over devices.
@@ -57,11 +57,11 @@ def all_reduce() -> Reduce:
 
 
 @functools.cache
-def own() -> Reduce:
+def unreduced() -> Reduce:
     """g = g_d: no exchange; MXNet's training on several devices with `kvstore=None`.
 
     Example:
-        >>> own().shared
+        >>> unreduced().shared
         False
     """
 

@@ -21,7 +21,18 @@ from jfit.optim import get as get_optimizer
 from jfit.step.totals import zero_totals
 
 
-class TrainState(NamedTuple):
+class _Fields(NamedTuple):
+    step: Array
+    params: Params
+    aux: Aux
+    opt_state: Any
+    metrics: Any
+    base_lr: Array | None
+    key: Array
+    local: Any = None
+
+
+class TrainState(_Fields):
     """One pytree of arrays; `train_step` maps it to the next one.
 
     Attributes:
@@ -44,14 +55,17 @@ class TrainState(NamedTuple):
         (True, 0.5)
     """
 
-    step: Array
-    params: Params
-    aux: Aux
-    opt_state: Any
-    metrics: Any
-    base_lr: Array | None
-    key: Array
-    local: Any = None
+    __slots__ = ()
+
+    @property
+    def lr(self) -> Array | None:
+        """The former name of `base_lr`; `_replace` takes it too."""
+        return self.base_lr
+
+    def _replace(self, **changes: Any) -> TrainState:
+        if "lr" in changes:
+            changes["base_lr"] = changes.pop("lr")
+        return super()._replace(**changes)
 
 
 def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ()) -> frozenset[str]:

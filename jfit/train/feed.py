@@ -229,12 +229,12 @@ def _shapes(batch: Batch) -> Any:
 
 def epoch_start(feed: Any, epoch: int) -> Any | None:
     """Where the data of a feed stood when an epoch began, as JSON; None where the batch's number says it all."""
-    return feed.data.epoch_start(epoch) if isinstance(getattr(feed, "data", None), StreamData) else None
+    return feed.data.epoch_start(epoch) if isinstance(feed.data, StreamData) else None
 
 
 def start_epoch(feed: Any, epoch: int, position: Any | None) -> None:
     """Let the data of a feed go to what `epoch_start` gave."""
-    if position is not None and isinstance(getattr(feed, "data", None), StreamData):
+    if position is not None and isinstance(feed.data, StreamData):
         feed.data.start_epoch(epoch, position)
 
 

@@ -145,6 +145,8 @@ class Run:
             )
         self._set_state(state._replace(base_lr=place(jnp.asarray(rate, jnp.float32), self.settings.devices)))
 
+    set_lr = set_base_lr  # its former name
+
     def stop(self, reason: str = "stopped by a callback") -> None:
         """End training after the current call; the reason is kept in `stop_reason`."""
         self._attached("stop").stop_reason = reason

@@ -26,7 +26,7 @@ from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.states import load_states_into, save_states_of
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
-from jfit.step.reduce import all_reduce, own, two_bit
+from jfit.step.reduce import all_reduce, two_bit, unreduced
 from jfit.train.interrupts import StopFlag
 
 
@@ -354,7 +354,7 @@ class Module(BaseModule):
             if kind != "2bit":
                 raise ValueError(f"compression_params has type {kind!r}; '2bit' is what there is")
             return two_bit(float(self._compression.get("threshold", 0.5)))
-        return own() if store is None and len(self.binding.devices) > 1 else all_reduce()
+        return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
         """Use the optimizer (state, counters, key-value store) of another module, which shares its parameters with this one.
