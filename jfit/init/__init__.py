@@ -12,70 +12,12 @@ an error.  Keys are the caller's: one per parameter, derived from its name, so v
 '["normal", {"sigma": 0.3}]'
 """
 
+from jfit.init import rules
 from jfit.init.core import REGISTRY, InitDesc, InitFn, Initializer, draw_all, get, register
 from jfit.init.fused import FusedRNN, fusedrnn
-from jfit.init.rules import (
-    Bilinear,
-    Constant,
-    Default,
-    LSTMBias,
-    Mixed,
-    MSRAPrelu,
-    Normal,
-    One,
-    Orthogonal,
-    Uniform,
-    Xavier,
-    Zero,
-    bilinear,
-    constant,
-    default,
-    lstmbias,
-    mixed,
-    msraprelu,
-    normal,
-    one,
-    orthogonal,
-    uniform,
-    xavier,
-    zero,
-)
+from jfit.init.rules import *  # noqa: F403  one list of the rules, in `rules`
 from jfit.init.stored import Load, load
 
-__all__ = [
-    "REGISTRY",
-    "Bilinear",
-    "Constant",
-    "Default",
-    "FusedRNN",
-    "InitDesc",
-    "InitFn",
-    "Initializer",
-    "LSTMBias",
-    "Load",
-    "MSRAPrelu",
-    "Mixed",
-    "Normal",
-    "One",
-    "Orthogonal",
-    "Uniform",
-    "Xavier",
-    "Zero",
-    "bilinear",
-    "constant",
-    "default",
-    "draw_all",
-    "fusedrnn",
-    "get",
-    "load",
-    "lstmbias",
-    "mixed",
-    "msraprelu",
-    "normal",
-    "one",
-    "orthogonal",
-    "register",
-    "uniform",
-    "xavier",
-    "zero",
-]
+__all__ = ["REGISTRY", "InitDesc", "InitFn", "Initializer", "draw_all", "get", "register"]
+__all__ += ["FusedRNN", "Load", "fusedrnn", "load"]
+__all__ += rules.__all__

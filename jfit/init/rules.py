@@ -15,6 +15,33 @@ from jax import Array, lax
 
 from jfit.init.core import Initializer, described, get, register
 
+__all__ = [
+    "Bilinear",
+    "Constant",
+    "Default",
+    "LSTMBias",
+    "MSRAPrelu",
+    "Mixed",
+    "Normal",
+    "One",
+    "Orthogonal",
+    "Uniform",
+    "Xavier",
+    "Zero",
+    "bilinear",
+    "constant",
+    "default",
+    "lstmbias",
+    "mixed",
+    "msraprelu",
+    "normal",
+    "one",
+    "orthogonal",
+    "uniform",
+    "xavier",
+    "zero",
+]
+
 
 @register("zeros")
 @dataclass(frozen=True)

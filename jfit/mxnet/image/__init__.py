@@ -8,78 +8,18 @@
 
 from typing import NoReturn
 
-from jfit.mxnet.image.augmenters import (
-    Augmenter,
-    CastAug,
-    CenterCropAug,
-    ForceResizeAug,
-    HorizontalFlipAug,
-    RandomCropAug,
-    RandomOrderAug,
-    RandomSizedCropAug,
-    ResizeAug,
-    SequentialAug,
-)
-from jfit.mxnet.image.colours import (
-    BrightnessJitterAug,
-    ColorJitterAug,
-    ColorNormalizeAug,
-    ContrastJitterAug,
-    HueJitterAug,
-    LightingAug,
-    RandomGrayAug,
-    SaturationJitterAug,
-)
+from jfit.mxnet.image import augmenters, colours, functions
+from jfit.mxnet.image.augmenters import *  # noqa: F403  each file lists its names
+from jfit.mxnet.image.colours import *  # noqa: F403
 from jfit.mxnet.image.create import CreateAugmenter
-from jfit.mxnet.image.functions import (
-    center_crop,
-    color_normalize,
-    copyMakeBorder,
-    fixed_crop,
-    imdecode,
-    imread,
-    imresize,
-    random_crop,
-    random_size_crop,
-    resize_short,
-    scale_down,
-)
+from jfit.mxnet.image.functions import *  # noqa: F403
 from jfit.mxnet.image.iterator import ImageIter
 from jfit.mxnet.spelling import absent
 
-__all__ = [
-    "Augmenter",
-    "BrightnessJitterAug",
-    "CastAug",
-    "CenterCropAug",
-    "ColorJitterAug",
-    "ColorNormalizeAug",
-    "ContrastJitterAug",
-    "CreateAugmenter",
-    "ForceResizeAug",
-    "HorizontalFlipAug",
-    "HueJitterAug",
-    "ImageIter",
-    "LightingAug",
-    "RandomCropAug",
-    "RandomGrayAug",
-    "RandomOrderAug",
-    "RandomSizedCropAug",
-    "ResizeAug",
-    "SaturationJitterAug",
-    "SequentialAug",
-    "center_crop",
-    "color_normalize",
-    "copyMakeBorder",
-    "fixed_crop",
-    "imdecode",
-    "imread",
-    "imresize",
-    "random_crop",
-    "random_size_crop",
-    "resize_short",
-    "scale_down",
-]
+__all__ = ["CreateAugmenter", "ImageIter"]
+__all__ += augmenters.__all__
+__all__ += colours.__all__
+__all__ += functions.__all__
 
 
 def __getattr__(name: str) -> NoReturn:

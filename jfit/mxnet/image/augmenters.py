@@ -26,6 +26,19 @@ from jfit.mxnet.image.functions import (
     resize_short,
 )
 
+__all__ = [
+    "Augmenter",
+    "CastAug",
+    "CenterCropAug",
+    "ForceResizeAug",
+    "HorizontalFlipAug",
+    "RandomCropAug",
+    "RandomOrderAug",
+    "RandomSizedCropAug",
+    "ResizeAug",
+    "SequentialAug",
+]
+
 
 class Augmenter:
     """Base: write `__call__(src) -> image`; the arguments given here are what `dumps` tells.

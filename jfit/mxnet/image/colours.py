@@ -11,6 +11,17 @@ from jfit.data.images import colour
 from jfit.mxnet.image.augmenters import Augmenter, RandomOrderAug
 from jfit.mxnet.image.functions import color_normalize, numbers_of, on_host
 
+__all__ = [
+    "BrightnessJitterAug",
+    "ColorJitterAug",
+    "ColorNormalizeAug",
+    "ContrastJitterAug",
+    "HueJitterAug",
+    "LightingAug",
+    "RandomGrayAug",
+    "SaturationJitterAug",
+]
+
 
 class BrightnessJitterAug(Augmenter):
     """x · (1 + a), a uniform in ± `brightness`."""

@@ -22,7 +22,20 @@ from jfit.mxnet.errors import translated
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import boxed
 
-__all__ = ["scale_down"]
+__all__ = [
+    "center_crop",
+    "color_normalize",
+    "copyMakeBorder",
+    "fixed_crop",
+    "imdecode",
+    "imread",
+    "imresize",
+    "random_crop",
+    "random_size_crop",
+    "resize_short",
+    "scale_down",
+]
+
 
 _TRIES = 10
 
