@@ -254,6 +254,7 @@ SMOOTH = [
 ]
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize(("op", "attrs", "sizes"), SMOOTH)
 def test_gradients_equal_numeric_ones(op, attrs, sizes):
     record, _, f = node(op, **attrs)

@@ -218,6 +218,7 @@ def test_the_rate_inside_an_optax_instance_is_reported_and_not_ours_to_set():
         jfit.train_step(mlp(), optax.sgd(0.1), schedule="constant")
 
 
+@pytest.mark.repetitions(2)
 # ------------------------------------------------------------------------------------------ optax
 @pytest.mark.parametrize(
     ("name", "params", "twin"),
@@ -366,6 +367,7 @@ def test_integer_parameters_do_not_learn():
     assert not np.array_equal(before.params["w"], state.params["w"])
 
 
+@pytest.mark.repetitions(2)
 # ------------------------------------------------------------------------------------------ weights
 @pytest.mark.parametrize("junk", [7.0, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("model", [mlp(), batch_norm_net()], ids=["mlp", "batch norm"])

@@ -11,7 +11,7 @@ import jfit
 from jfit.data.batch import pad_rows
 from jfit.parallel import split_batch
 
-SIZES = (3, 8, 13)  # few, so that few programs are compiled
+SIZES = (3, 13)  # few, so that few programs are compiled
 OPTIMIZER = jfit.optim.sgd(0.1, momentum=0.9)
 ACC = jfit.metrics.get("acc")
 relaxed = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -34,7 +34,7 @@ def updated(devices: int, batch):
 
 
 @relaxed
-@given(weight=some_weights, devices=st.sampled_from([2, 4, 8]), seed=st.integers(0, 100))
+@given(weight=some_weights, devices=st.sampled_from([2, 8]), seed=st.integers(0, 100))
 def test_the_update_does_not_depend_on_the_number_of_devices(weight, devices, seed):
     batch = weighted(batch_of(len(weight), seed=seed), weight)
     assert_close(updated(devices, batch), updated(1, batch), 1e-5)

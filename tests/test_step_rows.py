@@ -39,11 +39,13 @@ def stepped(sparse, optimizer, batch=BATCH, steps=2, **how):
     return state, out
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("case", NETS, ids=lambda c: "-".join(map(str, (*c["net"][:2], *c["net"][2].values(), c["net"][3]))))
 def test_module_trains_a_table_as_mxnet_does(case):
     np.testing.assert_allclose(fitted(mx, *case["net"]), case["after"], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("how", [{"clip_norm": 0.01}, {"clip_value": 0.01}, {"micro_batches": 3}, {"policy": "bfloat16"}])
 def test_plain_descent_by_rows_is_plain_descent(how):
     (by_rows, _), (whole, _) = (stepped(sparse, "sgd", **how) for sparse in (True, False))
