@@ -37,12 +37,10 @@ class Look:
         return float((output.argmax(1) == label).sum()), len(label)
 
 
-SLOW = pytest.mark.slow
-
-
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     ("devices", "resident"),
-    [pytest.param(devices, resident, marks=SLOW) for devices in (1, 3) for resident in (True, False)],
+    [(devices, resident) for devices in (1, 3) for resident in (True, False)],
 )
 def test_functions_see_every_row_once_in_order_and_no_padding(devices, resident):
     look = Look()

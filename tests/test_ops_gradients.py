@@ -112,7 +112,7 @@ def as_kind(array: np.ndarray, dtype) -> jax.Array:
     return jnp.asarray(array, dtype) if np.issubdtype(array.dtype, np.floating) else jnp.asarray(array)
 
 
-@pytest.mark.slow
+@pytest.mark.repetitions(5)
 @pytest.mark.parametrize("name", [n for n in sorted(recorded()) if differentiable(n)])
 def test_numeric_gradient_in_float64(name):
     op, chosen = lookup(name), CHOOSING | ({"sample"} if name.endswith(COUNTED) else set())
@@ -147,7 +147,7 @@ def test_numeric_gradient_in_float64(name):
             assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-6), case
 
 
-@pytest.mark.slow
+@pytest.mark.repetitions(5)
 @pytest.mark.parametrize("dtype", HALF, ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(recorded()))
 def test_half_precision_compiles_and_keeps_its_dtype(name, dtype):

@@ -58,7 +58,7 @@ def test_distribution(name, attrs, law):
     assert _distance(drawn, law) < FAR
 
 
-@pytest.mark.slow
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("name", "attrs", "law"), [*CONTINUOUS[:3], CONTINUOUS[4], COUNTING[0]])
 def test_distribution_of_samples(name, attrs, law):
     parameters = [jnp.full(2, v, jnp.float32) for v in attrs.values()]

@@ -116,7 +116,7 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(("name", "attrs", "inputs", "moved"), GRADIENTS, ids=[g[0] for g in GRADIENTS])
 def test_gradients_are_those_of_differences(name, attrs, inputs, moved):
     draw = np.random.default_rng(5)
@@ -145,7 +145,7 @@ HALF = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(("name", "attrs", "inputs"), HALF, ids=[h[0] for h in HALF])
 def test_half_precision_is_kept(name, attrs, inputs):
     draw = np.random.default_rng(5)
