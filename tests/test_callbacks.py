@@ -120,6 +120,12 @@ def test_the_direction_follows_the_monitor_and_nan_is_no_improvement(monitor, mo
     assert (run.stopped is not None) == stops and run.best is None
 
 
+def test_a_value_that_stays_is_no_improvement():
+    run, callback = FakeRun(), early_stopping(patience=1)
+    play(callback, [event(epoch=i, run=run, val_loss=1.0) for i in range(2)])
+    assert run.stopped is not None
+
+
 def test_early_stopping_goes_on_from_its_saved_state():
     run, callback = FakeRun(), early_stopping(patience=2)
     callback.on(event(run=run, val_loss=1.0), {"best": 0.5, "best_epoch": 1, "waited": 1})

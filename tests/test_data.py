@@ -103,6 +103,7 @@ def test_wrong_batches_are_told_what_is_needed(call, message):
         (np.ones(2, np.float16), np.float16),
         (np.ones(2, bool), bool),
         ([1, 2], np.int32),
+        (np.array([-(2**31), 2**31 - 1]), np.int32),
         ([[1.5], [2]], np.float32),
         (jnp.ones(2, jnp.bfloat16), jnp.bfloat16),
     ],

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fit_support import bits, blobs, convnet, mlp, rowmixer, same, train
 
 import jfit
 from jfit import counters
-from jfit.parallel import Window
+from jfit.data import ArrayData
+from jfit.parallel import Window, resolve
+from jfit.train.batches import Resident, Stream, data_of
 from jfit.train.feed import auto_steps_per_call
 
 IMAGES = blobs(26, (1, 8, 8))
@@ -235,3 +238,18 @@ def test_no_thread_is_left_after_streaming():
     with pytest.raises(OSError, match="the disk is gone"):
         train(data=raising)
     assert [t for t in threading.enumerate() if t not in before and t.is_alive() and "jfit" in t.name] == []
+
+
+def test_a_padded_batch_of_weighted_rows_counts_no_row_twice():
+    model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
+    data = ArrayData({"x": np.arange(3.0), "label": np.ones(3)}, shuffle=False, weight=[1.0, 2.0, 3.0])
+    source = Resident(model, data, resolve(1), batch_size=2)
+    assert source.layout.batch(source.pack(data.order(0)), 1, None, tail=True).weight.tolist() == [3, 0]
+
+
+def test_rows_that_only_fill_up_the_last_batch_are_not_predicted():
+    model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
+    rows = jfit.NDArrayIter(np.arange(5.0), np.ones(5), batch_size=2, data_name="x", label_name="label")
+    data = data_of(model, rows, 2, labels=False)
+    with Stream(model, data, 1, 2, weights=False).read() as batches:
+        assert [count for _, count in batches] == [2, 2, 1]

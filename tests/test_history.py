@@ -61,6 +61,10 @@ def test_json_brings_both_tables_back_with_infinities(history):
     assert math.isnan(History.from_json(history.to_json()).column("loss")[-1])
 
 
+def test_histories_with_other_log_points_differ(history):
+    assert history == History(history.epochs, history.points) != History(history.epochs, history.points[1:])
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"epochs": 3, "points": []}', '{"epochs": [3], "points": []}'])
 def test_other_json_is_refused_with_a_sentence(text):
     with pytest.raises(ValueError, match=r"the text is not a history .*needed a JSON object with the lists"):

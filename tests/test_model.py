@@ -127,6 +127,14 @@ def test_a_weight_multiplies_the_gradient_of_its_rows_loss():
     assert float(total(1.0)) == 0.5 * 0.5 + 3 * 2
 
 
+def test_each_device_draws_numbers_of_its_own():
+    model = model_of(lambda params, x, *, key: x * jax.random.normal(key, x.shape), params={"w": jnp.ones(())})
+    params, aux = model.init(KEY, {})
+    drawn = jax.vmap(lambda x: model.apply(params, aux, {"x": x}, key=KEY, axis_name="devices")[0][0], axis_name="devices")
+    one, other = drawn(jnp.ones((2, 4)))
+    assert not np.array_equal(one, other)
+
+
 def test_frozen_leaves_stay_and_others_learn(line):
     def apply(params, x):
         return x @ params["z"] + params["a"]

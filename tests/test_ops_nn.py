@@ -293,3 +293,11 @@ def test_dropout_keeps_the_mean_and_does_nothing_in_evaluation():
     assert drop(data, train=False) is data
     _, _, shared = node("Dropout", p=0.5, axes=(0,))
     assert np.unique(shared(data), axis=0).shape[0] == 1
+
+
+def test_instance_norm_looks_at_all_pixels_of_a_channel(rng):
+    op = lookup("InstanceNorm")
+    data = rng.normal(3, 2, (2, 3, 4, 5)).astype("float32")
+    out = op.fn(Ctx(rows=(None,) * 3), op.parse({}), jnp.asarray(data), jnp.ones(3), jnp.zeros(3))
+    wanted = (data - data.mean((2, 3), keepdims=True)) / np.sqrt(data.var((2, 3), keepdims=True) + 1e-3)
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)

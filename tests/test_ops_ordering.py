@@ -234,3 +234,9 @@ ERRORS = [
 def test_errors_say_what_was_found_and_needed(attempt, message):
     with pytest.raises(ValueError, match=message):
         attempt()
+
+
+def test_unsigned_numbers_are_sorted_downwards_too():
+    given = np.array([0, 2, 1, 2], np.uint8)  # -0 is the least of the negatives
+    assert call("argsort", given, is_ascend=False).tolist() == [1, 3, 2, 0]
+    assert call("topk", given, k=2, ret_typ="value").tolist() == [2, 2]

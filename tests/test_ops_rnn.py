@@ -121,6 +121,13 @@ def test_dropout_acts_between_layers_in_training_only():
     assert not np.allclose(still, one) and not np.allclose(one, two)
 
 
+def test_every_layer_drops_numbers_of_its_own():
+    attrs = lookup("RNN").parse({"state_size": 5, "num_layers": 3, "mode": "gru", "p": 0.5})
+    ctx = Ctx(train=True, key=jax.random.key(0), rows=(None,) * 3)
+    one, two = (rnn._dropped(ctx, attrs, jnp.ones((2, 4, 5)), layer) for layer in (1, 2))
+    assert not np.array_equal(one, two)
+
+
 def test_dropout_of_one_layer_changes_nothing():
     attrs, *values = problem("gru", layers=1, p=0.9)
     ctx = Ctx(train=True, key=jax.random.key(0), rows=(None,) * 3)

@@ -120,6 +120,7 @@ def test_multipliers_are_data():
     frozen = optim.set_multipliers(state, w, lr_mult=lambda name: 0.0)
     updates, _ = step(zero, frozen, w)
     assert not np.any(updates["fc_weight"])
+    step(zero, optim.set_multipliers(frozen, w, wd_mult=lambda name: 1.0), w)
     assert step._cache_size() == 1
 
 

@@ -241,6 +241,11 @@ def test_a_state_that_lies_elsewhere_is_placed_first():
     assert last(state, batch)[0].params["fc1_weight"].devices() == {jax.devices()[7]}
 
 
+def test_every_device_gets_whole_micro_batches():
+    cut = split_batch(Batch({"data": np.arange(4.0)}), 2, multiple=4)
+    assert cut.inputs["data"].shape == (2, 4) and np.asarray(cut.weight).tolist() == [[1] * 4, [0] * 4]
+
+
 def test_arrays_on_a_device_are_split_without_a_wait():
     batch = {k: jnp.asarray(v) for k, v in batch_of(8).items()}
     cut = split_batch(Batch(batch), 2)

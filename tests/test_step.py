@@ -255,6 +255,28 @@ def test_clip_norm_and_clip_value_bound_the_mean_gradient():
     assert_close(state.params, {k: v - np.clip(gradient[k], -0.02, 0.02) for k, v in before.params.items()})
 
 
+def test_a_gradient_shorter_than_clip_norm_is_unchanged():
+    batch = batch_of(8)
+    before, state, _ = stepped(mlp(), batch, learning_rate=1.0, clip_norm=100.0)
+    assert_close(state.params, {k: v - by_hand(before.params, batch)[1][k] for k, v in before.params.items()})
+
+
+def test_rescaling_costs_a_16_bit_gradient_no_digits():
+    start = {"w": jnp.zeros(1, jnp.bfloat16)}
+    model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=optax.l2_loss, params=start)
+    optimizer = jfit.optim.sgd(1.0, multi_precision=True)
+    step = jfit.step.update_step(optimizer, rescale=1 / 3)
+    state = step(jfit.init_state(model, optimizer), {"w": jnp.ones(1, jnp.bfloat16)})
+    assert state.opt_state.slots["master"]["w"][0] == -np.float32(1 / 3)
+
+
+def test_without_an_exchange_gradients_stay_apart_and_sums_are_still_added():
+    rule = jfit.step.reduce.unreduced()
+    both = jax.vmap(lambda g, count: rule.apply({"w": g}, count, None, "devices")[:2], axis_name="devices")
+    gradients, counts = both(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0]))
+    assert gradients["w"].tolist() == [1, 2] and counts.tolist() == [7, 7]
+
+
 def test_masked_parts_stay_with_optax_masks():
     mask = {"fc1_weight": True, "fc1_bias": False, "fc2_weight": True, "fc2_bias": False}
     optimizer = optax.chain(
@@ -322,6 +344,15 @@ def test_a_micro_batch_without_rows_leaves_the_statistics_alone():
     half = stepped(batch_norm_net(), weighted(batch, [1] * 4 + [0] * 4), micro_batches=2)[1]
     assert_close(half.aux, full.aux)
     assert_close(half.params, full.params)
+
+
+def test_every_micro_batch_draws_from_a_key_of_its_own():
+    def apply(params, x, *, key, aux):
+        return x * params["w"], {"seen": jnp.roll(aux["seen"], 1).at[0].set(jax.random.uniform(key))}
+
+    model = jfit.Model.from_function(apply, loss=optax.l2_loss, params={"w": jnp.ones(())}, aux={"seen": jnp.zeros(4)})
+    _, state, _ = stepped(model, {"x": jnp.ones(4), "label": jnp.ones(4)}, micro_batches=4)
+    assert len(set(state.aux["seen"].tolist())) == 4
 
 
 def test_micro_batches_must_divide_the_rows():
@@ -399,6 +430,14 @@ def test_rows_may_train_without_counting_in_metrics():
     _, state, _ = stepped(mlp(), weighted(batch, [1] * 4, [1, 1, 0, 0]), metrics=metrics)
     assert_close(state.params, stepped(mlp(), batch)[1].params)
     assert int(state.metrics.metrics[0][1]) == 2
+
+
+def test_rows_may_count_in_metrics_without_training():
+    metrics = jfit.metrics.get("mse")
+    model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=optax.l2_loss, params={"w": jnp.ones(())})
+    rows = {"x": jnp.array([1.0, 2.0]), "label": jnp.array([1.0, 4.0])}
+    _, state, _ = stepped(model, Batch(rows, jnp.array([1.0, 0.0]), jnp.ones(2)), metrics=metrics)
+    assert float(state.params["w"]) == 1 and values(metrics, on_host(state.metrics))["mse"] == 2
 
 
 def test_weights_need_one_number_per_row():
