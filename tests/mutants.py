@@ -42,7 +42,7 @@ lowering/function.py: model
 lowering/build.py: lowering model
     if "N" in layout else int(node.name in states) => if "N" in layout else 0
 ops/loss.py: ops_nn ops_gradients
-    valid if mask is None else valid & mask => valid
+    _row_means(output) * attrs.get("grad_scale", 1.0) => _row_means(output)
 ops/norm.py: ops_nn ops_gradients parallel
     (d_beta, d_gamma) if over is None else lax.psum((d_beta, d_gamma), over) => (d_beta, d_gamma)
 ops/pooling.py: ops_nn ops_gradients ops_spatial

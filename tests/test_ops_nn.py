@@ -301,3 +301,9 @@ def test_instance_norm_looks_at_all_pixels_of_a_channel(rng):
     out = op.fn(Ctx(rows=(None,) * 3), op.parse({}), jnp.asarray(data), jnp.ones(3), jnp.zeros(3))
     wanted = (data - data.mean((2, 3), keepdims=True)) / np.sqrt(data.var((2, 3), keepdims=True) + 1e-3)
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_made_loss_is_reported_times_its_grad_scale():
+    op = lookup("MakeLoss")
+    losses, counts = op.loss(op.parse({"grad_scale": 3.0}), jnp.array([[1.0, 3.0]]), None)
+    assert (losses.tolist(), counts.tolist()) == ([6], [1])
