@@ -47,7 +47,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-MOST_BYTES = 2**30
+MOST_BYTES = 2**30  # of the compile cache on disk
+MOST_MEMORY = 3 * 2**30  # of a worker, at the end of a test file
 
 
 def pytest_sessionstart(session: pytest.Session):
@@ -82,3 +83,13 @@ def compiled(request: pytest.FixtureRequest):
         jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", QUICKLY)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """jax keeps every compiled program for the life of a process, which a few thousand tests fill the memory with.  Dropped
+    programs come back from the compile cache."""
+    yield
+    statm = Path("/proc/self/statm")
+    if statm.exists() and int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        jax.clear_caches()
