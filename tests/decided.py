@@ -188,7 +188,7 @@ DECIDED = {
     ),
     "adamax_zero": Decided(
         "Adamax makes a weight NaN whose gradients were all 0 so far (0 / 0), such as a gamma that is fixed",
-        "such a weight rests; every other one has MXNet's numbers",
+        "such a weight is unchanged; every other one has MXNet's numbers",
         "test_optim_rules.py::test_adamax_rests_where_no_gradient_ever_came",
     ),
     "dcasgd_momentum": Decided(

@@ -199,9 +199,9 @@ def test_a_named_schedule_takes_its_end_and_its_base_from_the_run():
         (lambda: epochs(-1), r"epochs\(-1\): a length is a number from 0 on"),
         (lambda: fraction(30), r"fraction\(30\): a part of the run is at most 1; epochs\(n\) counts epochs"),
         (lambda: room.factor(3, unit="epochs"), "unit is 'epochs', it needs to be one of 'step', 'epoch', 'fraction'"),
-        (lambda: room.factor(epochs(3))(1), "nobody has told it how long the run is; give it to jfit.fit, or call .over"),
-        (lambda: as_optax("cosine", max_update=0.9), "nobody has told it how long the run is"),
-        (lambda: as_schedule(lambda n: n, unit="epoch")(1), "nobody has told it how long the run is"),
+        (lambda: room.factor(epochs(3))(1), "a run, whose length is not known; give it to jfit.fit, or call .over"),
+        (lambda: as_optax("cosine", max_update=0.9), "a run, whose length is not known"),
+        (lambda: as_schedule(lambda n: n, unit="epoch")(1), "a run, whose length is not known"),
         (lambda: room.factor(epochs(3)).over(updates=9), r"epochs\(3\): it needs to be known how many updates an epoch has"),
         (lambda: room.factor(0.5).over(updates_per_epoch=9), r"fraction\(0.5\): it needs to be known how many updates the run"),
         (

@@ -1,4 +1,4 @@
-"""The stateful facade: `Module.fit` over an NDArrayIter, one epoch a call, with MXNet's own spelling of everything."""
+"""MXNet's stateful class: `Module.fit` over an NDArrayIter, one epoch a call, with MXNet's own spelling of everything."""
 
 from __future__ import annotations
 

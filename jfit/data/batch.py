@@ -1,6 +1,6 @@
 """One batch: inputs by name, and how much each row counts in training and in metrics; the names that a graph needs.
 
-Everything that feeds a step speaks this one tuple.  Rows lie on axis 0 of every input unless `axes` says otherwise
+Every data source gives batches as this one tuple.  Rows lie on axis 0 of every input unless `axes` says otherwise
 (`{"data": 1}` for time-major sequences, `{"table": None}` for an input that has no rows at all).
 """
 
@@ -82,7 +82,7 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
 
 
 def wrapped_rows(batch: Batch) -> int:
-    """How many rows at the end were there before: they train (no weight of their own) and count in no metric.
+    """Number of rows at the end that an iterator repeated to fill the batch: they train, but their metric weight is 0.
 
     Example:
         >>> import numpy as np

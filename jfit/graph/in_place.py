@@ -23,11 +23,11 @@ Step = tuple[int, int]  # (id of a node, output whose gradient is complete, or B
 
 
 def in_place(heads: Sequence[Entry], fed: Collection[str]) -> tuple[Entry, ...]:
-    """The graph with the functions that MXNet's gradients amount to (`Op.overwritten`), where it overwrites them.
+    """The graph, with the function `Op.overwritten` in the nodes whose incoming gradient MXNet overwrites.
 
     Args:
         heads: the outputs of the graph.
-        fed: names of the variables that are no parameters.
+        fed: names of the variables that are fed with data; all others are parameters.
     """
     found = overwritten(topological(heads), heads, fed)
 
@@ -95,7 +95,7 @@ class _Plan:
         return found
 
     def times(self, variables: Sequence[Node]) -> dict[Step, int]:
-        """When each step runs: the gradients of these variables in turn, each after all it needs; the last user first."""
+        """When each step runs in MXNet: the gradient of one variable after another, each after all steps that it needs."""
         done: dict[Step, int] = {}
         for variable in variables:
             stack = [(id(variable), 0)]

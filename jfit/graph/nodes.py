@@ -16,7 +16,8 @@ from jfit.ops.attributes import Attrs
 
 # User attributes that MXNet stores with underscores and shows without them too.
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-# Attributes that say how many outputs an operator has: looked at before anything is made of them.
+# Attributes that give the number of outputs of an operator.  Readers of files check them against MOST_OUTPUTS first: lists of
+# that length are made.
 OUTPUT_COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
 MOST_OUTPUTS = 100_000
 

@@ -1,4 +1,4 @@
-"""Symbols: graphs that are composed, computed with, looked at and written to files.  The graph itself is in `nodes`."""
+"""The Symbol class: composition, arithmetic, inference, files and drawings of the graphs in `nodes`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _operator(binary: str | None, scalar: str) -> Any:
             return apply_op(scalar, (self,), {"scalar": other}, cls=type(self))
         if hasattr(other, "shape"):
             raise TypeError(
-                f"{self!r} meets an array of shape {tuple(other.shape)}; a graph holds no arrays: make a Variable and feed the "
-                "array under its name"
+                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}: a graph contains no arrays; make a "
+                "Variable and feed the array under its name"
             )
         return NotImplemented
 

@@ -254,7 +254,7 @@ def default() -> Initializer:
     """The initializer of `jfit.fit`: w ~ N(0, 2 / fan_in) for two or more dimensions, else U(-0.07, 0.07).
 
     The flat `parameters` vector of a fused RNN is uniform too.  MXNet's own default, `Uniform(0.01)`, is kept by the
-    facades; networks of more than a few layers hardly start from it.
+    MXNet classes; networks of more than a few layers hardly start from it.
 
     Example:
         >>> import jax

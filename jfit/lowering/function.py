@@ -56,7 +56,7 @@ def from_function(
 
 
 class _Function:
-    """A foreign function behind the signatures of a Model; remembers how its trees of parameters and state are built."""
+    """A user's function with the interface of a Model; remembers the tree structure of its parameters and state."""
 
     def __init__(self, fn, loss, params, aux, maker, names, label, keywords) -> None:
         self.fn, self.loss, self.maker, self.names, self.label, self.keywords = fn, loss, maker, names, label, keywords
@@ -72,7 +72,7 @@ class _Function:
         return flat
 
     def _tree(self, kind: str, flat: Mapping[str, Array]) -> Any:
-        # by name: a dict that was put together from parts (frozen and learning parameters) has another order
+        # by name: a dict that was merged from frozen and trainable parameters has another order
         names, structure = self.trees[kind]
         missing = [n for n in names if n not in flat]
         if missing:
@@ -137,8 +137,8 @@ class _Function:
         losses, rows = jnp.asarray(self.loss(output, inputs[self.label])), inputs[self.label].shape[0]
         if losses.ndim == 0 or losses.shape[0] != rows:
             raise ValueError(
-                f"loss returned shape {losses.shape}, needed one value per example, ({rows},): padded rows and weights need "
-                "them apart; return the losses before averaging"
+                f"loss returned shape {losses.shape}, needed one value per example, ({rows},): padding and row weights "
+                "need the loss of each row; return the losses before averaging"
             )
         losses = losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
         return losses, jnp.ones_like(losses)

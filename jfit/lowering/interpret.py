@@ -88,7 +88,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
-        held: Mapping[str, Array] | None = None,
+        table_rows: Mapping[str, Array] | None = None,
         _rows_out: list[MaybeLayout] | None = None,
     ) -> tuple[tuple[Array, ...], Aux]:
         size = _batch_size(variables, inputs, names)
@@ -113,8 +113,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: Names):
                 values.update({(id(node), i): None for i in range(len(node.op.output_names(node.params)))})  # type: ignore
                 continue
             ins = [_absent(node, i, ins, train, inputs) if v is None else v for i, v in enumerate(ins)]
-            rows = held.get(node.inputs[1].node.name) if held and len(node.inputs) > 1 else None
-            ctx = base if rows is None else dataclasses.replace(base, held=rows)
+            rows = table_rows.get(node.inputs[1].node.name) if table_rows and len(node.inputs) > 1 else None
+            ctx = base if rows is None else dataclasses.replace(base, table_rows=rows)
             outs, moved = _run(node, sizes.get(id(node), node.params), ins, ctx, key, policy)
             values.update({(id(node), i): v for i, v in enumerate(outs)})
             new_aux.update(moved)

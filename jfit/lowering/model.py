@@ -111,7 +111,8 @@ class Model(NamedTuple):
         frozen: parameters that never learn (gamma of batch norms with fix_gamma).
         traits: what the loop should know: `convolution`, `draws` (random numbers, in evaluation too where operators say so).
         symbol: the graph it was lowered from, or None.
-        tables: parameters that a batch reads rows of -> `(inputs, policy) -> their numbers`, which `apply` takes as `held=`.
+        tables: parameters that a batch reads rows of -> `(inputs, policy) -> their numbers`, which `apply` takes as
+            `table_rows=`.
 
     Example:
         >>> import jfit

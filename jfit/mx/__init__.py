@@ -1,6 +1,6 @@
 """`import jfit.mx as mx`: MXNet 1.x scripts on jfit.
 
-The names, arguments, defaults and numbers are MXNet 1.9.1's; below them are the shells of `jfit.mxnet` and the pure
+The names, arguments, defaults and numbers are MXNet 1.9.1's; below them are the classes of `jfit.mxnet` and the pure
 functions of jfit.  Nothing in jfit imports this package.
 
 >>> import jfit.mx as mx

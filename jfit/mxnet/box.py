@@ -145,7 +145,7 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
 
 
 def traced(value: Any) -> bool:
-    """Whether a value stands for an array inside a program, which is nowhere yet."""
+    """Whether a value is a tracer of JAX, which has no data and no device."""
     return isinstance(value, jax.core.Tracer)  # type: ignore[attr-defined]
 
 
@@ -155,7 +155,7 @@ def box_of(weight: Any) -> Callable[[Any], Any]:
 
 
 def replace(box: Any, value: jax.Array, what: str) -> None:
-    """Put a result where it belongs; the array itself where shape and dtype agree, which they nearly always do."""
+    """Write a result into `box`; without a copy where shape and dtype agree, as they nearly always do."""
     if isinstance(box, Box) and box.value.dtype == value.dtype and box.value.shape == value.shape:
         box.value = value
     else:

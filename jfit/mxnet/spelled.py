@@ -1,7 +1,7 @@
 """The classes of `jfit.mx`: those of `jfit.mxnet` that hand out NDArrays and `mx.sym.Symbol`.
 
 Each entry is a class of this package with `arrays = NDARRAYS`, in one flat list.  The numbers, arguments, defaults and errors
-are the class's own; its docstring tells them.
+are those of the class it derives from; its docstring describes them.
 """
 
 from __future__ import annotations
@@ -137,15 +137,15 @@ class Monitor(monitor.Monitor):
 
 # ------------------------------------------------------------------------------------------------ mx.model
 class PythonFed(Module, fed.PythonFed):
-    """The module under a FeedForward of the Python tradition."""
+    """The Module that the FeedForward of MXNet's Python package trains with."""
 
 
 class JuliaFed(PythonFed, fed.JuliaFed):
-    """The module under a FeedForward of the Julia tradition."""
+    """The Module that the FeedForward of MXNet.jl trains with."""
 
 
 class PythonBuckets(BucketingModule, fed.PythonBuckets):
-    """The modules under a FeedForward whose symbol is a function of the bucket key."""
+    """The BucketingModule of a FeedForward whose symbol is a function of the bucket key."""
 
     _module_class = PythonFed
 

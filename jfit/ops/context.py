@@ -1,4 +1,4 @@
-"""What an operator function is told beside its inputs: train or eval, randomness, row weights, the device axis."""
+"""What an operator function gets besides its inputs: train or eval, randomness, row weights, the device axis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ctx:
         channels_last: True where the arrays of this node are laid out (batch, spatial..., channels) although the graph says
             (batch, channels, spatial...); only operators whose record has `layout` set ever see it.
         sync_batch_stats: True where batch statistics are taken over all devices instead of each device's slice.
-        held: sorted numbers of the rows that the node's table consists of, where it is no whole table; else None.
+        table_rows: sorted numbers of the rows that the node's table input contains; None for the whole table.
     """
 
     train: bool = False
@@ -40,7 +40,7 @@ class Ctx:
     node: str = ""
     channels_last: bool = False
     sync_batch_stats: bool = False
-    held: Array | None = None
+    table_rows: Array | None = None
 
     def row_weight(self, ndim: int, which: int = 0) -> Array | None:
         """Row weights shaped to broadcast against input `which` (of `ndim` axes); None when every row weighs 1."""

@@ -254,8 +254,8 @@ def row_numbers(attrs: Attrs, data: Array) -> Array:
 def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     """y = weight[clip(ids, 0, input_dim - 1)], weight (input_dim, output_dim)."""
     ids = row_numbers(attrs, data)
-    if ctx.held is not None:
-        ids = jnp.searchsorted(ctx.held, ids)
+    if ctx.table_rows is not None:
+        ids = jnp.searchsorted(ctx.table_rows, ids)
     return jnp.take(weight, ids, axis=0, mode="clip")  # (*ids, output_dim)
 
 

@@ -1,4 +1,4 @@
-"""What every update rule of jfit is made of: the state, what a rule is told, and the transformation around it.
+"""What every update rule of jfit is made of: the state, the scalars a rule reads, and the transformation around it.
 
 A rule is the arithmetic of ONE parameter, `(gradient, weight, slots, at) -> (what to add to the weight, new slots)`, all in
 float32.  `transformation` makes an optax transformation of it: rates, multipliers, counts, float32 masters of 16-bit weights.
@@ -25,7 +25,7 @@ MASTER = "master"  # the slot that holds a 16-bit weight in float32
 
 
 class At(NamedTuple):
-    """What a rule is told beside its arrays.
+    """What a rule reads besides its arrays.
 
     Attributes:
         lr: rate of this parameter, its multiplier included.
@@ -46,7 +46,7 @@ class At(NamedTuple):
 
 # (gradient, weight, slots, at) -> (what to add to the weight, new slots), all float32
 Rule = Callable[[Array, Array, Slots, At], tuple[Array, Slots]]
-# (shared scalars before all turns, what the rule is told at each turn) -> what each turn finds in `at.shared`
+# (shared scalars before the update, the `At` of each parameter in the order of updates) -> `at.shared` of each parameter
 Turns = Callable[[Mapping[str, Array], Sequence[At]], Sequence[dict[str, Array]]]
 # weight in float32 -> the first value of a slot
 Start = Callable[[Array], Array]
@@ -117,8 +117,8 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         takes_rate: `update` accepts `learning_rate=`, traced.
         base_rate: the rate given at construction, a number or a schedule; None where it cannot be known.
         recipe: how the state of one parameter starts; None for optimizers of optax.
-        for_graph: `(names of a graph's arguments, those of its fixed gammas) -> the optimizer with MXNet's turns for this
-            graph`, where the factory was told none; None where the order of parameters does not matter.
+        for_graph: `(names of a graph's arguments, names of its fixed gammas) -> Optimizer` that updates the parameters in this
+            order, as MXNet does, unless the factory got an order; None for rules that do not depend on it.
         name: for messages.
 
     Example:
@@ -193,14 +193,13 @@ def transformation(
         common: what all factories take.
         counted: the rule reads `at.t`.
         shared: makes the scalars that all parameters have in common.
-        turns: what the shared scalars are at the turn of each parameter, from what they were before all of them, and what
-            else follows from them; a chain of scalars through the rules would be compiled into each of them.
-        order: names in the order of their turns; others follow in leaf order.
-        fixed: names that have a turn and no update: MXNet updates the gamma of a BatchNorm with fix_gamma like any other
-            parameter, and BatchNorm overwrites it with 1.
+        turns: for rules in which the update of one parameter changes the shared scalars that the next one reads, as in MXNet:
+            computes those of all parameters before any rule runs.  Passed from rule to rule, they would be compiled into each.
+        order: names of parameters in the order of updates; others follow in leaf order.
+        fixed: names that advance the shared scalars but get no update: MXNet updates the gamma of a BatchNorm with fix_gamma
+            like any other parameter, and BatchNorm overwrites it with 1.
         lazy: rows without a gradient are unchanged: where a gradient is a `SparseRows` the rule sees only those rows of weight
-            and slots.
-            A rule that looks at a whole parameter, such as its norm, cannot be.
+            and slots.  A rule that needs a whole parameter, such as for its norm, cannot be lazy.
 
     Returns:
         `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the parameters, as
@@ -241,8 +240,8 @@ def transformation(
         if turns is not None and ats:
             ats, scalars = _in_turn(ats, [name for name in fixed or () if name not in names], turns, order)
         for i, at in enumerate(ats):
-            held = leaves[i], tuple(column[i] for column in kept)
-            added[i], new = _updated(rule, gradients[i], *held, at, multi_precision, lazy)
+            slots_i = tuple(column[i] for column in kept)
+            added[i], new = _updated(rule, gradients[i], leaves[i], slots_i, at, multi_precision, lazy)
             for column, value in zip(after, new, strict=True):
                 column[i] = value
         columns = {name: tree.unflatten(column) for name, column in zip(starts, after, strict=True)}
@@ -366,17 +365,17 @@ def _times(rate: Any, multiplier: Any, n: int) -> Any:
 def _in_turn(
     ats: Sequence[At], fixed: Sequence[str], turns: Turns, order: Sequence[str] | None
 ) -> tuple[list[At], dict[str, Array]]:
-    """(each parameter with the shared scalars of its turn, the scalars after all turns, those of `fixed` included)."""
+    """(the `At` of each parameter with its shared scalars, the scalars after the whole update, `fixed` included)."""
     known = {name: i for i, name in enumerate(order or ())}
     names = [*(at.name for at in ats), *fixed]
     places = sorted(range(len(names)), key=lambda i: known.get(names[i], len(known)))
-    told: list[At] = []
+    backwards: list[At] = []
     after = next(ats[i] for i in reversed(places) if i < len(ats))
     for i in reversed(places):
         # a fixed gamma is updated as often as the beta after it
         after = ats[i] if i < len(ats) else after._replace(name=names[i])
-        told.append(after)
-    at_turn = dict(zip(places, turns(ats[0].shared, told[::-1]), strict=True))
+        backwards.append(after)
+    at_turn = dict(zip(places, turns(ats[0].shared, backwards[::-1]), strict=True))
     last = at_turn[places[-1]]
     return [at._replace(shared=at_turn[i]) for i, at in enumerate(ats)], {name: last[name] for name in ats[0].shared}
 
@@ -403,7 +402,7 @@ def leaf_names(params: Any) -> list[str]:
 def multipliers(
     params: Any, given: Multiplier | str | tuple[str, Mapping[str, float]], default: str | None = None, keep: bool = False
 ) -> Array | None:
-    """The multiplier of each leaf, float32 (leaves,); None where all are 1, unless told to keep them.
+    """The multiplier of each leaf, float32 (leaves,); None where all are 1, unless `keep`.
 
     Args:
         params: the parameters.

@@ -46,7 +46,7 @@ def lamb(
 ) -> Optimizer:
     """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, kept within the bounds.
 
-    The moments are those of c(g), bias-corrected unless told not; |.| is the norm over the whole parameter; r / |u| is 1
+    The moments are those of c(g), bias-corrected by default; |.| is the norm over the whole parameter; r / |u| is 1
     where either is 0.
 
     Args:

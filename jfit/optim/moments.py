@@ -80,7 +80,7 @@ def adamw(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
 ) -> Optimizer:
-    """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected unless told not.
+    """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected by default.
 
     MXNet's contributed kernel is w - eta * (lr * mean / (sqrt(var) + epsilon) + wd * w) without bias correction. Here the
     rate plays its `eta` and its own `lr` is 1, the way it was used; `bias_correction=False` gives the kernel's values.

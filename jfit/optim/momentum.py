@@ -118,8 +118,8 @@ def signum(
 ) -> Optimizer:
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
-    Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: such a weight rests, and
-    with momentum it rests from then on.
+    Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: such a weight is
+    unchanged, and with momentum it is unchanged from then on.
 
     Args:
         learning_rate: rate, or a schedule of the update count from 0.

@@ -173,7 +173,7 @@ def unasked(name: str) -> RateRule:
 
     def rule(count: Any, base: Rate) -> Rate:
         raise ValueError(
-            f"schedule {name} counts in epochs or parts of a run, and nobody has told it how long the run is; give it to "
+            f"schedule {name} counts in epochs or parts of a run, whose length is not known; give it to "
             "jfit.fit, or call .over(updates=..., updates_per_epoch=...) first."
         )
 
@@ -394,7 +394,7 @@ def run_schedule(
     updates: int | None = None,
     updates_per_epoch: int | None = None,
 ) -> Schedule | None:
-    """The schedule of a run, all lengths in updates; a named one starts at `base_lr` and runs to the end unless told otherwise.
+    """The schedule of a run, all lengths in updates; a named one starts at `base_lr` and runs to the end by default.
 
     Args:
         schedule: as for `as_schedule`; None for none.

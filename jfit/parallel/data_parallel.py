@@ -35,7 +35,7 @@ class DataParallel:
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
         self._home = set(self.devices)
-        self._found: dict[Any, tuple[MaybeLayout, ...]] = {}
+        self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
         self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
 
@@ -67,9 +67,9 @@ class DataParallel:
             return tuple(RowLayout(0, 1, o.shape[1], 1) if o.ndim > 1 else LOST for o in outputs)
         shapes = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in split.inputs.items()}
         key = tuple(shapes.items())
-        if key not in self._found:
-            self._found[key] = tuple(self._model.plan(shapes).rows)
-        return self._found[key]
+        if key not in self._layouts:
+            self._layouts[key] = tuple(self._model.plan(shapes).rows)
+        return self._layouts[key]
 
 
 def _fence_of(state: Any, out: Any) -> jax.Array:
@@ -93,7 +93,7 @@ def data_parallel(step: Step, devices: Any = None, *, batch_axes: Mapping[str, i
 
     Returns:
         A callable with `.place(state)`; it splits the global batch into equal slices, pads where rows do not divide, and
-        merges the outputs that the step was told to return.  Calls return before the devices are done; the host is kept from
+        merges the outputs where the step returns them.  Calls return before the devices are done; the host is kept from
         running more than 16 calls ahead.
 
     Example:

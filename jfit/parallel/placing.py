@@ -30,9 +30,9 @@ def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sha
 
 
 def place(tree: Any, devices: Any = None) -> Any:
-    """The same values on every device, as the programs hold them, so that the first call compiles once.
+    """The same values on every device, in the sharding that compiled programs take: the first call compiles, the others do not.
 
-    The result owns its buffers: what was passed in stays alive when the engine donates.  Of a `TrainState` on several
+    The result has buffers of its own: donating them leaves the arguments valid.  Of a `TrainState` on several
     devices, `local` is not replicated but split along its leading device axis.
 
     Args:
@@ -69,7 +69,7 @@ def _copied(tree: Any, where: jax.sharding.Sharding) -> Any:
 
 
 def _check_local(local: Any, count: int) -> None:
-    # a shorter leading axis would run on fewer devices without a word
+    # with a shorter leading axis pmap would use fewer devices without an error
     for path, leaf in jax.tree_util.tree_leaves_with_path(local):
         if np.shape(leaf)[:1] != (count,):
             raise ValueError(

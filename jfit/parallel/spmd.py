@@ -1,8 +1,8 @@
 """Stage 4: one program on N devices, and how far the host may run ahead of it.
 
 This is the only file that names pmap.  Parameters are ONE replicated array of natural shape (out_axes=None): no leading device
-axis, nothing to unreplicate.  `SPMD` chooses the twin: pmap is in maintenance upstream, and jit(shard_map) behind the same
-signature is what replaces it.
+axis, nothing to unreplicate.  `SPMD` chooses between pmap and jit(shard_map), which has the same signature
+here: pmap is in maintenance upstream, and shard_map replaces it.
 """
 
 from __future__ import annotations

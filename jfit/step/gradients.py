@@ -1,4 +1,4 @@
-"""Gradients without an update: forward and backward taken apart, and mean gradients of a batch or of a whole data set."""
+"""Gradients without an update: forward and backward as separate steps, and mean gradients of a batch or a data set."""
 
 from __future__ import annotations
 

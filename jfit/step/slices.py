@@ -1,6 +1,6 @@
 """One device's slice of a batch: its rows, the table rows it looks up, and its gradients, summed micro-batch by micro-batch.
 
-Nothing here crosses devices; what the all-reduce adds is in `Sums.shared`.
+Nothing here crosses devices: `step.reduce` adds the gradients, `Sums.rows` and `Sums.shared` over them afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rows_of(model: Model, inputs: dict[str, Array]) -> int:
 
 
 class Slots(NamedTuple):
-    """The rows of one slice: inputs, both weights or none for training, and the global number of each row."""
+    """The rows of one slice: inputs, training and metric weights (None: all 1), the number of each row in the global batch."""
 
     inputs: dict[str, Array]
     weight: Array | None
@@ -71,11 +71,11 @@ def stand_ins(model: Model, slots: Slots) -> dict[str, Array]:
 
 # ------------------------------------------------------------------------------------------------ tables
 class TableRows(NamedTuple):
-    """Of each table the rows that a batch looks up, which stand for the whole table in one step.
+    """The rows of each table that a batch looks up; in one step they take the place of the whole table.
 
     Attributes:
         numbers: name -> sorted row numbers; the last ones may be out of range.
-        trained: name -> those that a row of the batch with a weight looks up.
+        trained: name -> the rows that rows of nonzero training weight look up; only these are updated.
     """
 
     numbers: dict[str, Array]
@@ -84,7 +84,7 @@ class TableRows(NamedTuple):
     @property
     def apply_args(self) -> dict[str, Any]:
         """Keyword arguments of `model.apply`."""
-        return {"held": self.numbers} if self.numbers else {}
+        return {"table_rows": self.numbers} if self.numbers else {}
 
     def by_rows(self, gradients: Params) -> dict[str, Any]:
         """The gradients, those of the looked-up rows as `SparseRows` of the whole table."""
@@ -124,7 +124,7 @@ class How(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums of one batch on one device; `shared` is what the all-reduce adds."""
+    """Sums of one batch on one device; `rows` and `shared` are added over devices."""
 
     rows: Array  # Σ weight
     shared: Any  # Shared
@@ -176,8 +176,8 @@ def _part(
         return objective(model, values, inputs, weight), (values, moved)
 
     gradients, (values, moved) = jax.grad(loss_of, has_aux=True)(trainable)
-    gradients, rested = of_real_rows(weight, gradients, moved, aux)
-    moved = moved if how.sync_batch_stats else rested
+    gradients, own_aux = of_real_rows(weight, gradients, moved, aux)
+    moved = moved if how.sync_batch_stats else own_aux  # synchronised statistics come from the rows of all devices
     losses = loss_sums(model, values, inputs, weight, plan.rows)
     heads = head_arguments(model, values, inputs, metric_weight, plan.rows)
     part, parts = part_of(axis_name, number, how.micro_batches)
@@ -195,7 +195,7 @@ def part_of(axis_name: str | None, number: Any = 0, micro_batches: int = 1) -> t
 
 
 def of_real_rows(weight: Array | None, gradients: Any, moved: Aux, aux: Aux) -> tuple[Any, Aux]:
-    """(gradients, new aux) of a slice; one without rows has only padding, which must not show."""
+    """(gradients, new aux) of a slice; zeros and the old aux where all its rows are padding."""
     if weight is None:
         return gradients, moved
     any_row = jnp.any(weight > 0)

@@ -23,7 +23,7 @@ from jfit.parallel import place, place_split, split_batch
 
 RESIDENT_SHARE = 0.3  # of an accelerator's memory; the rest is for parameters and activations
 RESIDENT_BYTES_CPU = 2 << 30
-PACK_AXES = {"arrays": None, "weight": None, "order": 0, "numbers": None}  # of what `Resident.pack` gives, for `compile_spmd`
+PACK_AXES = {"arrays": None, "weight": None, "order": 0, "numbers": None}  # in_axes of `compile_spmd` for a `Resident.pack`
 
 
 def data_of(
@@ -78,14 +78,16 @@ def gather(arrays: Mapping[str, Array], slots: Array, axes: Mapping[str, int]) -
 
 
 class Layout(NamedTuple):
-    """How batches lie in resident data.  Programs know this and not the data: JAX keeps programs, and what they hold.
+    """How resident data is divided into batches.
+
+    Programs close over this and take the data as arguments: JAX caches programs, and data they close over is never freed.
 
     Attributes:
         model: the model.
         devices: number of devices.
         batch_size: rows of a batch.
         slots: rows of a padded batch.
-        tail: rows of the last batch.
+        tail: rows of the last batch, at most `batch_size`.
         num_batches: batches of a pass.
         paddable: short batches may be padded; else they run in their own size.
     """
@@ -110,7 +112,8 @@ class Layout(NamedTuple):
             pack: the arrays and their order.
             at: number of the batch, traced.
             axis_name: name of the device axis.
-            tail: whether it is the short last one; None: it may be, so that every batch has weights.
+            tail: True for the short last batch, False for a full one; None where only the program knows, so that every batch
+                has weights.
         """
         slots = pack["order"][at]  # (slots per device,)
         if tail and not self.paddable:
@@ -135,11 +138,11 @@ class Resident:
         data: the arrays, rows on axis 0.
         devices: where they are kept, all of them on each.
         batch_size: rows of a global batch.
-        micro_batches: a device's slice divides into so many parts.
+        micro_batches: number of equal parts that each device's slice is cut into.
         paddable: short batches may be padded.
 
     Raises:
-        ValueError: batches that may not be padded and do not divide.
+        ValueError: batches may not be padded, and their rows do not divide by devices * micro_batches.
     """
 
     def __init__(
@@ -162,9 +165,16 @@ class Resident:
         self.weight = None if data.weight is None else place(data.weight, devices)
 
     def pack(self, order: np.ndarray, first: int = 0) -> dict[str, Any]:
-        """What a program reads: the arrays, the order of the pass, (number of its first batch, rows of a batch, of the last).
+        """The arguments of a program that gathers batches.
 
-        All of them are data: from a number it knew XLA would make constants of weights, and round otherwise than for a stream.
+        Args:
+            order: row numbers of a pass in their order, (rows,).
+            first: value of `state.step` at batch 0 of the pass.
+
+        Returns:
+            The arrays, their weights, `order` as (batches, slots), and `numbers`: (first, rows of a batch, rows of the last).
+            The numbers are data and not constants: from constants XLA would fold the weights, and round otherwise than for
+            a stream.
         """
         layout = self.layout
         size, slots = layout.batch_size, np.arange(layout.slots)
@@ -189,17 +199,17 @@ class Resident:
 
 # ------------------------------------------------------------------------------------------------ from the host
 class Stream:
-    """Batches from the host, prepared on a background thread: (batch cut for the devices, its real rows).
+    """Batches from the host, prepared on a background thread; each is (batch split over devices, number of real rows).
 
     Args:
         model: the model.
         data: arrays or batches.
         devices: number of devices.
-        batch_size: rows of a batch of arrays; other sources say so themselves.
-        micro_batches: a device's slice divides into so many parts.
-        paddable: short batches may be padded; None: the plan of the first batch says it.
-        weights: True: every batch gets weights, those of its metrics; False: it gets none, and no labels, and rows that only
-            fill up a source's batch are not counted as real; None: it has what it came with.
+        batch_size: rows of a batch of arrays; other sources have batches of their own size.
+        micro_batches: number of equal parts that each device's slice is cut into.
+        paddable: short batches may be padded; None: as `Model.plan` says of the first batch.
+        weights: None (training): a batch keeps its weights.  True (scoring): every batch has weights, its metric weights.
+            False (prediction): no batch has weights or labels, and rows that a source wrapped around are not counted as real.
     """
 
     def __init__(
@@ -277,7 +287,7 @@ def _copied(x: Any) -> Any:
 
 
 def unpaddable_sentence(count: int, unit: int) -> str:
-    """Why a batch of so many rows cannot be cut into `unit` parts, and what to do."""
+    """The error for a batch of `count` rows that cannot be cut into `unit` equal parts."""
     return (
         f"a batch of {count} rows does not divide into {unit} equal parts, and this network mixes the rows of a batch before a "
         "loss head or a batch statistic, so rows cannot be padded; choose a batch size (and data) that divides, or one device"

@@ -106,7 +106,14 @@ class ResidentFeed:
         self._counts: dict[int, Array] = {}
 
     def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
-        """The calls of an epoch from batch `start`; `step`: updates done so far; `limit(step)`: most steps from there."""
+        """The calls of an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            start: number of the first batch.
+            step: updates done so far.
+            limit: `limit(step)`: maximum number of steps before the next callback boundary.
+        """
         pack, layout = self.batches.pack(self.data.order(epoch), first=step - start), self.batches.layout
         size, at = self.spec.batch_size, start
         while at < layout.full:
@@ -167,7 +174,7 @@ class StreamFeed:
         self._programs: dict[Any, Any] = {}
 
     def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
-        """The calls of an epoch from batch `start`; `step`: updates done so far; `limit(step)`: most steps from there."""
+        """The calls of an epoch from batch `start`; `step`: updates so far; `limit`: steps until the next callback boundary."""
         with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
             for first in stream:
                 group, room = [first], min(self.spec.steps_per_call, limit(step))
@@ -189,7 +196,7 @@ class StreamFeed:
                 yield Call(functools.partial(_run_batch, program, batch), 1, count)
             return
         batches = [batch for batch, _ in group]
-        batches += batches[-1:] * (most - len(batches))  # not computed: the program is told how many count
+        batches += batches[-1:] * (most - len(batches))  # not computed: the program gets the number of real ones
         axis = 1 if len(self.spec.devices) > 1 else 0
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
         program = self._many()
@@ -228,7 +235,7 @@ def _shapes(batch: Batch) -> Any:
 
 
 def epoch_start(feed: Any, epoch: int) -> Any | None:
-    """Where the data of a feed stood when an epoch began, as JSON; None where the batch's number says it all."""
+    """The position of a feed's data when an epoch began, as JSON; None where the number of the batch is enough."""
     return feed.data.epoch_start(epoch) if isinstance(feed.data, StreamData) else None
 
 
@@ -241,8 +248,8 @@ def start_epoch(feed: Any, epoch: int, position: Any | None) -> None:
 def make_feed(data: ArrayData | StreamData, spec: FeedSpec, *, paddable: bool = True, on_device: bool | str = "auto") -> Any:
     """The feed for some data: resident where it fits, else streaming.
 
-    Nets whose loops must be unrolled run one step a dispatch whatever was asked for: a loop would be slow, and steps written
-    out one after the other are not rounded as one by one.
+    Nets whose loops must be unrolled run one step a dispatch whatever was asked for: a loop would be slow, and an unrolled
+    loop does not round as separate steps do.
     """
     if unrolls(spec.model):
         spec = spec._replace(steps_per_call=1)

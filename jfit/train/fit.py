@@ -1,4 +1,4 @@
-"""fit: checks the input, wires the rooms together and hands over to a `Run`."""
+"""`fit`: checks its arguments, builds model, step, feed and evaluation, and starts a `Run`."""
 
 from __future__ import annotations
 

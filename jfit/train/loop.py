@@ -149,7 +149,7 @@ class Loop:
 
     # -------------------------------------------------------------------------------- events
     def _limit(self, step: int) -> int:
-        """Most steps a call may do from `step`, so that it ends where a callback wants to be called."""
+        """Maximum number of steps before the next callback boundary."""
         gaps = [c.every - step % c.every for c in self.callbacks if c.every and "step" in c.events]
         return min(gaps, default=1 << 30)
 
@@ -201,7 +201,7 @@ class _Point(NamedTuple):
 
 
 def lr_in(report: Any) -> dict[str, float]:
-    """The learning rate that the update of a report used, where the optimizer tells it."""
+    """The learning rate that the update of a report used, where the optimizer reports it."""
     return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 

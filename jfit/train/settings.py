@@ -16,16 +16,16 @@ from jfit.parallel.devices import Device, resolve
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run; `dataclasses.replace` gives others.
+    """The settings of a run, immutable; `dataclasses.replace` makes changed copies.
 
     Attributes:
         devices: where it computes.
         batch_size: rows of a global batch.
         eval_batch_size: rows of an evaluation batch.
-        num_epoch: the epoch that training goes to.
+        num_epoch: epochs in all; training stops before the epoch of this number.
         metrics: of training and evaluation.
         policy: mixed precision, or None.
-        directory: where callbacks put files, or None.
+        directory: folder where callbacks write files, or None.
         checkpoint: folder of checkpoints, or None.
     """
 

@@ -97,10 +97,10 @@ class Binding:
         self.slices(rows_of_batch(data))
         shapes, _, aux_shapes = self._inferred(data, labels)
         model = lower(self.symbol, inputs=self._fed, batch_axes=row_axes([*data, *labels]))
-        model = with_resting_aux(model, asked)
-        still = {n for n in self.params if asked[n] == "null"}
-        self.model = model._replace(frozen=frozenset(model.frozen | still))
-        self.gammas = [n for n in self.params if n in model.frozen and n not in still]
+        model = with_fixed_aux(model, asked)
+        frozen = {n for n in self.params if asked[n] == "null"}
+        self.model = model._replace(frozen=frozenset(model.frozen | frozen))
+        self.gammas = [n for n in self.params if n in model.frozen and n not in frozen]
         self.requests = {n: r for n, r in asked.items() if r != "null" and n not in self.gammas}
         self.learns = [n for n in self.params if n in self.requests]
         dtypes = dtypes_of(self.symbol, data)
@@ -110,7 +110,7 @@ class Binding:
         self.states = {n: np.zeros(self.specs[n].shape, self.specs[n].dtype) for n in self.state_names}
 
     def reshape(self, data_shapes: Any, label_shapes: Any) -> None:
-        """Other shapes of the same arrays; states of another shape begin again."""
+        """Bind other shapes of the same arrays; state inputs whose shape changes are reset to 0."""
         data, labels = self._described(data_shapes, label_shapes)
         self.slices(rows_of_batch(data))
         self.data_shapes, self.label_shapes = data, labels
@@ -153,7 +153,7 @@ class Binding:
         return Initial(params, aux, attrs, self.gammas, arrays)
 
     def check_shared(self, parameters: Parameters) -> None:
-        """The parameters of another module fit this graph.
+        """Check that the parameters of another module fit this graph.
 
         Raises:
             ValueError: one of them is missing there, or has another shape.
@@ -161,8 +161,8 @@ class Binding:
         state = parameters.state
         assert state is not None
         for name in (*self.params, *self.aux):
-            held = state.params.get(name, state.aux.get(name))
-            shape = None if held is None else held.shape[1:] if parameters.split and name in state.params else held.shape
+            array = state.params.get(name, state.aux.get(name))
+            shape = None if array is None else array.shape[1:] if parameters.split and name in state.params else array.shape
             if shape != self.specs[name].shape:
                 found = "no such parameter" if shape is None else f"it with shape {shape}"
                 raise ValueError(
@@ -172,7 +172,7 @@ class Binding:
 
     # -------------------------------------------------------------------------------- batches
     def arrays_of(self, data_batch: Any) -> tuple[list[Any], list[Any]]:
-        """(data, labels) of a batch, which stay as they are although an iterator may fill its buffers again.
+        """(data, labels) of a batch; numpy arrays are copied, because an iterator may fill its buffers again.
 
         Raises:
             ValueError: another number of data arrays than was bound.
@@ -185,7 +185,7 @@ class Binding:
         return data, [kept(unbox(a)) for a in getattr(data_batch, "label", None) or ()]
 
     def shown_by(self, data_batch: Any, data: Sequence[Any], labels: Sequence[Any]) -> tuple[list[DataDesc], list[DataDesc]]:
-        """Descriptions of (data, labels): those that the batch brings, or the bound ones with the shapes of the arrays."""
+        """Descriptions of (data, labels): the batch's own (`provide_data`), or the bound ones with the shapes of the arrays."""
         given = getattr(data_batch, "provide_data", None)
         shown = describe(given, "provide_data") if given else with_shapes(self.data_shapes, data)
         wanted = self.label_shapes or [DataDesc(n, ()) for n in self.label_names]
@@ -210,7 +210,7 @@ class Binding:
         return before if before is not None and tuple(before.shape) == shape else np.zeros(shape, desc.dtype)
 
     def joined(self, batches: Sequence[Any]) -> tuple[DataBatch, list[int]]:
-        """(one batch of those that were cut for the devices, rows of each)."""
+        """(one batch from pre-sliced batches, one for each device; rows of each)."""
         if len(batches) != len(self.devices):
             raise ValueError(f"{len(batches)} pre-sliced batches for {len(self.devices)} devices; pass one for each")
         axes = self.model.batch_axes
@@ -224,7 +224,7 @@ class Binding:
         return DataBatch(whole("data", self.data_shapes), labels), counts
 
     def counted(self, pad: int) -> np.ndarray | None:
-        """1 for each row of a batch that counts in metrics, 0 for the last `pad` ones; None where all do."""
+        """Metric weights (rows,): 1, and 0 for the last `pad` rows; None where pad is 0."""
         return (np.arange(self.rows) < self.rows - pad).astype(np.float32) if pad else None
 
     # -------------------------------------------------------------------------------- states
@@ -367,7 +367,7 @@ def spare_labels(symbol: Symbol, fed: Collection[str]) -> list[str]:
 
 
 def match_names(expected: Sequence[str], given: Sequence[DataDesc], what: str, logger: logging.Logger, *, must: bool) -> None:
-    """The shapes are given for exactly the expected names.
+    """Check that shapes are given for exactly the expected names.
 
     Raises:
         ValueError: (with must=True) they are not.  Otherwise it is a warning in the log.
@@ -471,7 +471,7 @@ def with_shapes(like: Sequence[DataDesc], arrays: Sequence[Any]) -> list[DataDes
 
 
 def kept(array: Any) -> Any:
-    """An array that stays as it is until the pass is computed, although an iterator may fill its buffer again."""
+    """A copy of a numpy array: an iterator may fill its buffer again before the pass is computed."""
     return array.copy() if isinstance(array, np.ndarray) else array
 
 
@@ -489,8 +489,8 @@ def wrapped_rows(data_batch: Any) -> int:
 def moving_aux(symbol: Symbol, wanted: Collection[str]) -> frozenset[str]:
     """Auxiliary states of the operators below which a gradient is wanted: MXNet moves them in the backward pass.
 
-    Where nothing below an operator wants a gradient, its backward pass does not run, and its moving statistics rest: those
-    of a frozen stem stay what they were.
+    Where nothing below an operator wants a gradient, its backward pass does not run, and its moving statistics are
+    unchanged: those of frozen first layers keep their values.
 
     Args:
         symbol: the network.
@@ -516,20 +516,20 @@ def moving_aux(symbol: Symbol, wanted: Collection[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def with_resting_aux(model: Model, requests: Mapping[str, str]) -> Model:
-    """A model whose training passes leave those auxiliary states alone that MXNet's backward pass does not reach.
+def with_fixed_aux(model: Model, requests: Mapping[str, str]) -> Model:
+    """A model whose training passes do not change the auxiliary states that MXNet's backward pass does not reach.
 
     Args:
         model: lowered from a graph.
         requests: argument -> "write", "add" or "null".
     """
     moving = moving_aux(model.symbol, [n for n, r in requests.items() if r != "null"])
-    resting = [n for n in model.symbol.list_auxiliary_states() if n not in moving]
-    if not resting:
+    unmoved = [n for n in model.symbol.list_auxiliary_states() if n not in moving]
+    if not unmoved:
         return model
 
     def apply(params: Any, aux: Aux, inputs: Any, **how: Any) -> Any:
         outputs, moved = model.apply(params, aux, inputs, **how)
-        return outputs, {**moved, **{n: aux[n] for n in resting if n in moved}}
+        return outputs, {**moved, **{n: aux[n] for n in unmoved if n in moved}}
 
     return model._replace(apply=apply)

@@ -282,7 +282,7 @@ class BucketingModule(BaseModule):
         for module in self._buckets.values():
             if module is not self._default:
                 module.borrow_optimizer(self._default)
-        self._default.parameters.count_apart()  # now: a bucket with fewer parameters must not change the programs of the others
+        self._default.parameters.count_each()  # now: a bucket with fewer parameters must not change the programs of the others
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -296,7 +296,7 @@ class BucketingModule(BaseModule):
         require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
         self._default.load_optimizer_states(fname)
-        self._default.parameters.count_apart()
+        self._default.parameters.count_each()
 
     # -------------------------------------------------------------------------------- computing
     def _switch_to(self, data_batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""A pass of fit as few programs as possible: where nobody looks between batches, many steps share a dispatch.
+"""An epoch of `Module.fit` in few dispatches: where no callback looks between batches, many steps share one.
 
 The arrays of an NDArrayIter stay on the devices; a program gathers its batches by row number, in the iterator's own order,
 and the numbers are those of a pass batch by batch.
@@ -45,7 +45,7 @@ class EpochRunner:
         self.passes, self.counts, self.every = passes, tuple(counts), every
         self._data = weakref.ref(data, self._drop)
         self.metrics = tuple(metrics)
-        # local and global sums part when a callback resets the local ones
+        # local and global sums differ once a callback resets the local ones
         self._counted = self.metrics * 2 if every else self.metrics
         parameters = passes.parameters
         assert parameters.state is not None
@@ -94,7 +94,7 @@ class EpochRunner:
         return at
 
     def _room(self, at: int) -> int:
-        """Most steps of a call from batch `at`, so that it ends where somebody looks."""
+        """Maximum number of steps from batch `at` before the next callback boundary."""
         return min(self.steps, (-at) % self.every + 1) if self.every else self.steps
 
     def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:

@@ -156,7 +156,7 @@ class Module(BaseModule):
         return self.parameters.state
 
     def _settle(self) -> None:
-        """Run what still waits, so that the state is that of all calls so far."""
+        """Run pending passes, so that the state is that of all calls so far."""
         if self.passes is not None:
             self.passes.flush()
 
@@ -475,7 +475,7 @@ class Module(BaseModule):
         return [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """What is needed before a batch; dense parameters need nothing."""
+        """Prepare for a batch, as MXNet fetches sparse rows; it does nothing here."""
         require(self, "prepare", "binded")
 
     # -------------------------------------------------------------------------------- fit, predict
@@ -520,7 +520,7 @@ class Module(BaseModule):
         return runner
 
     def _own_methods(self) -> bool:
-        """False where a subclass of the user's has a say between batches."""
+        """False where a subclass, or an attribute, replaces a method that `fit` calls for each batch."""
         names = ("forward", "backward", "update", "forward_backward", "update_metric", "prepare")
         own = all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
         return own and not any(n in vars(self) for n in names)

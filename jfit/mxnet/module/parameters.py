@@ -1,4 +1,4 @@
-"""What modules that share parameters hold in common: one TrainState, one optimizer, one rule for the devices' gradients."""
+"""What modules with the same parameters share: one TrainState, one optimizer, one way to reduce gradients over devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Parameters:
         state: the TrainState; None before parameters are set.
         optimizer: the stateful optimizer, or None.
         names: parameters in the order that gives them their index.
-        cell: what an optimizer that is a user's Python class gets to write into.
+        cell: class of the writable arrays that an optimizer class of the user's gets.
         learns: those of the names that the optimizer updates.
         gammas: those of a BatchNorm with fix_gamma: they stay 1, but count as updated, as MXNet updates and overwrites them.
         reduce: how the devices' gradients become one.
@@ -60,7 +60,7 @@ class Parameters:
         self._known_indices: Any = None
 
     def numbered(self, train: bool) -> int:
-        """The number of a pass that begins: of training passes since the last update, or of evaluations at all."""
+        """The number of a pass that begins: among training passes since the last update, or among all evaluations."""
         if train:
             self.passes += 1
             return self.passes - 1
@@ -80,7 +80,7 @@ class Parameters:
         return not self.reduce.shared and len(self.devices) > 1
 
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
-        """Replace parameters and auxiliary states; those of other graphs, optimizer state and counters stay."""
+        """Replace parameters and auxiliary states; those that are not given, optimizer state and counters are unchanged."""
         self.hold()
         if self.state is not None and not set(self.state.params) <= set(params):
             old, old_aux = self.arrays()
@@ -148,13 +148,13 @@ class Parameters:
         return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None, shared=shared)
 
     def shared_scalars(self) -> dict[str, Array]:
-        """The scalars that the optimizer's parameters share, where they lie."""
+        """The scalars that the parameters share in the optimizer state, on the devices."""
         state = self.state
         shared = state.opt_state.shared if state is not None and isinstance(state.opt_state, OptState) else None
         return {name: value[0] if self.split else value for name, value in (shared or {}).items()}
 
     def set_shared_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Replace them."""
+        """Replace the scalars that the parameters share."""
         state = self.state
         assert state is not None
         if isinstance(state.opt_state, OptState) and state.opt_state.shared:
@@ -225,7 +225,7 @@ class Parameters:
         return known[3]
 
     def sync_multipliers(self) -> None:
-        """Write the multipliers of the optimizer into the state, if they are other ones."""
+        """Write the multipliers of the optimizer into the state, if they changed."""
         optimizer = self.optimizer
         assert optimizer is not None and self.state is not None
         if not optimizer.is_pure:
@@ -252,7 +252,7 @@ class Parameters:
         assert state is not None
         if self._whole(state, params, aux, learns):
             return state
-        state = self.count_apart()
+        state = self.count_each()
         part = state._replace(params={k: state.params[k] for k in params}, aux={k: state.aux[k] for k in aux})
         if isinstance(state.opt_state, OptState):
             part = part._replace(opt_state=self._part(state.opt_state, learns))
@@ -283,18 +283,18 @@ class Parameters:
                 before = {i: done[i] - count for i in self.indices(passes.counted) if i in done}
                 optimizer.set_counts({**done, **before}, optimizer.num_update - count)
                 raise
-            new, told = (found, None) if isinstance(found, TrainState) else found
+            new, reported = (found, None) if isinstance(found, TrainState) else found
             self.commit(new, passes.learns)
-        return told
+        return reported
 
     def hold(self, but: Any = None) -> None:
-        """Compute what waits anywhere: the arrays are about to change, outputs are those of the arrays at `forward`."""
+        """Compute the pending outputs of all passes but one before the arrays change: outputs use the arrays at `forward`."""
         for passes in list(self.waiting):
             if passes is not but:
                 passes.hold_outputs()
 
-    def count_apart(self) -> TrainState:
-        """The state with a count for each parameter, from now on; graphs that use some of the parameters need that."""
+    def count_each(self) -> TrainState:
+        """Keep an update count for each parameter from now on: graphs that use only some of the parameters need that."""
         state = self.state
         assert state is not None
         if not isinstance(state.opt_state, OptState) or state.opt_state.count is None:
@@ -320,7 +320,7 @@ class Parameters:
         return np.asarray([order[n] for n in sorted(learns)], np.int32)
 
     def commit(self, new: TrainState, learns: Sequence[str]) -> None:
-        """Take the result of a step on a `view`."""
+        """Write the result of a step on a `view` back into the whole state."""
         whole = self.state
         assert whole is not None
         if self._whole(whole, new.params, new.aux, learns):

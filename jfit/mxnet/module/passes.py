@@ -1,8 +1,8 @@
 """forward, backward and update called one by one, computed as late and in as few programs as possible.
 
-`forward` and `backward` only note what is wanted.  If nobody looks before `update`, all three run as ONE program, the train
-step of the engine; outputs read before `backward` cost a forward program (with the same random numbers), gradients read
-before `update` a backward program and an update program.  The numbers are the same on every way.
+`forward` and `backward` only record what is wanted.  If nothing is read before `update`, all three run as ONE program, the
+train step of the engine; outputs read before `backward` cost a forward program (with the same random numbers), gradients read
+before `update` a backward program and an update program.  The numbers are the same in all cases.
 
 The functions are those of `jfit.step`; `Programs` compiles them for the devices, once per setting, and keeps them.
 """
@@ -78,7 +78,7 @@ class Passes:
 
     # -------------------------------------------------------------------------------- forward
     def forward(self, batch: Batch, counts: Sequence[int], train: bool) -> None:
-        """Note a forward pass; a backward pass that still waits is run first."""
+        """Record a forward pass; a pending backward pass runs first."""
         self.flush()
         devices, parameters = len(self.parameters.devices), self.parameters
         axes = self.programs.model.batch_axes
@@ -108,19 +108,19 @@ class Passes:
         return self._outputs
 
     def hold_outputs(self) -> None:
-        """Compute what waits: parameters are about to change, outputs are those of the parameters at `forward`."""
+        """Compute pending gradients and outputs before the parameters change: outputs use the parameters at `forward`."""
         self.flush()
         if self._pass is not None and self._outputs is None:
             self.outputs()
 
-    def _dispatched(self, told: Array) -> None:
+    def _dispatched(self, result: Array) -> None:
         """Keep the host from running too far ahead of the devices."""
-        fence = self._window.push(told)
+        fence = self._window.push(result)
         if fence is not None:
             counters.wait(fence)  # sync: host waits for the call 8 back
 
     def merged(self, without: int = 0) -> list[Array]:
-        """Outputs of the whole batch, its last `without` rows left out."""
+        """Outputs of the whole batch, except for its last `without` rows."""
         found, at, rows = self.outputs(), self._asked(), self._rows()
         whole = list(merge_slices(found, rows, at.counts)) if len(at.counts) > 1 else list(found)
         return [_cut_rows(out, where, sum(at.counts), without) for out, where in zip(whole, rows, strict=True)]
@@ -189,7 +189,7 @@ class Passes:
 
     # -------------------------------------------------------------------------------- backward
     def backward(self, out_grads: Sequence[Any] | None) -> None:
-        """Note a backward pass over the last forward pass."""
+        """Record a backward pass over the last forward pass."""
         at = self._asked()
         if not at.train:
             raise RuntimeError("backward() follows a forward pass in training mode; call forward(batch, is_train=True)")
@@ -231,7 +231,7 @@ class Passes:
         return jnp.where(cut.weight.reshape(shape) > 0, own, 0)
 
     def flush(self) -> None:
-        """Run the backward pass that waits, if one does."""
+        """Run the pending backward pass, if there is one."""
         if self._backward is None:
             return
         at, heads, state = self._asked(), self._backward, self.view()
@@ -252,13 +252,13 @@ class Passes:
             self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
 
     def read_gradients(self) -> dict[str, Array]:
-        """The gradients by name."""
+        """The gradients by name, those of tables with all rows; a pending backward pass runs first."""
         self.flush()
         self.gradients.update({n: whole_table(self.parameters, n, g) for n, g in self.gradients.items()})
         return self.gradients
 
     def forget(self) -> None:
-        """Steps were made elsewhere: the outputs and gradients at hand are no longer the last ones."""
+        """Drop outputs and gradients: steps that another program makes replace them as the last ones."""
         self._pass, self._outputs, self._backward = None, None, None
         self.gradients.clear()
 
@@ -301,7 +301,7 @@ class Passes:
 
     # -------------------------------------------------------------------------------- update
     def update(self) -> None:
-        """One update of the parameters: fused with what still waits, or from the gradients at hand."""
+        """One update: one program with the pending forward and backward pass, or from gradients that are computed already."""
         parameters = self.parameters
         optimizer = parameters.optimizer
         assert optimizer is not None
@@ -427,7 +427,7 @@ Program = Callable[..., Any]
 
 
 class Programs:
-    """Programs over a model and its parameters, each compiled when it is first asked for; `gammas` are those it fixes."""
+    """Programs over a model and its parameters, each compiled when it is first asked for; `gammas`: parameters that stay 1."""
 
     def __init__(self, model: Model, parameters: Parameters, gammas: Sequence[str] = ()) -> None:
         self.model, self.parameters, self.gammas = model, parameters, list(gammas)
@@ -501,7 +501,7 @@ class Programs:
         return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
 
     def setting(self) -> Any:
-        """What an update is compiled for: another one is another program."""
+        """The part of a program's key that an update depends on: other settings are another program."""
         optimizer = self.parameters.optimizer
         assert optimizer is not None
         return optimizer.hyper_key(self.parameters.turns(self.gammas)), self.parameters.reduce

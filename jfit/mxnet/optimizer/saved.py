@@ -14,7 +14,7 @@ from jfit.formats.plain import shown
 MOST_UPDATES = 2_000_000_000  # counts are int32 on the devices
 # rates and parameters of the rules are float32 there, or int32 where they were given as whole numbers
 _LARGEST = {float: float(np.finfo(np.float32).max), int: 2**30}
-_REMEDY = "the file is damaged, or of another program: load another one, or save it again."
+_REMEDY = "the file is damaged, or another program wrote it: load another one, or save it again."
 
 Path = str | os.PathLike[str]
 
@@ -69,7 +69,7 @@ def need_like(now: Any) -> Need:
 
 
 def same_kind(now: Any) -> Need:
-    """What an attribute of somebody's own class needs, by its value now: only text and numbers are told apart."""
+    """What an attribute of somebody's own class needs, by its value now: only text and numbers are distinguished."""
     if isinstance(now, str):
         return TEXT
     number = isinstance(now, (bool, int, float))
@@ -105,7 +105,7 @@ def refuse(path: Path, where: str, value: Any, needed: str) -> NoReturn:
 
 
 def check_counts(path: Path, counts: Mapping[Any, int] | None, num_update: int | None) -> int:
-    """The largest number of updates that a file tells of.
+    """The largest number of updates that a file records.
 
     Raises:
         FormatError: there are more than the devices can count.

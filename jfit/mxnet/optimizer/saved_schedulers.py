@@ -143,7 +143,7 @@ def _past_the_steps(attributes: Mapping[str, Any], updates: int) -> Conflict:
 def _no_length(attributes: Mapping[str, Any], updates: int) -> Conflict:
     needed = attributes["max_update"] - attributes["warmup_steps"]
     if not needed:
-        return "max_update", f"not warmup_steps ({attributes['warmup_steps']}), because rates divide by what is between"
+        return "max_update", f"not warmup_steps ({attributes['warmup_steps']}), because rates divide by the difference"
     return None if attributes["max_steps"] == needed else ("max_steps", f"max_update less warmup_steps ({needed})")
 
 
