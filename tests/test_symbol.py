@@ -144,7 +144,7 @@ def test_a_variable_keeps_what_is_said_about_it():
         (lambda: V("x")[3], IndexError, "output 3 asked for.*has 1 outputs"),
         (lambda: sym.relu(V("x"), name="r")["q"], ValueError, "no output is named 'q'"),
         (lambda: bool(V("x") > 1), TypeError, "truth of .* is not known"),
-        (lambda: V("x") + np.ones(3), TypeError, "array of shape \\(3,\\); a graph contains no arrays"),
+        (lambda: V("x") + np.ones(3), TypeError, "array of shape \\(3,\\): a graph contains no arrays"),
         (lambda: V("x") + "1", TypeError, "unsupported operand"),
         (lambda: sym.Group([V("a"), V("b")]).attr("k"), ValueError, "groups 2; index an output first"),
     ],
