@@ -428,7 +428,7 @@ def test_a_monitor_sees_the_training():
         (lambda: model(num_epoch=None).fit(X, Y), AssertionError, "num_epoch is missing"),
         (lambda: model().score(X), ValueError, "score needs labels"),
         (lambda: FeedForward(net()).predict(X), ValueError, "has no parameters yet"),
-        (lambda: FeedForward(summed, arg_params=START).predict(X), ValueError, "no data has told a key"),
+        (lambda: FeedForward(summed, arg_params=START).predict(X), ValueError, "no data has given one"),
         (lambda: FeedForward(3), TypeError, "symbol is 3"),
         (lambda: FeedForward(net(), ctx=jfit.cpu(0), context=jfit.cpu(1)), ValueError, "both ctx and context"),
         (lambda: model(arg_params={"fc_weight": np.zeros((3, 3))}).fit(X, Y), ValueError, "fc_weight"),

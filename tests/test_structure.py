@@ -1,4 +1,4 @@
-"""The shape of the house: which room may import which, what stays private, how long a file may be."""
+"""The structure of the package: which stage may import which, what stays private, how long a file may be."""
 
 import ast
 import graphlib
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parent.parent / "jfit"
 MAX_LINES = 600
 PUBLIC = sorted(getattr(jfit, "__all__", ()))
 
-# A value walks down this list; a room imports only from rooms above it.
+# A value passes down this list; a stage imports only from stages above it.
 # fmt: off
-ROOMS = [
+STAGES = [
     "counters", "formats", "ops", "graph", "init", "lowering", "optim", "metrics", "data", "step", "parallel", "train",
     "load", "export", "mxnet",
     "callbacks", "checkpoint", "mx", "sym",  # re-exports only: short paths
@@ -39,7 +39,7 @@ class Source(NamedTuple):
         return ".".join(["jfit", *self.path.removesuffix(".py").removesuffix("__init__").strip("/").split("/")]).rstrip(".")
 
     @property
-    def room(self) -> str:
+    def stage(self) -> str:
         return self.path.removesuffix(".py").split("/")[0]
 
 
@@ -66,20 +66,20 @@ def read(path: Path) -> Source:
 SOURCES = [read(path) for path in sorted(ROOT.rglob("*.py"))]
 
 
-def test_every_room_has_its_place_in_the_data_flow():
-    assert {source.room for source in SOURCES} - {"__init__"} <= set(ROOMS)
+def test_every_stage_has_its_place_in_the_data_flow():
+    assert {source.stage for source in SOURCES} - {"__init__"} <= set(STAGES)
 
 
-def test_a_room_imports_only_rooms_above_it():
+def test_a_stage_imports_only_stages_above_it():
     wrong = []
     for source in SOURCES:
-        if source.room not in ROOMS:
+        if source.stage not in STAGES:
             continue
-        above = {*ROOMS[: ROOMS.index(source.room) + 1]}
+        above = {*STAGES[: STAGES.index(source.stage) + 1]}
         for line, name in source.imports:
             top, *parts = name.split(".")
             if top == "jfit" and parts and parts[0] not in above:
-                wrong.append(f"{source.path}, line {line}: jfit.{parts[0]} stands below {source.room}")
+                wrong.append(f"{source.path}, line {line}: jfit.{parts[0]} stands below {source.stage}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -113,7 +113,7 @@ def test_nothing_imports_the_private_parts_of_jax():
 
 
 def test_only_parallel_names_pmap():
-    assert {source.room for source in SOURCES if "pmap" in source.identifiers} == {"parallel"}
+    assert {source.stage for source in SOURCES if "pmap" in source.identifiers} == {"parallel"}
 
 
 def test_no_file_is_longer_than_six_hundred_lines():
@@ -127,9 +127,9 @@ def test_every_public_name_explains_itself_with_an_example():
     assert docs and not without, f"the docstrings of {without} have no example that runs"
 
 
-def test_every_room_can_be_imported_by_its_name():
-    for room in ROOMS:
-        assert importlib.import_module(f"jfit.{room}").__doc__
+def test_every_stage_can_be_imported_by_its_name():
+    for stage in STAGES:
+        assert importlib.import_module(f"jfit.{stage}").__doc__
 
 
 def test_scoring_and_prediction_are_read_without_the_training_loop():

@@ -251,17 +251,17 @@ class StreamData:
 
 
 def _state_methods(owner: Any) -> tuple[Any, Any] | None:
-    """The methods of a loader or iterator that tell its position and go to it, or None."""
+    """The methods of a loader or iterator that give and set its position, or None."""
     pairs = ((getattr(owner, get, None), getattr(owner, put, None)) for get, put in _STATE_METHODS)
     return next((pair for pair in pairs if None not in pair), None)
 
 
 def _position(owners: tuple[Any, ...]) -> Any | None:
-    """Where the first of them that keeps a position stands."""
+    """The position of the first of `owners` that has one, or None."""
     methods = next((found for owner in owners if (found := _state_methods(owner)) is not None), None)
     try:
         return None if methods is None else methods[0]()
-    except Exception:  # one around another that keeps no position, a loader whose workers cannot tell it: batches are counted
+    except Exception:  # a wrapper around one without a position, or a loader whose workers cannot give it: batches are counted
         return None
 
 

@@ -120,13 +120,13 @@ def lower_feeding(symbol: Symbol, names: Iterable[str]) -> Model:
 
 
 def usual_inputs(symbol: Symbol) -> set[str]:
-    """Names of the variables, data and labels, that `lower` feeds where it is not told."""
+    """Names of the variables, data and labels, that `lower` feeds by default."""
     data, labels = _input_names(symbol.nodes(), symbol.heads, None)
     return {*data, *labels}
 
 
 def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
-    """(model, parameters, auxiliary states): those that come with a model stand back behind those that are given."""
+    """(model, parameters, auxiliary states): `params` and `aux` take precedence over the model's own values."""
     if not isinstance(model, Trained):
         return model, params, aux
     return model.model, model.params if params is None else params, model.aux if aux is None else aux

@@ -342,7 +342,7 @@ def _plot(history: History, path: str | Path | None, axes: Any) -> Any:
         axis.grid(alpha=0.3)
         axis.legend()
     if path is not None:
-        # The suffix names the format, and atomic_write's temporary file has another name: so matplotlib is told the format.
+        # matplotlib takes the format from the suffix, which atomic_write's temporary file does not have: pass it.
         suffix = Path(path).suffix.lstrip(".") or "png"
         atomic_write(path, lambda file: figure.savefig(file, format=suffix, dpi=120))
     return figure

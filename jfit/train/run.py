@@ -28,7 +28,7 @@ from jfit.train.loop import Loop, lr_in
 from jfit.train.settings import Settings, settings_of
 
 # The newest run.  It is kept alive only while it trains and where training raised or was interrupted: a run that ended well is
-# freed, with its data on the devices, as soon as nobody holds it.
+# freed, with its data on the devices, as soon as nothing refers to it.
 _last_run: Run | weakref.ref[Run] | None = None
 
 
@@ -214,9 +214,9 @@ class Run:
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
             raise ValueError(
-                f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, so nobody knows where that "
-                "run stood: jfit.checkpoint.save wrote it without meta=run.meta(); use Run.load or checkpoint.restore for its "
-                "values, and start training from them with params="
+                f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, so the position of its "
+                "run is unknown: jfit.checkpoint.save wrote it without meta=run.meta(); use Run.load or checkpoint.restore for "
+                "its values, and start training from them with params="
             )
         then = meta.get("batch_size", self.batch_size)
         if meta["position"]["batch"] and then != self.batch_size:

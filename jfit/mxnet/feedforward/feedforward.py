@@ -167,7 +167,7 @@ class FeedForward:
             ValueError: there are none yet, or no network.
         """
         if self.symbol is None:
-            raise ValueError("the network is a function of the bucket key, and no data has told a key yet; call fit first.")
+            raise ValueError("the network is a function of the bucket key, and no data has given one yet; call fit first.")
         if self.arg_params is None:
             raise ValueError("the model has no parameters yet; call fit, train or init_model, or load a checkpoint.")
         return self.arg_params, self.aux_params or {}

@@ -13,7 +13,7 @@ from jfit.mxnet.optimizer import saved
 
 
 class Shared:
-    """What updates hand on from one to the next beside states, without a wait; a module's lie in its training state.
+    """Scalars that each update reads and replaces, kept on the devices; those of a module are part of its training state.
 
     Args:
         make: the first values, by name.
@@ -48,7 +48,7 @@ class Shared:
             self._held = dict(scalars)
 
     def live_in(self, home: Any) -> None:
-        """From now on they lie in the training state of a module's parameters (`shared_scalars`, `set_shared_scalars`)."""
+        """Read and write the scalars in the training state of a module's parameters from now on (`shared_scalars`)."""
         if self.given():
             self._home = home
 
