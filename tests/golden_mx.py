@@ -45,10 +45,10 @@ def arrays_of(*path):
         return {key: archive[key] for key in archive.files}
 
 
-def under(arrays, prefix):
+def under(arrays, prefix, may_be_empty=False):
     """The arrays whose key begins with `prefix`, by the rest of the key; at least one, or nothing would be compared."""
     found = {key[len(prefix) :]: value for key, value in arrays.items() if key.startswith(prefix)}
-    assert found, f"no array of the recording is called {prefix}..."
+    assert found or may_be_empty, f"no array of the recording is called {prefix}..."
     return found
 
 
@@ -116,8 +116,9 @@ class Trajectory:
         )
         shape = self.arrays["X"].shape[1:]
         module.bind([("data", shape)], [("softmax_label", shape[:1])], grad_req=case["grad_req"])
-        first = [{k: self.array(v) for k, v in under(self.arrays, f"init/{kind}/").items()} for kind in ("arg", "aux")]
-        module.init_params(arg_params=first[0], aux_params=first[1])
+        args = {k: self.array(v) for k, v in under(self.arrays, "init/arg/").items()}
+        aux = {k: self.array(v) for k, v in under(self.arrays, "init/aux/", may_be_empty=True).items()}
+        module.init_params(arg_params=args, aux_params=aux)
         return module
 
     def init_optimizer(self):
@@ -173,7 +174,7 @@ class Trajectory:
 
     def check_states(self, states):
         """The optimizer's state after the last step: {index: [arrays]}."""
-        recorded = under(self.arrays, "state/")
+        recorded = under(self.arrays, "state/", may_be_empty=not any(self.case["state_counts"].values()))
         largest = {}
         for key, value in recorded.items():
             slot = key.rpartition("/")[2]
