@@ -50,3 +50,10 @@ def test_names_of_jfit_mx_can_be_imported_from_their_modules():
     for found in pkgutil.walk_packages(mx.__path__, "jfit.mx."):
         module = importlib.import_module(found.name)
         assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
+
+
+def test_scripts_find_the_errors_of_jfit_mx_and_how_others_become_them_in_mx_base():
+    for name in ("DamagedFile", "MissingFile", "ReshapeError"):
+        assert issubclass(getattr(mx.base, name), mx.base.MXNetError)
+    with pytest.raises(mx.base.MissingFile), mx.base.translated():
+        raise FileNotFoundError("no such file")

@@ -529,3 +529,9 @@ def test_the_former_name_of_the_base_rate_still_reads_and_replaces_it():
     changed = state._replace(lr=jnp.float32(0.25))
     assert float(changed.lr) == float(changed.base_lr) == 0.25 and float(state.lr) == 0.5
     assert type(jax.tree.map(lambda x: x, changed)) is type(changed) is jfit.TrainState
+
+
+def test_the_plan_for_the_shapes_of_a_batch_is_had_from_jfit_step():
+    model = jfit.lower(sym.SoftmaxOutput(sym.Variable("data"), name="softmax"))
+    inputs = {"data": jnp.ones((4, 3)), "softmax_label": jnp.zeros(4)}
+    assert [shape.shape for shape in jfit.step.plan_of(model, inputs).shapes] == [(4, 3)]

@@ -1,5 +1,5 @@
-"""`mx.base`: MXNet's error, and what scripts use to recognize a name."""
+"""`mx.base`: MXNet's error, how the errors of jfit become it, and what scripts use to recognize a name."""
 
-from jfit.mxnet.errors import MXNetError, string_types
+from jfit.mxnet.errors import DamagedFile, MissingFile, MXNetError, ReshapeError, string_types, translated
 
-__all__ = ["MXNetError", "string_types"]
+__all__ = ["DamagedFile", "MXNetError", "MissingFile", "ReshapeError", "string_types", "translated"]

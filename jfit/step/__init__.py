@@ -5,6 +5,7 @@ forward_step, gradient_step, update_step       the same, taken apart
 eval_step, predict_step                        nothing learns
 """
 
+from jfit.lowering.model import plan_of
 from jfit.step.gradients import forward_step, gradient_step
 from jfit.step.observe import eval_step, predict_step
 from jfit.step.slices import Shared, part_key, unrolls
@@ -18,6 +19,7 @@ __all__ = [
     "forward_step",
     "gradient_step",
     "part_key",
+    "plan_of",
     "predict_step",
     "train_step",
     "unrolls",
