@@ -1,6 +1,7 @@
 """Graphs: names, attributes, composition, parts, Python operators, depth.  Golden results are MXNet 1.9.1's."""
 
 import copy
+import inspect
 import json
 import pickle
 import re
@@ -294,3 +295,12 @@ def test_two_thousand_nodes_are_lowered_and_run():
     model = jfit.lower(chain(2_000))
     (out,), _ = jax.jit(lambda x: model.apply({}, {}, {"data": x}))(jnp.arange(-2.0, 2.0))
     np.testing.assert_array_equal(out, [0, 0, 0, 1])
+
+
+def test_help_of_a_graphs_functions_shows_what_a_caller_gives():
+    for function in (jfit.sym.Variable, jfit.sym.Group, jfit.sym.load, jfit.sym.load_json):
+        assert "cls" not in inspect.signature(function).parameters
+
+
+def test_the_earlier_names_of_row_classes_still_work():
+    assert jfit.optim.Rows is jfit.optim.SparseRows and jfit.ops.Rows is jfit.ops.RowLayout

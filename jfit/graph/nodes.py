@@ -8,6 +8,7 @@ so graphs of any depth work.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -322,4 +323,7 @@ def making(cls: type[G], build: Callable[..., Graph]) -> Callable[..., G]:
     def made(*args: Any, **kwargs: Any) -> Any:
         return build(*args, **{"cls": cls, **kwargs})
 
+    signature = inspect.signature(build)
+    shown = [p for name, p in signature.parameters.items() if name != "cls"]
+    made.__signature__ = signature.replace(parameters=shown, return_annotation=cls.__name__)  # type: ignore[attr-defined]
     return made

@@ -39,6 +39,8 @@ from jfit.ops.context import Ctx
 from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, record_for, register
 from jfit.ops.rows import LOST, RowLayout
 
+Rows = RowLayout  # its earlier name
+
 __all__ = [
     "ALIASES",
     "LOST",

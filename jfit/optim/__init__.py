@@ -48,6 +48,8 @@ from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
 Resolved = Optimizer  # its former name
 
+Rows = SparseRows  # its earlier name
+
 __all__ = [
     "OPTIMIZERS",
     "SCHEDULES",
