@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 FAST := not slow and not gpu
+# Files with tests that need optimized programs (see tests/conftest.py); reading the others as well takes 15 seconds.
+OPTIMIZED := mark\.optimized|def test_[a-z0-9_]*_bits?(_|\()
 
 .PHONY: demo test test-all lint notebooks bench fuzz clean
 
@@ -10,7 +12,7 @@ demo: .venv/.demo
 
 test: .venv/.test
 	JFIT_TESTS=quickly $(PY) -m pytest -q -n 2 -m "$(FAST) and not optimized"
-	$(PY) -m pytest -q -n 2 -m "$(FAST) and optimized"
+	$(PY) -m pytest -q -n 2 -m "$(FAST) and optimized" $$(grep -lE "$(OPTIMIZED)" tests/test_*.py)
 
 test-all: .venv/.test
 	$(PY) -m pytest -q -n 2 -m "not gpu"
