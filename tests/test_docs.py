@@ -6,6 +6,7 @@ import os
 import pkgutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import run_readme
 
@@ -46,6 +47,20 @@ def test_the_examples_of_a_module_give_what_they_show(name, tmp_path, monkeypatc
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_readme.run(ROOT / page)
+
+
+def test_the_first_example_of_readme_prints_the_table_below_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _, code = run_readme.python_blocks(ROOT / "README.md")[0]
+    exec(code, {"__name__": "__page__"})
+    lines = capsys.readouterr().out.splitlines()
+    printed = [line.split() for line in lines[-4:]]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = [line.split() for line in text.split("```text\n")[1].split("\n```")[0].splitlines()]
+    assert printed[0] == shown[0] and len(printed) == len(shown) == 4
+    for row, expected in zip(printed[1:], shown[1:], strict=True):
+        steady = [0, *range(3, len(row))]  # columns 1 and 2 are times
+        np.testing.assert_allclose([float(row[k]) for k in steady], [float(expected[k]) for k in steady], atol=0.005)
 
 
 def test_every_notebook_is_run():
