@@ -76,7 +76,7 @@ step/slices.py: step step_properties totals
     (slots.weight > 0) | (slots.metric_weight > 0) => slots.weight > 0
 step/totals.py: totals step
     part = loss_sum - lost => part = loss_sum
-parallel/placing.py: parallel devices
+parallel/devices.py: parallel devices
     step = count * multiple => step = count
 train/loop.py: loop fit
     c.every - step % c.every for => c.every for

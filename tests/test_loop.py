@@ -17,8 +17,7 @@ from fit_support import bits, blobs, mlp, train
 import jfit
 from jfit import counters
 from jfit.train.callbacks import EVENTS, Callback, lambda_callback
-from jfit.train.feed import ResidentFeed
-from jfit.train.loop import NonFiniteLoss
+from jfit.train.loop import NonFiniteLoss, ResidentFeed
 
 
 def recorder(seen: list, *, every: int | None = 4, kinds: tuple[str, ...] = EVENTS) -> Callback:

@@ -10,7 +10,7 @@ from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, co
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
-from jfit.parallel.placing import merge_outputs, place, split_batch, split_rows
+from jfit.parallel.devices import merge_outputs, place, split_batch, split_rows
 from jfit.parallel.spmd import AXIS, compile_spmd
 from jfit.step import StepOut
 from jfit.step.totals import values

@@ -14,7 +14,7 @@ import jfit
 import jfit.mx as mx
 from jfit.optim import SparseRows
 from jfit.train.batches import data_of
-from jfit.train.feed import FeedSpec, ResidentFeed
+from jfit.train.loop import FeedSpec, ResidentFeed
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
 BATCH = {"data": DATA, "softmax_label": LABEL}

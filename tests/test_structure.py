@@ -141,4 +141,4 @@ def test_scoring_and_prediction_are_read_without_the_training_loop():
         modules = {"/".join(name.split(".")[1:k]) + ".py" for name in imports[path] for k in (3, 4)}
         todo += [m for m in modules if m.startswith("train/") and m in imports and m not in seen]
     assert "train/batches.py" in seen
-    assert not seen & {"train/fit.py", "train/loop.py", "train/run.py", "train/feed.py"}
+    assert not seen & {"train/fit.py", "train/loop.py", "train/run.py"}

@@ -21,7 +21,6 @@ from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import dump_record, plain, to_host
 from jfit.formats.pickle_names import DENSE, SPARSE, Held, HeldDtype, HeldNumpy, Names
 from jfit.formats.pickles import Inert, Machine, Name
-from jfit.formats.plain import shown
 from jfit.formats.sparse import SparseArray
 
 NOTE = "__jfit__"
@@ -303,3 +302,17 @@ def _emit_array(out: list[bytes], array: Any) -> None:
     _emit_name(out, "builtins.bytearray")
     _emit(out, dump_record(array))
     out.append(b"\x85Rsb")
+
+
+def shown(value: Any) -> str:
+    """A value of a file, short enough for a sentence.
+
+    Example:
+        >>> shown("a" * 100), shown(10**5000)
+        ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...", 'int')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return type(value).__name__
+    return text if len(text) <= 60 else f"{text[:60]}..."

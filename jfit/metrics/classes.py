@@ -14,14 +14,19 @@ from jfit.metrics.core import (
     Metric,
     Weights,
     add_up,
+    added,
     computed,
     each_row,
+    exact,
+    kahan,
     like,
+    nothing,
     pairs,
     ratio,
     total,
+    xp,
+    zero_mean,
 )
-from jfit.metrics.sums import added, exact, kahan, nothing, xp, zero_mean
 
 
 def accuracy(axis: int = 1, name: str = "accuracy", weighted: bool = False) -> Metric:

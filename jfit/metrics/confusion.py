@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.metrics.core import Arrays, Metric, Shapes, Weights, each_row, like, pairs, total, unsized
-from jfit.metrics.sums import added, exact, nothing, xp
+from jfit.metrics.core import Arrays, Metric, Shapes, Weights, added, each_row, exact, like, nothing, pairs, total, unsized, xp
 
 
 def precision(

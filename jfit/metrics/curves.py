@@ -10,8 +10,7 @@ import numpy as np
 from jax import Array
 
 from jfit.metrics.confusion import classes_of
-from jfit.metrics.core import Arrays, Metric, Weights, each_row, like, pairs, total, unsized
-from jfit.metrics.sums import added, exact, nothing, xp
+from jfit.metrics.core import Arrays, Metric, Weights, added, each_row, exact, like, nothing, pairs, total, unsized, xp
 
 EDGE = 16.0  # bins lie evenly between -16 and 16 of log(p / (1 - p)): the largest float32 below 1 has 16.6
 

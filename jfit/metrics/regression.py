@@ -8,8 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.metrics.core import Arrays, Metric, Weights, batch_mean, computed, each_row, like, pairs
-from jfit.metrics.sums import added, exact, kahan, nothing, two_sum, xp, zero_mean
+from jfit.metrics.core import (
+    Arrays,
+    Metric,
+    Weights,
+    added,
+    batch_mean,
+    computed,
+    each_row,
+    exact,
+    kahan,
+    like,
+    nothing,
+    pairs,
+    two_sum,
+    xp,
+    zero_mean,
+)
 
 
 def mae(name: str = "mae", weighted: bool = False) -> Metric:

@@ -1,8 +1,7 @@
 """Stage 4: devices, where arrays live, and the same step on N devices (pmap, psum)."""
 
 from jfit.parallel.data_parallel import DataParallel, data_parallel
-from jfit.parallel.devices import Context, cpu, gpu, resolve, tpu
-from jfit.parallel.placing import place, place_split, sharding, split_batch
+from jfit.parallel.devices import Context, cpu, gpu, place, place_split, resolve, sharding, split_batch, tpu
 from jfit.parallel.spmd import Window, compile_spmd
 
 __all__ = [

@@ -11,8 +11,7 @@ from jfit import counters
 from jfit.data.batch import Batch, check_batch, rows
 from jfit.lowering.model import Model
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.devices import resolve
-from jfit.parallel.placing import STATE_AXES, merge_outputs, place, split_batch
+from jfit.parallel.devices import STATE_AXES, merge_outputs, place, resolve, split_batch
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut
 from jfit.step.state import TrainState

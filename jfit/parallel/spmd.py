@@ -16,9 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jfit import counters
-from jfit.parallel.devices import Device
+from jfit.parallel.devices import AXIS, Device
 
-AXIS = "devices"  # name of the device axis inside a step
 SPMD = "pmap"  # or "shard_map"
 WAIT_EVERY = 8  # calls between two waits; twice as many may be in flight: emulated CPU devices abort the process at 32
 

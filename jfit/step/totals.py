@@ -15,7 +15,7 @@ from jax import Array
 
 from jfit.lowering.model import Model, row_weights, specs_of
 from jfit.metrics import Metric, sized
-from jfit.metrics.sums import finite
+from jfit.metrics.core import finite
 from jfit.ops.rows import MaybeLayout
 
 

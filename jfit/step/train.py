@@ -21,7 +21,7 @@ from jfit.optim import Optimizer, as_schedule
 from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
 from jfit.optim.registry import used_rate
-from jfit.optim.rows import apply_updates, coalesce, is_rows, on_values
+from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.slices import How, Sums, chosen, gradients_of, slots_of
 from jfit.step.state import TrainState, split_params
@@ -201,23 +201,33 @@ class _Update(NamedTuple):
     def by_rows(self, gradients: Params) -> set[str]:
         """Names of the tables of which only some rows are updated."""
         recipe = self.optimizer.recipe
-        return {name for name, g in gradients.items() if is_rows(g)} if recipe is not None and recipe.lazy else set()
+        return (
+            {name for name, g in gradients.items() if isinstance(g, SparseRows)}
+            if recipe is not None and recipe.lazy
+            else set()
+        )
 
     def __call__(
         self, state: TrainState, trainable: Params, gradients: Params, total: Array, loss: Array
     ) -> tuple[Params, Any, Array | None]:
         """(new parameters, new optimizer state, the rate that was used)."""
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        exact, some = self.optimizer.recipe is not None, self.by_rows(gradients)
-        gradients = {name: _rows_or_table(g, trainable[name], name in some) for name, g in gradients.items()}
-        scaled = on_values(lambda tree: jax.tree.map(lambda g: _scaled(g, factor, exact), tree), gradients)
-        gradients = on_values(lambda tree: _clip(tree, self.clip_norm, self.clip_value), scaled)
+        recipe, tables = self.optimizer.recipe, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
+        lazy = recipe is not None and recipe.lazy
+        gradients |= {name: _rows_or_table(gradients[name], trainable[name], lazy) for name in tables}
+
+        def change(tree: Params) -> Params:
+            scaled = jax.tree.map(lambda g: _scaled(g, factor, recipe is not None), tree)
+            return _clip(scaled, self.clip_norm, self.clip_value)
+
+        gradients = on_values(change, gradients) if tables else change(gradients)
         base = state.base_lr
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
         lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
-        return cast(Params, apply_updates(trainable, updates)), opt_state, lr
+        apply = apply_updates if tables else optax.apply_updates
+        return cast(Params, apply(trainable, updates)), opt_state, lr
 
 
 def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Optimizer:
@@ -262,9 +272,8 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
     return {**aux, **means}
 
 
-def _rows_or_table(gradient: Any, weight: Array, lazy: bool) -> Any:
-    if not is_rows(gradient):
-        return gradient
+def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:
+    """Rows listed once each for a lazy rule, which updates those alone; the whole gradient, zeros included, for any other."""
     return coalesce(gradient, len(weight)) if lazy else gradient.dense(len(weight))  # the norm takes each row once
 
 

@@ -1,4 +1,4 @@
-"""One source of batches for training, scoring and prediction.
+"""The settings of a run, and one source of batches for training, scoring and prediction.
 
 `Resident` keeps arrays on the devices: a program gathers its batches there by row number.  `Stream` prepares batches on the
 host, in a background thread.  Both give batches of one size, short ones padded with rows of weight 0, cut into one slice per
@@ -9,23 +9,107 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
-from jfit.lowering.model import Model, plan_of
+from jfit.lowering.model import Model, Policy, plan_of
+from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
+from jfit.parallel.devices import Device, resolve
 
 RESIDENT_SHARE = 0.3  # of an accelerator's memory; the rest is for parameters and activations
 RESIDENT_BYTES_CPU = 2 << 30
 PACK_AXES = {"arrays": None, "weight": None, "order": 0, "numbers": None}  # in_axes of `compile_spmd` for a `Resident.pack`
 
 
+# ------------------------------------------------------------------------------------------------ settings
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run, immutable; `dataclasses.replace` makes changed copies.
+
+    Attributes:
+        devices: where it computes.
+        batch_size: rows of a global batch.
+        eval_batch_size: rows of an evaluation batch.
+        num_epoch: epochs in all; training stops before the epoch of this number.
+        metrics: of training and evaluation.
+        policy: mixed precision, or None.
+        directory: folder where callbacks write files, or None.
+        checkpoint: folder of checkpoints, or None.
+    """
+
+    devices: list[Device]
+    batch_size: int
+    eval_batch_size: int
+    num_epoch: int
+    metrics: tuple[Any, ...]
+    policy: Policy | None
+    directory: str | None
+    checkpoint: str | None
+
+
+def settings_of(
+    *,
+    devices: Any = None,
+    batch_size: int = 32,
+    eval_batch_size: int | None = None,
+    num_epoch: int = 0,
+    eval_metric: Any = "acc",
+    policy: Any = None,
+    directory: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+) -> Settings:
+    """The settings from what a user passes; see `jfit.fit`."""
+    return Settings(
+        devices=resolve(devices),
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size or batch_size,
+        num_epoch=num_epoch,
+        metrics=resolve_metrics(eval_metric),
+        policy=_policy(policy),
+        directory=None if directory is None else str(directory),
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )
+
+
+def _policy(policy: Any) -> Policy | None:
+    resolved = Policy(policy) if isinstance(policy, str) else policy
+    if resolved is None:
+        return None
+    try:
+        if isinstance(resolved, Policy) and jnp.issubdtype(jnp.dtype(resolved.compute), jnp.floating):
+            return resolved
+    except TypeError:
+        pass  # no dtype at all
+    raise ValueError(f'policy is {policy!r}; needed a floating dtype such as "bfloat16", or a jfit.Policy')
+
+
+def resolve_metrics(spec: Any) -> tuple[Any, ...]:
+    """Metrics from a name, a Metric, a function `(label, output)` of numpy arrays, or a list of them; None for none.
+
+    Raises:
+        ValueError: an unknown name (nearest names listed), or a function where several processes share the outputs.
+    """
+    metrics = () if spec is None else get_metrics(spec)
+    on_host = [m.name for m in metrics if m.host]
+    if on_host and jax.process_count() > 1:
+        raise ValueError(
+            f"metric {on_host[0]!r} runs on the host, but each of the {jax.process_count()} processes holds only its own "
+            "outputs; write it as a jfit.metrics.Metric of jax functions"
+        )
+    return metrics
+
+
+# ------------------------------------------------------------------------------------------------ data
 def data_of(
     model: Model, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0, labels: bool = True
 ) -> ArrayData | StreamData:

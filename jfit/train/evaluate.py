@@ -22,15 +22,26 @@ from jfit.graph import GraphError
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, split_trained
 from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
+from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import compile_spmd, place
-from jfit.parallel.placing import rows_joined, rows_of_slices
+from jfit.parallel.devices import rows_joined, rows_of_slices
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, sized_for, values, zero_totals
-from jfit.train.batches import PACK_AXES, Layout, Resident, Stream, data_of, first_batch, fits_on_device
-from jfit.train.host_metrics import HostPass, on_devices, on_host, seen_of
-from jfit.train.settings import Settings, resolve_metrics, settings_of
+from jfit.train.batches import (
+    PACK_AXES,
+    Layout,
+    Resident,
+    Settings,
+    Stream,
+    data_of,
+    first_batch,
+    fits_on_device,
+    resolve_metrics,
+    settings_of,
+)
+from jfit.train.host_metrics import HostPass, seen_of
 
 IN_FLIGHT = 8
 BATCHES_PER_CALL = 64  # of resident data; bounds how long the host waits behind one call

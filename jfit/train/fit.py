@@ -16,19 +16,18 @@ from jfit.data import ArrayData, StreamData, check_labels
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_feeding, model_and_values, split_trained
 from jfit.lowering.model import Model, Plan, specs_of
+from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import place
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.step.totals import sized_for, zero_totals
 from jfit.train import checkpoint as checkpoints
-from jfit.train.batches import data_of, first_batch
+from jfit.train.batches import Settings, data_of, first_batch, settings_of
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.feed import FeedSpec, auto_steps_per_call, make_feed
-from jfit.train.host_metrics import on_devices, on_host
+from jfit.train.loop import FeedSpec, auto_steps_per_call, make_feed
 from jfit.train.run import Run
-from jfit.train.settings import Settings, settings_of
 
 
 def fit(
@@ -156,7 +155,8 @@ def fit(
 
     # optimizer, schedule, metrics
     learning_rate = (optimizer_params or {}).get("learning_rate")
-    schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
+    if schedule is not None:
+        schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     settings = replace(settings, metrics=sized_for(settings.metrics, model, probe))
     metrics, host_metrics = on_devices(settings.metrics), on_host(settings.metrics)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import atomic_write
-from jfit.formats.plain import from_plain, number, to_plain
 
 # Leading columns in reading order; metrics follow as they came, validation last.
 _FIRST = ("epoch", "batch", "step", "time", "samples_per_second", "lr", "loss")
@@ -384,3 +383,42 @@ def axes_for(who: str, count: int, path: str | Path | None, axes: Any) -> tuple[
 
         figure = pyplot.figure(figsize=size, layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False).flat)
+
+
+# ------------------------------------------------------------------------------------------------ numbers in JSON
+def number(value: Any) -> Any:
+    """A scalar of any library as a Python number, an array as nested lists, anything else as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> number(np.float32(0.5)), number(np.eye(2))
+        (0.5, [[1.0, 0.0], [0.0, 1.0]])
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def to_plain(value: Any) -> Any:
+    """`number`, with infinities and NaN as the texts "inf", "-inf", "nan", because JSON has no such numbers.
+
+    Example:
+        >>> to_plain([1.0, float("nan")])
+        [1.0, 'nan']
+    """
+    value = number(value)
+    if isinstance(value, list):
+        return [to_plain(each) for each in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_plain(value: Any) -> Any:
+    """What `to_plain` was given.
+
+    Example:
+        >>> from_plain([1.0, "-inf"])
+        [1.0, -inf]
+    """
+    if isinstance(value, list):
+        return [from_plain(each) for each in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value

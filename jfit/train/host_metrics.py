@@ -19,7 +19,7 @@ from jax import Array
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Model, plan_of
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.placing import rows_joined, rows_of_slices
+from jfit.parallel.devices import rows_joined, rows_of_slices
 from jfit.step.totals import joined, plain, shown_heads
 
 
@@ -163,19 +163,3 @@ class HostPass:
             return array[0] if self._split else array
         axis, whole = slab.layout.axis, rows_of_slices(array if self._split else array[None], slab.layout)
         return rows_joined(whole if kept is None else whole.take(kept, axis=axis + 1), axis)
-
-
-def on_devices(metrics: Sequence[Any]) -> tuple[Any, ...]:
-    """The metrics that count on the devices."""
-    return tuple(m for m in metrics if not m.host)
-
-
-def on_host(metrics: Sequence[Any]) -> tuple[Any, ...]:
-    """The metrics that count on the host.
-
-    Example:
-        >>> from jfit.metrics import get
-        >>> [m.name for m in on_host(get(["acc", len]))]
-        ['len']
-    """
-    return tuple(m for m in metrics if m.host)

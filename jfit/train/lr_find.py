@@ -30,12 +30,10 @@ from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, place
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
-from jfit.train.batches import data_of, first_batch
-from jfit.train.feed import Call, FeedSpec, make_feed
+from jfit.train.batches import data_of, first_batch, settings_of
 from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.history import axes_for
-from jfit.train.loop import StopFlag
-from jfit.train.settings import settings_of
+from jfit.train.loop import Call, FeedSpec, StopFlag, make_feed
 
 
 class RateRange:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import weakref
 from collections.abc import Sequence
@@ -20,12 +21,11 @@ from jfit.lowering.model import Model, count_parameters
 from jfit.parallel import place
 from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
+from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.evaluate import Evaluator
-from jfit.train.feed import epoch_start, start_epoch
 from jfit.train.history import History
-from jfit.train.loop import Loop, lr_in
-from jfit.train.settings import Settings, settings_of
+from jfit.train.loop import Loop, epoch_start, lr_in, start_epoch
 
 # The newest run.  It is kept alive only while it trains and where training raised or was interrupted: a run that ended well is
 # freed, with its data on the devices, as soon as nothing refers to it.
@@ -59,9 +59,12 @@ class Run:
         self._best: TrainState | None = None
         self._loop: Loop | None = None
         self._position = {"epoch": 0, "batch": 0, "step": 0}  # while no loop is attached
-        self._evaluator = Evaluator(model, settings)
 
     # -------------------------------------------------------------------------------- what it holds
+    @functools.cached_property
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.model, self.settings)
+
     @property
     def state(self) -> TrainState:
         """The current state, on its devices.  Training further donates it: keep `snapshot()` instead."""

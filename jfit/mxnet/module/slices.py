@@ -15,7 +15,7 @@ import numpy as np
 
 from jfit.data.batch import Batch, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
-from jfit.parallel.placing import rows_apart, rows_joined, split_batch, split_rows
+from jfit.parallel.devices import rows_apart, rows_joined, split_batch, split_rows
 
 
 def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | None = None) -> Batch:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters, optim
-from jfit.formats.plain import shown
+from jfit.formats.mxnet_states import shown
 from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.box import unbox
 from jfit.mxnet.optimizer import saved

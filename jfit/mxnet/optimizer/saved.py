@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from jfit.formats import FormatError
-from jfit.formats.plain import shown
+from jfit.formats.mxnet_states import shown
 
 MOST_UPDATES = 2_000_000_000  # counts are int32 on the devices
 # rates and parameters of the rules are float32 there, or int32 where they were given as whole numbers

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import atomic_write
-from jfit.formats.plain import to_plain
 from jfit.train.callbacks.base import Callback, Event, numbers
+from jfit.train.history import to_plain
 
 _TIMING = ("loss", "lr", "samples_per_second", "time")
 
