@@ -112,10 +112,10 @@ def test_rules_that_spare_a_trace_agree_with_it(op, attrs, shapes):
         assert record.shapes(params, list(shapes), [None] * len(wanted))[1] == wanted
         return
     assert trace_shapes(record, params, tuple(shapes), (np.dtype("float32"),) * len(shapes)) == wanted
-    if record.made is not None:
-        assert record.made(params, shapes) == wanted
+    if record.infer_outputs is not None:
+        assert record.infer_outputs(params, shapes) == wanted
         wrong = [*shapes[:1], tuple(n + 1 for n in shapes[1]), *shapes[2:]]
-        assert record.made(params, wrong) is None  # tracing says what is wrong
+        assert record.infer_outputs(params, wrong) is None  # tracing says what is wrong
 
 
 def test_an_open_size_beside_1_stays_open_when_shapes_broadcast():

@@ -142,7 +142,7 @@ def apply_op(
     """
     symbols = [a for a in args if isinstance(a, Graph)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Graph)}
-    custom = lookup(name).given is not None  # its class gets every argument, None too, as Python prints it
+    custom = lookup(name).resolve is not None  # its class gets every argument, None too, as Python prints it
     text = str if custom else text_of
     given = {k: v for k, v in kwargs.items() if not isinstance(v, Graph) and (custom or v is not None)}
     op = record_for(name, {k: text(v) for k, v in given.items()} if custom else given)

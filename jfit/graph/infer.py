@@ -260,7 +260,7 @@ def _outputs(node: Node, known: Known, types: Known, guessed: set[tuple[int, int
 @functools.lru_cache(maxsize=8192)
 def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: tuple[np.dtype, ...]) -> list[Shape]:
     """Output shapes of one operator on inputs of these shapes (inputs, then auxiliary states)."""
-    known = record.made(params, shapes) if record.made else None
+    known = record.infer_outputs(params, shapes) if record.infer_outputs else None
     if record.fill is same_shape and len(set(shapes)) == 1:
         known = [shapes[0]] * len(record.output_names(params))
     if known is not None:

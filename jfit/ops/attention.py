@@ -14,7 +14,7 @@ from jax import Array
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, agreed
+from jfit.ops.rules import accumulating, common_rows
 
 HEADS = {"heads": integer()}
 
@@ -58,7 +58,7 @@ def _attended(attrs, values: Array, attention: Array) -> Array:
 
 def _score_rows(attrs, rows, shapes, outs):
     """Sequences of the batch (axis 1) become runs of `heads` on axis 0."""
-    found = agreed(rows)
+    found = common_rows(rows)
     if not isinstance(found, RowLayout):
         return [found]
     return [found._replace(axis=0, after=found.after * attrs.heads) if found.axis == 1 else LOST]
@@ -70,7 +70,7 @@ def _attended_rows(attrs, rows, shapes, outs):
     if isinstance(weights, RowLayout):
         whole = weights.axis == 0 and weights.after % attrs.heads == 0
         weights = weights._replace(axis=1, after=weights.after // attrs.heads) if whole else LOST
-    found = agreed([projections, weights])
+    found = common_rows([projections, weights])
     return [LOST if isinstance(found, RowLayout) and found.axis != 1 else found]
 
 

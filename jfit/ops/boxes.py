@@ -17,7 +17,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, agreed, shared_batch_rows
+from jfit.ops.rules import accumulating, common_rows, shared_batch_rows
 
 FORMAT = choice("center", "corner", default="corner")
 
@@ -126,7 +126,7 @@ def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
         rhs = rhs._replace(axis=rhs.axis + len(shapes[0]) - 1) if rhs.axis < len(shapes[1]) - 1 else LOST
     if isinstance(lhs, RowLayout) and lhs.axis == len(shapes[0]) - 1:
         lhs = LOST
-    return [agreed([lhs, rhs])]
+    return [common_rows([lhs, rhs])]
 
 
 @operator("_contrib_box_iou", inputs=("lhs", "rhs"), attrs={"format": FORMAT}, rows=_iou_rows)

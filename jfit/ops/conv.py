@@ -15,7 +15,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
-from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, known_or, shared_batch_rows
+from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, shared_batch_rows
 
 LAYOUTS = ("NCDHW", "NCHW", "NCW", "NDHWC", "NHWC")
 
@@ -180,7 +180,7 @@ def _slices_help(data: Array, runs: str, stride, dilate, groups: int) -> bool:
     return plain and even and runs == "NHWC" and data.dtype == jnp.float32 and jax.default_backend() == "cpu"
 
 
-def _conv_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
+def _conv_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     """The output of a convolution that fits; any other is traced, which says what is wrong."""
     data, layout = shapes[0], _layout("Convolution", attrs)
     if list(shapes) != _conv_fill(attrs, [data, None, None], []):
@@ -209,7 +209,7 @@ def _conv_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     attrs=_attributes(1024, no_bias=False),
     aliases=("_npx_convolution",),
     fill=_conv_fill,
-    made=_conv_made,
+    infer_outputs=_conv_outputs,
     rows=batch_rows,
     layout="channels",
 )
@@ -319,7 +319,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     moved = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
     bias = [] if attrs.no_bias else [(attrs.num_filter,)]
     wanted = [*moved[: len(ins) - 2 - len(bias)], weight, *bias]
-    return [data, *(known_or(given, shape) for given, shape in zip(ins[1:], wanted, strict=True))]
+    return [data, *(fill_unknown(given, shape) for given, shape in zip(ins[1:], wanted, strict=True))]
 
 
 def _record(extra: tuple[str, ...], **more) -> dict:

@@ -12,11 +12,11 @@ from jax import Array, lax
 from jfit.ops.attributes import DTYPES, choice, flag, integer, maybe_integer, maybe_number, maybe_shape, number, shape, text
 from jfit.ops.registry import operator
 from jfit.ops.rows import RowLayout, lost_rows, no_rows
-from jfit.ops.rules import dtype_of, made_types, positive
+from jfit.ops.rules import dtype_attr_types, dtype_of, normalize_axis
 
 MADE = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 RANGED = [name for name in MADE if name != "bool"]
-RECORD: dict[str, Any] = {"inputs": (), "types": made_types, "rows": no_rows}
+RECORD: dict[str, Any] = {"inputs": (), "types": dtype_attr_types, "rows": no_rows}
 SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*MADE, default="float32")}
 
 
@@ -127,7 +127,7 @@ def _arange_like_rows(attrs, rows, shapes, outs):
     first = rows[0]
     if not isinstance(first, RowLayout) or attrs.axis is None:
         return [first]
-    return [first._replace(axis=0) if positive(attrs.axis, len(shapes[0])) == first.axis else None]
+    return [first._replace(axis=0) if normalize_axis(attrs.axis, len(shapes[0])) == first.axis else None]
 
 
 @operator(
@@ -144,7 +144,7 @@ def _arange_like_rows(attrs, rows, shapes, outs):
 )
 def arange_like(ctx, attrs, data):
     """y = start, start + step, ..., each `repeat` times, as many as the data has entries (in its shape) or along the axis."""
-    size = data.shape if attrs.axis is None else (data.shape[positive(attrs.axis, data.ndim)],)
+    size = data.shape if attrs.axis is None else (data.shape[normalize_axis(attrs.axis, data.ndim)],)
     numbers = jnp.arange(math.prod(size), dtype=jnp.int32) // attrs.repeat
     return _stepped(attrs.start, attrs.step, numbers, data.dtype).reshape(size)
 
@@ -161,7 +161,7 @@ def _long_types(attrs, ins):
 )
 def index_array(ctx, attrs, data):
     """y[i, j, ..., :] = (i, j, ...), the place of each entry, or its part along `axes`."""
-    axes = range(data.ndim) if attrs.axes is None else [positive(a, data.ndim, "axes") for a in attrs.axes]
+    axes = range(data.ndim) if attrs.axes is None else [normalize_axis(a, data.ndim, "axes") for a in attrs.axes]
     places = [lax.broadcasted_iota(dtype_of("int64"), data.shape, a) for a in axes]
     return jnp.stack(places, -1) if places else jnp.zeros((*data.shape, 0), dtype_of("int64"))
 

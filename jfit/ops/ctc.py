@@ -13,7 +13,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.loss import head
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, agreed, known_or, label_types
+from jfit.ops.rules import accumulating, common_rows, fill_unknown, label_types
 
 NEVER = -1e30  # the logarithm of an impossible event: finite, so that no difference of two is NaN
 TINY = 1e-37
@@ -69,14 +69,14 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     if len(data) != 3:
         raise ValueError(f"CTCLoss: data has shape {data}, needed (time, batch, classes); reshape the data")
-    return [data, known_or(ins[1], (data[1], 0)), *(known_or(i, (data[1],)) for i in ins[2:])]
+    return [data, fill_unknown(ins[1], (data[1], 0)), *(fill_unknown(i, (data[1],)) for i in ins[2:])]
 
 
 def _rows(attrs, rows, shapes, outs):
     first = rows[0]
     if isinstance(first, RowLayout):
         first = first._replace(axis=0) if first.axis == 1 else LOST
-    return [agreed([first, *rows[1:]])]
+    return [common_rows([first, *rows[1:]])]
 
 
 @operator(

@@ -224,7 +224,7 @@ def _held(dtype: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(DTYPES["float32"] if dtype is None else np.dtype(dtype))
 
 
-@operator("Custom", attrs={"op_type": text()}, given=_record, rows=first_rows)
+@operator("Custom", attrs={"op_type": text()}, resolve=_record, rows=first_rows)
 def custom(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Any:
     """y = what the Python code registered as `op_type` computes on the host; its backward is the gradient."""
     raise ValueError(f"Custom needs op_type, one of {', '.join(map(repr, HOSTS)) or 'none: register one first'}")

@@ -18,7 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 from jfit.ops.attributes import DTYPES, choice, flag, integer, number
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows
-from jfit.ops.rules import argument_names, dtype_of, made_types, same_shape, unify
+from jfit.ops.rules import argument_names, dtype_attr_types, dtype_of, same_shape, unify
 
 # ----------------------------------------------------------------------------------------------------
 # Functions of one array, element by element.  Each row of the table is one operator: y = f(x).
@@ -185,14 +185,14 @@ operator(
     attrs={"dtype": choice(*CAST_TO)},
     aliases=("cast", "_npx_cast"),
     fill=same_shape,
-    types=made_types,
+    types=dtype_attr_types,
     layout="any",
 )(_cast)
 operator(
     "amp_cast",
     attrs={"dtype": choice(*(t for t in CAST_TO if t != "bool"))},
     fill=same_shape,
-    types=made_types,
+    types=dtype_attr_types,
     layout="any",
 )(_cast)
 

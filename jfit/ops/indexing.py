@@ -13,7 +13,7 @@ from jax import Array
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, number, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows, first_rows, lost_rows
-from jfit.ops.rules import agreed, dtype_of, first_types, made_types, positive, removed, same_shape, unify
+from jfit.ops.rules import common_rows, drop_axes, dtype_attr_types, dtype_of, first_types, normalize_axis, same_shape, unify
 from jfit.ops.slicing import slices
 
 DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
@@ -26,14 +26,14 @@ def _within(ids: Array, size: int, mode: str) -> Array:
 
 
 def _take_rows(attrs, rows, shapes, outs):
-    axis = positive(attrs.axis, len(shapes[0]))
+    axis = normalize_axis(attrs.axis, len(shapes[0]))
     data, ids = rows
     if isinstance(data, RowLayout):
         shift = len(shapes[1]) - 1 if data.axis > axis else 0
         data = LOST if data.axis == axis else data._replace(axis=data.axis + shift)
     if isinstance(ids, RowLayout):
         ids = ids._replace(axis=ids.axis + axis)
-    return [agreed([data, ids])]
+    return [common_rows([data, ids])]
 
 
 @operator(
@@ -45,12 +45,12 @@ def _take_rows(attrs, rows, shapes, outs):
 )
 def take(ctx, attrs, a, indices):
     """y = a[indices] along the axis; ids outside are clipped (also in mode raise: compiled code cannot stop) or wrapped."""
-    axis = positive(attrs.axis, a.ndim)
+    axis = normalize_axis(attrs.axis, a.ndim)
     return jnp.take(a, _within(indices, a.shape[axis], attrs.mode), axis, mode="clip")
 
 
 def _pick_axis(attrs, ndim):
-    return positive(attrs.axis, ndim)
+    return normalize_axis(attrs.axis, ndim)
 
 
 def _pick_shapes(attrs, ins, outs):
@@ -69,7 +69,7 @@ def _pick_rows(attrs, rows, shapes, outs):
         return [LOST if any(r is not None for r in rows) else None]
     axes, ndim = (_pick_axis(attrs, len(shapes[0])),), len(shapes[0])
     index = rows[1] if len(shapes[1]) < ndim and not attrs.keepdims else _index_rows(rows[1], axes[0], shapes, attrs)
-    return [agreed([removed(rows[0], axes, attrs.keepdims), index])]
+    return [common_rows([drop_axes(rows[0], axes, attrs.keepdims), index])]
 
 
 def _index_rows(index, axis, shapes, attrs):
@@ -111,7 +111,7 @@ def pick(ctx, attrs, data, index):
         "off_value": number(0.0),
         "dtype": choice(*DTYPES_OUT, default="float32"),
     },
-    types=made_types,
+    types=dtype_attr_types,
     rows=first_rows,
 )
 def one_hot(ctx, attrs, indices):
@@ -186,7 +186,7 @@ def sequence_mask(ctx, attrs, data, sequence_length=None):
     attrs={"use_sequence_length": flag(False), "axis": integer(0)},
     fill=_length_shapes,
     types=first_types,
-    rows=lambda attrs, rows, shapes, outs: [removed(r, (attrs.axis,)) for r in _beside_time(attrs, rows, shapes, outs)],
+    rows=lambda attrs, rows, shapes, outs: [drop_axes(r, (attrs.axis,)) for r in _beside_time(attrs, rows, shapes, outs)],
 )
 def sequence_last(ctx, attrs, data, sequence_length=None):
     """y[n] = x[length[n] - 1, n], the last entry of each sequence."""
@@ -244,7 +244,7 @@ def _gather_rows(attrs, rows, shapes, outs):
         moved.append(LOST if ids.axis == 0 else ids._replace(axis=ids.axis - 1))
     elif ids is LOST:
         moved.append(LOST)
-    return [agreed(moved)]
+    return [common_rows(moved)]
 
 
 @operator("gather_nd", inputs=("data", "indices"), aliases=("_npx_gather_nd",), types=first_types, rows=_gather_rows)
@@ -330,7 +330,7 @@ def _batch_take_shapes(attrs, ins, outs):
 def _batch_take_rows(attrs, rows, shapes, outs):
     if isinstance(rows[0], RowLayout) and rows[0].axis == len(shapes[0]) - 1:
         return [LOST]
-    return [agreed(rows)]
+    return [common_rows(rows)]
 
 
 @operator(
@@ -353,7 +353,7 @@ def _slice_assign_rows(attrs, rows, shapes, outs):
             size = shapes[0][r.axis]
             if slices(attrs, len(shapes[0]))[r.axis].indices(size) != (0, size, 1):
                 return [LOST]
-    return [agreed(rows)]
+    return [common_rows(rows)]
 
 
 SLICE = {"begin": shape(), "end": shape(), "step": shape(())}

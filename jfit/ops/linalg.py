@@ -13,7 +13,7 @@ from jax import Array, lax
 from jfit.ops.attributes import flag, integer, maybe_choice, number
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, lost_rows
-from jfit.ops.rules import accumulating, agreed, argument_names, positive, removed, same_shape, unify
+from jfit.ops.rules import accumulating, argument_names, common_rows, drop_axes, normalize_axis, same_shape, unify
 
 ATTRS = {
     "transpose_a": flag(False),
@@ -87,7 +87,7 @@ def _batch_dot_shapes(attrs, ins, outs):
 
 
 def _batch_dot_rows(attrs, rows, shapes, outs):
-    together = agreed(rows)
+    together = common_rows(rows)
     if isinstance(together, RowLayout) and together.axis >= len(outs[0]) - 2:
         return [LOST]
     return [together]
@@ -118,7 +118,7 @@ def wide(array: Array) -> Array:
 
 def stack_rows(attrs, rows, shapes, outs):
     """Row rule: stacks of matrices keep the rows of their leading axes; rows inside a matrix are mixed."""
-    together = agreed(rows)
+    together = common_rows(rows)
     if isinstance(together, RowLayout) and together.axis >= len(shapes[0]) - 2:
         return [LOST] * len(outs)
     return [together] * len(outs)
@@ -144,14 +144,14 @@ GEMM_ATTRS = {
 
 
 def _matrix_axis(attrs, ndim: int) -> int:
-    axis = positive(attrs.axis, ndim)
+    axis = normalize_axis(attrs.axis, ndim)
     if axis == ndim - 1:
         raise ValueError(f"axis is {attrs.axis}, which is the axis of the columns; the rows of a matrix need another one")
     return axis
 
 
 def _gemm_rows(attrs, rows, shapes, outs):
-    together, ndim = agreed(rows), len(outs[0])
+    together, ndim = common_rows(rows), len(outs[0])
     mixed = isinstance(together, RowLayout) and together.axis in (_matrix_axis(attrs, ndim), ndim - 1)
     return [LOST if mixed else together]
 
@@ -497,7 +497,7 @@ def _diag_rows(attrs, rows, shapes, outs):
     ndim = len(shapes[0])
     if ndim == 1:
         return [LOST if isinstance(rows[0], RowLayout) else rows[0]]
-    return [removed(rows[0], (positive(attrs.axis1, ndim, "axis1"), positive(attrs.axis2, ndim, "axis2")))]
+    return [drop_axes(rows[0], (normalize_axis(attrs.axis1, ndim, "axis1"), normalize_axis(attrs.axis2, ndim, "axis2")))]
 
 
 @operator("diag", attrs={"k": integer(0), "axis1": integer(0), "axis2": integer(1)}, rows=_diag_rows)
@@ -505,7 +505,7 @@ def diag(ctx, attrs, data):
     """y[..., i] = x[i, i + k] along axis1 and axis2; a vector becomes the k-th diagonal of a matrix."""
     if data.ndim == 1:
         return jnp.diag(data, attrs.k)
-    first, second = positive(attrs.axis1, data.ndim, "axis1"), positive(attrs.axis2, data.ndim, "axis2")
+    first, second = normalize_axis(attrs.axis1, data.ndim, "axis1"), normalize_axis(attrs.axis2, data.ndim, "axis2")
     if first == second:
         raise ValueError(f"axis1 and axis2 are both axis {first}, a diagonal needs two; change one of them")
     if not -data.shape[first] < attrs.k < data.shape[second]:

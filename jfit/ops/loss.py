@@ -18,7 +18,7 @@ from jfit.ops.attributes import Attrs, choice, flag, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
-from jfit.ops.rules import accumulating, at_least_one, batch_rows, known_or, label_types, size_of, unmixed_rows
+from jfit.ops.rules import accumulating, at_least_one, batch_rows, fill_unknown, label_types, size_of, unmixed_rows
 
 TINY = 1e-30  # below the smallest probability worth a logarithm
 
@@ -405,7 +405,7 @@ def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
 
 def _svm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, label = ins
-    return ins if data is None else [data, known_or(label, data[:1])]
+    return ins if data is None else [data, fill_unknown(label, data[:1])]
 
 
 @operator(

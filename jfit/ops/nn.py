@@ -15,7 +15,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, known_or, need_rank, same_shape, size_of, unmixed_rows
+from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, fill_unknown, need_rank, same_shape, size_of, unmixed_rows
 
 # Constants of self-normalizing networks (Klambauer et al. 2017, arXiv:1706.02515).
 SELU_ALPHA = 1.6732632423543772
@@ -38,11 +38,11 @@ def _dense_fill(attrs: Attrs, ins: list, outs: list) -> list:
     else:
         width = data[-1]
         if out is not None and len(out) == len(data):
-            data = known_or(data, (*out[:-1], 0))
+            data = fill_unknown(data, (*out[:-1], 0))
     return [data, (attrs.num_hidden, width), *([(attrs.num_hidden,)] if not attrs.no_bias else [])]
 
 
-def _dense_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
+def _dense_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     data = shapes[0]
     if list(shapes) != _dense_fill(attrs, [data, None], [None]):
         return None  # tracing says what is wrong
@@ -59,7 +59,7 @@ def _dense_rows(attrs, rows, shapes, outs):
     attrs={"num_hidden": integer(), "no_bias": flag(False), "flatten": flag(True)},
     aliases=("_npx_fully_connected", "_sparse_FullyConnected"),
     fill=_dense_fill,
-    made=_dense_made,
+    infer_outputs=_dense_outputs,
     rows=_dense_rows,
 )
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -217,7 +217,7 @@ def dropout(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 def _embedding_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, out = ins[0], outs[0]
     if out is not None:
-        data = known_or(data, out[:-1])
+        data = fill_unknown(data, out[:-1])
     return [data, (attrs.input_dim, attrs.output_dim)]
 
 

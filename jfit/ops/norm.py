@@ -16,7 +16,7 @@ from jfit.ops.attributes import Attr, Attrs, choice, flag, integer, maybe_number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, along, batch_rows, need_rank, positive, unmixed_rows
+from jfit.ops.rules import accumulating, along, batch_rows, need_rank, normalize_axis, unmixed_rows
 
 
 # ------------------------------------------------------------------------------------------ BatchNorm
@@ -82,7 +82,7 @@ def _batch_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if data is None:
         return ins
     need_rank("BatchNorm", data, 1, "a batch axis and a channel axis")
-    size = data[positive(attrs.get("axis", 1), len(data))]
+    size = data[normalize_axis(attrs.get("axis", 1), len(data))]
     return [data, *[(size,)] * 4]
 
 
@@ -124,7 +124,7 @@ def _record(**attrs: Attr) -> dict[str, Any]:
             **attrs,
         },
         "fill": _batch_norm_fill,
-        "made": _batch_norm_made,
+        "infer_outputs": _batch_norm_made,
         "types": _batch_norm_types,
         "rows": _batch_norm_rows,
         "layout": "channels",
@@ -142,7 +142,7 @@ _AXIS = {
 @operator("BatchNorm", aliases=("_npx_batch_norm",), **_record(**_AXIS))
 def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
     """y = γ (x - μ) / √(σ² + ε) + β; training: μ, σ² of the batch (σ² biased), moving ← m * moving + (1 - m) * batch."""
-    axis = data.ndim - 1 if ctx.channels_last else positive(attrs.get("axis", 1), data.ndim)
+    axis = data.ndim - 1 if ctx.channels_last else normalize_axis(attrs.get("axis", 1), data.ndim)
     wide, shapes = accumulating(data.dtype), {a.shape for a in (gamma, beta, moving_mean, moving_var)}
     if shapes != {(data.shape[axis],)}:
         found = ", ".join(map(str, sorted(shapes)))
@@ -189,7 +189,7 @@ def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data = ins[0]
     if data is None:
         return ins
-    size = data[positive(attrs.axis, len(data))]
+    size = data[normalize_axis(attrs.axis, len(data))]
     return [data, (size,), (size,)]
 
 
@@ -205,7 +205,7 @@ def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
 )
 def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
     """y = γ (x - μ) / √(σ² + ε) + β, μ and σ² of each entry along `axis`."""
-    axis = positive(attrs.axis, data.ndim)
+    axis = normalize_axis(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     mean = jnp.mean(wide, axis=axis, keepdims=True)
     var = jnp.mean(jnp.square(wide - mean), axis=axis, keepdims=True)

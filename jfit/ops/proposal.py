@@ -15,7 +15,7 @@ from jfit.ops.boxes import Corners, corners, gathered, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, agreed, known_or
+from jfit.ops.rules import accumulating, common_rows, fill_unknown
 
 
 def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ...]) -> np.ndarray:
@@ -126,12 +126,12 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
             f"background and object scores of {len(attrs.ratios)} ratios x {len(attrs.scales)} scales; change scales or ratios"
         )
     wanted = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
-    return [scores, *(known_or(given, shape) for given, shape in zip(ins[1:], wanted, strict=True))]
+    return [scores, *(fill_unknown(given, shape) for given, shape in zip(ins[1:], wanted, strict=True))]
 
 
 def _rows(attrs: Attrs, rows: Any, shapes: Any, outs: Any) -> list:
     """An image has rpn_post_nms_top_n proposals, one after the other."""
-    found = agreed(rows)
+    found = common_rows(rows)
     if isinstance(found, RowLayout):
         found = found._replace(after=found.after * attrs.rpn_post_nms_top_n) if found.axis == 0 else LOST
     return [found] * len(outs)

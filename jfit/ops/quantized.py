@@ -20,7 +20,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import agreed, along, batch_rows, dtype_of, size_of, unify
+from jfit.ops.rules import along, batch_rows, common_rows, dtype_of, size_of, unify
 
 # ----------------------------------------------------------------------------------------------------
 # Between floats and eight-bit integers: quantize, quantize_v2, quantize_asym, requantize, dequantize. An integer q stands for
@@ -204,7 +204,7 @@ def _same_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 def _data_rows(attrs, rows, shapes, outs):
     """The rows of the data stay on axis 0; ranges go with their arrays, whatever they depend on."""
     ranges = [r for r, s in zip(rows[1:], shapes[1:], strict=True) if s == (1,)]
-    return [*batch_rows(attrs, rows[:1], shapes, outs[:1]), *[agreed(ranges)] * (len(outs) - 1)]
+    return [*batch_rows(attrs, rows[:1], shapes, outs[:1]), *[common_rows(ranges)] * (len(outs) - 1)]
 
 
 def _ranged(*names: str) -> tuple[str, ...]:
@@ -367,8 +367,8 @@ def _concat_rows(attrs, rows, shapes, outs):
     data = rows[: attrs.num_args]
     axis = attrs.dim % len(shapes[0])
     mixed = any(isinstance(r, RowLayout) and r.axis == axis for r in data)
-    ranges = agreed(rows[attrs.num_args :])
-    return [LOST if mixed else agreed(data), ranges, ranges]
+    ranges = common_rows(rows[attrs.num_args :])
+    return [LOST if mixed else common_rows(data), ranges, ranges]
 
 
 def _concat_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -418,7 +418,7 @@ def _pair_kind(attrs: Attrs, dtypes: list[Any]) -> str:
 
 
 def _pair_rows(attrs, rows, shapes, outs):
-    return [agreed(rows[:2]), *[agreed(rows[2:])] * (len(outs) - 1)]
+    return [common_rows(rows[:2]), *[common_rows(rows[2:])] * (len(outs) - 1)]
 
 
 def _fine(op: str, x: Array, low: Array, high: Array) -> Array:

@@ -15,7 +15,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
-from jfit.ops.rules import accumulating, agreed, dtype_of, size_of, unify
+from jfit.ops.rules import accumulating, common_rows, dtype_of, size_of, unify
 
 # ----------------------------------------------------------------------------------------------------
 # Random numbers of distributions given by attributes: _random_* of a shape, _random_*_like of an array's shape. Each operator
@@ -236,7 +236,7 @@ def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]
 
 def _leading_rows(attrs, rows, shapes, outs):
     """The axes of the parameters come first in the result, so the rows stay where they are."""
-    return [agreed(rows)]
+    return [common_rows(rows)]
 
 
 def _add_sample(law: Distribution) -> None:
@@ -436,7 +436,7 @@ def _leading(op: str, name: str, shape: Shape, sample: Shape) -> None:
 
 def _same_rows(attrs, rows, shapes, outs):
     """Leading axes are shared, so the rows of every input are where the rows of the sample are."""
-    found = agreed(rows)
+    found = common_rows(rows)
     return [found if not isinstance(found, RowLayout) or found.axis < len(outs[0]) else LOST]
 
 

@@ -15,7 +15,7 @@ from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integ
 from jfit.ops.elementwise import magnitude
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, lost_rows
-from jfit.ops.rules import accumulating, dtype_of, positive, removed, unify
+from jfit.ops.rules import accumulating, drop_axes, dtype_of, normalize_axis, unify
 
 REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": flag(False)}
 
@@ -28,7 +28,7 @@ def reduced_axes(attrs: Any, ndim: int) -> tuple[int, ...]:
     """
     if not attrs.axis:
         return tuple(range(ndim))  # MXNet: no axes are all axes, also with exclude
-    axes = {positive(a, ndim) for a in attrs.axis}
+    axes = {normalize_axis(a, ndim) for a in attrs.axis}
     return tuple(a for a in range(ndim) if (a in axes) != bool(attrs.get("exclude")))
 
 
@@ -38,7 +38,7 @@ def _shaped(result: Array, keepdims: bool, ndim: int) -> Array:
 
 def reduce_rows(attrs, rows, shapes, outs):
     """Row rule: the batch axis moves up past reduced axes; reducing it loses the rows."""
-    return [removed(rows[0], reduced_axes(attrs, len(shapes[0])), attrs.keepdims)]
+    return [drop_axes(rows[0], reduced_axes(attrs, len(shapes[0])), attrs.keepdims)]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -122,13 +122,13 @@ def norm(ctx, attrs, data):
 
 def _arg_rows(attrs, rows, shapes, outs):
     ndim = len(shapes[0])
-    axes = tuple(range(ndim)) if attrs.axis is None else (positive(attrs.axis, ndim),)
-    return [removed(rows[0], axes, attrs.keepdims)]
+    axes = tuple(range(ndim)) if attrs.axis is None else (normalize_axis(attrs.axis, ndim),)
+    return [drop_axes(rows[0], axes, attrs.keepdims)]
 
 
 def _add_arg(name: str, function: Callable[..., Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
-        axis = None if attrs.axis is None else positive(attrs.axis, data.ndim)
+        axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)
         found = function(data, axis, keepdims=attrs.keepdims).astype(data.dtype)
         return found.reshape((1,)) if found.ndim == 0 else found
 
@@ -141,7 +141,7 @@ _add_arg("argmax", jnp.argmax, "y = position of the first maximum along the axis
 _add_arg("argmin", jnp.argmin, "y = position of the first minimum along the axis, in the dtype of x; zero gradient.")
 
 
-@operator("argmax_channel", rows=lambda attrs, rows, shapes, outs: [removed(rows[0], (1,))])
+@operator("argmax_channel", rows=lambda attrs, rows, shapes, outs: [drop_axes(rows[0], (1,))])
 def argmax_channel(ctx, attrs, data):
     """y = position of the first maximum along axis 1, in the dtype of x; zero gradient."""
     return jnp.argmax(data, 1).astype(data.dtype)
@@ -152,8 +152,8 @@ def argmax_channel(ctx, attrs, data):
 
 
 def _moments_rows(attrs, rows, shapes, outs):
-    axes = tuple(positive(a, len(shapes[0]), "axes") for a in attrs.axes or ())
-    return [removed(rows[0], axes, attrs.keepdims)] * 2
+    axes = tuple(normalize_axis(a, len(shapes[0]), "axes") for a in attrs.axes or ())
+    return [drop_axes(rows[0], axes, attrs.keepdims)] * 2
 
 
 @operator(
@@ -166,7 +166,7 @@ def moments(ctx, attrs, data):
     """y₀ = mean of x over the axes, y₁ = mean of (x - y₀)²."""
     if not attrs.axes:
         raise ValueError(f"axes is {attrs.axes}, moments needs the axes to go over; name all of them for the whole array")
-    axes = tuple(positive(a, data.ndim, "axes") for a in attrs.axes)
+    axes = tuple(normalize_axis(a, data.ndim, "axes") for a in attrs.axes)
     wide = data.astype(accumulating(data.dtype))
     mean = jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(jnp.square(wide - mean), axes, keepdims=attrs.keepdims)
@@ -176,7 +176,7 @@ def moments(ctx, attrs, data):
 
 def _cumsum_rows(attrs, rows, shapes, outs):
     first = rows[0]
-    mixed = isinstance(first, RowLayout) and (attrs.axis is None or positive(attrs.axis, len(shapes[0])) == first.axis)
+    mixed = isinstance(first, RowLayout) and (attrs.axis is None or normalize_axis(attrs.axis, len(shapes[0])) == first.axis)
     return [LOST if mixed else first]
 
 
@@ -194,7 +194,7 @@ def _cumsum_rows(attrs, rows, shapes, outs):
 def cumsum(ctx, attrs, a):
     """y[k] = x[0] + ... + x[k] along the axis; without axis the data is flattened first."""
     dtype = a.dtype if attrs.dtype is None else dtype_of(attrs.dtype)
-    lined, axis = (a.reshape(-1), 0) if attrs.axis is None else (a, positive(attrs.axis, a.ndim))
+    lined, axis = (a.reshape(-1), 0) if attrs.axis is None else (a, normalize_axis(attrs.axis, a.ndim))
     return jnp.cumsum(lined.astype(accumulating(dtype)), axis, dtype=accumulating(dtype)).astype(dtype)
 
 
@@ -288,7 +288,7 @@ def histogram(ctx, attrs, data, bins=None):
 def _nnz_rows(attrs, rows, shapes, outs):
     if attrs.axis is None:
         return [LOST if rows[0] is not None else None]
-    return [removed(rows[0], (positive(attrs.axis, len(shapes[0])),))]
+    return [drop_axes(rows[0], (normalize_axis(attrs.axis, len(shapes[0])),))]
 
 
 @operator(
@@ -299,6 +299,6 @@ def _nnz_rows(attrs, rows, shapes, outs):
 )
 def getnnz(ctx, attrs, data):
     """y = how many entries of a matrix are not zero, in all or along an axis."""
-    axis = None if attrs.axis is None else positive(attrs.axis, data.ndim)
+    axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)
     found = jnp.sum(data != 0, axis, dtype=dtype_of("int64"))
     return found.reshape((1,)) if found.ndim == 0 else found

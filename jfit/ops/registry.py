@@ -62,7 +62,7 @@ class Op:
         visible: how many of the outputs a Symbol shows, or a function of the attributes; None means all.
         variadic: the attribute that counts the inputs (`num_args`), for operators with any number of inputs.
         fill: the parameter-shape rule, see `ShapeRule`; None leaves the shapes as they are.
-        made: (attributes, complete input shapes) -> output shapes, or None; it spares inference a trace where it knows.
+        infer_outputs: (attributes, complete input shapes) -> output shapes without tracing `fn`; None: trace.
         shapes: the rule of input and output shapes together, see `BothRule`; it takes the place of `fill` and of tracing.
         types: the dtype rule, see `TypeRule`; None: every input and output has the dtype of the first known input.
         rows: where the batch axis goes, see `jfit.ops.rows`.
@@ -78,7 +78,7 @@ class Op:
         graphs: names of the subgraphs a node of it holds (control flow); `attrs.graphs` are the subgraphs, see `Subgraph`.
         overwritten: takes the place of `fn` where MXNet overwrites the gradient from above before the gradient by the
             parameter is computed from it; `jfit.graph.in_place` finds where.
-        given: the record for these attributes (as given, not parsed), where inputs and states depend on them.
+        resolve: the record for these attributes (as given, not parsed), where inputs and states depend on them.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Op:
     aliases: tuple[str, ...] = ()
     variadic: str | None = None
     fill: ShapeRule | None = None
-    made: Callable[[Attrs, Sequence[Shape]], list[Shape] | None] | None = None
+    infer_outputs: Callable[[Attrs, Sequence[Shape]], list[Shape] | None] | None = None
     shapes: BothRule | None = None
     types: TypeRule | None = None
     rows: RowsRule = elementwise_rows
@@ -106,7 +106,7 @@ class Op:
     family: str = ""
     graphs: tuple[str, ...] = ()
     overwritten: Callable[..., Any] | None = None
-    given: Callable[[Mapping[str, Any]], Op] | None = None
+    resolve: Callable[[Mapping[str, Any]], Op] | None = None
 
     @property
     def doc(self) -> str:
@@ -220,7 +220,7 @@ def record_for(name: str, attrs: Mapping[str, Any]) -> Op:
         ValueError: the attributes do not say what the operator is.
     """
     op = lookup(name)
-    return op if op.given is None else op.given(attrs)
+    return op if op.resolve is None else op.resolve(attrs)
 
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, Any], count: int = 3) -> str:

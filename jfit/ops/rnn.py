@@ -19,7 +19,7 @@ from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_numb
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import agreed, unify
+from jfit.ops.rules import common_rows, unify
 
 # mode -> suffix of each gate, in the order of the flat vector
 GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
@@ -184,7 +184,7 @@ def _shapes(attrs: Any, ins: list[Any], outs: list[Any]) -> list[Any]:
 
 
 def _rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list[Any]:
-    together = agreed([rows[0], *rows[2 : 4 if attrs.mode == "lstm" else 3]])
+    together = common_rows([rows[0], *rows[2 : 4 if attrs.mode == "lstm" else 3]])
     mixed = rows[1] is not None or (isinstance(together, RowLayout) and together.axis != 1)
     return [LOST if mixed else together] * len(outs)
 

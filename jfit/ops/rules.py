@@ -32,7 +32,7 @@ def size_of(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def known_or(shape: MaybeShape, other: MaybeShape) -> MaybeShape:
+def fill_unknown(shape: MaybeShape, other: MaybeShape) -> MaybeShape:
     """`shape` with its unknown sizes taken from `other`, where the ranks agree."""
     if shape is None or other is None or len(shape) != len(other):
         return other if shape is None else shape
@@ -58,7 +58,7 @@ def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Seque
 
 def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
     """Rows that all inputs have alike on axis 0 stay there; anything else is LOST."""
-    return batch_rows(attrs, [agreed(rows)], shapes, outs)
+    return batch_rows(attrs, [common_rows(rows)], shapes, outs)
 
 
 def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
@@ -135,7 +135,7 @@ def dtype_of(name: str) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(DTYPES[name]))
 
 
-def made_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
+def dtype_attr_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     """Dtype rule: inputs as they are, outputs of attribute `dtype`."""
     return ins, [DTYPES[attrs.dtype]]
 
@@ -145,12 +145,12 @@ def first_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     return ins, [ins[0]]
 
 
-def inserted(rows: MaybeLayout, axis: int) -> MaybeLayout:
+def insert_axis(rows: MaybeLayout, axis: int) -> MaybeLayout:
     """Rows after a new axis at position `axis`."""
     return rows._replace(axis=rows.axis + (axis <= rows.axis)) if isinstance(rows, RowLayout) else rows
 
 
-def removed(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) -> MaybeLayout:
+def drop_axes(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) -> MaybeLayout:
     """Rows after `axes` (none negative) were reduced; LOST if the batch axis is among them."""
     if not isinstance(rows, RowLayout):
         return rows
@@ -159,13 +159,13 @@ def removed(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) -> M
     return rows if keepdims else rows._replace(axis=rows.axis - sum(a < rows.axis for a in axes))
 
 
-def agreed(rows: Sequence[MaybeLayout]) -> MaybeLayout:
+def common_rows(rows: Sequence[MaybeLayout]) -> MaybeLayout:
     """The rows of all inputs that depend on the batch where they are the same, else LOST."""
     found = [r for r in rows if r is not None]
     return None if not found else found[0] if all(r == found[0] for r in found) else LOST
 
 
-def kept_where_whole(attrs, rows, shapes, outs):
+def same_size_rows(attrs, rows, shapes, outs):
     """Row rule: the first input's rows stay where its batch axis keeps its size, else they are LOST."""
     first = rows[0]
     if not isinstance(first, RowLayout):
@@ -174,14 +174,14 @@ def kept_where_whole(attrs, rows, shapes, outs):
     return [first if len(o) == len(shapes[0]) and o[first.axis] == size else LOST for o in outs]
 
 
-def positive(axis: int, ndim: int, what: str = "axis") -> int:
+def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
     """`axis` counted from the front.
 
     Raises:
         ValueError: there is no such axis.
 
     Example:
-        >>> positive(-1, 3)
+        >>> normalize_axis(-1, 3)
         2
     """
     if not -ndim <= axis < ndim:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_shape, number, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, reshape_rows
-from jfit.ops.rules import inserted, kept_where_whole, positive, unify
+from jfit.ops.rules import insert_axis, normalize_axis, same_size_rows, unify
 
 Shape = tuple[int, ...]
 
@@ -166,7 +166,7 @@ def reshape_like(ctx, attrs, lhs, rhs):
 
 
 def _order(attrs, ndim):
-    axes = tuple(positive(a, ndim, "axes") for a in attrs.axes) or tuple(reversed(range(ndim)))
+    axes = tuple(normalize_axis(a, ndim, "axes") for a in attrs.axes) or tuple(reversed(range(ndim)))
     if sorted(axes) != list(range(ndim)):
         raise ValueError(f"axes is {attrs.axes}, the data has {ndim} axes; name each of them once")
     return axes
@@ -197,7 +197,7 @@ def transpose(ctx, attrs, data):
 
 def _swapped(attrs, ndim):
     order = list(range(ndim))
-    a, b = positive(attrs.dim1, ndim, "dim1"), positive(attrs.dim2, ndim, "dim2")
+    a, b = normalize_axis(attrs.dim1, ndim, "dim1"), normalize_axis(attrs.dim2, ndim, "dim2")
     order[a], order[b] = b, a
     return order
 
@@ -217,7 +217,7 @@ def _expand_back(attrs, ins, outs):
     out = outs[0]
     if not out:
         return ins
-    axis = positive(attrs.axis, len(out))
+    axis = normalize_axis(attrs.axis, len(out))
     return [unify([ins[0], out[:axis] + out[axis + 1 :]], "expand_dims keeps the sizes") if len(out) > 1 else ins[0]]
 
 
@@ -225,11 +225,11 @@ def _expand_back(attrs, ins, outs):
     "expand_dims",
     attrs={"axis": integer()},
     fill=_expand_back,
-    rows=lambda attrs, rows, shapes, outs: [inserted(rows[0], positive(attrs.axis, len(shapes[0]) + 1))],
+    rows=lambda attrs, rows, shapes, outs: [insert_axis(rows[0], normalize_axis(attrs.axis, len(shapes[0]) + 1))],
 )
 def expand_dims(ctx, attrs, data):
     """y = x with a new axis of size 1 at position `axis`."""
-    return jnp.expand_dims(data, positive(attrs.axis, data.ndim + 1))
+    return jnp.expand_dims(data, normalize_axis(attrs.axis, data.ndim + 1))
 
 
 @operator("squeeze", attrs={"axis": maybe_shape(None)}, rows=_reshaped_rows)
@@ -237,7 +237,7 @@ def squeeze(ctx, attrs, data):
     """y = x without its axes of size 1, or without those named."""
     axes = [a for a, d in enumerate(data.shape) if d == 1]
     if attrs.axis is not None:
-        axes = [positive(a, data.ndim) for a in attrs.axis]
+        axes = [normalize_axis(a, data.ndim) for a in attrs.axis]
     for a in axes:
         if data.shape[a] != 1:
             raise ValueError(
@@ -247,7 +247,7 @@ def squeeze(ctx, attrs, data):
     return data.reshape(left or (1,))
 
 
-@operator("broadcast_to", attrs={"shape": shape(())}, rows=kept_where_whole)
+@operator("broadcast_to", attrs={"shape": shape(())}, rows=same_size_rows)
 def broadcast_to(ctx, attrs, data):
     """y = x repeated along its axes of size 1 to `shape`; 0 keeps a size."""
     if len(attrs.shape) != data.ndim:
@@ -257,10 +257,10 @@ def broadcast_to(ctx, attrs, data):
     return jnp.broadcast_to(data, tuple(s or d for s, d in zip(attrs.shape, data.shape, strict=True)))
 
 
-@operator("broadcast_axis", attrs={"axis": shape(()), "size": shape(())}, aliases=("broadcast_axes",), rows=kept_where_whole)
+@operator("broadcast_axis", attrs={"axis": shape(()), "size": shape(())}, aliases=("broadcast_axes",), rows=same_size_rows)
 def broadcast_axis(ctx, attrs, data):
     """y = x repeated along the named axes, which have size 1."""
-    sizes = dict(zip((positive(a, data.ndim) for a in attrs.axis), attrs.size, strict=True))
+    sizes = dict(zip((normalize_axis(a, data.ndim) for a in attrs.axis), attrs.size, strict=True))
     return jnp.broadcast_to(data, tuple(sizes.get(a, d) for a, d in enumerate(data.shape)))
 
 
@@ -269,13 +269,13 @@ def broadcast_axis(ctx, attrs, data):
     inputs=("lhs", "rhs"),
     attrs={"lhs_axes": maybe_shape(None), "rhs_axes": maybe_shape(None)},
     types=lambda attrs, ins: (ins, [ins[0]]),
-    rows=kept_where_whole,
+    rows=same_size_rows,
 )
 def broadcast_like(ctx, attrs, lhs, rhs):
     """y = lhs repeated along its axes of size 1 to the shape of rhs, or along lhs_axes to the sizes of rhs_axes."""
     if attrs.lhs_axes is None:
         return jnp.broadcast_to(lhs, rhs.shape)
-    sizes = {positive(a, lhs.ndim): rhs.shape[b] for a, b in zip(attrs.lhs_axes, attrs.rhs_axes, strict=True)}
+    sizes = {normalize_axis(a, lhs.ndim): rhs.shape[b] for a, b in zip(attrs.lhs_axes, attrs.rhs_axes, strict=True)}
     return jnp.broadcast_to(lhs, tuple(sizes.get(a, d) for a, d in enumerate(lhs.shape)))
 
 
@@ -299,7 +299,7 @@ def _repeat_rows(attrs, rows, shapes, outs):
     r = rows[0]
     if attrs.axis is None:
         r = reshape_rows(r, shapes[0], (math.prod(shapes[0]),))
-    axis = 0 if attrs.axis is None else positive(attrs.axis, len(shapes[0]))
+    axis = 0 if attrs.axis is None else normalize_axis(attrs.axis, len(shapes[0]))
     if isinstance(r, RowLayout) and r.axis == axis:
         return [r._replace(after=r.after * attrs.repeats)]
     return [r]
@@ -313,21 +313,21 @@ def repeat(ctx, attrs, data):
 
 def _reverse_rows(attrs, rows, shapes, outs):
     r = rows[0]
-    lost = isinstance(r, RowLayout) and r.axis in {positive(a, len(shapes[0])) for a in attrs.axis}
+    lost = isinstance(r, RowLayout) and r.axis in {normalize_axis(a, len(shapes[0])) for a in attrs.axis}
     return [LOST if lost else r]
 
 
 @operator("reverse", attrs={"axis": shape()}, aliases=("flip",), rows=_reverse_rows)
 def reverse(ctx, attrs, data):
     """y = x read backwards along the axes."""
-    return jnp.flip(data, tuple(positive(a, data.ndim) for a in attrs.axis))
+    return jnp.flip(data, tuple(normalize_axis(a, data.ndim) for a in attrs.axis))
 
 
 @operator(
     "Pad",
     attrs={"mode": choice("constant", "edge", "reflect"), "pad_width": shape(), "constant_value": number(0.0)},
     aliases=("pad",),
-    rows=kept_where_whole,
+    rows=same_size_rows,
 )
 def pad(ctx, attrs, data):
     """y = x with pad_width = (before, after) of each axis in turn: a constant, the edge, or its reflection."""

@@ -9,14 +9,23 @@ import jax.numpy as jnp
 from jfit.ops.attributes import flag, integer, maybe_integer, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import agreed, argument_names, inserted, kept_where_whole, positive, removed, same_shape, unify
+from jfit.ops.rules import (
+    argument_names,
+    common_rows,
+    drop_axes,
+    insert_axis,
+    normalize_axis,
+    same_shape,
+    same_size_rows,
+    unify,
+)
 
 
 def _concat_shapes(attrs, ins, outs):
     known = next((s for s in [*outs, *ins] if s is not None), None)
     if known is None:
         return ins
-    axis = positive(attrs.dim, len(known), "dim")
+    axis = normalize_axis(attrs.dim, len(known), "dim")
     blank = [None if s is None else s[:axis] + (0,) + s[axis + 1 :] for s in [*ins, *outs]]
     common = unify(blank, f"only axis {axis} may differ between joined arrays")
     assert common is not None
@@ -34,7 +43,7 @@ def _weight_shapes(attrs, ins, outs):
     filled = _concat_shapes(attrs, ins, outs)
     if outs[0] is None or any(s is None for s in filled):
         return filled
-    axis = positive(attrs.dim, len(outs[0]), "dim")
+    axis = normalize_axis(attrs.dim, len(outs[0]), "dim")
     missing = [i for i, s in enumerate(filled) if not s[axis]]
     share, odd = divmod(outs[0][axis] - sum(s[axis] for s in filled), max(len(missing), 1))
     for i in missing if share > 0 and not odd else ():
@@ -43,8 +52,8 @@ def _weight_shapes(attrs, ins, outs):
 
 
 def _concat_rows(attrs, rows, shapes, outs):
-    together = agreed(rows)
-    lost = isinstance(together, RowLayout) and together.axis == positive(attrs.dim, len(outs[0]), "dim")
+    together = common_rows(rows)
+    lost = isinstance(together, RowLayout) and together.axis == normalize_axis(attrs.dim, len(outs[0]), "dim")
     return [LOST if lost else together]
 
 
@@ -59,7 +68,7 @@ def _concat_rows(attrs, rows, shapes, outs):
 )
 def concat(ctx, attrs, *args):
     """y = the arrays one after the other along axis `dim`."""
-    return jnp.concatenate(args, positive(attrs.dim, args[0].ndim, "dim"))
+    return jnp.concatenate(args, normalize_axis(attrs.dim, args[0].ndim, "dim"))
 
 
 operator(
@@ -77,7 +86,7 @@ def _stack_shapes(attrs, ins, outs):
 
 
 def _stack_rows(attrs, rows, shapes, outs):
-    return [inserted(agreed(rows), positive(attrs.axis, len(outs[0])))]
+    return [insert_axis(common_rows(rows), normalize_axis(attrs.axis, len(outs[0])))]
 
 
 @operator(
@@ -90,7 +99,7 @@ def _stack_rows(attrs, rows, shapes, outs):
 )
 def stack(ctx, attrs, *args):
     """y = the arrays, all of one shape, side by side along a new axis."""
-    return jnp.stack(args, positive(attrs.axis, args[0].ndim + 1))
+    return jnp.stack(args, normalize_axis(attrs.axis, args[0].ndim + 1))
 
 
 def _parts(attrs):
@@ -98,8 +107,8 @@ def _parts(attrs):
 
 
 def _part_rows(attrs, rows, shapes, outs):
-    r, axis = rows[0], positive(attrs.axis, len(shapes[0]))
-    return [removed(r, (axis,), not attrs.squeeze_axis) if len(outs) > 1 or attrs.squeeze_axis else r] * len(outs)
+    r, axis = rows[0], normalize_axis(attrs.axis, len(shapes[0]))
+    return [drop_axes(r, (axis,), not attrs.squeeze_axis) if len(outs) > 1 or attrs.squeeze_axis else r] * len(outs)
 
 
 def _parts_back(attrs, ins, outs):
@@ -108,7 +117,7 @@ def _parts_back(attrs, ins, outs):
     if part is None:
         return ins
     count = attrs.num_outputs
-    axis = positive(attrs.axis, len(part) + attrs.squeeze_axis)
+    axis = normalize_axis(attrs.axis, len(part) + attrs.squeeze_axis)
     size = (count, *part[axis:]) if attrs.squeeze_axis else (count * part[axis], *part[axis + 1 :])
     return [unify([ins[0], (*part[:axis], *size)], "its parts have these sizes")]
 
@@ -123,7 +132,7 @@ def _parts_back(attrs, ins, outs):
 )
 def slice_channel(ctx, attrs, data):
     """yᵢ = the i-th of num_outputs equal parts along the axis."""
-    axis = positive(attrs.axis, data.ndim)
+    axis = normalize_axis(attrs.axis, data.ndim)
     size, count = data.shape[axis], attrs.num_outputs
     if count < 1 or size % count:
         raise ValueError(
@@ -171,11 +180,11 @@ def slice_(ctx, attrs, data):
 @operator(
     "slice_axis",
     attrs={"axis": integer(), "begin": integer(), "end": maybe_integer(integer().default)},
-    rows=kept_where_whole,
+    rows=same_size_rows,
 )
 def slice_axis(ctx, attrs, data):
     """y = x[begin:end] along one axis; end None means to its end."""
-    axis = positive(attrs.axis, data.ndim)
+    axis = normalize_axis(attrs.axis, data.ndim)
     return data[(slice(None),) * axis + (slice(attrs.begin, attrs.end),)]
 
 
@@ -184,11 +193,11 @@ def slice_axis(ctx, attrs, data):
     inputs=("data", "shape_like"),
     attrs={"axes": shape(())},
     types=lambda attrs, ins: (ins, [ins[0]]),
-    rows=kept_where_whole,
+    rows=same_size_rows,
 )
 def slice_like(ctx, attrs, data, shape_like):
     """y = x cut to the size of shape_like along all axes, or along `axes`."""
-    axes = [positive(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))
+    axes = [normalize_axis(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))
     for a in axes:
         if shape_like.shape[a] > data.shape[a]:
             raise ValueError(
@@ -204,8 +213,8 @@ def _sections(attrs):
 
 
 def _section_rows(attrs, rows, shapes, outs):
-    axis = positive(attrs.axis, len(shapes[0]))
-    return [removed(rows[0], (axis,), not attrs.squeeze_axis)] * len(outs)
+    axis = normalize_axis(attrs.axis, len(shapes[0]))
+    return [drop_axes(rows[0], (axis,), not attrs.squeeze_axis)] * len(outs)
 
 
 @operator(
@@ -217,7 +226,7 @@ def _section_rows(attrs, rows, shapes, outs):
 )
 def split_v2(ctx, attrs, data):
     """yᵢ = the i-th of `sections` equal parts, or the part that begins at indices[i], along the axis."""
-    axis = positive(attrs.axis, data.ndim)
+    axis = normalize_axis(attrs.axis, data.ndim)
     size = data.shape[axis]
     if attrs.sections and size % attrs.sections:
         raise ValueError(f"axis {axis} has size {size}, which {attrs.sections} equal sections do not divide; change sections")

@@ -13,7 +13,17 @@ from jfit.ops.attributes import Attrs, choice, integer, maybe_choice, maybe_flag
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import lost_rows
-from jfit.ops.rules import accumulating, along, cast_types, dtype_of, known_or, label_types, need_rank, positive, unmixed_rows
+from jfit.ops.rules import (
+    accumulating,
+    along,
+    cast_types,
+    dtype_of,
+    fill_unknown,
+    label_types,
+    need_rank,
+    normalize_axis,
+    unmixed_rows,
+)
 
 _ATTRS = {
     "axis": integer(-1),
@@ -29,7 +39,7 @@ def _axis_rows(attrs, rows, shapes, outs):
 
 def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
     """f(data / temperature) along the axis; entries at and beyond `length` are left out and give 0."""
-    axis = positive(attrs.axis, data.ndim)
+    axis = normalize_axis(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     if attrs.temperature not in (None, 1.0):
         wide = wide / attrs.temperature
@@ -52,8 +62,8 @@ def _no_length(op: str, attrs: Attrs) -> None:
 def _length_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if len(ins) < 2 or ins[0] is None:
         return ins
-    axis = positive(attrs.axis, len(ins[0]))
-    return [ins[0], known_or(ins[1], ins[0][:axis] + ins[0][axis + 1 :])]
+    axis = normalize_axis(attrs.axis, len(ins[0]))
+    return [ins[0], fill_unknown(ins[1], ins[0][:axis] + ins[0][axis + 1 :])]
 
 
 @operator(
@@ -122,7 +132,7 @@ def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
 def _cross_entropy_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, label = ins
-    return ins if data is None else [data, known_or(label, data[:1])]
+    return ins if data is None else [data, fill_unknown(label, data[:1])]
 
 
 @operator("softmax_cross_entropy", inputs=("data", "label"), fill=_cross_entropy_fill, types=label_types, rows=lost_rows)

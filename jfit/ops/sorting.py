@@ -11,14 +11,14 @@ from jax import Array, lax
 from jfit.ops.attributes import choice, flag, integer, maybe_integer
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import dtype_of, made_types, positive
+from jfit.ops.rules import dtype_attr_types, dtype_of, normalize_axis
 
 ORDER_DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
 
 
 def _lined_up(attrs: Any, data: Array) -> tuple[Array, int]:
     """The data and the axis to sort along; without an axis it is flattened first."""
-    return (data.reshape(-1), 0) if attrs.axis is None else (data, positive(attrs.axis, data.ndim))
+    return (data.reshape(-1), 0) if attrs.axis is None else (data, normalize_axis(attrs.axis, data.ndim))
 
 
 def _order(data: Array, axis: int, ascending: bool) -> Array:
@@ -32,7 +32,7 @@ def _order(data: Array, axis: int, ascending: bool) -> Array:
 def _order_rows(attrs, rows, shapes, outs):
     """Sorting along the batch axis mixes the rows, along another axis each row is sorted by itself."""
     first = rows[0]
-    mixed = isinstance(first, RowLayout) and (attrs.axis is None or positive(attrs.axis, len(shapes[0])) == first.axis)
+    mixed = isinstance(first, RowLayout) and (attrs.axis is None or normalize_axis(attrs.axis, len(shapes[0])) == first.axis)
     return [LOST if mixed else first] * len(outs)
 
 
@@ -51,7 +51,7 @@ def sort(ctx, attrs, data):
 @operator(
     "argsort",
     attrs={"axis": maybe_integer(-1), "is_ascend": flag(True), "dtype": choice(*ORDER_DTYPES, default="float32")},
-    types=made_types,
+    types=dtype_attr_types,
     rows=_order_rows,
 )
 def argsort(ctx, attrs, data):

@@ -153,7 +153,7 @@ def function(name: str, kind: type[Box] = Box) -> Callable[..., Any]:
         arrays = [a for a in args if is_array(a)]
         named = {k: v for k, v in kwargs.items() if is_array(v)}
         attrs = {k: v for k, v in kwargs.items() if not is_array(v) and v is not None}
-        if op.given:  # a custom operator's class gets every argument, None too, as Python prints it
+        if op.resolve:  # a custom operator's class gets every argument, None too, as Python prints it
             attrs = {k: str(v) for k, v in kwargs.items() if not is_array(v)}
         free = [k for k in op.attrs if k not in attrs]
         loose = [a for a in args if not is_array(a)]
