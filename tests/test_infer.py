@@ -146,7 +146,7 @@ def test_fused_begin_states_take_the_batch_from_the_data():
         (
             lambda: sym.elemwise_add(V("a"), V("b"), name="p"),
             {"a": (2, 3), "b": (3, 2)},
-            r"p: shapes \(2, 3\) and \(3, 2\) meet",
+            r"p: shapes \(2, 3\) and \(3, 2\) differ",
         ),
         (lambda: sym.broadcast_add(V("a"), V("b"), name="p"), {"a": (2, 3), "b": (3, 2)}, r"p: .*\(2, 3\).*\(3, 2\)"),
         (lambda: sym.Reshape(V("a"), shape=(5,), name="r"), {"a": (2, 3)}, r"r: Reshape cannot take data=\(2, 3\)"),

@@ -62,7 +62,7 @@ def test_lost_rows_are_reported_by_the_plan_and_named():
     )
     plan = plan_of(mixed, data=(4, 6), label=(3,))
     assert not plan.paddable and plan.rows == (LOST,)
-    assert plan.reason.startswith("softmax: rows of the batch cannot be told apart here")
+    assert plan.reason.startswith("softmax: the rows of the batch cannot be identified in its input")
     model = jfit.lower(mixed)
     inputs = {"data": np.ones((4, 6), "float32"), "label": np.zeros(3, "float32")}
     params, aux = model.init(KEY, jfit.lowering.model.specs_of(inputs))

@@ -268,7 +268,7 @@ def test_zeros_like_an_array_lie_beside_it():
 
 
 def test_wrong_attributes_are_the_errors_of_mxnet():
-    with pytest.raises(mx.MXNetError, match="attribute a_min is 'low', needed a number"):
+    with pytest.raises(mx.MXNetError, match="attribute a_min is 'low', expected a number"):
         mx.nd.clip(mx.nd.ones(2), a_min="low", a_max=1)
     with pytest.raises(mx.MXNetError, match="num_args is 3, needed 1"):
         mx.sym.Crop(*map(mx.sym.Variable, "abc"), name="cropped")

@@ -49,7 +49,7 @@ def test_shapes_dtypes_and_out():
 
 
 def test_wrong_dtypes_and_seeds_are_refused():
-    with pytest.raises(mx.MXNetError, match="attribute dtype is 'int32', needed one of float16"):
+    with pytest.raises(mx.MXNetError, match="attribute dtype is 'int32', expected one of float16"):
         mx.nd.random.uniform(dtype="int32")
     with pytest.raises(ValueError, match=r"the seed is 1.5, needed a whole number"):
         mx.random.seed(1.5)

@@ -185,7 +185,7 @@ def test_a_network_that_mixes_rows_refuses_uneven_slices():
     net = sym.sum(sym.Variable("data"), axis=0, keepdims=True, name="mixed")
     model = jfit.lower(sym.MakeLoss(sym.sum(sym.square(sym.FullyConnected(net, num_hidden=1, name="fc"))), name="loss"))
     batch = {"data": np.ones((3, 2), np.float32)}
-    with pytest.raises(ValueError, match=r"rows of the batch cannot be told apart.*feed batches without padding"):
+    with pytest.raises(ValueError, match=r"rows of the batch cannot be identified.*pass batches without padding"):
         parallel = jfit.data_parallel(jfit.train_step(model), 2)
         parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
 

@@ -125,7 +125,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ),
         (broken(put(["nodes", 3, "attrs"], {"kernel": 3})), r"node 3 \('c'\), field 'attrs': needs an object of strings"),
         (broken(put(["nodes", 3, "attrs"], [1])), r"node 3 \('c'\), field 'attrs': needs an object of strings"),
-        (broken(put(["nodes", 3, "attrs", "kernel"], "(3")), r"attribute kernel is '\(3', needed a tuple of ints"),
+        (broken(put(["nodes", 3, "attrs", "kernel"], "(3")), r"attribute kernel is '\(3', expected a tuple of ints"),
         (broken(put(["nodes", 3, "attrs", "num_filter"], "(" * 3000)), "attribute num_filter is"),
         (broken(put(["heads"], [["0", 0]])), "field 'heads': an input is"),
     ],

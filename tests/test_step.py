@@ -450,7 +450,7 @@ def test_an_operator_that_mixes_rows_refuses_weights_by_a_sentence():
     model = jfit.lower(sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=3, name="fc"), name="softmax"))
     batch = {"data": np.ones((4, 2), np.float32), "softmax_label": np.zeros(1, np.float32)}
     stepped(model, batch)
-    with pytest.raises(ValueError, match="rows of the batch cannot be told apart"):
+    with pytest.raises(ValueError, match="rows of the batch cannot be identified"):
         stepped(model, weighted(batch, [1, 1, 1, 0]))
 
 

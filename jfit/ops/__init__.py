@@ -1,6 +1,6 @@
-"""The vocabulary: one registered record per operator.  `python -m jfit.ops` prints the table."""
+"""The operators of jfit: one registered record `Op` for each.  `python -m jfit.ops` prints a table of all of them."""
 
-from jfit.ops import (  # noqa: F401  each family registers its records
+from jfit.ops import (  # noqa: F401  importing a family registers its operators
     attention,
     boxes,
     control,
@@ -39,7 +39,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, record_for, register
 from jfit.ops.rows import LOST, RowLayout
 
-Rows = RowLayout  # its earlier name
+Rows = RowLayout  # the name of RowLayout in earlier versions
 
 __all__ = [
     "ALIASES",

@@ -1,4 +1,4 @@
-"""Typed operator attributes: read from Python values or from MXNet's strings ('(3, 3)', 'True', 'None').
+"""Typed operator attributes, parsed from Python values or from the strings of MXNet's symbol files ('(3, 3)', 'True', 'None').
 
 >>> from jfit.ops.attributes import flag, integer, shape
 >>> shape().read("Pooling", "kernel", "(2, 2)")
@@ -33,7 +33,16 @@ DTYPES: dict[str, np.dtype] = {
 
 
 class Attrs(Mapping[str, Any]):
-    """Parsed attribute values: immutable, hashable, readable as `a.num_hidden`."""
+    """The parsed attributes of one node: an immutable, hashable mapping whose values are also Python attributes.
+
+    Args:
+        values: attribute name -> parsed, hashable value.
+
+    Example:
+        >>> attrs = Attrs({"num_hidden": 10})
+        >>> attrs.num_hidden, attrs["num_hidden"]
+        (10, 10)
+    """
 
     __slots__ = ("_hash", "_values")
 
@@ -73,22 +82,45 @@ class Attrs(Mapping[str, Any]):
 
 
 class Attr(NamedTuple):
-    """One attribute: how to read it, its default, and words for the documentation."""
+    """The declaration of one operator attribute; the functions of this module (`integer`, `shape`, ...) create it.
+
+    Attributes:
+        convert: function from a Python value or string to the typed value; raises ValueError or TypeError on a wrong one.
+        default: the default value, or `REQUIRED`.
+        kind: the accepted values in words, such as "an int", for error messages and documentation.
+
+    Example:
+        >>> from jfit.ops.attributes import integer
+        >>> integer(1).read("Convolution", "num_group", "4")
+        4
+    """
 
     convert: Callable[[Any], Any]
     default: Any
     kind: str
 
     def read(self, op: str, key: str, value: Any) -> Any:
-        """The typed value, or a ValueError that names the operator and the attribute."""
+        """Convert a value.
+
+        Args:
+            op: name of the operator, for the error message.
+            key: name of the attribute, for the error message.
+            value: a Python value or a string.
+
+        Returns:
+            The typed value.
+
+        Raises:
+            ValueError: the value has the wrong type.
+        """
         try:
             return self.convert(value)
         except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RecursionError) as error:
-            raise ValueError(f"operator {op}: attribute {key} is {value!r}, needed {self.kind}") from error
+            raise ValueError(f"operator {op}: attribute {key} is {value!r}, expected {self.kind}") from error
 
 
 def _literal(value: Any) -> Any:
-    """Strings as MXNet writes them become Python values; long integer suffixes 'L' are dropped."""
+    """Parse a string of a symbol file as a Python literal; the 'L' of Python 2's long integers is dropped."""
     if isinstance(value, str):
         text = value.strip()
         if len(text) > 4096:
@@ -158,62 +190,62 @@ def _dtype(value: Any) -> str:
 
 
 def integer(default: Any = REQUIRED) -> Attr:
-    """An int."""
+    """Declare an attribute that is an int."""
     return Attr(_int, default, "an int")
 
 
 def maybe_integer(default: Any = None) -> Attr:
-    """An int or None."""
+    """Declare an attribute that is an int or None."""
     return Attr(_optional(_int), default, "an int or None")
 
 
 def number(default: Any = REQUIRED) -> Attr:
-    """A float."""
+    """Declare an attribute that is a float."""
     return Attr(_float, default, "a number")
 
 
 def maybe_number(default: Any = None) -> Attr:
-    """A float or None."""
+    """Declare an attribute that is a float or None."""
     return Attr(_optional(_float), default, "a number or None")
 
 
 def flag(default: Any = REQUIRED) -> Attr:
-    """A bool: True, False, 1, 0 or their strings."""
+    """Declare an attribute that is a bool: True, False, 1, 0 or these as strings."""
     return Attr(_bool, default, "a bool")
 
 
 def maybe_flag(default: Any = None) -> Attr:
-    """A bool or None."""
+    """Declare an attribute that is a bool or None."""
     return Attr(_optional(_bool), default, "a bool or None")
 
 
 def shape(default: Any = REQUIRED) -> Attr:
-    """A tuple of ints; one int makes a tuple of one."""
+    """Declare an attribute that is a tuple of ints; a single int becomes a tuple of one, None the empty tuple."""
     return Attr(_shape, default, "a tuple of ints")
 
 
 def maybe_shape(default: Any = None) -> Attr:
-    """A tuple of ints or None."""
+    """Declare an attribute that is a tuple of ints or None."""
     return Attr(_optional(_shape), default, "a tuple of ints or None")
 
 
 def numbers(default: Any = REQUIRED) -> Attr:
-    """A tuple of floats; one number makes a tuple of one."""
+    """Declare an attribute that is a tuple of floats; a single number becomes a tuple of one, None the empty tuple."""
     return Attr(_numbers, default, "a tuple of numbers")
 
 
 def dtype(default: Any = REQUIRED) -> Attr:
-    """A dtype by name, kept as its name."""
+    """Declare an attribute that is a dtype (name, NumPy dtype, or MXNet's number); its value is the name."""
     return Attr(_dtype, default, "a dtype name")
 
 
 def text(default: Any = REQUIRED) -> Attr:
-    """Any string."""
+    """Declare an attribute that is any string."""
     return Attr(str, default, "a string")
 
 
 def choice(*names: str, default: Any = REQUIRED) -> Attr:
-    """One of the given names."""
+    """Declare an attribute that is one of `names`."""
 
     def convert(value: Any) -> str:
         if value not in names:
@@ -224,6 +256,6 @@ def choice(*names: str, default: Any = REQUIRED) -> Attr:
 
 
 def maybe_choice(*names: str, default: Any = None) -> Attr:
-    """One of the given names, or None."""
-    inner = choice(*names)
-    return Attr(_optional(inner.convert), default, inner.kind + " or None")
+    """Declare an attribute that is one of `names`, or None."""
+    required = choice(*names)
+    return Attr(_optional(required.convert), default, required.kind + " or None")

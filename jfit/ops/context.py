@@ -1,4 +1,4 @@
-"""What an operator function gets besides its inputs: train or eval, randomness, row weights, the device axis."""
+"""The context that every operator function receives: training mode, PRNG key, row weights and layouts, device axis."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.rows import LOST, MaybeLayout, RowLayout, RowsLost, spread
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout, RowsLost, broadcast_weight
 
 
 @dataclass(frozen=True)
 class Ctx:
-    """The context of one node in one call.
+    """The first argument of every operator function: what it may need besides its inputs and attributes.
+
+    The lowering creates one for each node of the graph and each call.  "Rows" are the examples of the batch; `jfit.ops.rows`
+    explains row layouts.
 
     Attributes:
-        train: training mode (dropout active, batch statistics used).
-        key: this node's PRNG key, or None when the call got none.
-        weight: training weight of each row of the batch, (batch,) float32, or None when every row weighs 1.
-        rows: for each input of the node, where its rows are (see `jfit.ops.rows`).
-        row_ids: global number of each row, (batch,) int32: the same on any number of devices.
-        axis_name: name of the device axis inside pmap, else None.
-        node: the node's name, for error sentences.
-        channels_last: True where the arrays of this node are laid out (batch, spatial..., channels) although the graph says
-            (batch, channels, spatial...); only operators whose record has `layout` set ever see it.
-        sync_batch_stats: True where batch statistics are taken over all devices instead of each device's slice.
-        table_rows: sorted numbers of the rows that the node's table input contains; None for the whole table.
+        train: True in training mode (dropout is active, BatchNorm uses the statistics of the batch).
+        key: the PRNG key of this node, or None if the caller passed no key.
+        weight: training weight of each row, (batch,) float32, 0 for padding rows; None: all weights are 1.
+        rows: row layout of each input of the node.
+        row_ids: position of each row in the global batch, (batch,) int32, which does not depend on the number of devices;
+            None: unknown.
+        axis_name: name of the device axis for collectives such as `lax.psum`; None outside of pmap and shard_map.
+        node: name of the node, for error messages.
+        channels_last: True if 4-D arrays are passed as (batch, height, width, channels) although the graph declares
+            (batch, channels, height, width); it is only set for operators whose record has `layout`.
+        sync_batch_stats: True: batch statistics are computed over all devices; False: over the batch slice of each device.
+        table_rows: for an embedding table of which only some rows are passed, their sorted indices in the full table; None:
+            the full table is passed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jfit.ops import Ctx, RowLayout
+        >>> ctx = Ctx(weight=jnp.array([1.0, 0.0]), rows=(RowLayout(axis=0, before=1, size=2, after=1),))
+        >>> ctx.row_weight(ndim=2).tolist()  # for an input of shape (2, ...)
+        [[1.0], [0.0]]
     """
 
     train: bool = False
@@ -43,28 +55,50 @@ class Ctx:
     table_rows: Array | None = None
 
     def row_weight(self, ndim: int, which: int = 0) -> Array | None:
-        """Row weights shaped to broadcast against input `which` (of `ndim` axes); None when every row weighs 1."""
+        """Return the row weights, reshaped to broadcast against an input.
+
+        Args:
+            ndim: number of axes of that input.
+            which: position of that input among the inputs of the node.
+
+        Returns:
+            float32 array of `ndim` axes; None if all weights are 1 or the input does not depend on the batch.
+
+        Raises:
+            RowsLost: the row layout of the input is LOST.
+        """
         rows = self.rows[which]
         if self.weight is None or rows is None:
             return None
         if rows is LOST:
             raise RowsLost(
-                f"{self.node}: rows of the batch cannot be told apart here (an operator before it mixed the batch axis), so "
-                "rows of weight 0 cannot be left out; feed batches without padding and equal slices per device"
+                f"{self.node}: the rows of the batch cannot be identified in its input (an earlier operator mixed the batch "
+                "axis), so rows of weight 0 cannot be excluded; pass batches without padding and equal slices per device"
             )
         assert isinstance(rows, RowLayout)
-        return spread(self.weight, rows, ndim)
+        return broadcast_weight(self.weight, rows, ndim)
 
     def row_mask(self, ndim: int, which: int = 0) -> Array | None:
-        """1.0 where the weight of a row is positive, else 0.0, shaped as `row_weight`."""
+        """Return 1.0 for rows with positive weight and 0.0 for the others, shaped like `row_weight`."""
         weight = self.row_weight(ndim, which)
         return None if weight is None else (weight > 0).astype(jnp.float32)
 
     def random(self, draw: Callable[[Array, tuple[int, ...]], Array], shape: tuple[int, ...], which: int | None = 0) -> Array:
-        """`draw(key, shape)` so that each row gets the same numbers on any number of devices.
+        """Draw random numbers that do not depend on how the batch is split over devices.
 
-        Rows (of input `which`; None: of no input) draw from fold_in(key, global row); where the rows are unknown the device
-        index is folded in instead.
+        Every row draws with the key fold_in(self.key, row_ids[row]).  If the rows are unknown, all numbers are drawn with one
+        key, into which the device index is folded.
+
+        Args:
+            draw: function (key, shape) -> array, such as `jax.random.normal`.
+            shape: shape of the result; it must contain the rows where input `which` has them.
+            which: position of the input whose row layout is used; None: draw with one key.
+
+        Returns:
+            Array of `shape`, with the dtype of `draw`.
+
+        Raises:
+            ValueError: the context has no key.
         """
         key = self.key
         if key is None:
@@ -74,6 +108,6 @@ class Ctx:
             return draw(key if self.axis_name is None else jax.random.fold_in(key, lax.axis_index(self.axis_name)), shape)
         rest = (rows.before, rows.after, *shape[: rows.axis], *shape[rows.axis + 1 :])
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(self.row_ids)
-        drawn = jax.vmap(lambda own: draw(own, rest))(keys)  # (size, before, after, *others)
+        drawn = jax.vmap(lambda row_key: draw(row_key, rest))(keys)  # (size, before, after, *other axes)
         drawn = jnp.moveaxis(drawn, 0, 1).reshape((-1, *rest[2:]))
         return jnp.moveaxis(drawn, 0, rows.axis)

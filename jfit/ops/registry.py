@@ -1,11 +1,11 @@
-"""The operator record and the registry: one operator, one record, one place.
+"""The operator record `Op` and the registry of all operators.
 
-A record says everything the rest of jfit needs to know about an operator: its name and aliases, its typed
-attributes with defaults, its inputs and auxiliary states, how parameter shapes follow from data shapes, where the
-batch axis goes, and one pure JAX function.  Symbols compose records, inference and lowering read them, and the
-operator table of the documentation is generated from them.
+One record holds everything that jfit needs about an operator: its name and aliases, its typed attributes with defaults, the
+names of its inputs and auxiliary states, the rules of shape and dtype inference, the rule that tracks the batch axis
+(`jfit.ops.rows`), and one pure JAX function that computes it.  Symbols are graphs of records; shape inference, the lowering to
+JAX and the generated table docs/operators.md all read the same record.
 
-Adding an operator is one decorated function in the file of its family (and one row in a test of its family):
+To add an operator, decorate one function with `operator` in the file of its family, and add one row to a test of that family.
 
 >>> from jfit.ops.registry import lookup
 >>> fc = lookup("FullyConnected")
@@ -25,60 +25,77 @@ from jfit.ops.rows import RowsRule, elementwise_rows
 from jfit.ops.scope import why_not
 
 Shape = tuple[int, ...]
-MaybeShape = Shape | None  # None: unknown rank; 0 within a shape: unknown size
+MaybeShape = Shape | None  # None: unknown rank; a 0 within a shape: unknown size of that axis
 NamesRule = Callable[[Attrs], tuple[str, ...]]
 
-# (attributes, input shapes, output shapes) -> input shapes.  Fills what is unknown; raises ValueError with a sentence.
+# (attributes, input shapes, output shapes) -> input shapes, with unknown ones inferred; raises ValueError on a contradiction
 ShapeRule = Callable[[Attrs, list[MaybeShape], list[MaybeShape]], list[MaybeShape]]
-# (attributes, input dtypes or None) -> (input dtypes, output dtypes)
+# (attributes, input dtypes, None where unknown) -> (input dtypes, output dtypes)
 TypeRule = Callable[[Attrs, list[Any]], tuple[list[Any], list[Any]]]
-# (attributes, input shapes, output shapes) -> (input shapes, output shapes), both as far as they can be known
+# (attributes, input shapes, output shapes) -> (input shapes, output shapes), both inferred as far as possible
 BothRule = Callable[[Attrs, list[MaybeShape], list[MaybeShape]], tuple[list[MaybeShape], list[MaybeShape]]]
-# (attributes, output, label) -> (loss per row, how much each row counts); both (rows,) float32
+# (attributes, output, label) -> (loss of each row, its share in the denominator of the mean loss: 1, or less where labels are
+# ignored); both (rows,) float32
 LossRule = Callable[..., Any]
 
 HEAD_KINDS = ("plain", "head", "loss")
 
 
 class UnknownOperator(ValueError):
-    """No operator of that name is registered; the message lists the nearest names."""
+    """No operator with the requested name is registered; the message lists similar names."""
 
 
 class OutOfScope(UnknownOperator):
-    """MXNet has an operator of that name, jfit leaves it out on purpose; the message says why."""
+    """MXNet has an operator with the requested name that jfit does not support on purpose; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One operator.  Compared by identity: a name is registered once.
+    """The record of one operator: its names, attributes, inputs, inference rules and the JAX function that computes it.
+
+    Records are immutable and compared by identity, because a name is registered only once.
 
     Attributes:
-        name: MXNet's canonical name.
-        fn: `fn(ctx, attrs, *inputs)`; with auxiliary states `fn(ctx, attrs, *inputs, *aux) -> (outputs, new_aux)`.
-            `outputs` is one array or a tuple of `output_names` length.
-        inputs: names of the inputs, or a function of the attributes that returns them.
-        aux: names of the auxiliary states (they follow the inputs).
-        outputs: names of ALL outputs, or a function of the attributes; hidden ones come last.
-        visible: how many of the outputs a Symbol shows, or a function of the attributes; None means all.
-        variadic: the attribute that counts the inputs (`num_args`), for operators with any number of inputs.
-        fill: the parameter-shape rule, see `ShapeRule`; None leaves the shapes as they are.
+        name: MXNet's canonical name of the operator.
+        fn: the JAX function, `fn(ctx, attrs, *inputs) -> outputs` with ctx a `Ctx` and attrs an `Attrs`; `outputs` is one
+            array, or a tuple as long as `output_names`.  An operator with auxiliary states has
+            `fn(ctx, attrs, *inputs, *aux) -> (outputs, new_aux)`.
+        inputs: names of the inputs, or a function from the attributes to them.
+        aux: names of the auxiliary states, which `fn` takes after the inputs.
+        outputs: names of ALL outputs, hidden ones last, or a function from the attributes to them.
+        visible: number of outputs that a Symbol shows, or a function from the attributes to it; None: all of them.
+        attrs: attribute name -> `Attr` (how to parse it, and its default).
+        aliases: further names of the operator.
+        variadic: name of the attribute that holds the number of inputs (such as `num_args`), for operators that accept any
+            number of them; None for a fixed number.
+        fill: infers unknown input shapes (mostly those of parameters), see `ShapeRule`; None infers nothing.
         infer_outputs: (attributes, complete input shapes) -> output shapes without tracing `fn`; None: trace.
-        shapes: the rule of input and output shapes together, see `BothRule`; it takes the place of `fill` and of tracing.
-        types: the dtype rule, see `TypeRule`; None: every input and output has the dtype of the first known input.
-        rows: where the batch axis goes, see `jfit.ops.rows`.
-        kind: `plain`; `head` makes its own gradient from a label and ignores its cotangent; `loss` is summed.
-        label: which input is the label (heads only).
-        loss: the true loss value of a head, per row, see `LossRule`.
-        needs_rng: the function draws random numbers from `ctx`.
-        aux_init: initializer name for each auxiliary state (`zero` or `one`), stamped on its variable as MXNet does.
-        aux_at: where MXNet's files list the auxiliary states among the inputs; None: after them.
-        layout: "channels" if the function handles `ctx.channels_last` for 4-D data (first input and first output are then
-            channels-last, parameters stay as the graph says); "any" if it is elementwise and indifferent to layout.
-        hint: prefix of automatic names where it is not the lower-case name.
-        graphs: names of the subgraphs a node of it holds (control flow); `attrs.graphs` are the subgraphs, see `Subgraph`.
-        overwritten: takes the place of `fn` where MXNet overwrites the gradient from above before the gradient by the
-            parameter is computed from it; `jfit.graph.in_place` finds where.
-        resolve: the record for these attributes (as given, not parsed), where inputs and states depend on them.
+        shapes: infers input and output shapes together, see `BothRule`; it replaces both `fill` and tracing.
+        types: infers dtypes, see `TypeRule`; None: all inputs and outputs have the dtype of the first known input.
+        rows: maps the row layouts of the inputs to those of the outputs, see `jfit.ops.rows`.
+        kind: "plain"; "head": an output layer that computes its own gradient from a label and ignores the incoming cotangent,
+            as MXNet's SoftmaxOutput does; "loss": its output is summed into the training loss.
+        label: name of the input that is the label (heads only).
+        loss: computes the loss value that the head's gradient belongs to, see `LossRule` (heads only).
+        needs_rng: True if `fn` draws random numbers, with `ctx.random` or `ctx.key`.
+        aux_init: initializer ("zero" or "one") of each auxiliary state; it is stored on the state's variable, as MXNet does.
+        aux_at: position of the auxiliary states among the inputs in MXNet's symbol files; None: after all inputs.
+        layout: "channels": for 4-D data `fn` also accepts channels-last arrays when `ctx.channels_last` is set (first input and
+            first output only, parameters keep their layout); "any": elementwise, so it computes the same in every layout;
+            None: needs the layout that the graph declares.
+        hint: prefix of automatic node names; "" means the operator's name in lower case.
+        family: name of the module in jfit.ops that registered the record.
+        graphs: names of the subgraphs of control-flow operators; `attrs.graphs` holds the subgraphs in this order.
+        overwritten: replaces `fn` in the nodes where MXNet overwrites the incoming gradient in place before it computes the
+            gradient of the parameter from it, so that jfit matches MXNet; `jfit.graph.in_place` finds these nodes.
+        resolve: function from the unparsed attributes to the record to use instead, for operators whose inputs and states
+            depend on them (Custom); None: this record is used.
+
+    Example:
+        >>> from jfit.ops import lookup
+        >>> op = lookup("Concat")
+        >>> op.input_names(op.parse({"num_args": 2, "dim": "1"}))
+        ('arg0', 'arg1')
     """
 
     name: str
@@ -110,19 +127,23 @@ class Op:
 
     @property
     def doc(self) -> str:
-        """The first line of the function's docstring: the equation, where there is one."""
+        """The first line of the docstring of `fn`, usually the equation."""
         return (self.fn.__doc__ or "").strip().split("\n")[0]
 
-    def parse(self, given: Mapping[str, Any]) -> Attrs:
-        """Attribute values, typed, with defaults, from Python values or MXNet's strings."""
+    def parse(self, raw: Mapping[str, Any]) -> Attrs:
+        """Convert Python values or MXNet's strings to typed attribute values, and add the defaults.
+
+        Raises:
+            ValueError: an attribute is unknown, has the wrong type, or is required and missing.
+        """
         values = {}
-        for key, value in given.items():
+        for key, value in raw.items():
             if key.startswith("__") and key.endswith("__"):
                 continue
             if key not in self.attrs:
                 near = nearest(key, self.attrs)
-                known = f"did you mean {near}?" if near else f"it has {', '.join(self.attrs) or 'no attributes'}."
-                raise ValueError(f"operator {self.name} has no attribute {key!r}; {known}")
+                hint = f"did you mean {near}?" if near else f"it has {', '.join(self.attrs) or 'no attributes'}."
+                raise ValueError(f"operator {self.name} has no attribute {key!r}; {hint}")
             values[key] = self.attrs[key].read(self.name, key, value)
         for key, attr in self.attrs.items():
             if key not in values:
@@ -134,27 +155,28 @@ class Op:
         return Attrs(values)
 
     def input_names(self, attrs: Attrs) -> tuple[str, ...]:
-        """Names of the inputs, auxiliary states not included."""
+        """Return the names of the inputs, without the auxiliary states."""
         return self.inputs(attrs) if callable(self.inputs) else self.inputs
 
     @property
     def usual_inputs(self) -> tuple[str, ...]:
-        """Names of inputs and auxiliary states for default attributes, and the first choice of required ones."""
-        usual = {k: _usual(a) for k, a in self.attrs.items()}
-        return (*self.input_names(Attrs(usual)), *self.aux)
+        """Names of the inputs and auxiliary states when every attribute has its default (or first choice, if required)."""
+        defaults = {k: _default(a) for k, a in self.attrs.items()}
+        return (*self.input_names(Attrs(defaults)), *self.aux)
 
     def output_names(self, attrs: Attrs) -> tuple[str, ...]:
-        """Names of all outputs, hidden ones included."""
+        """Return the names of all outputs, including hidden ones."""
         return self.outputs(attrs) if callable(self.outputs) else self.outputs
 
     def num_visible(self, attrs: Attrs) -> int:
-        """How many outputs a Symbol of this operator shows."""
+        """Return the number of outputs that a Symbol of this operator shows."""
         if self.visible is None:
             return len(self.output_names(attrs))
         return self.visible(attrs) if callable(self.visible) else self.visible
 
 
-def _usual(attr: Attr) -> Any:
+def _default(attr: Attr) -> Any:
+    """The default; for a required attribute its first choice, or 1."""
     if attr.default is not REQUIRED:
         return attr.default
     return attr.kind.removeprefix("one of ").split(", ")[0] if attr.kind.startswith("one of ") else 1
@@ -165,27 +187,62 @@ ALIASES: dict[str, str] = {}  # any name -> canonical name
 
 
 def register(op: Op) -> Op:
-    """Put a record into the registry under its name and aliases.  Refuses a name that is taken.
+    """Add a record to the registry under its name and aliases.
 
-    A module may replace a record of its own, as a cell of a notebook that runs again does.
+    A module may replace a record that it registered itself, so that a notebook cell can run again.
+
+    Args:
+        op: the record.
+
+    Returns:
+        The same record.
+
+    Raises:
+        ValueError: another module registered this operator, another operator has one of the names, or `kind` is unknown.
+
+    Example:
+        >>> from jfit.ops import lookup, register
+        >>> register(lookup("relu")).name
+        'relu'
     """
     if op.name in REGISTRY and REGISTRY[op.name].family != op.family:
         raise ValueError(
-            f"operator {op.name!r} has a record in {REGISTRY[op.name].family}, it cannot have another in {op.family}; "
-            "choose another name, or drop one of them"
+            f"operator {op.name!r} is already registered by {REGISTRY[op.name].family} and cannot be registered again by "
+            f"{op.family}; choose another name, or remove one of the two"
         )
     for name in (op.name, *op.aliases):
         if ALIASES.get(name, op.name) != op.name:
             raise ValueError(f"operator name {name!r} is already taken by {ALIASES[name]!r}; choose another name or alias")
     if op.kind not in HEAD_KINDS:
-        raise ValueError(f"operator {op.name}: kind is {op.kind!r}, needed one of {HEAD_KINDS}")
+        raise ValueError(f"operator {op.name}: kind is {op.kind!r}, expected one of {HEAD_KINDS}")
     REGISTRY[op.name] = op
     ALIASES.update(dict.fromkeys((op.name, *op.aliases), op.name))
     return op
 
 
 def operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator form of `register`: the decorated function is the operator's `fn`, its docstring the documentation."""
+    """Return a decorator that registers a function as an operator; its docstring becomes the operator's documentation.
+
+    Args:
+        name: canonical name of the operator.
+        **record: the other fields of `Op`, except `fn` (the decorated function) and `family` (the name of its module).
+
+    Returns:
+        The decorator; it returns the function unchanged.
+
+    Raises:
+        ValueError: the name is taken, see `register`.
+
+    Example:
+        >>> from jfit.ops import ALIASES, REGISTRY, operator
+        >>> @operator("doc_double")
+        ... def double(ctx, attrs, data):
+        ...     "y = 2 x."
+        ...     return 2 * data
+        >>> REGISTRY["doc_double"].doc
+        'y = 2 x.'
+        >>> _ = REGISTRY.pop("doc_double"), ALIASES.pop("doc_double")  # remove the example again
+    """
 
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
         register(Op(name=name, fn=fn, family=fn.__module__.rsplit(".", 1)[-1], **record))
@@ -195,11 +252,21 @@ def operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callabl
 
 
 def lookup(name: str) -> Op:
-    """The record of an operator by any of its names.
+    """Return the record of an operator by its name or one of its aliases.
+
+    Args:
+        name: canonical name or alias, such as "Convolution" or "sum_axis".
+
+    Returns:
+        The operator's record.
 
     Raises:
-        UnknownOperator: no such name; the message lists the nearest ones.
-        OutOfScope: the name is one of MXNet's that jfit leaves out; the message says why.
+        UnknownOperator: no operator has this name; the message lists similar names.
+        OutOfScope: MXNet has this operator and jfit does not support it on purpose; the message says why.
+
+    Example:
+        >>> lookup("stop_gradient").name
+        'BlockGrad'
     """
     try:
         return REGISTRY[ALIASES[name]]
@@ -208,23 +275,49 @@ def lookup(name: str) -> Op:
         if reason is not None:
             raise OutOfScope(f"operator {name!r} of MXNet is out of scope: {reason}.") from None
         near = nearest(name, ALIASES)
-        hint = f"the nearest names are {near}" if near else "python -m jfit.ops lists them all"
+        hint = f"the nearest names are {near}" if near else "python -m jfit.ops lists all operators"
         raise UnknownOperator(f"unknown operator {name!r}: {hint}.") from None
 
 
 def record_for(name: str, attrs: Mapping[str, Any]) -> Op:
-    """The record of an operator for these attributes (as given): `lookup`, unless its inputs depend on them (Custom).
+    """Return the record of an operator with these attributes.
+
+    This is `lookup(name)`, except for operators whose inputs and states depend on the attributes (`Custom`).
+
+    Args:
+        name: canonical name or alias.
+        attrs: the attributes, not yet parsed.
+
+    Returns:
+        The operator's record.
 
     Raises:
-        UnknownOperator: no such name.
-        ValueError: the attributes do not say what the operator is.
+        UnknownOperator: no operator has this name, or no custom operator is registered as `op_type`.
+        ValueError: a custom operator cannot be created with these attributes.
+
+    Example:
+        >>> record_for("relu", {}) is lookup("relu")
+        True
     """
     op = lookup(name)
     return op if op.resolve is None else op.resolve(attrs)
 
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, Any], count: int = 3) -> str:
-    """Up to `count` known names like `name`, quoted and joined; empty when none is near."""
+    """Return up to `count` names that are spelled like `name`, for the hints of error messages.
+
+    Args:
+        name: the misspelled name.
+        known: the valid names.
+        count: maximum number of names to return.
+
+    Returns:
+        The names, quoted and joined by ", ", most similar first; "" if no name is similar.
+
+    Example:
+        >>> nearest("Convolutoin", ["Convolution", "Embedding"])
+        "'Convolution'"
+    """
     by_lower = {k.lower(): k for k in known}
-    found = difflib.get_close_matches(name.lower(), list(by_lower), n=count, cutoff=0.5)
-    return ", ".join(repr(by_lower[f]) for f in found)
+    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=count, cutoff=0.5)
+    return ", ".join(repr(by_lower[m]) for m in matches)

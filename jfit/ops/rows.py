@@ -1,12 +1,21 @@
-"""Where the batch axis goes: every array of a graph knows which of its elements belong to which row of the batch.
+"""Row layouts: which elements of an intermediate array belong to which row (example) of the batch.
 
-A head multiplies its gradient by the weight of each row, batch normalisation leaves padded rows out, dropout draws the
-same numbers for a row on whichever device it sits: all three need to find the rows in arrays that reshapes and transposes
-have moved about.  `RowLayout` says it with four numbers; each operator record has a rule from the layouts of
-its inputs to those of its outputs.
+jfit pads incomplete batches with rows of weight 0, and computes the same numbers on any number of devices.  For that, some
+operators work row by row: a head multiplies the gradient of each row by its weight, BatchNorm excludes padding rows from its
+statistics, and Dropout draws the mask of a row from a key that depends on the row's position in the global batch.  Their
+inputs, however, may have passed through reshapes and transposes, so that the rows are no longer axis 0.
 
->>> r = RowLayout(axis=0, before=1, size=4, after=3)   # shape (12, ...): 4 rows of 3 consecutive entries each
->>> reshape_rows(r, (12, 5), (4, 3, 5))
+The lowering therefore tracks a layout along with every array of the graph.  It is one of
+
+- a `RowLayout`: one axis of the array is indexed by the rows, possibly merged with other axes;
+- `None`: the array does not depend on the batch (a parameter, a constant);
+- `LOST`: the array depends on the batch, but none of its axes is indexed by the rows any more (such as a sum over the batch).
+  This is no error until an operator needs the rows of the array; then it raises `RowsLost`.
+
+Each operator record has a row rule, `Op.rows`, from the layouts of the inputs to those of the outputs.
+
+>>> merged = RowLayout(axis=0, before=1, size=4, after=3)  # shape (12, 5): 4 rows, each with 3 consecutive entries of axis 0
+>>> reshape_rows(merged, (12, 5), (4, 3, 5))               # split again: the rows are axis 0
 RowLayout(axis=0, before=1, size=4, after=1)
 """
 
@@ -21,7 +30,22 @@ from jax import Array
 
 
 class RowLayout(NamedTuple):
-    """Axis `axis` has before * size * after entries: `before` repeats of the whole batch, each row `after` times in a run."""
+    """The rows of the batch within one axis of an array.
+
+    The axis has before * size * after entries.  Seen as three axes (before, size, after) in C order, the middle one is indexed
+    by the rows: entry i of the axis belongs to row (i // after) % size.  A plain batch axis has before = after = 1.
+
+    Attributes:
+        axis: the axis that contains the rows.
+        before: product of the axes that were merged in front of the rows, such as time in (time * batch, ...).
+        size: number of rows.
+        after: product of the axes that were merged behind the rows, such as time in (batch * time, ...).
+
+    Example:
+        >>> layout = RowLayout(axis=0, before=1, size=2, after=3)  # (batch 2, time 3) reshaped to (6,)
+        >>> [i // layout.after % layout.size for i in range(6)]
+        [0, 0, 0, 1, 1, 1]
+    """
 
     axis: int
     before: int
@@ -30,11 +54,11 @@ class RowLayout(NamedTuple):
 
 
 class RowsLost(ValueError):
-    """Row weights are needed where the rows of the batch cannot be told apart."""
+    """An operator needs the rows of an array whose row layout is LOST."""
 
 
 class _Lost:
-    """The array depends on the batch, but its rows cannot be told apart any more."""
+    """Type of LOST: the array depends on the batch, but none of its axes is indexed by the rows."""
 
     def __repr__(self) -> str:
         return "LOST"
@@ -43,34 +67,35 @@ class _Lost:
 LOST = _Lost()
 MaybeLayout = RowLayout | None | _Lost  # None: the array does not depend on the batch
 ShapeT = tuple[int, ...]
-# (attributes, rows of the inputs, input shapes, output shapes) -> rows of the outputs
+# (attributes, layouts of the inputs, input shapes, output shapes) -> layouts of the outputs
 RowsRule = Callable[[Any, Sequence[MaybeLayout], Sequence[ShapeT], Sequence[ShapeT]], Sequence[MaybeLayout]]
 
 
-def spread(weight: Array, rows: RowLayout, ndim: int) -> Array:
-    """Weights (size,) as an array that broadcasts against an array of `ndim` axes with these rows."""
+def broadcast_weight(weight: Array, rows: RowLayout, ndim: int) -> Array:
+    """Reshape row weights (size,) to broadcast against an array of `ndim` axes with this layout."""
     full = jnp.tile(jnp.repeat(weight, rows.after), rows.before)  # (before * size * after,)
     return full.reshape([-1 if k == rows.axis else 1 for k in range(ndim)])
 
 
 def elementwise_rows(attrs, rows, shapes, outs):
-    """Outputs keep the rows of the inputs, aligned from the right as broadcasting does."""
-    found: MaybeLayout = None
+    """Row rule of broadcasting: outputs have the layout that all inputs share, with axes aligned from the right, else LOST."""
+    common: MaybeLayout = None
     for r, shape in zip(rows, shapes, strict=True):
         if r is LOST:
             return [LOST] * len(outs)
         if isinstance(r, RowLayout):
-            moved = r._replace(axis=r.axis + len(outs[0]) - len(shape))
-            if found is not None and moved != found:
+            aligned = r._replace(axis=r.axis + len(outs[0]) - len(shape))
+            if common is not None and aligned != common:
                 return [LOST] * len(outs)
-            found = moved
-    if isinstance(found, RowLayout):
-        return [found if o[found.axis : found.axis + 1] == (found.before * found.size * found.after,) else LOST for o in outs]
-    return [found] * len(outs)
+            common = aligned
+    if isinstance(common, RowLayout):
+        size = common.before * common.size * common.after
+        return [common if o[common.axis : common.axis + 1] == (size,) else LOST for o in outs]
+    return [common] * len(outs)
 
 
 def first_rows(attrs, rows, shapes, outs):
-    """Every output has the batch axis where the first input has it (convolution, pooling, dense: axis 0 stays)."""
+    """Row rule: every output has the layout of the first input, LOST where that axis changed its size."""
     first = rows[0]
     if any(r is not None for r in rows[1:]) and first is None:
         return [LOST] * len(outs)
@@ -81,13 +106,13 @@ def first_rows(attrs, rows, shapes, outs):
 
 
 def reshape_rows(rows: MaybeLayout, shape: ShapeT, out: ShapeT) -> MaybeLayout:
-    """Where the rows are after a reshape in C order, or LOST."""
+    """Return the row layout after a reshape (C order) from `shape` to `out`; LOST if no axis of `out` has the rows."""
     if not isinstance(rows, RowLayout):
         return rows
     if out[: rows.axis + 1] == shape[: rows.axis + 1]:
         return rows
-    stride = rows.after * math.prod(shape[rows.axis + 1 :])  # elements from one row to the next
-    step = 1
+    stride = rows.after * math.prod(shape[rows.axis + 1 :])  # distance between neighbouring rows, in elements
+    step = 1  # distance between neighbouring entries of `axis`, in elements
     for axis in range(len(out) - 1, -1, -1):
         dim = out[axis]
         if stride % step == 0 and dim % max(rows.size * (stride // step), 1) == 0:
@@ -99,10 +124,10 @@ def reshape_rows(rows: MaybeLayout, shape: ShapeT, out: ShapeT) -> MaybeLayout:
 
 
 def lost_rows(attrs, rows, shapes, outs):
-    """Outputs of batch-dependent inputs have no rows any more (reductions over the batch, unknown reorderings)."""
+    """Row rule of operators that mix rows (reductions over the batch, reorderings): LOST if an input depends on the batch."""
     return [LOST if any(r is not None for r in rows) else None] * len(outs)
 
 
 def no_rows(attrs, rows, shapes, outs):
-    """Outputs that do not depend on the batch (constants, shapes)."""
+    """Row rule of outputs that do not depend on the batch (constants): None."""
     return [None] * len(outs)

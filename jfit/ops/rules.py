@@ -1,6 +1,7 @@
-"""Rules that several operator families share: what is known of shapes and dtypes, and where rows stay.
+"""Shape, dtype and row rules that several operator families share.
 
-Shapes hold 0 where a size is not known yet; None stands for a shape of unknown rank.
+In shape inference a size of 0 is unknown, and the shape None has unknown rank.  Row rules map the row layouts of an operator's
+inputs to those of its outputs; `jfit.ops.rows` defines them.
 
 >>> size_of((2, 3, 4)), size_of((2, 0, 4))
 (24, 0)
@@ -23,30 +24,30 @@ from jfit.ops.registry import MaybeShape, Shape
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 
 CHANNELS_FIRST = {1: "NCW", 2: "NCHW", 3: "NCDHW"}  # number of spatial axes -> layout
-# where the axes of a (N, C, H, W) array are in (N, H, W, C)
+# position of each axis of a (N, C, H, W) array in (N, H, W, C)
 TO_CHANNELS_LAST = (0, 3, 1, 2)
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """Number of elements; 0 while any size is unknown."""
+    """Return the number of elements of a shape; 0 if one of its sizes is unknown."""
     return math.prod(shape)
 
 
 def fill_unknown(shape: MaybeShape, other: MaybeShape) -> MaybeShape:
-    """`shape` with its unknown sizes taken from `other`, where the ranks agree."""
+    """Return `shape` with its unknown sizes taken from `other`; `shape` itself if the ranks differ."""
     if shape is None or other is None or len(shape) != len(other):
         return other if shape is None else shape
     return tuple(a or b for a, b in zip(shape, other, strict=True))
 
 
 def need_rank(op: str, shape: Shape, least: int, why: str) -> None:
-    """Raise a sentence where data has fewer than `least` axes."""
+    """Raise a ValueError if data has fewer than `least` axes."""
     if len(shape) < least:
-        raise ValueError(f"{op}: data has shape {shape}, needed at least {least} axes ({why}); reshape the data")
+        raise ValueError(f"{op}: data has shape {shape}, expected at least {least} axes ({why}); reshape the data")
 
 
 def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Rows on axis 0 of data stay on axis 0 of every output; on any other axis the operator mixes them."""
+    """Row rule: rows on axis 0 of the first input are on axis 0 of every output; rows on any other axis become LOST."""
     first = rows[0]
     if any(r is not None for r in rows[1:]):
         return [LOST] * len(outs)
@@ -57,12 +58,12 @@ def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Seque
 
 
 def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Rows that all inputs have alike on axis 0 stay there; anything else is LOST."""
+    """Row rule: outputs have rows on axis 0 if all batch-dependent inputs have the same rows there, else LOST."""
     return batch_rows(attrs, [common_rows(rows)], shapes, outs)
 
 
 def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Rows of data stay where they are, unless they lie on `axis`, along which the operator mixes."""
+    """Row rule of operators that mix the entries of one axis (softmax): rows on `axis` become LOST, others are unchanged."""
     first = rows[0]
     mixed = isinstance(first, RowLayout) and first.axis == axis % len(shapes[0])
     if mixed or (first is None and any(r is not None for r in rows[1:])):
@@ -71,62 +72,62 @@ def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequ
 
 
 def label_types(attrs: Attrs, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Outputs have the dtype of data; a label without a dtype gets it too, any other is accepted."""
+    """Dtype rule of heads: outputs have the dtype of data; a label may have any dtype, and gets that of data if unknown."""
     return [ins[0], *(ins[0] if t is None else t for t in ins[1:])], [ins[0]]
 
 
 def cast_types(attrs: Attrs, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The output has the dtype of the attribute `dtype`, or that of data."""
+    """Dtype rule: the output has the dtype named by the attribute `dtype`, or that of data if it is None."""
     return list(ins), [ins[0] if attrs.dtype is None else DTYPES[attrs.dtype]]
 
 
 def accumulating(dtype: Any) -> Any:
-    """The dtype to sum in: float32 for half precision, otherwise the dtype itself."""
+    """Return the dtype to accumulate sums in: float32 for float16 and bfloat16, otherwise the dtype itself."""
     return jnp.promote_types(dtype, np.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def along(vector: Any, axis: int, ndim: int) -> Any:
-    """A vector shaped to broadcast along `axis` of an array of `ndim` axes."""
+    """Reshape a vector to broadcast along `axis` of an array with `ndim` axes."""
     return vector.reshape([-1 if k == axis else 1 for k in range(ndim)])
 
 
 def unify(shapes: Sequence[MaybeShape], why: str = "the operator works element by element") -> MaybeShape:
-    """The one shape that agrees with all of them; unknown sizes (0) are filled from each other.
+    """Merge partially known shapes of the same array into one, taking unknown sizes (0) from each other.
 
     Args:
-        shapes: shapes, None for an unknown one, 0 for an unknown size.
-        why: the reason for the error sentence.
+        shapes: the shapes; None for unknown rank, 0 for an unknown size.
+        why: why the shapes must be equal, for the error message.
 
     Returns:
-        The merged shape, None when nothing is known.
+        The merged shape, None if all of them are None.
 
     Raises:
-        ValueError: two shapes contradict each other.
+        ValueError: two shapes differ in rank or in a known size.
 
     Example:
         >>> unify([None, (4, 0)])
         (4, 0)
     """
-    found: MaybeShape = None
+    merged: MaybeShape = None
     for shape in shapes:
         if shape is None:
             continue
-        if found is None:
-            found = shape
-        elif len(found) == len(shape) and all(a == b or 0 in (a, b) for a, b in zip(found, shape, strict=True)):
-            found = tuple(a or b for a, b in zip(found, shape, strict=True))
+        if merged is None:
+            merged = shape
+        elif len(merged) == len(shape) and all(a == b or 0 in (a, b) for a, b in zip(merged, shape, strict=True)):
+            merged = tuple(a or b for a, b in zip(merged, shape, strict=True))
         else:
-            raise ValueError(f"shapes {found} and {shape} meet, they must be equal because {why}; change one of them")
-    return found
+            raise ValueError(f"shapes {merged} and {shape} differ, but must be equal because {why}; change one of them")
+    return merged
 
 
 def same_shape(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeShape]) -> list[MaybeShape]:
-    """Shape rule: every input has the shape of the output."""
+    """Shape rule: all inputs have the shape of the output."""
     return [unify([*ins, *outs])] * len(ins)
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype as the device holds it: 64-bit names become 32-bit ones while JAX's 64-bit mode is off.
+    """Return the NumPy dtype of a name as JAX stores it: 64-bit dtypes become 32-bit ones unless `jax_enable_x64` is set.
 
     Example:
         >>> dtype_of("float16")
@@ -136,22 +137,22 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def dtype_attr_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: inputs as they are, outputs of attribute `dtype`."""
+    """Dtype rule: the output has the dtype named by the attribute `dtype`, the inputs may have any."""
     return ins, [DTYPES[attrs.dtype]]
 
 
 def first_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: the output has the dtype of the first input, the others (ids, lengths) may have any."""
+    """Dtype rule: the output has the dtype of the first input; the other inputs (indices, lengths) may have any."""
     return ins, [ins[0]]
 
 
 def insert_axis(rows: MaybeLayout, axis: int) -> MaybeLayout:
-    """Rows after a new axis at position `axis`."""
+    """Return the row layout after a new axis was inserted at position `axis`."""
     return rows._replace(axis=rows.axis + (axis <= rows.axis)) if isinstance(rows, RowLayout) else rows
 
 
 def drop_axes(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) -> MaybeLayout:
-    """Rows after `axes` (none negative) were reduced; LOST if the batch axis is among them."""
+    """Return the row layout after a reduction over `axes` (none negative); LOST if the rows were on one of them."""
     if not isinstance(rows, RowLayout):
         return rows
     if rows.axis in axes:
@@ -160,13 +161,13 @@ def drop_axes(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) ->
 
 
 def common_rows(rows: Sequence[MaybeLayout]) -> MaybeLayout:
-    """The rows of all inputs that depend on the batch where they are the same, else LOST."""
-    found = [r for r in rows if r is not None]
-    return None if not found else found[0] if all(r == found[0] for r in found) else LOST
+    """Return the layout that all batch-dependent inputs share, LOST if they differ, None if no input depends on the batch."""
+    layouts = [r for r in rows if r is not None]
+    return None if not layouts else layouts[0] if all(r == layouts[0] for r in layouts) else LOST
 
 
 def same_size_rows(attrs, rows, shapes, outs):
-    """Row rule: the first input's rows stay where its batch axis keeps its size, else they are LOST."""
+    """Row rule: outputs have the rows of the first input if the axis with the rows kept its size, else LOST."""
     first = rows[0]
     if not isinstance(first, RowLayout):
         return [first] * len(outs)
@@ -175,27 +176,27 @@ def same_size_rows(attrs, rows, shapes, outs):
 
 
 def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
-    """`axis` counted from the front.
+    """Convert a possibly negative axis number to the equal one in [0, ndim).
 
     Raises:
-        ValueError: there is no such axis.
+        ValueError: an array of `ndim` axes does not have this axis; the message calls it `what`.
 
     Example:
         >>> normalize_axis(-1, 3)
         2
     """
     if not -ndim <= axis < ndim:
-        raise ValueError(f"{what} is {axis}, the data has {ndim} axes, so it must lie in [{-ndim}, {ndim - 1}]; change {what}")
+        raise ValueError(f"{what} is {axis}, the data has {ndim} axes, so it must be in [{-ndim}, {ndim - 1}]; change {what}")
     return axis % ndim
 
 
 def argument_names(attrs: Attrs) -> tuple[str, ...]:
-    """Input names of operators with any number of inputs: arg0, arg1, ..."""
+    """Return the input names arg0, arg1, ... of an operator whose attribute `num_args` is its number of inputs."""
     return tuple(f"arg{i}" for i in range(attrs.num_args))
 
 
 def at_least_one(size: Any) -> Any:
-    """max(size, 1) as a number to divide by; an array where an exported program leaves the size open.
+    """Return max(size, 1) as a float32 divisor; as an array if `size` is a symbolic dimension of an exported program.
 
     Example:
         >>> at_least_one(0)
@@ -205,11 +206,11 @@ def at_least_one(size: Any) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """Why an operator refused its inputs, in one line, whatever was raised inside of it.
+    """Describe in one line why an operator failed: the first line of a ValueError, or a generic text for other exceptions.
 
     Example:
-        >>> reason(ValueError("data has 2 axes, needed 4"))
-        'data has 2 axes, needed 4'
+        >>> reason(ValueError("data has 2 axes, expected 4"))
+        'data has 2 axes, expected 4'
         >>> reason(IndexError("tuple index out of range"))
         'its shapes and attributes do not fit together (IndexError: tuple index out of range)'
     """
