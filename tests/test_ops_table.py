@@ -31,7 +31,7 @@ def test_names_differ_from_each_other():
 
 def test_two_modules_cannot_have_a_record_of_the_same_name():
     op = lookup("relu")
-    with pytest.raises(ValueError, match="'relu' is already registered by elementwise .* again by elsewhere"):
+    with pytest.raises(ValueError, match=r"'relu' is already registered by elementwise .* again by elsewhere"):
         register(replace(op, family="elsewhere"))
     with pytest.raises(ValueError, match="'relu' is already taken by 'relu'"):
         register(replace(op, name="mine", family="elsewhere", aliases=("relu",)))
