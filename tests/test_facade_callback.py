@@ -14,7 +14,7 @@ from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray
 from jfit.mxnet import callback as C
 from jfit.mxnet import files, metric
-from jfit.mxnet.box import Box
+from jfit.mxnet.mutable import MutableArray
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_checkpoints_come_every_period_with_the_number_of_epochs_done(tmp_path, 
     net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
     save = C.do_checkpoint(str(tmp_path / "net"), period=2)
     for epoch in range(4):
-        save(epoch, net, {"fc_weight": Box(jnp.full((2, 2), float(epoch)))}, {"m": np.zeros(2, "float32")})
+        save(epoch, net, {"fc_weight": MutableArray(jnp.full((2, 2), float(epoch)))}, {"m": np.zeros(2, "float32")})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["net-0002.params", "net-0004.params", "net-symbol.json"]
     assert log() == [f'Saved checkpoint to "{tmp_path}/net-000{e}.params"' for e in (2, 4)]
     symbol, args, auxs = files.load_checkpoint(str(tmp_path / "net"), 4)

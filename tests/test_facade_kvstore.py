@@ -7,10 +7,10 @@ import pytest
 
 import jfit
 from jfit.mx import kvstore as mxkv
-from jfit.mxnet.box import Box
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
 from jfit.mxnet.kvstore.transfer import moved, only_rows, total, write
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.optimizer import SGD
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -70,7 +70,7 @@ def test_the_store_keeps_nothing_of_the_callers_memory():
 
 def test_a_pull_writes_into_cells_where_they_are():
     store = store_with("w", value=4.0)
-    cells = [Box(full(0.0, device=0)), Box(full(0.0, device=5)), full(0.0)]
+    cells = [MutableArray(full(0.0, device=0)), MutableArray(full(0.0, device=5)), full(0.0)]
     assert store.pull("w", out=cells) is None
     assert [first(c) for c in cells] == [4.0] * 3
     assert [c.value.devices() for c in cells[:2]] == [{DEVICES[0]}, {DEVICES[5]}]
@@ -83,10 +83,10 @@ def test_a_jax_array_cannot_be_pulled_into():
 
 def test_pushpull_gives_every_device_the_sum():
     store = store_with(1)
-    cells = [Box(full(1.0, device=0)), Box(full(2.0, device=1))]
+    cells = [MutableArray(full(1.0, device=0)), MutableArray(full(2.0, device=1))]
     assert store.pushpull(1, cells) is None
     assert [first(c) for c in cells] == [3.0, 3.0] and cells[1].value.devices() == {DEVICES[1]}
-    out = Box(full(0.0))
+    out = MutableArray(full(0.0))
     store.pushpull(1, cells, out=out)
     assert first(out) == 6.0 and first(cells[0]) == 3.0
     given = store.pushpull([1], [[full(1.0, device=2), full(1.0, device=3)]])
@@ -95,7 +95,7 @@ def test_pushpull_gives_every_device_the_sum():
 
 
 def test_broadcast_initializes_and_gives_the_value_to_all():
-    store, cells = KVStore(), [Box(full(0.0, device=i)) for i in range(2)]
+    store, cells = KVStore(), [MutableArray(full(0.0, device=i)) for i in range(2)]
     store.broadcast("w", full(3.0), cells)
     assert [first(c) for c in cells] == [3.0, 3.0]
     with pytest.raises(MXNetError, match="'w' is in the store already"):
@@ -106,7 +106,7 @@ def test_rows_are_pulled_in_any_order_and_the_others_are_zero():
     store = KVStore()
     store.init("e", np.arange(8, dtype="float32").reshape(4, 2))
     assert store.row_sparse_pull("e", row_ids=np.array([3, 1, 3])).tolist() == [[0, 0], [2, 3], [0, 0], [6, 7]]
-    cells = [Box(np.zeros((4, 2), "float32")) for _ in range(2)]
+    cells = [MutableArray(np.zeros((4, 2), "float32")) for _ in range(2)]
     store.row_sparse_pull("e", out=cells, row_ids=[np.array([0]), np.array([2.0])])
     assert [c.asnumpy().any(axis=1).tolist() for c in cells] == [[True, False, False, False], [False, False, True, False]]
     store.row_sparse_pull("e", out=cells, row_ids=np.array([2]))
@@ -352,7 +352,7 @@ def test_helpers_move_only_what_must_move():
     here = full(1.0, device=0)
     assert moved([here], [here.sharding])[0] is here
     assert total([[here]])[0] is here
-    cell = Box(full(0.0, device=3))
+    cell = MutableArray(full(0.0, device=3))
     write([(cell, here)])
     assert cell.value.devices() == {DEVICES[3]}
     assert only_rows(jnp.ones(2, jnp.float16), np.array([], "int64")).tolist() == [0, 0]

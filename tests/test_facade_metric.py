@@ -18,9 +18,9 @@ from jfit import counters
 from jfit import metrics as pure
 from jfit.data import NDArrayIter
 from jfit.mxnet import metric as M
-from jfit.mxnet.box import Box
 from jfit.mxnet.callback import BatchEndParam, log_train_metric
 from jfit.mxnet.module.module import Module
+from jfit.mxnet.mutable import MutableArray
 
 FOLDER = Path(__file__).parent / "golden"
 MANIFEST = json.loads((FOLDER / "metrics.json").read_text())
@@ -50,7 +50,7 @@ def test_every_recorded_value_of_mxnet_is_reproduced_batch_by_batch(case):
         for b, want in enumerate(case["results"]):
             if b == case["reset_local_before_batch"]:
                 metric.reset_local()
-            metric.update([Box(arrays[f"{case['id']}/label{b}"])], [Box(arrays[f"{case['id']}/pred{b}"])])
+            metric.update([MutableArray(arrays[f"{case['id']}/label{b}"])], [MutableArray(arrays[f"{case['id']}/pred{b}"])])
             assert same(list(metric.get()), want["get"])
             if case["kwargs"].get("average") == "micro" and case["create"] == "pearsonr":  # MXNet: 0.0
                 assert same(list(metric.get_global()), want["get"])
@@ -238,7 +238,7 @@ def test_a_users_metric_under_a_module_gets_boxes_without_the_wrapped_rows(shell
 
 
 def test_a_class_of_box_reaches_the_users_metric_unchanged():
-    class Shell(Box):
+    class Shell(MutableArray):
         pass
 
     seen = []

@@ -18,7 +18,7 @@ from jfit.formats import FormatError
 from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.mxnet import optimizer as room
-from jfit.mxnet.box import Box, unbox
+from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
 from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from jfit.optim import OptState
@@ -57,7 +57,7 @@ def case(request):
 def test_the_updater_follows_mxnet_also_where_an_index_lags_behind(case, as_lists):
     optimizer = of_case(case)
     updater = get_updater(optimizer)
-    weights = {i: Box(jnp.asarray(value(i, shape))) for i, shape in SHAPES.items()}
+    weights = {i: MutableArray(jnp.asarray(value(i, shape))) for i, shape in SHAPES.items()}
     for t, ids in enumerate(GOLDEN["steps"]):
         grads = [value(10 * t + i + 5, SHAPES[i]) for i in ids]
         if as_lists:
@@ -70,7 +70,7 @@ def test_the_updater_follows_mxnet_also_where_an_index_lags_behind(case, as_list
     for i in SHAPES:
         np.testing.assert_allclose(weights[i].asnumpy(), case["weights"][str(i)], rtol=2e-5, atol=2e-6)
         want = case["states"][str(i)]
-        assert isinstance(updater.states[i], Box) == (case["lone"][str(i)] and bool(want))
+        assert isinstance(updater.states[i], MutableArray) == (case["lone"][str(i)] and bool(want))
         for got, wanted in zip(flat(updater.states[i]), want, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
     assert {str(i): n for i, n in optimizer.counts().items()} == case["counts"]
@@ -146,7 +146,7 @@ def test_rates_and_decays_that_a_subclass_gives_count(rule):
     kind = type("Mine", (Hooked, getattr(room, rule)), {})
     mine = kind(learning_rate=0.25, wd=0.1, param_dict={1: SimpleNamespace(lr_mult=0.5, wd_mult=0.0)})
     assert not mine.is_pure and mine.takes_lists
-    weights = [Box(jnp.ones(1)), Box(jnp.ones(1))]
+    weights = [MutableArray(jnp.ones(1)), MutableArray(jnp.ones(1))]
     get_updater(mine)([0, 1], [jnp.ones(1)] * 2, weights)
     assert [w.asnumpy().item() for w in weights] == [0.25, 0.625]
 
@@ -161,13 +161,13 @@ def test_a_count_and_a_rate_that_a_subclass_gives_count():
         def learning_rate(self):
             return 0.5 * self.num_update
 
-    mine, weight = Even(), Box(jnp.ones(1))
+    mine, weight = Even(), MutableArray(jnp.ones(1))
     mine.update(0, weight, jnp.ones(1), None)
     assert mine.num_update == 2 and weight.asnumpy().item() == 0.0 and not mine.is_pure
 
 
 def test_states_of_another_network_are_refused_before_anything_is_counted():
-    updater, weight = get_updater(SGD(momentum=0.9)), Box(jnp.ones(2))
+    updater, weight = get_updater(SGD(momentum=0.9)), MutableArray(jnp.ones(2))
     updater.set_states({0: np.ones(3, "float32")})
     with pytest.raises(ValueError, match=r"state 'momentum' of 0 has shape \(3,\), the parameter needs \(2,\)"):
         updater(0, jnp.ones(2), weight)
@@ -286,13 +286,13 @@ def test_pickles_and_copies_leave_the_parameters_behind_and_keep_counting():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them(dtype):
-    half = Box(jnp.ones(2, dtype))
+    half = MutableArray(jnp.ones(2, dtype))
     updater = get_updater(SGD(learning_rate=0.5, momentum=0.5))
     with pytest.warns(UserWarning, match=f"a weight is {dtype}.*multi_precision=True"):
         updater(0, jnp.ones(2, dtype), half)
     assert (half.asnumpy().tolist(), half.dtype, updater.states[0].dtype) == ([0.5, 0.5], jnp.dtype(dtype), np.float32)
     for optimizer in (SGD(learning_rate=1e-4, multi_precision=True), Adam(learning_rate=1e-4, multi_precision=True)):
-        half, updater = Box(jnp.ones(2, dtype)), get_updater(optimizer)
+        half, updater = MutableArray(jnp.ones(2, dtype)), get_updater(optimizer)
         for _ in range(20):
             updater(0, jnp.ones(2, dtype), half)
         master = updater.states[0][1 if optimizer.master_last else 0]
@@ -302,14 +302,14 @@ def test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them(dtype
 
 
 def test_masters_lie_in_states_as_mxnet_nests_them_and_only_of_sixteen_bit_weights():
-    half, full = Box(jnp.ones(2, jnp.float16)), Box(jnp.ones(2))
+    half, full = MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(2))
     for kind, last in [(SGD, True), (room.NAG, True), (room.LARS, True), (room.LBSGD, False), (Adam, False), (RMSProp, False)]:
         optimizer = kind(multi_precision=True, **({"momentum": 0.5} if hasattr(kind(), "momentum") else {}))
         state = optimizer.create_state_multi_precision(0, half)
         master, own = state[::-1] if last else state
         assert master.asnumpy().tolist() == [1, 1] and master.dtype == np.float32
         plain = optimizer.create_state_multi_precision(0, full)
-        assert jax.tree.structure(jax.tree.map(unbox, own)) == jax.tree.structure(jax.tree.map(unbox, plain))
+        assert jax.tree.structure(jax.tree.map(as_array, own)) == jax.tree.structure(jax.tree.map(as_array, plain))
     assert SGD(multi_precision=True).create_state_multi_precision(0, half)[0] is None
     assert SGD(multi_precision=True).create_state_multi_precision(0, full) is None
 
@@ -320,9 +320,9 @@ def test_states_with_masters_come_back_from_files_and_mixed_weights_are_one_disp
             updater([0, 1], [jnp.full(2, 0.25 + t, jnp.float16), jnp.full(3, 0.5)], weights)
 
     make = lambda: get_updater(Adam(learning_rate=1e-3, multi_precision=True, wd=0.1))  # noqa: E731
-    first, weights = make(), [Box(jnp.ones(2, jnp.float16)), Box(jnp.ones(3))]
+    first, weights = make(), [MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(3))]
     run(first, weights, range(3))
-    second, copies = make(), [Box(jnp.array(w.value)) for w in weights]
+    second, copies = make(), [MutableArray(jnp.array(w.value)) for w in weights]
     second.set_states(first.get_states())
     run(first, weights, range(3, 6))
     run(second, copies, range(3, 6))
@@ -335,15 +335,15 @@ def test_states_with_masters_come_back_from_files_and_mixed_weights_are_one_disp
 def test_a_class_of_ones_own_is_given_the_master():
     class Halving(Optimizer):
         def create_state(self, index, weight):
-            return Box(jnp.zeros(weight.shape))
+            return MutableArray(jnp.zeros(weight.shape))
 
         def update(self, index, weight, grad, state):
             assert weight.dtype == grad.dtype == np.float32
             weight[:] = weight.value - 1e-4 * grad.value
 
-    half, updater = Box(jnp.ones(2, jnp.float16)), get_updater(Halving(multi_precision=True))
+    half, updater = MutableArray(jnp.ones(2, jnp.float16)), get_updater(Halving(multi_precision=True))
     for _ in range(20):
-        updater(0, Box(jnp.ones(2, jnp.float16)), half)
+        updater(0, MutableArray(jnp.ones(2, jnp.float16)), half)
     assert half.dtype == np.float16 and half.asnumpy()[0] == np.float16(1 - 20e-4)
 
 
@@ -367,11 +367,11 @@ def test_states_take_mxnets_nesting_and_back():
     with pytest.raises(ValueError, match=r"holds 2 arrays, SGD needs 1 \(momentum\)"):
         room.state_from_mxnet(SGD(momentum=0.5), (one, one))
     with pytest.raises(ValueError, match="state of 'w' is None, Adam keeps one"):
-        Adam().update("w", Box(one), one, None)
+        Adam().update("w", MutableArray(one), one, None)
 
 
 def test_states_are_of_the_weights_own_kind_of_box():
-    class Mine(Box):
+    class Mine(MutableArray):
         pass
 
     mean, var = Adam().create_state(0, Mine(jnp.ones(2)))
@@ -382,10 +382,10 @@ def test_states_are_of_the_weights_own_kind_of_box():
 def test_bytes_carry_counts_so_that_resuming_equals_continuing():
     grad = np.float32([0.5, -1.0])
     first = get_updater(Adam(learning_rate=0.1))
-    weight = Box(jnp.ones(2))
+    weight = MutableArray(jnp.ones(2))
     for _ in range(3):
         first(0, grad, weight)
-    second, copied = get_updater(Adam(learning_rate=0.1)), Box(jnp.array(weight.asnumpy()))
+    second, copied = get_updater(Adam(learning_rate=0.1)), MutableArray(jnp.array(weight.asnumpy()))
     second.set_states(first.get_states())
     first(0, grad, weight)
     second(0, grad, copied)
@@ -400,7 +400,7 @@ def test_the_optimizers_settings_go_with_its_states_when_asked():
 
     first = get_updater(make(lr_scheduler=FactorScheduler(1, 0.5, base_lr=1.0)))
     for _ in range(3):
-        first(0, np.ones(2, "float32"), Box(jnp.ones(2)))
+        first(0, np.ones(2, "float32"), MutableArray(jnp.ones(2)))
     for other in (make(learning_rate=3.0), make(lr_scheduler=FactorScheduler(7))):
         second = get_updater(other)
         second.set_states(first.get_states(dump_optimizer=True))
@@ -458,7 +458,7 @@ def test_states_from_outside_move_to_their_weight_and_compile_nothing_twice():
     updater = get_updater(SGD(learning_rate=0.5, momentum=0.25, wd=0.75))
     updater.set_states({0: np.ones(2, "float32"), 1: None})
     where = jax.devices()[1]
-    weights = [Box(jax.device_put(jnp.ones(2), where)) for _ in range(2)]
+    weights = [MutableArray(jax.device_put(jnp.ones(2), where)) for _ in range(2)]
     grads = [jax.device_put(jnp.zeros(2), where)] * 2
     updater([0, 1], grads, weights)
     assert updater.states[0].value.devices() == updater.states[1].value.devices() == {where}
@@ -487,7 +487,7 @@ def test_a_users_class_works_through_the_updater(registered):
     @Optimizer.register
     class Halving(Optimizer):
         def create_state(self, index, weight):
-            return Box(np.zeros(weight.shape, "float32"))
+            return MutableArray(np.zeros(weight.shape, "float32"))
 
         def update(self, index, weight, grad, state):
             self._update_count(index)
@@ -498,7 +498,7 @@ def test_a_users_class_works_through_the_updater(registered):
     assert not optimizer.is_pure
     assert SGD().is_pure
     updater = get_updater(optimizer)
-    weights = [Box(jnp.ones(2)), Box(jnp.ones(2))]
+    weights = [MutableArray(jnp.ones(2)), MutableArray(jnp.ones(2))]
     for _ in range(2):
         updater([0, 1], [np.ones(2, "float32")] * 2, weights)
     assert [w.asnumpy().tolist() for w in weights] == [[0.0, 0.0], [1.0, 1.0]]
@@ -536,7 +536,7 @@ def test_a_users_subclass_may_call_the_rule_it_extends(registered):
             super().update(index, weight, np.minimum(grad, 1), state)
 
     updater = get_updater(create("clipped", learning_rate=0.5, momentum=0.9))
-    weight = Box(jnp.ones(2))
+    weight = MutableArray(jnp.ones(2))
     updater("w", np.float32([4, 1]), weight)
     assert weight.asnumpy().tolist() == [0.5, 0.5]
     assert updater.states["w"].asnumpy().tolist() == [-0.5, -0.5]

@@ -13,7 +13,7 @@ import jfit.mx as mx
 from jfit import counters
 from jfit.formats.mxnet_states import load_states
 from jfit.mxnet import optimizer as room
-from jfit.mxnet.box import Box
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import get_updater
 from jfit.mxnet.optimizer.lr_scheduler import FactorScheduler
 
@@ -55,7 +55,7 @@ def momentum_of(updates, sd=0.004):
 
 def test_the_schedule_of_nadam_is_an_attribute_and_no_value_of_it_compiles_again():
     optimizer = room.Nadam(learning_rate=0.1)
-    updater, weights = get_updater(optimizer), [Box(jnp.ones(2)), Box(jnp.ones(2))]
+    updater, weights = get_updater(optimizer), [MutableArray(jnp.ones(2)), MutableArray(jnp.ones(2))]
     updater([0, 1], [jnp.ones(2)] * 2, weights)
     assert optimizer.m_schedule == pytest.approx(momentum_of([1, 1]))
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
@@ -74,7 +74,7 @@ def test_rates_of_lars_and_what_it_leaves_alone():
     optimizer = room.LARS(momentum=0.9, learning_rate=0.5, wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias", 2: "b_gamma"})
     assert (optimizer.cur_lr, optimizer.last_lr) == (None, None)
     assert optimizer.wd_mult == {"a_bias": 0.0, "b_gamma": 0.0}
-    updater, weights = get_updater(optimizer), [Box(jnp.ones(2)) for _ in range(3)]
+    updater, weights = get_updater(optimizer), [MutableArray(jnp.ones(2)) for _ in range(3)]
     updater([0, 1, 2], [jnp.ones(2)] * 3, weights)
     assert (optimizer.cur_lr, optimizer.last_lr) == (0.5, 0.5)
     optimizer.set_learning_rate(0.25)
@@ -85,7 +85,7 @@ def test_rates_of_lars_and_what_it_leaves_alone():
 
 
 def test_a_momentum_that_is_set_later_brings_the_scalars_that_it_needs():
-    optimizer, weight = room.LARS(learning_rate=0.5, eta=0.1), Box(jnp.ones(2))
+    optimizer, weight = room.LARS(learning_rate=0.5, eta=0.1), MutableArray(jnp.ones(2))
     get_updater(optimizer)(0, jnp.ones(2), weight)
     assert optimizer.cur_lr is None
     optimizer.momentum = 0.9
@@ -94,7 +94,7 @@ def test_a_momentum_that_is_set_later_brings_the_scalars_that_it_needs():
 
 
 def test_test_adds_gradients_and_counts_its_updates():
-    optimizer, weight = room.Test(rescale_grad=0.5), Box(jnp.ones(2))
+    optimizer, weight = room.Test(rescale_grad=0.5), MutableArray(jnp.ones(2))
     updater = get_updater(optimizer)
     for _ in range(2):
         updater(0, jnp.ones(2), weight)
@@ -105,24 +105,24 @@ def test_test_adds_gradients_and_counts_its_updates():
 def test_what_groupadagrad_cannot_update_is_refused():
     updater = get_updater(room.GroupAdaGrad())
     with pytest.raises(AssertionError, match=r"shape \(2,\); GroupAdaGrad needs matrices"):
-        updater(0, jnp.ones(2), Box(jnp.ones(2)))
+        updater(0, jnp.ones(2), MutableArray(jnp.ones(2)))
     with pytest.raises(AssertionError, match=r"weight decay is 0\.1"):
-        get_updater(room.GroupAdaGrad(wd=0.1))(0, jnp.ones((2, 2)), Box(jnp.ones((2, 2))))
+        get_updater(room.GroupAdaGrad(wd=0.1))(0, jnp.ones((2, 2)), MutableArray(jnp.ones((2, 2))))
     named = room.GroupAdaGrad(wd=0.1, param_idx2name={0: "a"})  # no ending that decays
     updater = get_updater(named)
-    updater(0, jnp.ones((3, 2)), Box(jnp.ones((3, 2))))
+    updater(0, jnp.ones((3, 2)), MutableArray(jnp.ones((3, 2))))
     assert updater.states[0].shape == (3, 1)
 
 
 def test_adadelta_leaves_the_gradient_alone():
-    grad = Box(jnp.ones(2))
-    get_updater(room.AdaDelta(rescale_grad=0.5))(0, grad, Box(jnp.ones(2)))
+    grad = MutableArray(jnp.ones(2))
+    get_updater(room.AdaDelta(rescale_grad=0.5))(0, grad, MutableArray(jnp.ones(2)))
     assert grad.asnumpy().tolist() == [1, 1]
 
 
 def test_sums_of_lbsgd_are_kept_beside_the_states():
     optimizer = room.LBSGD(momentum=0.9, batch_scale=2, warmup_epochs=0, learning_rate=0.5)
-    updater, weight = get_updater(optimizer), Box(jnp.ones(2))
+    updater, weight = get_updater(optimizer), MutableArray(jnp.ones(2))
     updater(0, jnp.ones(2), weight)
     assert weight.asnumpy().tolist() == [1, 1] and updater.states[0].asnumpy().tolist() == [0, 0]
     updater(0, 3 * jnp.ones(2), weight)
@@ -132,7 +132,10 @@ def test_sums_of_lbsgd_are_kept_beside_the_states():
 def test_noise_of_sgld_has_its_size_and_is_repeatable():
     def run(seed, apart=False):
         mx.random.seed(seed)
-        updater, weights = get_updater(room.SGLD(learning_rate=0.01)), [Box(jnp.zeros(4000)), Box(jnp.zeros(4000))]
+        updater, weights = (
+            get_updater(room.SGLD(learning_rate=0.01)),
+            [MutableArray(jnp.zeros(4000)), MutableArray(jnp.zeros(4000))],
+        )
         for _ in range(2):
             if apart:
                 for i in (0, 1):

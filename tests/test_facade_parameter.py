@@ -9,10 +9,10 @@ import jfit
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.mx import gluon
 from jfit.mxnet import context, initializer, keys
-from jfit.mxnet.box import Box
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.gluon.parameter import DeferredInitializationError, Parameter
 from jfit.mxnet.gluon.parameter_dict import Constant, ParameterDict
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray
 
 DEVICES = jax.devices()
@@ -65,7 +65,7 @@ def test_the_name_plays_no_part_except_for_initializers_by_name():
 
 def test_a_plain_parameter_takes_initializers_that_write_and_treats_a_bias_as_a_weight():
     def threes(desc, cell):
-        assert (desc, type(cell)) == ("fc_bias", Box)
+        assert (desc, type(cell)) == ("fc_bias", MutableArray)
         cell[:] = 3
 
     for start, want in ((threes, 3.0), (initializer.One(), 1.0)):
@@ -328,7 +328,7 @@ def test_the_mxnet_trainer_takes_parameters_only():
 
 
 def test_a_write_stays_on_the_device_of_the_cell():
-    cell = Box(jax.device_put(jnp.zeros(3), jax.devices()[1]))
+    cell = MutableArray(jax.device_put(jnp.zeros(3), jax.devices()[1]))
     for new in (np.ones(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices()[2]), 2):
         cell[:] = new
         assert cell.value.devices() == {jax.devices()[1]} and cell.value.committed
@@ -338,7 +338,7 @@ def test_a_write_stays_on_the_device_of_the_cell():
 
 @pytest.mark.parametrize("make", [np.zeros, jnp.zeros])
 def test_leading_axes_of_size_one_may_be_too_many_in_a_write(make):
-    cell = Box(make((2, 2)))
+    cell = MutableArray(make((2, 2)))
     cell[0, 1] = np.array([5.0])
     cell[1] = np.array([[7.0, 8.0]])
     assert cell.asnumpy().tolist() == [[0, 5], [7, 8]]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.mxnet.box import Box
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.gluon.parameter import Parameter
 from jfit.mxnet.gluon.parameter_dict import ParameterDict
 from jfit.mxnet.gluon.trainer import Trainer
 from jfit.mxnet.kvstore.store import KVStore, KVStoreBase
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import SGD, Optimizer, lr_scheduler
 
 GOLDEN = Path(__file__).parent / "golden" / "train" / "gluon"
@@ -447,7 +447,7 @@ def test_a_pytree_resumes_and_says_what_is_missing(tmp_path):
 def test_a_given_store_is_used():
     param, store = one(ctx=TWO), KVStore("device")
     Trainer([param], "sgd", {"learning_rate": 1.0}, kvstore=store).step(1)
-    assert isinstance(store._stored[0], Box) and store.pull(0).tolist() == [-1.0, -1.0]
+    assert isinstance(store._stored[0], MutableArray) and store.pull(0).tolist() == [-1.0, -1.0]
 
 
 def test_an_update_that_fails_leaves_the_gradients_fresh():

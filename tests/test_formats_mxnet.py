@@ -15,7 +15,7 @@ from jfit.formats.mxnet_arrays import DTYPES, V1, V2, V3, dump_record, dumps, lo
 from jfit.formats.mxnet_states import States, dump_states, load_states
 from jfit.formats.pickles import Inert
 from jfit.formats.sparse import SparseArray
-from jfit.mxnet.box import Box
+from jfit.mxnet.mutable import MutableArray
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
@@ -110,7 +110,7 @@ def test_version_3_is_written_for_the_whole_file_where_version_2_cannot_say_it(a
 
 
 def test_device_arrays_boxes_and_lists_are_written():
-    got = loads(dumps({"a": jnp.ones((2,), jnp.bfloat16), "b": Box(jnp.arange(3)), "c": [1.5, 2.5], "d": None}))
+    got = loads(dumps({"a": jnp.ones((2,), jnp.bfloat16), "b": MutableArray(jnp.arange(3)), "c": [1.5, 2.5], "d": None}))
     assert got["a"].dtype == ml_dtypes.bfloat16 and got["b"].tolist() == [0, 1, 2] and got["c"].tolist() == [1.5, 2.5]
     assert got["d"] is None
     assert isinstance(loads(dumps(iter([np.ones(1)]))), list)
@@ -237,7 +237,11 @@ def test_sparse_states_and_the_oldest_pickle_protocol_are_read():
 
 
 def test_states_come_back_with_their_counts(tmp_path):
-    states = {0: (jnp.ones(2), np.ones((2, 1), "float16")), "w": None, 7: [Box(np.ones(1)), 1.5, (None, True, -(2**40))]}
+    states = {
+        0: (jnp.ones(2), np.ones((2, 1), "float16")),
+        "w": None,
+        7: [MutableArray(np.ones(1)), 1.5, (None, True, -(2**40))],
+    }
     data = dump_states(states, {0: 3, "w": np.int64(2)}, 3, optimizer={"name": "adam", "lr": np.float32(0.5), "raw": b"\0"})
     (tmp_path / "a.states").write_bytes(data)
     for read in (load_states(data), load_states(tmp_path / "a.states"), load_states(bytearray(data))):

@@ -35,7 +35,7 @@ from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.executor import executor
 from jfit.mxnet.executor.executor import Executor
 from jfit.mxnet.io import arrays as io
-from jfit.mxnet.spelling import absent
+from jfit.mxnet.namespaces import absent
 
 img = image
 init = initializer

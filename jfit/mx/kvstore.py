@@ -12,6 +12,6 @@
 """
 
 from jfit.mxnet.kvstore import KVStoreBase
-from jfit.mxnet.spelled import KVStore, create
+from jfit.mxnet.ndarray_classes import KVStore, create
 
 __all__ = ["KVStore", "KVStoreBase", "create"]

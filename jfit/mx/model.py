@@ -14,6 +14,6 @@ True
 
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.files import save_checkpoint
-from jfit.mxnet.spelled import FeedForward, load_checkpoint, load_params
+from jfit.mxnet.ndarray_classes import FeedForward, load_checkpoint, load_params
 
 __all__ = ["BatchEndParam", "FeedForward", "load_checkpoint", "load_params", "save_checkpoint"]

@@ -11,8 +11,8 @@ True
 
 from typing import NoReturn
 
-from jfit.mxnet.spelled import BaseModule, BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
-from jfit.mxnet.spelling import absent
+from jfit.mxnet.namespaces import absent
+from jfit.mxnet.ndarray_classes import BaseModule, BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
 
 __all__ = ["BaseModule", "BucketingModule", "Module", "PythonLossModule", "PythonModule", "SequentialModule"]
 

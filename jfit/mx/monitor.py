@@ -8,6 +8,6 @@
 [(1, 'fc_output', '1.0\\t')]
 """
 
-from jfit.mxnet.spelled import Monitor
+from jfit.mxnet.ndarray_classes import Monitor
 
 __all__ = ["Monitor"]

@@ -11,10 +11,10 @@
 from types import SimpleNamespace
 from typing import NoReturn
 
+from jfit.mxnet.namespaces import absent
+from jfit.mxnet.ndarray_classes import Updater, get_updater
 from jfit.mxnet.optimizer import Optimizer, named
 from jfit.mxnet.optimizer.named import *  # noqa: F403  one list of the classes, in `named`
-from jfit.mxnet.spelled import Updater, get_updater
-from jfit.mxnet.spelling import absent
 
 __all__ = ["Optimizer", "Updater", "contrib", "get_updater", "opt_registry"]
 __all__ += named.__all__

@@ -1,6 +1,7 @@
-"""7 MXNet's stateful classes over the pure functions, without mathematics of their own: Module, FeedForward, Trainer, KVStore.
+"""Stage 7: MXNet's stateful classes (Module, FeedForward, Trainer, KVStore, ...), which call jfit's pure functions for all numbers.
 
-seam  which arrays the classes hand out    spelled   the same classes handing out NDArrays, for `jfit.mx`
-box   an array that can be written         keys      random numbers from one seed
-                                           errors    MXNet's errors
+mutable      `MutableArray`, an array that can be written in place
+array_types  which array type the classes return                 ndarray_classes  the classes that return NDArrays, for `jfit.mx`
+namespaces   lookup of operators by MXNet's names                keys             random keys, all derived from one seed
+errors       MXNet's exception types                             files            checkpoint files
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.mxnet.box import traced
+from jfit.mxnet.mutable import is_tracer
 from jfit.parallel import devices
 
 _local = threading.local()
@@ -110,7 +110,7 @@ def context_of(array: Any) -> Context:
         >>> context_of(jnp.ones(2)).device_type in ("cpu", "gpu", "tpu")
         True
     """
-    if not isinstance(array, jax.Array) or traced(array):
+    if not isinstance(array, jax.Array) or is_tracer(array):
         return current_context()
     device = min(array.devices(), key=lambda d: d.id)
     kind = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform

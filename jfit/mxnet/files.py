@@ -14,7 +14,7 @@ from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray, bounded_dense
 from jfit.graph import load
-from jfit.mxnet.box import unbox
+from jfit.mxnet.mutable import as_array
 
 Arrays = dict[str, np.ndarray]
 
@@ -126,4 +126,4 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, SparseArray) else unbox(value)
+    return value if isinstance(value, SparseArray) else as_array(value)

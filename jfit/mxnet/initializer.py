@@ -27,11 +27,11 @@ from jfit.init import InitDesc
 from jfit.init.core import own_rule, read_text, rule_of
 from jfit.init.fused import parts_of
 from jfit.init.stored import named_arrays
-from jfit.mxnet.box import unbox
 from jfit.mxnet.errors import translated
-from jfit.mxnet.keys import lent, next_key
+from jfit.mxnet.keys import next_key, use_key
+from jfit.mxnet.mutable import as_array
+from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.array import NDArray
-from jfit.mxnet.spelling import absent
 
 __all__ = [
     "Bilinear",
@@ -67,7 +67,7 @@ class TwoForms:
             raise TypeError(f"an initializer is called as init(desc, array) or init(key, desc, shape, dtype), got {len(args)}")
         key, desc, shape = args[:3]
         box = NDArray(jnp.zeros(tuple(shape), args[3] if len(args) == 4 else jnp.float32))
-        with lent(key):
+        with use_key(key):
             self._write(InitDesc(desc, getattr(desc, "attrs", None)), box)
         return box.value
 
@@ -112,7 +112,7 @@ class Initializer(TwoForms):
 
     def dumps(self) -> str:
         """The initializer as JSON text, for a variable's `__init__` attribute."""
-        plain = {k: np.asarray(unbox(v)).tolist() if hasattr(v, "shape") else v for k, v in self._kwargs.items()}
+        plain = {k: np.asarray(as_array(v)).tolist() if hasattr(v, "shape") else v for k, v in self._kwargs.items()}
         return json.dumps([type(self).__name__.lower(), plain])
 
     def _write(self, desc: str, arr: Any) -> None:
@@ -243,7 +243,7 @@ class Constant(Initializer):
         self.value = value
 
     def _init_weight(self, name: str, arr: Any) -> None:
-        arr[:] = np.asarray(unbox(self.value), np.float32)
+        arr[:] = np.asarray(as_array(self.value), np.float32)
 
 
 class Uniform(Drawn, rule=init.Uniform):
@@ -333,7 +333,7 @@ class Load(TwoForms):
 
     def _write(self, desc: str, arr: Any) -> None:
         if desc in self.param:
-            value = unbox(self.param[desc])
+            value = as_array(self.param[desc])
             if tuple(value.shape) != tuple(arr.shape):
                 raise AssertionError(
                     f"parameter {desc} cannot be loaded: the loaded array has shape {tuple(value.shape)}, needed {arr.shape}"

@@ -31,7 +31,7 @@ def seed(number: int) -> None:
 
 
 def next_key() -> Array:
-    """The next key, typed: of the lent one if there is one, else fold_in(key(seed); how many were drawn before)."""
+    """The next key, typed: of the use_key one if there is one, else fold_in(key(seed); how many were drawn before)."""
     streams = _local.__dict__.setdefault("streams", [])
     if not streams:
         number = _STATE["drawn"]
@@ -43,11 +43,11 @@ def next_key() -> Array:
 
 
 @contextlib.contextmanager
-def lent(key: Array) -> Iterator[None]:
+def use_key(key: Array) -> Iterator[None]:
     """Draw from `key` inside the block: the first draw is the key itself.
 
     Example:
-        >>> with lent(jax.random.key(3)):
+        >>> with use_key(jax.random.key(3)):
         ...     bool(next_key() == jax.random.key(3))
         True
     """

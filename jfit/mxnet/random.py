@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from jfit.mxnet import keys
+from jfit.mxnet.namespaces import find
 from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.ndarray.invoke import is_array
-from jfit.mxnet.spelling import find
 
 
 def seed(seed_state: int, ctx: Any = "all") -> None:

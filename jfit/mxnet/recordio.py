@@ -17,7 +17,7 @@ import numpy as np
 from jfit.data.images.codec import decode, encode
 from jfit.formats.records import IRHeader, RecordReader, RecordWriter, pack, read_index, unpack
 from jfit.mxnet.errors import translated
-from jfit.mxnet.spelling import absent
+from jfit.mxnet.namespaces import absent
 
 __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
 

@@ -8,8 +8,8 @@
 from typing import NoReturn
 
 from jfit.mx.contrib import svrg_optimization
+from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray import contrib as nd
-from jfit.mxnet.spelling import absent
 from jfit.mxnet.symbol import contrib as sym
 
 ndarray, symbol = nd, sym

@@ -18,7 +18,7 @@ from jfit.mx.gluon import parameter, trainer
 from jfit.mx.gluon.parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
 from jfit.mx.gluon.trainer import Trainer
 from jfit.mxnet.gluon import utils
-from jfit.mxnet.spelling import absent
+from jfit.mxnet.namespaces import absent
 
 __all__ = [
     "Constant",

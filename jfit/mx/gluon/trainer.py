@@ -1,5 +1,5 @@
 """`mx.gluon.trainer`: the Trainer over parameters in NDArrays."""
 
-from jfit.mxnet.spelled import Trainer
+from jfit.mxnet.ndarray_classes import Trainer
 
 __all__ = ["Trainer"]

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.graph.symbol import Symbol
-from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.programs import Programs, programs_of
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import REQUESTS, moving_aux
+from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.ndarray.array import NDArray, on_device
 from jfit.mxnet.ndarray.create import zeros
 from jfit.ops import nearest
@@ -146,7 +146,7 @@ class Executor:
         names = self._symbol.list_outputs()
         if isinstance(given, Mapping):
             given = [given.get(n) for n in names]
-        heads = [given] if isinstance(given, (Box, np.ndarray, jax.Array)) else list(given or ())
+        heads = [given] if isinstance(given, (MutableArray, np.ndarray, jax.Array)) else list(given or ())
         if len(heads) > len(names):
             raise MXNetError(f"{len(heads)} head gradients were given for {len(names)} outputs: {names}")
         heads += [None] * (len(names) - len(heads))
@@ -163,7 +163,7 @@ class Executor:
             near = nearest(name, list(self.arg_dict))
             hint = f"did you mean {near}?" if near else f"they are {list(self.arg_dict)}"
             raise TypeError(f"Unknown argument {name!r}; {hint}")
-        found, box = unbox(value), self.arg_dict[name]
+        found, box = as_array(value), self.arg_dict[name]
         if tuple(found.shape) != box.shape:
             raise ValueError(f"argument {name!r}: the array has shape {tuple(found.shape)}, bound is {box.shape}; use reshape")
         box[:] = found
@@ -368,8 +368,8 @@ def boxes_of(what: str, given: Any, names: Sequence[str], optional: bool = False
     return [_box(g) for g in given]
 
 
-def _box(value: Any) -> Box | None:
-    return value if value is None or isinstance(value, Box) else NDArray(value)
+def _box(value: Any) -> MutableArray | None:
+    return value if value is None or isinstance(value, MutableArray) else NDArray(value)
 
 
 def requests(grad_req: Any, names: Sequence[str], grads: Sequence[Any] | None) -> dict[str, str]:

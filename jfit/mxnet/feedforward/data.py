@@ -10,8 +10,8 @@ import numpy as np
 
 from jfit.data.ndarray_iter import DataDesc, NDArrayIter
 from jfit.graph import Symbol
-from jfit.mxnet.box import unbox
 from jfit.mxnet.module.binding import describe, rows_of_batch
+from jfit.mxnet.mutable import as_array
 
 
 def is_data_name(name: str) -> bool:
@@ -133,7 +133,7 @@ def frozen_names(symbol: Symbol, params: Sequence[str]) -> list[str]:
 def _labels(y: Any, rows: int) -> Any:
     if not hasattr(y, "shape"):
         raise TypeError(f"y is {type(y).__name__}; an array is needed where X is one.")
-    y = unbox(y)
+    y = as_array(y)
     if len(y.shape) == 2 and y.shape[1] == 1:
         y = y.reshape(-1)
     if len(y.shape) != 1:

@@ -14,7 +14,7 @@ import numpy as np
 from jfit import counters
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
-from jfit.mxnet.box import unbox
+from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.callback import BatchEndParam, LogValidationMetricsCallback
 from jfit.mxnet.feedforward.callbacks import OptimizationState
 from jfit.mxnet.feedforward.data import data_iter, described, eval_iter, is_data_name, sized_epoch
@@ -23,8 +23,8 @@ from jfit.mxnet.feedforward.modules import JuliaFed, PythonBuckets, PythonFed
 from jfit.mxnet.module.base import call, listed
 from jfit.mxnet.module.binding import same, wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
-from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.parallel.devices import cpu
 from jfit.train.interrupts import StopFlag
 
@@ -98,7 +98,7 @@ class FeedForward:
     symbol: Any  # None until data tells the first bucket
     arg_params: Any  # dict by name, or None before there are any
     aux_params: Any
-    arrays: Arrays = PLAIN
+    arrays: ArrayTypes = PLAIN
     _python_module: type[PythonFed] = PythonFed
     _bucket_module: type[PythonBuckets] = PythonBuckets
     julia_module: type[JuliaFed] = JuliaFed
@@ -174,8 +174,8 @@ class FeedForward:
 
     def _give(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
         """Take plain arrays as parameters."""
-        self.arg_params = {name: self.arrays.box(value) for name, value in params.items()}
-        self.aux_params = {name: self.arrays.box(value) for name, value in aux.items()}
+        self.arg_params = {name: self.arrays.wrap(value) for name, value in params.items()}
+        self.aux_params = {name: self.arrays.wrap(value) for name, value in aux.items()}
 
     def take(self, module: Any) -> None:
         """Copy the parameters of a module; the mean over devices where they have their own."""
@@ -400,7 +400,7 @@ class FeedForward:
                 callback(outputs[0] if len(outputs) == 1 else outputs)
                 continue
             kept = [_rows(part, pad) for part in (batch.data, batch.label or ())] if return_data else []
-            found.append(([unbox(out) for out in outputs], *kept))
+            found.append(([as_array(out) for out in outputs], *kept))
         if callback is not None:
             return None
         if not found:
@@ -574,5 +574,5 @@ def _same_rows(a: Any, b: Any) -> bool:
 
 
 def _rows(arrays: Any, pad: int) -> list[Any]:
-    whole = [unbox(a) for a in arrays]
+    whole = [as_array(a) for a in arrays]
     return [np.array(a[: a.shape[0] - pad]) if isinstance(a, np.ndarray) else a[: a.shape[0] - pad] for a in whole]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from jfit.mxnet.box import unbox
 from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.module.binding import first_slices
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
 
 
@@ -21,8 +21,8 @@ class PythonFed(Module):
         if pre_sliced:
             super().update_metric(eval_metric, labels, pre_sliced)
             return
-        outputs = [self.arrays.box(out) for out in self.passes.merged()]
-        eval_metric.fold([self.arrays.box(unbox(a)) for a in labels or ()], outputs, self._weights(outputs))
+        outputs = [self.arrays.wrap(out) for out in self.passes.merged()]
+        eval_metric.fold([self.arrays.wrap(as_array(a)) for a in labels or ()], outputs, self._weights(outputs))
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         with warnings.catch_warnings():

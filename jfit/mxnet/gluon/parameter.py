@@ -17,10 +17,10 @@ import numpy as np
 from jfit import init as initializers
 from jfit.graph import Variable
 from jfit.mxnet import initializer, keys
-from jfit.mxnet.box import unbox
+from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import moved, private_copy, sharding_of, total, write
-from jfit.mxnet.seam import PLAIN, Arrays
+from jfit.mxnet.mutable import as_array
 from jfit.parallel import devices
 
 STYPES = ("default", "row_sparse", "csr")
@@ -68,7 +68,7 @@ class Parameter:
     Source: Apache MXNet 1.9.1, `mxnet.gluon.Parameter`.
     """
 
-    arrays: Arrays = PLAIN
+    arrays: ArrayTypes = PLAIN
     _initializer_of: Callable[[Any], Any] = staticmethod(initializers.get)
 
     def __init__(
@@ -192,7 +192,7 @@ class Parameter:
 
         A trainer that updates in its key-value store makes a new one, as in MXNet: its optimizer state starts again.
         """
-        data = unbox(data)
+        data = as_array(data)
         self.shape = data.shape
         if self._data is None:
             if self._deferred is None:
@@ -215,11 +215,11 @@ class Parameter:
             RuntimeError: not initialized, not on that context, or stored by rows.
             DeferredInitializationError: the shape is not known yet.
         """
-        return self.arrays.box(self._at(self._dense(), ctx))
+        return self.arrays.wrap(self._at(self._dense(), ctx))
 
     def list_data(self) -> list[Any]:
         """The values on every context; raises as `data` does."""
-        return [self.arrays.box(cell) for cell in self._cells(self._dense())]
+        return [self.arrays.wrap(cell) for cell in self._cells(self._dense())]
 
     def row_sparse_data(self, row_id: Any) -> Any:
         """The rows of `row_id` of a parameter stored by rows, all others 0; dense, on the first context.
@@ -229,7 +229,7 @@ class Parameter:
         """
         if self._stype != "row_sparse":
             raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; ask for data() instead.")
-        return self.arrays.box(self.arrays.cell(self._rows(row_id)))
+        return self.arrays.wrap(self.arrays.mutable(self._rows(row_id)))
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
         """`row_sparse_data` once per context."""
@@ -241,11 +241,11 @@ class Parameter:
         Raises:
             RuntimeError: grad_req is `null`, not initialized, or not on that context.
         """
-        return self.arrays.box(self._at(self._with_grad(), ctx))
+        return self.arrays.wrap(self._at(self._with_grad(), ctx))
 
     def list_grad(self) -> list[Any]:
         """The gradients on every context; raises as `grad` does."""
-        return [self.arrays.box(cell) for cell in self._cells(self._with_grad())]
+        return [self.arrays.wrap(cell) for cell in self._cells(self._with_grad())]
 
     def set_grad(self, value: Any, ctx: Any = None) -> None:
         """Write a gradient (with grad_req `add`, add to it) and mark it as new, as a backward pass does.
@@ -261,7 +261,7 @@ class Parameter:
             >>> weight.grad().tolist()
             [1.0, 1.0]
         """
-        cell, value = self._at(self._with_grad(), ctx), unbox(value)
+        cell, value = self._at(self._with_grad(), ctx), as_array(value)
         write([(cell, total([[cell.value, value]])[0] if self.grad_req == "add" else value)])
         self._at(self._data, ctx)._fresh_grad = True
 
@@ -293,9 +293,9 @@ class Parameter:
         """Change the type of data and gradients."""
         self._dtype = dtype
         if self._data is not None:
-            self._data = [self.arrays.cell(cell.value.astype(dtype)) for cell in self._data]
+            self._data = [self.arrays.mutable(cell.value.astype(dtype)) for cell in self._data]
         if self._grad is not None:
-            self._grad = [self.arrays.cell(cell.value.astype(dtype)) for cell in self._grad]
+            self._grad = [self.arrays.mutable(cell.value.astype(dtype)) for cell in self._grad]
 
     def var(self) -> Any:
         """The symbol variable of the parameter."""
@@ -324,7 +324,7 @@ class Parameter:
     def _draw(self, init: Any) -> Any:
         chosen, shape = self._initializer_of(init), self._shape or ()
         if isinstance(chosen, initializer.TwoForms) or initializer.writes_in_place(chosen):
-            cell = self.arrays.cell(jnp.zeros(shape, np.dtype(self.dtype)))
+            cell = self.arrays.mutable(jnp.zeros(shape, np.dtype(self.dtype)))
             # gluon's rule: the initializer treats every parameter as a weight, whatever its name ends in
             if hasattr(chosen, "_init_weight"):
                 initializer.Initializer()(initializers.InitDesc(self.name, {"__init__": chosen}), cell)
@@ -340,7 +340,7 @@ class Parameter:
         places = [device_of(ctx) for ctx in self._contexts]
         data = private_copy(data.astype(np.dtype(self.dtype)))  # the caller may donate his
         # one copy per context: two contexts may be one device
-        self._data = [self.arrays.cell(v) for v in moved([data] * len(places), places)]
+        self._data = [self.arrays.mutable(v) for v in moved([data] * len(places), places)]
         self._make_grad()
 
     def _make_grad(self) -> None:
@@ -349,7 +349,7 @@ class Parameter:
             return
         cells = self._cells(self._data)
         zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
-        self._grad = [self.arrays.cell(v) for v in moved(zeros, [sharding_of(cell.value) for cell in cells])]
+        self._grad = [self.arrays.mutable(v) for v in moved(zeros, [sharding_of(cell.value) for cell in cells])]
 
     def _reduce(self) -> Any:
         """Mean over the contexts, on the first."""

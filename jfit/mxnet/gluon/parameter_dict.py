@@ -12,8 +12,8 @@ import numpy as np
 from jfit import counters
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.gluon.parameter import Parameter, device_of
+from jfit.mxnet.mutable import MutableArray, as_array
 
 
 class Constant(Parameter):
@@ -31,12 +31,12 @@ class Constant(Parameter):
     """
 
     def __init__(self, name: str, value: Any) -> None:
-        value = unbox(value) if isinstance(value, (Box, jax.Array)) else np.asarray(unbox(value), np.float32)
-        self.value = self.arrays.cell(value)
+        value = as_array(value) if isinstance(value, (MutableArray, jax.Array)) else np.asarray(as_array(value), np.float32)
+        self.value = self.arrays.mutable(value)
         super().__init__(name, "null", value.shape, np.dtype(value.dtype).type, differentiable=False)
 
     def _draw(self, init: Any) -> Any:
-        return unbox(self.value)
+        return as_array(self.value)
 
 
 class ParameterDict:
@@ -135,7 +135,9 @@ class ParameterDict:
                 raise KeyError(f"there is no constant {name!r}; give its value to make one.")
             param = self._params[name] = self._constant(name, value)
         elif value is not None:
-            same = isinstance(param, Constant) and np.array_equal(counters.read(unbox(param.value)), np.asarray(unbox(value)))
+            same = isinstance(param, Constant) and np.array_equal(
+                counters.read(as_array(param.value)), np.asarray(as_array(value))
+            )
             if not same:  # sync: two constants are compared by value
                 raise AssertionError(f"{name!r} exists already, and is no constant of that value; choose another name.")
         return param
@@ -266,7 +268,7 @@ class ParameterDict:
 
 
 def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
-    value = unbox(bounded_dense(value, where, f"array {param.name!r}", param.shape))
+    value = as_array(bounded_dense(value, where, f"array {param.name!r}", param.shape))
     merged = tuple(value.shape) if param.shape is None else _merged(param.shape, value.shape)
     if merged != tuple(value.shape):
         raise AssertionError(f"parameter {param.name!r} has shape {param.shape}, the saved array has {tuple(value.shape)}.")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from jfit.formats.atomic import atomic_write
-from jfit.mxnet.box import RowsBox, unbox
 from jfit.mxnet.gluon.parameter import Parameter, device_of
 from jfit.mxnet.gluon.parameter_dict import ParameterDict
 from jfit.mxnet.gluon.tree import TreeCells
 from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, create, select
+from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Optimizer, Updater
 from jfit.mxnet.optimizer import create as create_optimizer
 
@@ -206,7 +206,7 @@ class Trainer:
 
     def _row_sparse_pull(self, param: Parameter, row_id: Any) -> Any:
         self._prepare()
-        return unbox(self._kvstore.row_sparse_pull(self._index[param.name], row_ids=row_id))
+        return as_array(self._kvstore.row_sparse_pull(self._index[param.name], row_ids=row_id))
 
     # ---- construction
 
@@ -365,7 +365,7 @@ class Trainer:
 
 def _stored(param: Parameter, gradient: Any) -> Any:
     """A gradient as its storage type says."""
-    return RowsBox(unbox(gradient)) if param.grad_stype == "row_sparse" else gradient
+    return MutableRowSparse(as_array(gradient)) if param.grad_stype == "row_sparse" else gradient
 
 
 def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:

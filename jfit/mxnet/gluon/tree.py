@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.kvstore import compression
 from jfit.mxnet.kvstore.transfer import private_copy, total
+from jfit.mxnet.mutable import MutableArray, as_array
 
 
 class TreeCells:
@@ -37,7 +37,7 @@ class TreeCells:
         if wrong or not leaves:
             found = ", ".join(wrong) or "nothing"
             raise ValueError(f"the first argument of a Trainer is Parameters or a pytree of arrays; found {found} in it.")
-        self.cells = [Box(_leaf(unbox(leaf))) for leaf in leaves]
+        self.cells = [MutableArray(_leaf(as_array(leaf))) for leaf in leaves]
         self._compress = compression.parse(compression_params) if compression_params else None
 
     @property
@@ -49,7 +49,7 @@ class TreeCells:
         fresh = [next(copies) if isinstance(v, jax.Array) else np.array(v) for v in values]
         return jax.tree.unflatten(self.structure, fresh)
 
-    def batch(self, grads: Any, ignore_missing: bool) -> list[tuple[int, Any, Box]]:
+    def batch(self, grads: Any, ignore_missing: bool) -> list[tuple[int, Any, MutableArray]]:
         """(number of the leaf, gradient, cell) of every leaf that learns.
 
         Args:
@@ -71,7 +71,7 @@ class TreeCells:
             if grad is not None:
                 if np.shape(grad) != cell.shape:
                     raise ValueError(f"the gradient of {self._path(i)} has shape {np.shape(grad)}, needed is {cell.shape}.")
-                found.append((i, unbox(grad), cell))
+                found.append((i, as_array(grad), cell))
         return found
 
     def summed(self, grads: Any) -> Any:
@@ -95,10 +95,10 @@ class TreeCells:
 
 
 def _problem(leaf: Any) -> str | None:
-    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, Box)):
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, MutableArray)):
         return type(leaf).__name__
-    dtype = unbox(leaf).dtype
-    wrong = not isinstance(unbox(leaf), jax.Array) and dtype.kind in "OSUMm"
+    dtype = as_array(leaf).dtype
+    wrong = not isinstance(as_array(leaf), jax.Array) and dtype.kind in "OSUMm"
     return f"an array of {dtype}" if wrong else None
 
 

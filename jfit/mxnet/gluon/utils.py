@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.mxnet.box import unbox
 from jfit.mxnet.context import Context
 from jfit.mxnet.kvstore.transfer import moved
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
 
@@ -48,7 +48,7 @@ def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool 
         )
     each, extra = divmod(size, num_slice)
     ends = np.cumsum([each + (i < extra) for i in range(num_slice)])
-    values, before = unbox(data), (slice(None),) * (batch_axis % len(data.shape))
+    values, before = as_array(data), (slice(None),) * (batch_axis % len(data.shape))
     starts = [0, *map(int, ends[:-1])]
     return [NDArray(values[(*before, slice(a, int(b)))]) for a, b in zip(starts, ends, strict=True)]
 
@@ -92,9 +92,9 @@ def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: boo
 
     Source: Apache MXNet 1.9.1, `mxnet.gluon.utils.clip_global_norm`.
     """
-    first = unbox(arrays[0])
+    first = as_array(arrays[0])
     here = first.sharding if isinstance(first, jax.Array) else None
-    values = [unbox(a) for a in arrays]
+    values = [as_array(a) for a in arrays]
     norm = jnp.sqrt(sum(moved([_squares(v) for v in values], [here] * len(values))))
     scale = jnp.minimum(max_norm / (norm + 1e-8), 1.0)
     scales = moved([scale] * len(values), [v.sharding if isinstance(v, jax.Array) else None for v in values])

@@ -14,7 +14,7 @@ from jfit.mxnet.image.colours import *  # noqa: F403
 from jfit.mxnet.image.create import CreateAugmenter
 from jfit.mxnet.image.functions import *  # noqa: F403
 from jfit.mxnet.image.iterator import ImageIter
-from jfit.mxnet.spelling import absent
+from jfit.mxnet.namespaces import absent
 
 __all__ = ["CreateAugmenter", "ImageIter"]
 __all__ += augmenters.__all__

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from jfit.data.images import crops
-from jfit.mxnet.box import Box
 from jfit.mxnet.image.functions import (
     center_crop,
     imresize,
@@ -25,6 +24,7 @@ from jfit.mxnet.image.functions import (
     random_size_crop,
     resize_short,
 )
+from jfit.mxnet.mutable import MutableArray
 
 __all__ = [
     "Augmenter",
@@ -60,7 +60,7 @@ class Augmenter:
 
 
 def _plain(value: Any) -> Any:
-    value = value.asnumpy() if isinstance(value, Box) else value
+    value = value.asnumpy() if isinstance(value, MutableArray) else value
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 

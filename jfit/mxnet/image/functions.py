@@ -17,10 +17,10 @@ from jfit.data.images import colour, crops
 from jfit.data.images import resize as resized
 from jfit.data.images.codec import decode
 from jfit.data.images.crops import Box, scale_down
-from jfit.mxnet.box import Box as Boxed
 from jfit.mxnet.errors import translated
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray
-from jfit.mxnet.ndarray.create import boxed
+from jfit.mxnet.ndarray.create import as_ndarrays
 
 __all__ = [
     "center_crop",
@@ -42,8 +42,8 @@ _TRIES = 10
 
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """What `change` makes of an image: an NDArray of an NDArray, a numpy array of a numpy array."""
-    if isinstance(src, Boxed):
-        return boxed(change(src.asnumpy()))
+    if isinstance(src, MutableArray):
+        return as_ndarrays(change(src.asnumpy()))
     return change(np.asarray(src))
 
 
@@ -67,7 +67,7 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
     """
     if isinstance(buf, str):
         raise ValueError("buf is text, the bytes of an image file are needed: read the file with open(path, 'rb').")
-    content = buf.asnumpy().tobytes() if isinstance(buf, Boxed) else bytes(buf)
+    content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
     return _given(array[..., ::-1] if flag and not to_rgb else array, out)
@@ -88,7 +88,7 @@ def _given(array: np.ndarray, out: Any) -> Any:
     if out is not None:
         out[:] = array
         return out
-    return boxed(array)
+    return as_ndarrays(array)
 
 
 def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
@@ -185,7 +185,7 @@ def numbers_of(value: Any) -> np.ndarray | None:
     """float32 of an array, a list or a number; None stays None."""
     if value is None:
         return None
-    return np.asarray(value.asnumpy() if isinstance(value, Boxed) else value, np.float32)
+    return np.asarray(value.asnumpy() if isinstance(value, MutableArray) else value, np.float32)
 
 
 def copyMakeBorder(

@@ -16,10 +16,10 @@ from jfit.data.images import decode, read_list
 from jfit.data.ndarray_iter import HANDLES
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import RecordReader, read_index, record_offsets, unpack
-from jfit.mxnet.box import Box
 from jfit.mxnet.errors import translated
 from jfit.mxnet.image.augmenters import Augmenter
 from jfit.mxnet.image.create import CreateAugmenter
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.create import array
 
 _OWN = Augmenter.__module__.rpartition(".")[0]  # augmenters from here take numpy arrays, which saves trips to a device
@@ -224,7 +224,9 @@ class ImageIter(DataIter):
                     image = self.postprocess_data(self.augmentation_transform(image))
             except StopIteration:
                 break
-            data[place] = _checked(image.asnumpy() if isinstance(image, Box) else image, self.data_shape, self._named())
+            data[place] = _checked(
+                image.asnumpy() if isinstance(image, MutableArray) else image, self.data_shape, self._named()
+            )
             labels[place] = _checked_label(label, self.label_width, self._named())
             place += 1
         return place
@@ -348,7 +350,7 @@ def _checked(image: Any, shape: tuple[int, ...], name: str) -> Any:
 
 
 def _checked_label(label: Any, width: int, name: str) -> Any:
-    label = np.asarray(label.asnumpy() if isinstance(label, Box) else label, np.float32).reshape(-1)
+    label = np.asarray(label.asnumpy() if isinstance(label, MutableArray) else label, np.float32).reshape(-1)
     if len(label) != width:
         raise ValueError(f"{name} has {len(label)} labels, label_width is {width}; pass label_width={len(label)}.")
     return label

@@ -14,8 +14,8 @@ from jfit import data
 from jfit.data import DataBatch, DataDesc, DataIter, PrefetchingIter, ResizeIter
 from jfit.mxnet.image.record_iter import ImageRecordInt8Iter, ImageRecordIter, ImageRecordUInt8Iter
 from jfit.mxnet.io.files import CSVIter, LibSVMIter, MNISTIter, MXDataIter
-from jfit.mxnet.ndarray.create import boxed
-from jfit.mxnet.spelling import absent
+from jfit.mxnet.namespaces import absent
+from jfit.mxnet.ndarray.create import as_ndarrays
 
 __all__ = [
     "CSVIter",
@@ -39,7 +39,7 @@ ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8I
 
 
 class NDArrayIter(data.NDArrayIter):
-    """Batches of equal size from arrays in memory; see `jfit.data.NDArrayIter`, whose arrays these are, boxed.
+    """Batches of equal size from arrays in memory; see `jfit.data.NDArrayIter`, whose arrays these are, as NDArrays.
 
     Example:
         >>> import numpy as np
@@ -50,7 +50,7 @@ class NDArrayIter(data.NDArrayIter):
     plain = True  # as for jfit's own: batches are rows of the arrays, so an epoch may run without asking for each of them
 
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
-        return [boxed(a) for a in super()._pick(named)]
+        return [as_ndarrays(a) for a in super()._pick(named)]
 
 
 def __getattr__(name: str) -> NoReturn:

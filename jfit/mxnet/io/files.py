@@ -14,7 +14,7 @@ from jfit import data
 from jfit.data import DataBatch, DataIter
 from jfit.formats import FormatError
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.ndarray.create import boxed
+from jfit.mxnet.ndarray.create import as_ndarrays
 from jfit.ops.registry import nearest
 
 # Arguments of MXNet's readers that say how the work is done, or that old scripts pass although they do nothing.
@@ -64,11 +64,11 @@ class MXDataIter(DataIter):
 
     def getdata(self) -> Any:
         """The data of the current batch: one array."""
-        return boxed(super().getdata()[0])
+        return as_ndarrays(super().getdata()[0])
 
     def getlabel(self) -> Any:
         """The labels of the current batch: one array."""
-        return boxed(super().getlabel()[0])
+        return as_ndarrays(super().getlabel()[0])
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ class _FileIter(MXDataIter):
 
 
 class CSVIter(_FileIter, data.CSVIter):
-    """Batches from a table of numbers; see `jfit.data.CSVIter`, whose arrays these are, boxed.
+    """Batches from a table of numbers; see `jfit.data.CSVIter`, whose arrays these are, as NDArrays.
 
     Args:
         args: none; arguments are named.
@@ -159,7 +159,7 @@ class CSVIter(_FileIter, data.CSVIter):
 
 
 class LibSVMIter(_FileIter, data.LibSVMIter):
-    """Batches of sparse rows; see `jfit.data.LibSVMIter`, whose arrays these are, boxed: data as CSRNDArray.
+    """Batches of sparse rows; see `jfit.data.LibSVMIter`, whose arrays these are, as NDArrays: data as CSRNDArray.
 
     Args:
         args: none; arguments are named.
@@ -181,7 +181,7 @@ class LibSVMIter(_FileIter, data.LibSVMIter):
 
 
 class MNISTIter(_FileIter, data.MNISTIter):
-    """Batches of images in MNIST's format; see `jfit.data.MNISTIter`, whose arrays these are, boxed.
+    """Batches of images in MNIST's format; see `jfit.data.MNISTIter`, whose arrays these are, as NDArrays.
 
     Args:
         args: none; arguments are named.

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 
 from jfit.formats.atomic import atomic_write
-from jfit.mxnet.box import RowsBox, unbox
+from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore import compression
 from jfit.mxnet.kvstore.transfer import committed_copy, largest, moved, only_rows, private_copy, sharding_of, total, write
+from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
-from jfit.mxnet.seam import PLAIN, Arrays
 
 # elements above which MXNet's Python API stops updating in a 'local' store, and MXNet.jl picks another type
 BIG = 16 * 1024 * 1024
@@ -82,8 +82,9 @@ class KVStore(KVStoreBase):
             or one with `dist` in it, which is one process, rank 0 of 1, for now.  Case is ignored, and any other name is a
             local store, as in MXNet.  Values are added where they are, whatever the type.
 
-    Keys of a store are all int or all str.  Values are arrays, or lists of them, one per device.  `out=` takes a `Box`, a
-    numpy array, or lists of them; where it is left out the result is returned, because a jax.Array cannot be written.
+    Keys of a store are all int or all str.  Values are arrays, or lists of them, one per device.  `out=` takes a
+    `MutableArray`, a numpy array, or lists of them; where it is left out the result is returned, because a jax.Array cannot be
+    written.
 
     Example:
         >>> import numpy as np
@@ -96,7 +97,7 @@ class KVStore(KVStoreBase):
     Source: Apache MXNet 1.9.1, `mxnet.kvstore.KVStore`.
     """
 
-    arrays: Arrays = PLAIN
+    arrays: ArrayTypes = PLAIN
     _updater_class: ClassVar[type[Updater]] = Updater
 
     def __init__(self, name: str = "local") -> None:
@@ -141,7 +142,7 @@ class KVStore(KVStoreBase):
             if k in self._stored or len(values) > 1:
                 what = "is in the store already" if k in self._stored else f"has {len(values)} values"
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value: push to change it.")
-            self._stored[k] = self.arrays.cell(committed_copy(unbox(values[0])))
+            self._stored[k] = self.arrays.mutable(committed_copy(as_array(values[0])))
             self._order[k] = len(self._order)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -172,9 +173,9 @@ class KVStore(KVStoreBase):
                 )
             return
         cells = [self._stored[k] for k in keys]
-        merged = [self.arrays.cell(v) for v in moved(sums, [sharding_of(c.value) for c in cells])]
+        merged = [self.arrays.mutable(v) for v in moved(sums, [sharding_of(c.value) for c in cells])]
         if isinstance(self._updater, Updater):
-            summed = [m if k in dense else RowsBox(m.value) for k, m in zip(keys, merged, strict=True)]
+            summed = [m if k in dense else MutableRowSparse(m.value) for k, m in zip(keys, merged, strict=True)]
             for where in dict.fromkeys(sharding_of(c.value) for c in cells):
                 mine = [i for i, c in enumerate(cells) if sharding_of(c.value) == where]
                 self._updater([keys[i] for i in mine], [summed[i] for i in mine], [cells[i] for i in mine])
@@ -198,7 +199,7 @@ class KVStore(KVStoreBase):
         """
         del priority, ignore_sparse
         if out is None:
-            values = [self.arrays.box(private_copy(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
+            values = [self.arrays.wrap(private_copy(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
             return values if isinstance(key, (list, tuple)) else values[0]
         pairs = self._pairs(key, out, known=True)
         write([(cell, self._stored[k].value) for k, cells in pairs for cell in cells])
@@ -238,7 +239,7 @@ class KVStore(KVStoreBase):
             raise ValueError("row_sparse_pull needs row_ids, the rows to fetch; to fetch all of them use pull.")
         wanted = self._pairs(key, key if out is None else out, known=True)
         flat = [(k, cell) for k, cells in wanted for cell in cells]
-        ids = [unbox(r) for r in row_ids] if isinstance(row_ids, (list, tuple)) else [unbox(row_ids)]
+        ids = [as_array(r) for r in row_ids] if isinstance(row_ids, (list, tuple)) else [as_array(row_ids)]
         if len(ids) not in (1, len(flat)):
             raise ValueError(
                 f"row_sparse_pull got {len(ids)} arrays of row_ids for {len(flat)} outputs; give one, or one each."
@@ -246,7 +247,7 @@ class KVStore(KVStoreBase):
         ids = ids * len(flat) if len(ids) == 1 else ids
         rows = [only_rows(self._stored[k].value, np.asarray(i)) for (k, _), i in zip(flat, ids, strict=True)]
         if out is None:
-            values = [self.arrays.box(r) for r in rows]
+            values = [self.arrays.wrap(r) for r in rows]
             return values if isinstance(key, (list, tuple)) else values[0]
         write([(cell, r) for (_, cell), r in zip(flat, rows, strict=True)])
         return None
@@ -336,7 +337,7 @@ class KVStore(KVStoreBase):
         return [(key, list(value) if isinstance(value, (list, tuple)) else [value])]
 
     def _checked(self, key: Hashable, value: Any) -> Any:
-        value, stored = unbox(value), self._stored[key]
+        value, stored = as_array(value), self._stored[key]
         if tuple(value.shape) != stored.shape:
             found = tuple(value.shape)
             raise MXNetError(f"key {key!r} holds an array of shape {stored.shape}; what is pushed has shape {found}.")
@@ -358,7 +359,7 @@ class KVStore(KVStoreBase):
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         stored = self._stored[key].value
         copies = [
-            self.arrays.box(private_copy(v)) for v in moved([stored] * len(values), [sharding_of(unbox(v)) for v in values])
+            self.arrays.wrap(private_copy(v)) for v in moved([stored] * len(values), [sharding_of(as_array(v)) for v in values])
         ]
         return copies if isinstance(value, (list, tuple)) else copies[0]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.mxnet.box import Box, unbox, write_into
+from jfit.mxnet.mutable import MutableArray, as_array, write_into
 
 # bytes up to which an array is packed with others that go the same way, and from how many of them on
 _SMALL, _FEW = 1 << 20, 4
@@ -132,19 +132,19 @@ def write(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Write values into cells; each cell stays on its device, and all values travel in one transfer.
 
     Args:
-        pairs: (a Box or a numpy array, its value of the same shape).
+        pairs: (a MutableArray or a numpy array, its value of the same shape).
 
     Raises:
         TypeError: a jax.Array instead of a cell.
 
     Example:
-        >>> cell = Box(np.zeros(2))
+        >>> cell = MutableArray(np.zeros(2))
         >>> write([(cell, np.ones(2))])
         >>> cell.asnumpy().tolist()
         [1.0, 1.0]
     """
-    held: list[Any] = [cell.value if isinstance(cell, Box) else None for cell, _ in pairs]
-    values = moved([unbox(value) for _, value in pairs], [sharding_of(old) for old in held])
+    held: list[Any] = [cell.value if isinstance(cell, MutableArray) else None for cell, _ in pairs]
+    values = moved([as_array(value) for _, value in pairs], [sharding_of(old) for old in held])
     for (cell, _), old, value in zip(pairs, held, values, strict=True):
         if isinstance(old, jax.Array) and isinstance(value, jax.Array) and (old.shape, old.dtype) == (value.shape, value.dtype):
             cell.value = value  # nothing to cast or broadcast

@@ -10,8 +10,8 @@ import numpy as np
 
 from jfit import counters
 from jfit.metrics import Metric
-from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.metric.fold import Pick, fold_batch, output_weights
+from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.ops import nearest
 
 REGISTRY: dict[str, type[EvalMetric]] = {}
@@ -186,7 +186,7 @@ class EvalMetric:
 
     def _box(self, array: Any) -> Any:
         """What the Python `update` of a user gets for an array: something with `.asnumpy()`."""
-        return array if hasattr(array, "asnumpy") else Box(array)
+        return array if hasattr(array, "asnumpy") else MutableArray(array)
 
     # -------------------------------------------------------------------------------- values
     def get(self) -> tuple[Any, Any]:
@@ -217,7 +217,7 @@ def _fold(
     device = [(m, m.pure, p if m.needs_labels else p._replace(labels=())) for m, p in picks if m.pure is not None]
     if device:
         rules, seen = tuple(rule for _, rule, _ in device if rule is not None), tuple(p for _, _, p in device)
-        plain, plain_outputs = [unbox(a) for a in labels], [unbox(a) for a in outputs]
+        plain, plain_outputs = [as_array(a) for a in labels], [as_array(a) for a in outputs]
         new = fold_batch(rules, seen, [m.running() for m, _, _ in device], plain, plain_outputs, weights)
         for (metric, _, _), sums in zip(device, new, strict=True):
             metric._store(sums)
@@ -235,7 +235,7 @@ def _fold(
 
 
 def _kept(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights: Any) -> tuple[list[Any], list[Any]]:
-    """Boxed labels and outputs without the rows of weight 0."""
+    """MutableArray labels and outputs without the rows of weight 0."""
     if weights is not None:
         if any(isinstance(w, jax.Array) for w in jax.tree.leaves(weights)):
             weights = counters.read(weights)  # sync: a metric in Python needs to know which rows count
@@ -251,8 +251,8 @@ def _kept(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights: An
 
 
 def _rows(array: Any, axis: int, weight: np.ndarray) -> Any:
-    kept = unbox(array)[(slice(None),) * axis + (np.flatnonzero(weight > 0),)]
-    return type(array)(kept) if isinstance(array, Box) else kept
+    kept = as_array(array)[(slice(None),) * axis + (np.flatnonzero(weight > 0),)]
+    return type(array)(kept) if isinstance(array, MutableArray) else kept
 
 
 def _places(keys: Iterable[Any]) -> dict[Any, int]:
@@ -281,6 +281,6 @@ def named(name: Any, value: Any) -> list[tuple[str, Any]]:
 
 def _mean(total: Any, count: Any) -> Any:
     """total / count, nan for a count of 0; sums of arrays are read."""
-    total, count = (counters.read(unbox(x)) if isinstance(x, (Box, jax.Array)) else x for x in (total, count))
+    total, count = (counters.read(as_array(x)) if isinstance(x, (MutableArray, jax.Array)) else x for x in (total, count))
     value = total / count if count else float("nan")
     return float(value) if np.ndim(value) == 0 else value

@@ -10,8 +10,8 @@ import numpy as np
 
 from jfit import counters
 from jfit import metrics as pure
-from jfit.mxnet.box import unbox
 from jfit.mxnet.metric.device import DeviceMetric, UpdatesMetric
+from jfit.mxnet.mutable import as_array
 
 __all__ = [
     "F1",
@@ -287,7 +287,7 @@ class PCC(UpdatesMetric, rule=pure.pcc):
         """Make room for the classes of a batch."""
         needed = self.k
         for label, output in zip(labels, outputs, strict=False):
-            label, output = unbox(label), unbox(output)
+            label, output = as_array(label), as_array(output)
             if output.ndim > 1 and output.shape != label.shape:
                 seen = [output.shape[1] - 1]
             else:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jfit.data import DataBatch
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
-from jfit.mxnet.box import unbox
+from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.callback import BatchEndParam, scalars
 from jfit.mxnet.module.binding import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
-from jfit.mxnet.seam import PLAIN, Arrays
+from jfit.mxnet.mutable import as_array
 from jfit.train.interrupts import StopFlag
 
 Callbacks = Any  # a callback, a list of them, or None
@@ -39,7 +39,7 @@ class BaseModule:
     Source: Apache MXNet 1.9.1, `mxnet.module.BaseModule`.
     """
 
-    arrays: Arrays = PLAIN
+    arrays: ArrayTypes = PLAIN
 
     def __init__(self, logger: Any = logging) -> None:
         self.logger = logger
@@ -223,7 +223,7 @@ class BaseModule:
         """
         require(self, "predict", "binded", "params_initialized")
         if not hasattr(eval_data, "reset") and hasattr(eval_data, "shape"):
-            self.forward(DataBatch([unbox(eval_data)]))
+            self.forward(DataBatch([as_array(eval_data)]))
             return self.get_outputs()[0]
         found = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
         if not found or not merge_batches:
@@ -234,7 +234,7 @@ class BaseModule:
                 "merge_batches=False"
             )
         merged = [
-            self.arrays.box(jnp.concatenate([jnp.asarray(unbox(o)) for o in column])) for column in zip(*found, strict=True)
+            self.arrays.wrap(jnp.concatenate([jnp.asarray(as_array(o)) for o in column])) for column in zip(*found, strict=True)
         ]
         return merged[0] if len(merged) == 1 and not always_output_list else merged
 

@@ -14,10 +14,10 @@ from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
 from jfit.lowering import lower
 from jfit.lowering.model import Aux, Model
-from jfit.mxnet.box import unbox
+from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.module.initial import Initial
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.seam import Arrays
+from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
 from jfit.parallel.devices import Context, cpu
 
@@ -146,7 +146,7 @@ class Binding:
         """Rows of a whole batch."""
         return rows_of_batch(self.data_shapes)
 
-    def initial(self, arrays: Arrays) -> Initial:
+    def initial(self, arrays: ArrayTypes) -> Initial:
         """How the parameters are set and drawn."""
         attrs = {n.name: dict(n.attrs) for n in self.symbol.nodes() if n.op is None}
         params, aux = ({n: self.specs[n] for n in names} for names in (self.params, self.aux))
@@ -177,12 +177,12 @@ class Binding:
         Raises:
             ValueError: another number of data arrays than was bound.
         """
-        data = [kept(unbox(a)) for a in data_batch.data]
+        data = [kept(as_array(a)) for a in data_batch.data]
         if len(data) != len(self.data_shapes):
             raise ValueError(
                 f"the batch holds {len(data)} data arrays, the module was bound for {[d.name for d in self.data_shapes]}"
             )
-        return data, [kept(unbox(a)) for a in getattr(data_batch, "label", None) or ()]
+        return data, [kept(as_array(a)) for a in getattr(data_batch, "label", None) or ()]
 
     def shown_by(self, data_batch: Any, data: Sequence[Any], labels: Sequence[Any]) -> tuple[list[DataDesc], list[DataDesc]]:
         """Descriptions of (data, labels): the batch's own (`provide_data`), or the bound ones with the shapes of the arrays."""
@@ -216,11 +216,11 @@ class Binding:
         axes = self.model.batch_axes
 
         def whole(kind: str, shown: Sequence[DataDesc]) -> list[Any]:
-            parts = [[unbox(getattr(b, kind)[i]) for b in batches] for i in range(len(shown))]
+            parts = [[as_array(getattr(b, kind)[i]) for b in batches] for i in range(len(shown))]
             return [joined(p, axes.get(d.name, 0)) for p, d in zip(parts, shown, strict=True)]
 
         labels = whole("label", self.label_shapes if batches[0].label else ())
-        counts = [unbox(b.data[0]).shape[axes.get(self.data_shapes[0].name, 0)] for b in batches]
+        counts = [as_array(b.data[0]).shape[axes.get(self.data_shapes[0].name, 0)] for b in batches]
         return DataBatch(whole("data", self.data_shapes), labels), counts
 
     def counted(self, pad: int) -> np.ndarray | None:
@@ -240,8 +240,8 @@ class Binding:
         for name, given in zip(self.state_names, states or [value] * len(self.state_names), strict=True):
             spec = self.specs[name]
             if isinstance(given, (list, tuple)):
-                given = np.concatenate([np.asarray(unbox(g)) for g in given], self.model.batch_axes.get(name, 0))
-            whole = unbox(given) if value is None else np.full(spec.shape, value, spec.dtype)
+                given = np.concatenate([np.asarray(as_array(g)) for g in given], self.model.batch_axes.get(name, 0))
+            whole = as_array(given) if value is None else np.full(spec.shape, value, spec.dtype)
             if tuple(whole.shape) != tuple(spec.shape):
                 raise ValueError(f"state {name!r} has shape {tuple(whole.shape)}, the graph needs {tuple(spec.shape)}")
             self.states[name] = whole

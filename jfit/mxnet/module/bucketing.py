@@ -225,7 +225,7 @@ class BucketingModule(BaseModule):
         """(parameters, auxiliary states) of all buckets: copies."""
         require(self, "get_params", "params_initialized")
         if self._loaded is not None:
-            params, aux = ({k: self.arrays.box(v) for k, v in tree.items()} for tree in self._loaded)
+            params, aux = ({k: self.arrays.wrap(v) for k, v in tree.items()} for tree in self._loaded)
             return params, aux
         self._settle()
         return self._default.get_params()

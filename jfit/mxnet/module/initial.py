@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from jfit.init import InitDesc, Uniform, draw_all, get
-from jfit.mxnet.box import unbox
+from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.initializer import writes_in_place
 from jfit.mxnet.keys import next_key
-from jfit.mxnet.seam import PLAIN, Arrays
+from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
 
 DEFAULT = "default"  # MXNet's Uniform(0.01)
@@ -36,7 +36,7 @@ class Initial(NamedTuple):
     aux: Specs
     attrs: Mapping[str, Mapping[str, str]]
     ones: Sequence[str] = ()
-    arrays: Arrays = PLAIN
+    arrays: ArrayTypes = PLAIN
 
     def drawn(
         self, initializer: Any, params: Mapping[str, Any] | None, aux: Mapping[str, Any] | None, missing: bool, extra: bool
@@ -99,14 +99,14 @@ class Initial(NamedTuple):
         """Values from an initializer in MXNet's form: `initializer(desc, array)` writes into the array."""
         found = {}
         for name, spec in sorted(wanted.items()):
-            cell = self.arrays.cell(np.zeros(spec.shape, spec.dtype))
+            cell = self.arrays.mutable(np.zeros(spec.shape, spec.dtype))
             initializer(InitDesc(name, self.attrs.get(name)), cell)
-            found[name] = unbox(cell)
+            found[name] = as_array(cell)
         return found
 
 
 def _fitting(name: str, value: Any, spec: jax.ShapeDtypeStruct) -> Any:
-    array = unbox(value)
+    array = as_array(value)
     if tuple(array.shape) != tuple(spec.shape):
         raise ValueError(
             f"{name}: the given value has shape {tuple(array.shape)}, the network needs {tuple(spec.shape)} for the bound "

@@ -14,7 +14,6 @@ from jfit.data import Batch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
 from jfit.mxnet import files
-from jfit.mxnet.box import unbox
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
 from jfit.mxnet.module.base import BaseModule, call, listed, require
@@ -24,6 +23,7 @@ from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.states import load_states_into, save_states_of
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.step.reduce import all_reduce, two_bit, unreduced
@@ -91,7 +91,7 @@ class Module(BaseModule):
         self._symbol = symbol
         names = (data_names, label_names, state_names, fixed_param_names)
         self.binding = Binding(symbol, *names, context, work_load_list, self._divide, logger)
-        self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.cell)
+        self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.mutable)
         self.passes: Passes = None  # type: ignore[assignment]
         self._compression = dict(compression_params) if compression_params else None
         self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, until bind
@@ -271,15 +271,15 @@ class Module(BaseModule):
         require(self, "get_params", "binded", "params_initialized")
         self._settle()
         params, aux = self.parameters.arrays()
-        box, held = self.arrays.box, self.binding
+        box, held = self.arrays.wrap, self.binding
         return {n: box(params[n]) for n in held.params}, {n: box(aux[n]) for n in held.aux}
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
         """The arrays of `state_names`; with merge_multi_context=False one list of slices for each."""
         require(self, "get_states", "binded", "params_initialized")
         if merge_multi_context:
-            return [self.arrays.box(v) for v in self.binding.states.values()]
-        return [[self.arrays.box(p) for p in parts] for parts in self.binding.state_slices()]
+            return [self.arrays.wrap(v) for v in self.binding.states.values()]
+        return [[self.arrays.wrap(p) for p in parts] for parts in self.binding.state_slices()]
 
     def set_states(self, states: Any = None, value: float | None = None) -> None:
         """Set the state inputs: from arrays (whole, or lists of slices as `get_states` gives them), or all to one number."""
@@ -421,7 +421,7 @@ class Module(BaseModule):
         assert self.for_training, "the module was bound for prediction; re-bind with for_training=True to run backward()"
         if out_grads is not None and not isinstance(out_grads, (list, tuple)):
             out_grads = [out_grads]
-        heads = None if out_grads is None else [unbox(g) for g in out_grads]
+        heads = None if out_grads is None else [as_array(g) for g in out_grads]
         self._watch("gradients", *([] if heads is None else [heads]))
         self.passes.backward(heads)
 
@@ -434,23 +434,23 @@ class Module(BaseModule):
         """Outputs of the last forward pass; with merge_multi_context=False one list of slices for each output."""
         require(self, "get_outputs", "binded", "params_initialized")
         if merge_multi_context:
-            return [self.arrays.box(out) for out in self.passes.merged()]
-        return [[self.arrays.box(piece) for piece in pieces] for pieces in self.passes.sliced()]
+            return [self.arrays.wrap(out) for out in self.passes.merged()]
+        return [[self.arrays.wrap(piece) for piece in pieces] for pieces in self.passes.sliced()]
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data inputs; needs `bind(inputs_need_grad=True)`."""
         require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         names = [d.name for d in self.binding.data_shapes]
         if merge_multi_context:
-            return [self.arrays.box(self.passes.whole_input_gradient(name)) for name in names]
-        return [[self.arrays.box(part) for part in self.passes.input_gradient(name)] for name in names]
+            return [self.arrays.wrap(self.passes.whole_input_gradient(name)) for name in names]
+        return [[self.arrays.wrap(part) for part in self.passes.input_gradient(name)] for name in names]
 
     def gradients(self) -> dict[str, Any]:
         """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
         require(self, "gradients", "binded")
         slices = {n: self.passes.gradient_slices(n) for n in self.passes.learns}
         home = self.binding.devices[0]
-        return {n: self.arrays.box(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
+        return {n: self.arrays.wrap(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Add the last batch to a metric; rows that an iterator wrapped around do not count.
@@ -461,10 +461,10 @@ class Module(BaseModule):
         """
         require(self, "update_metric", "binded", "params_initialized")
         if pre_sliced:
-            labels = [joined([unbox(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
-        outputs = [self.arrays.box(out) for out in self.passes.merged()]  # a metric of the user's calls methods of the box
+            labels = [joined([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
+        outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # a metric of the user's calls methods of the box
         names = [d.name for d in self.binding.label_shapes] or self.binding.label_names
-        shown = dict(zip(names, [self.arrays.box(unbox(a)) for a in labels or ()], strict=False))
+        shown = dict(zip(names, [self.arrays.wrap(as_array(a)) for a in labels or ()], strict=False))
         eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
 
     def _weights(self, outputs: Sequence[Any]) -> Any:
@@ -533,7 +533,7 @@ class Module(BaseModule):
     def _without_padding(self, pad: int) -> list[Any]:
         if not pad:
             return self.get_outputs()
-        return [self.arrays.box(out) for out in self.passes.merged(without=pad)]
+        return [self.arrays.wrap(out) for out in self.passes.merged(without=pad)]
 
     # -------------------------------------------------------------------------------- monitor
     def install_monitor(self, mon: Any) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.mxnet.box import Box
 from jfit.mxnet.keys import next_key
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
 from jfit.optim import OptState
@@ -43,7 +43,7 @@ class Parameters:
         passes: training passes since the last update; each draws its own random numbers.
     """
 
-    def __init__(self, devices: Sequence[Any], names: Sequence[str] = (), cell: Callable[[Any], Any] = Box) -> None:
+    def __init__(self, devices: Sequence[Any], names: Sequence[str] = (), cell: Callable[[Any], Any] = MutableArray) -> None:
         self.devices, self.names, self.cell = list(devices), list(names), cell
         self.state: TrainState | None = None
         self.optimizer: Optimizer | None = None

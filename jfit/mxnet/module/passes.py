@@ -22,11 +22,11 @@ from jfit import counters
 from jfit.data import Batch
 from jfit.data.batch import rows
 from jfit.lowering.model import Model, Plan
-from jfit.mxnet.box import Box
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
+from jfit.mxnet.mutable import MutableArray
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.optim.rows import is_rows, stored_rows
 from jfit.parallel import Window, compile_spmd, place_split, sharding
@@ -357,7 +357,7 @@ class Passes:
             weight = parameters.cell(params[name])
             parameters.updater(parameters.index(name), parameters.cell(gradient), weight)
             if name in gradients:
-                fresh[name] = weight.value if isinstance(weight, Box) else weight
+                fresh[name] = weight.value if isinstance(weight, MutableArray) else weight
         parameters.replace_params(fresh)
         parameters.passes = 0
 

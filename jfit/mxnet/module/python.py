@@ -9,10 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.mxnet.box import unbox
 from jfit.mxnet.module.base import BaseModule
 from jfit.mxnet.module.binding import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.mutable import as_array
 
 
 class PythonModule(BaseModule):
@@ -168,7 +168,7 @@ class PythonModule(BaseModule):
             raise RuntimeError("PythonModule does not support presliced labels; pass the labels of the whole batch")
         outputs, weights = self.get_outputs(), None
         if self._pad:
-            rows = unbox(labels[0]).shape[0]
+            rows = as_array(labels[0]).shape[0]
             weights = (np.arange(rows) < rows - self._pad).astype(np.float32)
         eval_metric.fold(labels, outputs, weights)
 
@@ -220,10 +220,10 @@ class PythonLossModule(PythonModule):
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Keep the scores and, in training, the labels."""
-        self._scores = self.arrays.box(data_batch.data[0])
+        self._scores = self.arrays.wrap(data_batch.data[0])
         self._pad = wrapped_rows(data_batch)
         if self.for_training if is_train is None else is_train:
-            self._labels = self.arrays.box(data_batch.label[0])
+            self._labels = self.arrays.wrap(data_batch.label[0])
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """[scores]."""
@@ -240,8 +240,8 @@ class PythonLossModule(PythonModule):
         """Set `_scores_grad` from `_scores` and `_labels`."""
         if self._grad_func is None:
             raise NotImplementedError(f"{type(self).__name__} has no gradient: pass grad_func=, or override _backward_impl")
-        found = unbox(self._grad_func(self._scores, self._labels))
-        self._scores_grad = self.arrays.box(jnp.asarray(found, jnp.result_type(unbox(self._scores), jnp.float32)))
+        found = as_array(self._grad_func(self._scores, self._labels))
+        self._scores_grad = self.arrays.wrap(jnp.asarray(found, jnp.result_type(as_array(self._scores), jnp.float32)))
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """[gradient of the scores]."""

@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.mxnet.box import unbox
 from jfit.mxnet.module.base import BaseModule, require
 from jfit.mxnet.module.module import Module
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer.svrg import FULL, _SVRGOptimizer
 from jfit.optim import variance_reduced
 from jfit.parallel import place, place_split
@@ -181,7 +181,7 @@ class SVRGModule(Module):
     def _param_dict(self) -> list[dict[str, Any]]:
         """mu of each device, by name."""
         apart = {n: [v] if self._ctx_len == 1 else list(v) for n, v in self._full.items()}
-        return [{n: self.arrays.box(v[k]) for n, v in apart.items()} for k in range(self._ctx_len)]
+        return [{n: self.arrays.wrap(v[k]) for n, v in apart.items()} for k in range(self._ctx_len)]
 
     def update_full_grads(self, train_data: Any) -> None:
         """Takes the snapshot w~ and goes through the data once for mu.
@@ -223,7 +223,7 @@ class SVRGModule(Module):
 
     def _allocate_gradients(self, key: str, value: Sequence[Any]) -> None:
         """Each device's part of a full gradient is 1 / devices of it: the sum over the devices is mu."""
-        self._full = {**self._full, key: self._slices_of([unbox(v) / self._ctx_len for v in value[: self._ctx_len]])}
+        self._full = {**self._full, key: self._slices_of([as_array(v) / self._ctx_len for v in value[: self._ctx_len]])}
 
     def _update_svrg_gradients(self) -> None:
         """g <- g - g~ + mu, for the gradients of the last backward pass of both modules."""

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.mxnet.box import unbox
-from jfit.mxnet.seam import PLAIN, Arrays
+from jfit.mxnet.array_types import PLAIN, ArrayTypes
+from jfit.mxnet.mutable import as_array
 
 
 class Monitor:
@@ -44,7 +44,7 @@ class Monitor:
     Source: mxnet.monitor.Monitor of Apache MXNet 1.9.1.
     """
 
-    arrays: Arrays = PLAIN
+    arrays: ArrayTypes = PLAIN
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Monitor:
             return
         found = {name: array for name, array in arrays.items() if self.re_pattern.match(name)}
         if self.stat_func is None:
-            values: Sequence[Any] = _sizes([unbox(a) for a in found.values()])
+            values: Sequence[Any] = _sizes([as_array(a) for a in found.values()])
         else:
             values = [self.stat_func(self._cell(array)) for array in found.values()]
         self.queue.extend((self.step, name, value) for name, value in zip(found, values, strict=True))
@@ -106,7 +106,7 @@ class Monitor:
                 self.collect(arrays)
         self.activated = False
         queue, self.queue = self.queue, []
-        values = [[unbox(v) for v in (value if isinstance(value, (list, tuple)) else [value])] for _, _, value in queue]
+        values = [[as_array(v) for v in (value if isinstance(value, (list, tuple)) else [value])] for _, _, value in queue]
         if any(isinstance(v, jax.Array) for each in values for v in each):
             values = counters.read(values)  # sync: the numbers of the whole step at once
         found = [(step, name, _text(each)) for (step, name, _), each in zip(queue, values, strict=True)]
@@ -119,7 +119,7 @@ class Monitor:
 
     def _cell(self, array: Any) -> Any:
         """What a user's statistic gets."""
-        return array if isinstance(array, self.arrays.cell) else self.arrays.cell(array)
+        return array if isinstance(array, self.arrays.mutable) else self.arrays.mutable(array)
 
 
 def _variables(exe: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jfit.mxnet import random
+from jfit.mxnet.namespaces import PAIRS, Namespace, find
 from jfit.mxnet.ndarray import control, sparse
 from jfit.mxnet.ndarray.array import NDArray, binary, function, invoke
 from jfit.mxnet.ndarray.create import (
@@ -32,7 +33,6 @@ from jfit.mxnet.ndarray.create import (
     zeros,
 )
 from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
-from jfit.mxnet.spelling import PAIRS, Namespace, find
 
 contrib = Namespace("mx.nd.contrib", ("_contrib_",), function, (control.foreach, control.while_loop, control.cond))
 linalg = Namespace("mx.nd.linalg", ("_linalg_",), function)

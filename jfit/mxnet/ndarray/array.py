@@ -18,9 +18,9 @@ import numpy as np
 from jfit import counters
 from jfit.formats.sparse import from_dense
 from jfit.graph.infer import trace_shapes
-from jfit.mxnet.box import Box, traced, unbox
 from jfit.mxnet.context import Context, context_of, place
 from jfit.mxnet.errors import ReshapeError
+from jfit.mxnet.mutable import MutableArray, as_array, is_tracer
 from jfit.mxnet.ndarray import invoke as operators
 from jfit.mxnet.ndarray.invoke import is_array, on_device, with_number
 from jfit.ops import ALIASES, lookup
@@ -33,7 +33,7 @@ def _operator(both: str, scalar: str, swapped: bool = False) -> Callable[[Any, A
     return call
 
 
-class NDArray(Box):
+class NDArray(MutableArray):
     """A mutable array on a device.
 
     Args:
@@ -127,7 +127,7 @@ class NDArray(Box):
 
     def copyto(self, other: NDArray | Context) -> NDArray:
         """Write the values into another array, or copy them to a device; returns the target."""
-        if isinstance(other, Box):
+        if isinstance(other, MutableArray):
             other[:] = self
             return other  # type: ignore[return-value]
         return NDArray(jax.device_put(self.copy().value, Context(other).device))
@@ -174,8 +174,8 @@ class NDArray(Box):
         return View(self, get, put)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        value, mine = unbox(value), cast(Any, self.value)
-        if isinstance(mine, jax.Array) and isinstance(value, jax.Array) and not traced(mine) and not traced(value):
+        value, mine = as_array(value), cast(Any, self.value)
+        if isinstance(mine, jax.Array) and isinstance(value, jax.Array) and not is_tracer(mine) and not is_tracer(value):
             if value.committed and value.devices() != mine.devices():
                 value = jax.device_put(value, min(mine.devices(), key=lambda d: d.id))
         elif isinstance(value, np.ndarray):
@@ -303,7 +303,7 @@ def binary(both: str, scalar: str, left: NDArray, right: Any, swapped: bool = Fa
 def held(value: Any, dtype: Any, ctx: Any = None) -> Any:
     """An array of a dtype, in a buffer of its own: on the device, or on the host where the device has no such dtype."""
     dtype = np.dtype(dtype)
-    value = unbox(value)
+    value = as_array(value)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         return np.array(value, dtype)
     if isinstance(value, np.ndarray):
@@ -338,7 +338,7 @@ def _key(key: Any) -> Any:
     """An index as arrays understand it; MXNet's index arrays may be floats."""
     if isinstance(key, tuple):
         return tuple(_key(k) for k in key)
-    if isinstance(key, Box):
+    if isinstance(key, MutableArray):
         key = key.value
     if isinstance(key, list):
         key = np.asarray(key)

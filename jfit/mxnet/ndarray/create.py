@@ -13,13 +13,13 @@ import numpy as np
 from jfit import counters
 from jfit.formats import mxnet_arrays
 from jfit.formats.sparse import SparseArray
-from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.context import place
 from jfit.mxnet.errors import translated
+from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray, function, held
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
-from jfit.mxnet.spelling import split_attributes
 
 
 def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
@@ -35,7 +35,7 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
         ('float32', [0, 1])
     """
     if dtype is None:
-        dtype = unbox(source_array).dtype if isinstance(source_array, (Box, jax.Array)) else np.float32
+        dtype = as_array(source_array).dtype if isinstance(source_array, (MutableArray, jax.Array)) else np.float32
     return NDArray(held(source_array, dtype, ctx))
 
 
@@ -147,7 +147,7 @@ def save(fname: str | os.PathLike[str], data: Any) -> None:
         >>> sorted(load("two.params"))
         ['a', 'b']
     """
-    if isinstance(data, Box):
+    if isinstance(data, MutableArray):
         data = [data]
     if not isinstance(data, (Mapping, list, tuple)):
         raise ValueError(f"save needs an NDArray, a list of them or a dict of them by name, found {type(data).__name__}")
@@ -169,26 +169,26 @@ def load(fname: str | os.PathLike[str]) -> Any:
         MXNetError: there is no such file (a FileNotFoundError too), or it is damaged (a FormatError too).
     """
     with translated():
-        return boxed(mxnet_arrays.load_arrays(fname))
+        return as_ndarrays(mxnet_arrays.load_arrays(fname))
 
 
 def load_frombuffer(buf: bytes) -> Any:
     """The same from bytes."""
     with translated():
-        return boxed(mxnet_arrays.loads(buf, "buffer"))
+        return as_ndarrays(mxnet_arrays.loads(buf, "buffer"))
 
 
-def boxed(found: Any) -> Any:
+def as_ndarrays(found: Any) -> Any:
     """Arrays of the host, dense or as a file holds sparse ones, as NDArrays of their own; of a list or a dict, each.
 
     Example:
-        >>> [a.shape for a in boxed([np.zeros(2), np.zeros((2, 3))])]
+        >>> [a.shape for a in as_ndarrays([np.zeros(2), np.zeros((2, 3))])]
         [(2,), (2, 3)]
     """
     if isinstance(found, SparseArray):
         return from_record(found)
     if isinstance(found, Mapping):
-        return {k: boxed(v) for k, v in found.items()}
+        return {k: as_ndarrays(v) for k, v in found.items()}
     if isinstance(found, list):
-        return [boxed(v) for v in found]
+        return [as_ndarrays(v) for v in found]
     return None if found is None else array(found, dtype=found.dtype)

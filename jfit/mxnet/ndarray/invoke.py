@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet import keys
-from jfit.mxnet.box import Box, unbox
 from jfit.mxnet.errors import MXNetError, translated
+from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
 from jfit.ops.elementwise import SCALAR_TABLE
 from jfit.ops.rules import reason
@@ -26,7 +26,9 @@ from jfit.ops.rules import reason
 SCALARS = {row[0] for row in SCALAR_TABLE}
 
 
-def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None, kind: type[Box] = Box) -> Any:
+def invoke(
+    name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None, kind: type[MutableArray] = MutableArray
+) -> Any:
     """One operator on arrays.
 
     Args:
@@ -93,7 +95,7 @@ def _floats_met(op: Op, arrays: Sequence[Any]) -> list[Any]:
     return [a if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(floats[0]) for a in arrays]
 
 
-def _given_out(results: list[Box], out: Any) -> Any:
+def _given_out(results: list[MutableArray], out: Any) -> Any:
     if out is None:
         return results[0] if len(results) == 1 else results
     boxes = list(out) if isinstance(out, (list, tuple)) else [out]
@@ -125,17 +127,17 @@ def _number_program(name: str) -> Callable[[Any, Any], Any]:
 
 def on_device(value: Any) -> jax.Array:
     """The JAX array of anything array-like; 64-bit host data becomes 32-bit here."""
-    value = unbox(value)
+    value = as_array(value)
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def is_array(value: Any) -> bool:
     """Whether an argument stands for an array (and not for an attribute)."""
-    return isinstance(value, (Box, np.ndarray, jax.Array)) and not isinstance(value, np.generic)
+    return isinstance(value, (MutableArray, np.ndarray, jax.Array)) and not isinstance(value, np.generic)
 
 
 @functools.cache
-def function(name: str, kind: type[Box] = Box) -> Callable[..., Any]:
+def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[..., Any]:
     """The eager function of one operator, whose results are of class `kind`.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.formats.sparse import SparseArray, from_dense
-from jfit.mxnet.box import unbox
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.ndarray.array import STORAGE, NDArray
 from jfit.optim.rows import SparseRows
 
@@ -119,7 +119,7 @@ def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
         >>> retain(some, [2, 1]).indices.asnumpy().tolist()
         [2]
     """
-    record, wanted = data.record, np.asarray(unbox(indices)).astype(np.int64)
+    record, wanted = data.record, np.asarray(as_array(indices)).astype(np.int64)
     kept = np.isin(record.aux[0], wanted)
     return RowSparseNDArray(record._replace(data=record.data[kept], aux=(record.aux[0][kept],)))
 
@@ -136,24 +136,24 @@ def to_record(box: Any) -> Any:
     """What a file keeps of a box: the parts of a sparse one, the values of any other, still on the device; None stays None."""
     if box is None:
         return None
-    return box.record if isinstance(box, BaseSparseNDArray) else unbox(box)
+    return box.record if isinstance(box, BaseSparseNDArray) else as_array(box)
 
 
 def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> CSRNDArray:
     """A CSR matrix from (data, indices, indptr) or from dense values."""
     if isinstance(arg1, tuple) and len(arg1) == 3:
-        data, indices, indptr = (np.asarray(unbox(a)) for a in arg1)
+        data, indices, indptr = (np.asarray(as_array(a)) for a in arg1)
         starts, columns = indptr.astype(np.int64), indices.astype(np.int64)
         sizes = shape or (len(starts) - 1, int(columns.max(initial=-1)) + 1)
         return CSRNDArray(SparseArray("csr", data.astype(dtype or np.float32), (starts, columns), tuple(sizes)))
-    return CSRNDArray(from_dense(np.asarray(unbox(arg1), dtype or np.float32), "csr"))
+    return CSRNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "csr"))
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> RowSparseNDArray:
     """A row-sparse array from (data, indices) or from dense values."""
     if isinstance(arg1, tuple) and len(arg1) == 2 and not np.isscalar(arg1[0]):
-        data, rows = (np.asarray(unbox(a)) for a in arg1)
+        data, rows = (np.asarray(as_array(a)) for a in arg1)
         rows = rows.astype(np.int64)
         sizes = shape or (int(rows.max(initial=-1)) + 1, *data.shape[1:])
         return RowSparseNDArray(SparseArray("row_sparse", data.astype(dtype or np.float32), (rows,), tuple(sizes)))
-    return RowSparseNDArray(from_dense(np.asarray(unbox(arg1), dtype or np.float32), "row_sparse"))
+    return RowSparseNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "row_sparse"))

@@ -19,7 +19,7 @@ from jax import Array
 from jfit import counters, optim
 from jfit.formats.mxnet_states import shown
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.box import unbox
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved
 from jfit.optim.core import MASTER, is_small, wide
 from jfit.optim.rows import on_values
@@ -120,7 +120,7 @@ def apply_update(
 def gradient_of(box: Any) -> Any:
     """The values of a gradient; of one that is stored by rows, those rows."""
     rows = getattr(box, "by_rows", None)
-    return unbox(box) if rows is None else rows
+    return as_array(box) if rows is None else rows
 
 
 @functools.lru_cache(maxsize=256)
@@ -206,7 +206,7 @@ def state_from_mxnet(optimizer: Optimizer, nested: Any, small: bool = False) -> 
         return tuple(None for _ in names)
     if nested is None:
         return None
-    arrays = [unbox(bounded_dense(part, "states", (own or [MASTER])[0])) for part in parts(nested)]
+    arrays = [as_array(bounded_dense(part, "states", (own or [MASTER])[0])) for part in parts(nested)]
     held: dict[str, Any] = {}
     if keeps_master and arrays:
         held[MASTER] = arrays.pop(-1 if optimizer.master_last else 0)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.mxnet.box import box_of, replace, unbox
+from jfit.mxnet.mutable import as_array, mutable_class, replace
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import (
     apply_update,
@@ -421,11 +421,11 @@ class Optimizer:
     # ---- state and update, in place on Boxes
 
     def create_state(self, index: Index, weight: Any) -> Any:
-        """State of one parameter in MXNet's nesting, of the weight's own kind of Box; None where there is none."""
+        """State of one parameter in MXNet's nesting, of the weight's own kind of MutableArray; None where there is none."""
         if self.rule is None:
             return None
-        make = box_of(weight)
-        slots = zip(slot_names(self), new_state(self, unbox(weight)), strict=True)
+        make = mutable_class(weight)
+        slots = zip(slot_names(self), new_state(self, as_array(weight)), strict=True)
         return state_to_mxnet(self, tuple(None if name == MASTER or slot is None else make(slot) for name, slot in slots))
 
     def create_state_multi_precision(self, index: Index, weight: Any) -> Any:
@@ -433,11 +433,11 @@ class Optimizer:
 
         Without `multi_precision` a 16-bit weight draws a warning.
         """
-        value = unbox(weight)
+        value = as_array(weight)
         warn_of_precision(self, value)
         if not (self.multi_precision and is_small(value)):
             return self.create_state(index, weight)
-        master = box_of(weight)(copied(value))
+        master = mutable_class(weight)(copied(value))
         state = self.create_state(index, master)
         return (state, master) if self.master_last else (master, state)
 
@@ -446,8 +446,8 @@ class Optimizer:
 
         Args:
             index: index or name, or a list.
-            weight: Box, or a list.
-            grad: array or Box, or a list.
+            weight: MutableArray, or a list.
+            grad: array or MutableArray, or a list.
             state: what `create_state` gave, or a list.
 
         Raises:
@@ -463,7 +463,7 @@ class Optimizer:
         self, index: Sequence[Any], weight: Sequence[Any], grad: Sequence[Any], state: Sequence[Any], apart: bool = False
     ) -> None:
         """`update` of lists in one dispatch; masters of 16-bit weights are updated where states hold them."""
-        weights = [unbox(w) for w in weight]
+        weights = [as_array(w) for w in weight]
         slots = made_states(self, index, state, weights)
         new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, apart)
         keep_hidden(self, index, after)
@@ -475,12 +475,12 @@ class Optimizer:
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """`update` of what `create_state_multi_precision` made; a class with an `update` of its own gets the master."""
         several = isinstance(index, (list, tuple))
-        if self.takes_lists or several or not (self.multi_precision and is_small(unbox(weight))):
+        if self.takes_lists or several or not (self.multi_precision and is_small(as_array(weight))):
             self.update(index, weight, grad, state)
             return
         master, own = state[::-1] if self.master_last else state
-        self.update(index, master, type(master)(wide(jnp.asarray(unbox(grad)))), own)
-        replace(weight, master.value.astype(unbox(weight).dtype), f"the weight of {index!r}")
+        self.update(index, master, type(master)(wide(jnp.asarray(as_array(grad)))), own)
+        replace(weight, master.value.astype(as_array(weight).dtype), f"the weight of {index!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "param_dict"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.mxnet.box import unbox
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.named import create, register
 
@@ -28,9 +28,9 @@ class _AssignmentOptimizer(Optimizer):
     """w <- g: what is pushed is kept.
 
     Example:
-        >>> from jfit.mxnet.box import Box
+        >>> from jfit.mxnet.mutable import MutableArray
         >>> import numpy as np
-        >>> weight = Box(np.zeros(2, "float32"))
+        >>> weight = MutableArray(np.zeros(2, "float32"))
         >>> create("_AssignmentOptimizer").update(0, weight, np.ones(2, "float32"), None)
         >>> weight.asnumpy().tolist()
         [1.0, 1.0]
@@ -40,7 +40,7 @@ class _AssignmentOptimizer(Optimizer):
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """weight[:] = grad."""
-        weight[:] = unbox(grad)
+        weight[:] = as_array(grad)
 
 
 @register

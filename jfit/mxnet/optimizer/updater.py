@@ -11,12 +11,12 @@ import numpy as np
 from jfit import counters
 from jfit.formats.mxnet_states import dump_states, load_states
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.box import Box, box_of, unbox
+from jfit.mxnet.array_types import PLAIN, ArrayTypes
+from jfit.mxnet.mutable import MutableArray, as_array, mutable_class
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import check_arrays, check_shapes, float32_of, mapped, placed, state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
-from jfit.mxnet.seam import PLAIN, Arrays
 from jfit.optim.core import is_small
 
 
@@ -36,7 +36,7 @@ class Updater:
     Example:
         >>> import jax.numpy as jnp
         >>> from jfit.mxnet.optimizer.named import SGD
-        >>> weight = Box(jnp.ones(2))
+        >>> weight = MutableArray(jnp.ones(2))
         >>> updater = get_updater(SGD(learning_rate=0.5, momentum=0.9))
         >>> updater(0, jnp.ones(2), weight)
         >>> weight.asnumpy().tolist(), updater.states[0].asnumpy().tolist()
@@ -45,7 +45,7 @@ class Updater:
     Source: Apache MXNet 1.9.1, `Updater`.
     """
 
-    arrays: Arrays = PLAIN
+    arrays: ArrayTypes = PLAIN
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -59,8 +59,8 @@ class Updater:
 
         Args:
             index: index or name, or a list.
-            grad: array or Box, or a list.
-            weight: Box, or a list.
+            grad: array or MutableArray, or a list.
+            weight: MutableArray, or a list.
         """
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
@@ -83,7 +83,7 @@ class Updater:
         Args:
             dump_optimizer: keep the optimizer's settings too (rate, decay, schedule ...), as gluon's Trainer does.
         """
-        plain = {i: mapped(unbox, state) for i, state in self.states.items()}
+        plain = {i: mapped(as_array, state) for i, state in self.states.items()}
         host = counters.read(plain)  # sync: states go to a file
         kept = settings_of(self.optimizer) if dump_optimizer else progress_of(self.optimizer)
         return dump_states(host, self.optimizer.counts(), self.optimizer.num_update, kept or None)
@@ -115,7 +115,7 @@ class Updater:
 
     def _keep(self, index: Any, value: Any) -> Any:
         value = bounded_dense(value, "states", f"state of {index!r}")
-        return self.arrays.cell(value) if isinstance(value, (np.ndarray, jax.Array)) else value
+        return self.arrays.mutable(value) if isinstance(value, (np.ndarray, jax.Array)) else value
 
     def _prepare(self, index: Any, weight: Any) -> None:
         if index not in self.states:
@@ -125,9 +125,9 @@ class Updater:
         self.states_synced[index] = True
 
     def _beside(self, index: Any, weight: Any) -> Any:
-        """A state that came from outside, on the device of its weight and in its kind of Box."""
-        optimizer, state, value = self.optimizer, self.states[index], unbox(weight)
-        make = box_of(weight) if isinstance(weight, Box) else self.arrays.cell
+        """A state that came from outside, on the device of its weight and in its kind of MutableArray."""
+        optimizer, state, value = self.optimizer, self.states[index], as_array(weight)
+        make = mutable_class(weight) if isinstance(weight, MutableArray) else self.arrays.mutable
         if optimizer.takes_lists:
             slots = state_from_mxnet(optimizer, state, is_small(value))
             if slots is None:
@@ -135,7 +135,7 @@ class Updater:
             check_shapes(optimizer, index, slots, value)
             held = tuple(None if slot is None else make(placed(float32_of(slot), value)) for slot in slots)
             return state_to_mxnet(optimizer, held)
-        return mapped(lambda part: make(placed(unbox(part), value)) if _is_array(part) else part, state)
+        return mapped(lambda part: make(placed(as_array(part), value)) if _is_array(part) else part, state)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -153,12 +153,12 @@ def _as_dict(record: Any, deeper: bool = True) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, (Box, np.ndarray, jax.Array))
+    return isinstance(value, (MutableArray, np.ndarray, jax.Array))
 
 
 def _device_id(weight: Any) -> int:
     context = getattr(weight, "context", None)
     if context is not None:
         return context.device_id
-    value = unbox(weight)
+    value = as_array(weight)
     return min(d.id for d in value.devices()) if getattr(value, "committed", False) else 0

@@ -9,6 +9,7 @@
 
 from typing import NoReturn
 
+from jfit.mxnet.namespaces import absent
 from jfit.mxnet.rnn.base import BaseRNNCell, RNNParams
 from jfit.mxnet.rnn.cells import DropoutCell, GRUCell, LSTMCell, RNNCell
 from jfit.mxnet.rnn.checkpoint import do_rnn_checkpoint, load_rnn_checkpoint, rnn_unroll, save_rnn_checkpoint
@@ -17,7 +18,6 @@ from jfit.mxnet.rnn.fused import FusedRNNCell
 from jfit.mxnet.rnn.io import BucketSentenceIter, encode_sentences
 from jfit.mxnet.rnn.modifiers import ModifierCell, ResidualCell, ZoneoutCell
 from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
-from jfit.mxnet.spelling import absent
 
 __all__ = [
     "BaseConvRNNCell",

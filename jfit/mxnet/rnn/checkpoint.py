@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfit.mxnet.files import save_checkpoint
+from jfit.mxnet.ndarray_classes import load_checkpoint
 from jfit.mxnet.rnn.base import BaseRNNCell, States
-from jfit.mxnet.spelled import load_checkpoint
 
 Cells = BaseRNNCell | Sequence[BaseRNNCell]
 

@@ -14,7 +14,7 @@ from typing import Any
 from jfit.graph import control
 from jfit.graph.scopes import AttrScope, NameManager, Prefix
 from jfit.graph.symbol import Symbol as Graph
-from jfit.mxnet.spelling import PAIRS, Namespace, find
+from jfit.mxnet.namespaces import PAIRS, Namespace, find
 from jfit.mxnet.symbol import random as random
 from jfit.mxnet.symbol.symbol import (
     Group,

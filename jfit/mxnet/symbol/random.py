@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.graph.symbol import Symbol as Graph
-from jfit.mxnet.spelling import find
+from jfit.mxnet.namespaces import find
 from jfit.mxnet.symbol.symbol import Symbol, operator
 
 

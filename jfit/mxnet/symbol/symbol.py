@@ -15,9 +15,9 @@ from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.executor import Executor, boxes_of, requests
+from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
-from jfit.mxnet.spelling import split_attributes
 
 
 class Symbol(Graph):

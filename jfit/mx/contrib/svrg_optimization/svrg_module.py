@@ -11,6 +11,6 @@
 [[1.0, 2.0, 3.0]]
 """
 
-from jfit.mxnet.spelled import SVRGModule
+from jfit.mxnet.ndarray_classes import SVRGModule
 
 __all__ = ["SVRGModule"]

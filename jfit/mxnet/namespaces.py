@@ -1,4 +1,4 @@
-"""What `mx.nd` and `mx.sym` share: operator namespaces, and functions that take two arrays or an array and a number."""
+"""Operator lookup shared by `mx.nd` and `mx.sym`: namespaces such as `contrib`, and functions of arrays or scalars."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from jfit.ops import ALIASES, nearest
 from jfit.ops.scope import why_not
 
-# name -> (operator of two arrays with broadcasting, of an array and a number, of a number and an array)
+# function name -> (operator for array, array; for array, scalar; for scalar, array)
 PAIRS: dict[str, tuple[str, str, str]] = {
     "add": ("broadcast_add", "_plus_scalar", "_plus_scalar"),
     "subtract": ("broadcast_sub", "_minus_scalar", "_rminus_scalar"),
@@ -34,20 +34,27 @@ PAIRS: dict[str, tuple[str, str, str]] = {
 
 
 def split_attributes(indices_or_sections: Any) -> dict[str, Any]:
-    """Attributes of `_split_v2`, which counts from a first part that begins at 0."""
+    """Convert numpy.split's argument to attributes of the operator `_split_v2`, whose `indices` include the leading 0."""
     if isinstance(indices_or_sections, int):
         return {"indices": (), "sections": indices_or_sections}
     return {"indices": (0, *indices_or_sections), "sections": 0}
 
 
 class Namespace:
-    """Operators under a shorter name: `mx.sym.contrib.X` is the operator `_contrib_X`."""
+    """A namespace of operators without their prefix: `mx.sym.contrib.X` is the operator `_contrib_X`.
+
+    Args:
+        where: name of the namespace, for error messages.
+        prefixes: operator-name prefixes, tried in order.
+        make: from an operator's name to the function that calls it.
+        functions: further functions that are not operators.
+    """
 
     def __init__(
         self, where: str, prefixes: Sequence[str], make: Callable[[str], Any], functions: Sequence[Callable[..., Any]] = ()
     ) -> None:
         self._where, self._prefixes, self._make = where, tuple(prefixes), make
-        self.__dict__.update((f.__name__, f) for f in functions)  # what is no operator
+        self.__dict__.update((f.__name__, f) for f in functions)
 
     def __getattr__(self, name: str) -> Any:
         return find(self._where, self._prefixes, name, self._make)
@@ -57,10 +64,10 @@ class Namespace:
 
 
 def find(where: str, prefixes: Sequence[str], name: str, make: Callable[[str], Any]) -> Any:
-    """The function of the operator `prefix + name`.
+    """Return `make(prefix + name)` for the first prefix that gives the name of an operator.
 
     Raises:
-        AttributeError: there is none; the nearest names are listed.
+        AttributeError: there is no such operator; the message lists similar names.
     """
     for prefix in prefixes:
         if prefix + name in ALIASES and not name.startswith("__"):
@@ -73,17 +80,22 @@ def find(where: str, prefixes: Sequence[str], name: str, make: Callable[[str], A
 
 
 def absent(where: str, name: str, known: Sequence[str]) -> NoReturn:
-    """Say that a module does not have what MXNet's may have; for a module's `__getattr__`.
+    """Raise the AttributeError of a module's `__getattr__` for a name that jfit lacks, listing similar names.
+
+    Args:
+        where: name of the module.
+        name: the missing attribute.
+        known: names that the module has.
 
     Raises:
-        AttributeError: always, so that `hasattr` is False; the nearest names are listed.
+        AttributeError: always, so that `hasattr` returns False.
 
     Example:
         >>> absent("mx", "vis", ["sym", "nd"])
         Traceback (most recent call last):
         ...
-        AttributeError: mx.vis: jfit has no 'vis' here, or not yet; there are 'nd', 'sym'
+        AttributeError: mx.vis: jfit does not provide 'vis' here (yet); available are 'nd', 'sym'
     """
     near = nearest(name, known)
-    there = f"the nearest names are {near}" if near else f"there are {', '.join(map(repr, sorted(known)))}"
-    raise AttributeError(f"{where}.{name}: jfit has no {name!r} here, or not yet; {there}")
+    names = f"the nearest names are {near}" if near else f"available are {', '.join(map(repr, sorted(known)))}"
+    raise AttributeError(f"{where}.{name}: jfit does not provide {name!r} here (yet); {names}")

@@ -1,0 +1,218 @@
+"""`MutableArray`: a reference to an array whose contents can be replaced in place, because jax.Array is immutable.
+
+The classes of `jfit.mxnet` accept and return jax or numpy arrays.  A `MutableArray` is used where MXNet's interface needs two
+references to see the same write: a parameter's data and gradient, the weight that a user's optimizer class updates, `out=` of
+a key-value store.  `jfit.mxnet.ndarray.NDArray` is a subclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit import counters
+from jfit.optim.rows import stored_rows
+
+
+class MutableArray:
+    """A reference to an array that supports writing in place: `array[:] = value` replaces the referenced jax.Array.
+
+    Args:
+        value: jax.Array, numpy array, MutableArray, or anything `numpy.asarray` accepts.
+
+    Attributes:
+        value: the current contents, a jax.Array or a numpy array (64-bit data from a file stays numpy until it is used in
+            a computation, because JAX would truncate it to 32 bits).
+
+    Example:
+        >>> array = MutableArray(np.zeros(3, "float32"))
+        >>> array[:] = 2
+        >>> array.asnumpy().tolist(), array.shape
+        ([2.0, 2.0, 2.0], (3,))
+    """
+
+    __slots__ = ("__dict__", "value")
+    __array_priority__ = 100.0
+
+    def __init__(self, value: Any) -> None:
+        self.value = as_array(value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Element type as a NumPy scalar type such as `numpy.float32`, as in MXNet."""
+        return np.dtype(self.value.dtype).type
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def asnumpy(self) -> np.ndarray:
+        """Copy to a numpy array; blocks until the value is computed."""
+        return np.array(counters.read(self.value))  # sync: the caller needs the values on the host
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.value, dtype=dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.value)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        return type(self)(self.value[_key(key)])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write in place, keeping shape, dtype and device.
+
+        The value is cast and broadcast; surplus leading axes of size 1 are removed.
+        """
+        value, key, old = as_array(value), _key(key), self.value
+        value = _squeeze_leading(value if isinstance(old, np.ndarray) else jnp.asarray(value), old, key)
+        if isinstance(old, np.ndarray):
+            new = np.array(old)
+            new[key] = np.asarray(value)
+            self.value = new
+            return
+        value = value.astype(old.dtype)
+        new = value if _selects_all(key) and value.shape == self.shape else old.at[key].set(value)
+        self.value = _with_placement_of(new, old)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.asnumpy()!r})"
+
+
+class MutableRowSparse(MutableArray):
+    """A dense MutableArray that represents a row_sparse gradient: all-zero rows are treated as not stored.
+
+    Args:
+        value: array of shape (rows, ...).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> MutableRowSparse(jnp.array([[0.0], [2.0]])).by_rows.indices.tolist()
+        [2, 1]
+    """
+
+    __slots__ = ()
+    stype = "row_sparse"
+
+    @property
+    def by_rows(self) -> Any:
+        """The rows that are not all zero, as `jfit.optim.SparseRows`."""
+        return _stored_rows(self.value)
+
+
+def as_array(value: Any) -> Any:
+    """Convert a MutableArray, array, list or number to a jax.Array or numpy array, without a copy where possible.
+
+    Args:
+        value: a MutableArray or NDArray (its contents are returned), a jax or numpy array (returned unchanged), or anything
+            `numpy.asarray` accepts.
+
+    Returns:
+        jax.Array or numpy array.
+
+    Example:
+        >>> as_array(MutableArray(np.ones(2, "float32"))).tolist(), as_array([1.0, 2.0]).dtype
+        ([1.0, 1.0], dtype('float64'))
+    """
+    if isinstance(value, MutableArray):
+        return value.value
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return value
+    return value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
+
+
+def write_into(out: Any, value: Any, what: str = "out") -> None:
+    """Write `value` into an `out=` argument.
+
+    Args:
+        out: the destination, a MutableArray or a numpy array.
+        value: array that broadcasts to the shape of `out`.
+        what: name of the argument, for the error message.
+
+    Raises:
+        TypeError: `out` is a jax.Array, which cannot be written in place.
+
+    Example:
+        >>> out = np.zeros(2)
+        >>> write_into(out, np.ones(2))
+        >>> out.tolist()
+        [1.0, 1.0]
+    """
+    if isinstance(out, jax.Array):
+        raise TypeError(
+            f"{what} is a jax.Array, which cannot be written in place; use the returned value, or pass a numpy array or an "
+            "NDArray of jfit.mx"
+        )
+    if isinstance(out, MutableArray):
+        out[:] = value
+    else:
+        out[...] = np.asarray(as_array(value))
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether `value` is a JAX tracer, which has no concrete data and no device."""
+    return isinstance(value, jax.core.Tracer)  # public, but missing from JAX's type stubs  # type: ignore[attr-defined]
+
+
+def mutable_class(weight: Any) -> Callable[[Any], Any]:
+    """The class for optimizer state of `weight`: the nearest base class of its type that is constructed from a value alone.
+
+    For a view or a sparse array this is the dense class it derives from; for any other array MutableArray.
+    """
+    return next((base for base in type(weight).__mro__ if base.__init__ is MutableArray.__init__), MutableArray)
+
+
+def replace(out: Any, value: jax.Array, what: str) -> None:
+    """Write `value` into `out`; rebinds the reference instead of copying where shape and dtype agree (the usual case)."""
+    if isinstance(out, MutableArray) and out.value.dtype == value.dtype and out.value.shape == value.shape:
+        out.value = value
+    else:
+        write_into(out, value, what)
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, tuple):
+        return tuple(as_array(k) if isinstance(k, MutableArray) else k for k in key)
+    return as_array(key) if isinstance(key, MutableArray) else key
+
+
+def _squeeze_leading(value: Any, old: Any, key: Any) -> Any:
+    """Remove leading axes of size 1 that `old[key]` does not have; `.at[key].set` would reject them, numpy does not."""
+    if value.ndim == 0 or value.shape[0] != 1:  # nothing to remove: skip computing the rank of old[key]
+        return value
+    rank = old.ndim if _selects_all(key) else jax.eval_shape(lambda array: array[key], old).ndim
+    while value.ndim > rank and value.shape[0] == 1:
+        value = value.reshape(value.shape[1:])
+    return value
+
+
+def _with_placement_of(new: jax.Array, old: jax.Array) -> jax.Array:
+    """`new` on the device(s) of `old`; left uncommitted where `old` is uncommitted and the devices agree."""
+    if is_tracer(new) or is_tracer(old):
+        return new
+    return jax.device_put(new, old.sharding) if old.committed or old.devices() != new.devices() else new
+
+
+def _selects_all(key: Any) -> bool:
+    return key is Ellipsis or (isinstance(key, slice) and key == slice(None))
+
+
+_stored_rows = jax.jit(stored_rows)

@@ -1,0 +1,224 @@
+"""The classes of `jfit.mx`: subclasses of the classes of `jfit.mxnet` that return NDArrays and `mx.sym.Symbol`.
+
+Each subclass overrides `arrays` (see `jfit.mxnet.array_types`) or the classes it creates, and nothing else; the docstring of its
+base class describes arguments, defaults, numbers and errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jfit.mxnet import files, initializer
+from jfit.mxnet.array_types import ArrayTypes
+from jfit.mxnet.context import current_context
+from jfit.mxnet.errors import translated
+from jfit.mxnet.feedforward import feedforward
+from jfit.mxnet.feedforward import modules as fed
+from jfit.mxnet.gluon import parameter, parameter_dict, trainer
+from jfit.mxnet.kvstore import store
+from jfit.mxnet.module import base, bucketing, module, python, sequential, svrg
+from jfit.mxnet.module.exec_group import ExecGroup
+from jfit.mxnet.monitor import monitor
+from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.create import as_ndarrays
+from jfit.mxnet.optimizer import Optimizer, updater
+from jfit.mxnet.symbol import Symbol, load
+
+
+def _array(value: Any) -> NDArray:
+    return value if isinstance(value, NDArray) else NDArray(value)
+
+
+def _symbol(graph: Any) -> Symbol:
+    return graph if isinstance(graph, Symbol) else Symbol(graph.heads)
+
+
+NDARRAYS = ArrayTypes(_array, NDArray, _symbol)
+
+
+# ------------------------------------------------------------------------------------------------ mx.optimizer, mx.kv
+class Updater(updater.Updater):
+    """`jfit.mxnet.optimizer.Updater` with NDArrays: the optimizer states it creates or loads are NDArrays."""
+
+    arrays = NDARRAYS
+
+
+def get_updater(optimizer: Optimizer) -> Updater:
+    """Return the function `(index, grad, weight)` that applies `optimizer` in place, for use by a key-value store.
+
+    Args:
+        optimizer: an `mx.optimizer.Optimizer`.
+
+    Returns:
+        Updater, which keeps the optimizer state of every index.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> weight = mx.nd.ones(2)
+        >>> get_updater(mx.optimizer.SGD(learning_rate=0.5))(0, mx.nd.ones(2), weight)
+        >>> weight.asnumpy().tolist()
+        [0.5, 0.5]
+    """
+    return Updater(optimizer)
+
+
+class KVStore(store.KVStore):
+    """`jfit.KVStore` with NDArrays: updaters are called with NDArrays, and `pull` without `out=` returns an NDArray."""
+
+    arrays = NDARRAYS
+    _updater_class = Updater
+
+
+def create(name: str = "local") -> store.KVStoreBase:
+    """Create a key-value store by type name; see `jfit.mxnet.kvstore.create`.
+
+    Args:
+        name: type such as "local", "device" or "dist_sync".
+
+    Returns:
+        KVStore, or the class registered under `name`.
+
+    Example:
+        >>> create("local_update_cpu").type
+        'local_update_cpu'
+    """
+    return store.create(name, KVStore)
+
+
+# ------------------------------------------------------------------------------------------------ mx.gluon
+class Parameter(parameter.Parameter):
+    """`jfit.mxnet.gluon.Parameter` with NDArrays: `data` and `grad` return the parameter's arrays themselves, not copies."""
+
+    arrays = NDARRAYS
+    _current_context = staticmethod(current_context)
+    _initializer_of = staticmethod(initializer.create)
+
+
+class Constant(parameter_dict.Constant, Parameter):
+    """`jfit.mxnet.gluon.Constant` with NDArrays."""
+
+
+class ParameterDict(parameter_dict.ParameterDict):
+    """`jfit.mxnet.gluon.ParameterDict` whose parameters hold NDArrays."""
+
+    _parameter, _constant = Parameter, Constant
+
+
+class Trainer(trainer.Trainer):
+    """`jfit.Trainer` for `Parameter`s only (no pytrees), with a key-value store of NDArrays."""
+
+    _trees = False
+    _updater_class, _store_class = Updater, KVStore
+
+
+# ------------------------------------------------------------------------------------------------ mx.mod
+class BaseModule(base.BaseModule):
+    """`jfit.mxnet.module.BaseModule` that returns NDArrays."""
+
+    arrays = NDARRAYS
+
+
+class Module(BaseModule, module.Module):
+    """`jfit.Module` that returns NDArrays."""
+
+    _exec_group = property(ExecGroup)
+
+
+class BucketingModule(BaseModule, bucketing.BucketingModule):
+    """`jfit.BucketingModule` that returns NDArrays."""
+
+    _module_class = Module
+
+
+class SequentialModule(BaseModule, sequential.SequentialModule):
+    """`jfit.SequentialModule` that returns NDArrays."""
+
+
+class PythonModule(BaseModule, python.PythonModule):
+    """`jfit.PythonModule` that returns NDArrays."""
+
+
+class PythonLossModule(PythonModule, python.PythonLossModule):
+    """`jfit.PythonLossModule` that returns NDArrays."""
+
+
+class SVRGModule(Module, svrg.SVRGModule):
+    """`jfit.mxnet.module.SVRGModule` that returns NDArrays."""
+
+    _aux_class = Module
+
+
+# ------------------------------------------------------------------------------------------------ mx.mon
+class Monitor(monitor.Monitor):
+    """`jfit.Monitor` that calls `stat_func` with NDArrays."""
+
+    arrays = NDARRAYS
+
+
+# ------------------------------------------------------------------------------------------------ mx.model
+class PythonFed(Module, fed.PythonFed):
+    """The Module with which FeedForward trains as MXNet's Python package does."""
+
+
+class JuliaFed(PythonFed, fed.JuliaFed):
+    """The Module with which FeedForward trains as MXNet.jl does."""
+
+
+class PythonBuckets(BucketingModule, fed.PythonBuckets):
+    """The BucketingModule with which FeedForward trains when its symbol is a function of the bucket key."""
+
+    _module_class = PythonFed
+
+
+class FeedForward(feedforward.FeedForward):
+    """`jfit.FeedForward` with NDArrays as parameters and outputs."""
+
+    arrays = NDARRAYS
+    _python_module, julia_module, _bucket_module = PythonFed, JuliaFed, PythonBuckets
+
+
+def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
+    """Read `prefix-symbol.json` and `prefix-%04d.params`, written by MXNet or jfit.
+
+    Args:
+        prefix: path and first part of the file names.
+        epoch: number in the name of the parameter file.
+
+    Returns:
+        (symbol, parameters by name, auxiliary states by name), arrays as NDArrays.
+
+    Raises:
+        MXNetError: a file is missing (also a FileNotFoundError) or damaged.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.Variable("x")
+        >>> mx.model.save_checkpoint("nets", 1, net, {"w": mx.nd.ones(2)}, {})
+        >>> load_checkpoint("nets", 1)[1]["w"].shape
+        (2,)
+    """
+    return load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
+
+
+def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+    """Read the parameter file `prefix-%04d.params`.
+
+    Args:
+        prefix: path and first part of the file name.
+        epoch: number in the file name.
+
+    Returns:
+        (parameters by name, auxiliary states by name), arrays as NDArrays.
+
+    Raises:
+        MXNetError: the file is missing (also a FileNotFoundError) or damaged.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> mx.model.save_checkpoint("nets", 2, None, {"w": mx.nd.ones(2)}, {})
+        >>> load_params("nets", 2)[0]["w"].shape
+        (2,)
+    """
+    with translated():
+        args, aux = files.load_params(prefix, epoch)
+    return as_ndarrays(args), as_ndarrays(aux)
