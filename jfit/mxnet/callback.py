@@ -1,7 +1,7 @@
-"""Callbacks of the stateful shells with MXNet's names, arguments and log lines.
+"""Callbacks for `Module.fit` and `FeedForward.fit` with MXNet's names, arguments and log lines.
 
-Batch callbacks get a `BatchEndParam`, epoch callbacks get (epoch, symbol, arg_params, aux_params).  What they log goes to the
-root logger.
+Batch callbacks are called with a `BatchEndParam`, epoch callbacks with (epoch, symbol, arg_params, aux_params).  They log to
+the root logger.
 """
 
 from __future__ import annotations
@@ -16,31 +16,42 @@ from typing import Any
 from jfit.mxnet.files import save_checkpoint
 
 BatchEndParam = namedtuple("BatchEndParam", ["epoch", "nbatch", "eval_metric", "locals"])
-BatchEndParam.__doc__ = """What a batch callback is told: epoch, number of the batch, metric, local variables of the loop.
+BatchEndParam.__doc__ = """The argument of a batch callback.
 
->>> BatchEndParam(epoch=0, nbatch=3, eval_metric=None, locals=None).nbatch
-3
+Attributes:
+    epoch: number of the epoch, from 0.
+    nbatch: number of the batch in its epoch, from 0.
+    eval_metric: the training or validation metric, or None.
+    locals: dict of the loop's local variables, or None.
+
+Example:
+    >>> BatchEndParam(epoch=0, nbatch=3, eval_metric=None, locals=None).nbatch
+    3
 """
 
 
 def scalars(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The pairs (name, value) without arrays, such as confusion matrices, which a line has no room for.
+    """Keep the (name, value) pairs with scalar values; arrays such as confusion matrices do not fit into a log line.
 
-    >>> import numpy as np
-    >>> scalars([("accuracy", 0.5), ("confusion_matrix", np.eye(2))])
-    [('accuracy', 0.5)]
+    Example:
+        >>> import numpy as np
+        >>> scalars([("accuracy", 0.5), ("confusion_matrix", np.eye(2))])
+        [('accuracy', 0.5)]
     """
     return [(name, value) for name, value in named if getattr(value, "size", 1) == 1]
 
 
 def module_checkpoint(mod: Any, prefix: str, period: int = 1, save_optimizer_states: bool = False) -> Callable[..., None]:
-    """An epoch callback that saves a module every `period` epochs, optimizer states too if wanted.
+    """Return an epoch callback that saves a module every `period` epochs.
 
     Args:
-        mod: the module, or anything with `save_checkpoint(prefix, epoch, save_optimizer_states)`.
-        prefix: path and beginning of the file names.
-        period: epochs between two checkpoints.
-        save_optimizer_states: write `prefix-%04d.states` too.
+        mod: a module, or any object with a method `save_checkpoint(prefix, epoch, save_optimizer_states)`.
+        prefix: path and first part of the file names.
+        period: number of epochs between checkpoints.
+        save_optimizer_states: also write the optimizer states to `prefix-%04d.states`.
+
+    Returns:
+        Callable `(epoch, symbol, arg_params, aux_params)`.
 
     Example:
         >>> class Net:
@@ -63,11 +74,14 @@ def module_checkpoint(mod: Any, prefix: str, period: int = 1, save_optimizer_sta
 
 
 def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
-    """An epoch callback that writes `prefix-symbol.json` and `prefix-%04d.params` every `period` epochs.
+    """Return an epoch callback that writes `prefix-symbol.json` and `prefix-%04d.params` every `period` epochs.
 
     Args:
-        prefix: path and beginning of the file names.
-        period: epochs between two checkpoints.
+        prefix: path and first part of the file names.
+        period: number of epochs between checkpoints.
+
+    Returns:
+        Callable `(epoch, symbol, arg_params, aux_params)`.
 
     Example:
         >>> import jfit, numpy as np
@@ -88,11 +102,14 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
 
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], None]:
-    """A batch callback that logs `Iter[%d] Batch[%d] Train-%s=%f` every `period` batches.
+    """Return a batch callback that logs `Iter[%d] Batch[%d] Train-%s=%f` every `period` batches.
 
     Args:
-        period: batches between two lines.
-        auto_reset: forget the local sums of the metric after each line.
+        period: number of batches between log lines.
+        auto_reset: reset the metric's local sums after each line.
+
+    Returns:
+        Callable `(param: BatchEndParam)`.
 
     Example:
         >>> log_train_metric(100)(BatchEndParam(0, 1, None, None))
@@ -108,19 +125,19 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], N
         if auto_reset:
             param.eval_metric.reset_local()
 
-    log.every = period  # batches between may share a dispatch
+    log.every = period  # lets `Module.fit` run the batches in between in one dispatch
     return log
 
 
 class Speedometer:
-    """Samples per second and metrics, every `frequent` batches.
+    """Batch callback that logs samples per second and the metrics every `frequent` batches.
 
-    The first call only starts the clock, so the first line is over `frequent + 1` batches of metrics, as in MXNet.
+    The first call only starts the clock, so the metrics of the first line cover `frequent + 1` batches, as in MXNet.
 
     Args:
-        batch_size: rows of a batch.
-        frequent: batches between two lines.
-        auto_reset: forget the local sums of the metric after each line, so that a line tells of its own window.
+        batch_size: number of rows in a batch.
+        frequent: number of batches between log lines.
+        auto_reset: reset the metric's local sums after each line, so that a line covers only the batches since the last one.
 
     Example:
         >>> meter = Speedometer(32, frequent=10)
@@ -131,7 +148,7 @@ class Speedometer:
 
     @property
     def every(self) -> int:
-        """It looks after batches whose number is a multiple of this; `Module.fit` may run those between in one dispatch."""
+        """Batches between calls that log; `Module.fit` may run the batches in between in one dispatch."""
         return self.frequent
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True):
@@ -139,9 +156,9 @@ class Speedometer:
         self.init, self.tic, self.last_count = False, 0.0, 0
 
     def __call__(self, param: Any) -> None:
-        """One batch has ended."""
+        """Log if this batch completes a window of `frequent` batches."""
         count = param.nbatch
-        if self.last_count > count:  # a new epoch
+        if self.last_count > count:  # nbatch restarts at 0: a new epoch
             self.init = False
         self.last_count = count
         if not self.init:
@@ -155,7 +172,7 @@ class Speedometer:
         if metric is None:
             logging.info("Iter[%d] Batch [%d]\tSpeed: %.2f samples/sec", param.epoch, count, self._speed())
             return
-        named = scalars(metric.get_name_value())  # waits for the window's last step: the speed is that of work done
+        named = scalars(metric.get_name_value())  # sync: without waiting for the steps, only their dispatch would be timed
         speed = self._speed()
         if self.auto_reset:
             metric.reset_local()
@@ -169,11 +186,11 @@ class Speedometer:
 
 
 class ProgressBar:
-    """A bar of `length` signs in the log, after every batch.
+    """Batch callback that logs a progress bar after every batch.
 
     Args:
-        total: batches of an epoch.
-        length: signs of the bar.
+        total: number of batches in an epoch.
+        length: width of the bar in characters.
 
     Example:
         >>> ProgressBar(total=4)(BatchEndParam(0, 1, None, None))
@@ -185,14 +202,14 @@ class ProgressBar:
         self.bar_len, self.total = length, total
 
     def __call__(self, param: Any) -> None:
-        """One batch has ended."""
+        """Log the bar after a batch."""
         done = round(self.bar_len * param.nbatch / float(self.total))
         percent = math.ceil(100.0 * param.nbatch / float(self.total))
         logging.info("[%s] %s%s\r", "=" * done + "-" * (self.bar_len - done), percent, "%")
 
 
 class LogValidationMetricsCallback:
-    """Logs `Epoch[%d] Validation-%s=%f` for each metric at the end of a validation pass.
+    """Callback that logs `Epoch[%d] Validation-%s=%f` for each metric at the end of a validation pass.
 
     Example:
         >>> LogValidationMetricsCallback()(BatchEndParam(0, 1, None, None))
@@ -201,7 +218,7 @@ class LogValidationMetricsCallback:
     """
 
     def __call__(self, param: Any) -> None:
-        """One validation pass has ended."""
+        """Log the metrics of a validation pass that has ended."""
         if param.eval_metric is None:
             return
         for name, value in scalars(param.eval_metric.get_name_value()):

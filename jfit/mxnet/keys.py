@@ -1,7 +1,7 @@
-"""The random numbers of MXNet's classes: one seed, from which all of them draw their keys in order.
+"""Random keys for the classes of `jfit.mxnet`, all derived from one global seed.
 
-MXNet's scripts call `mx.random.seed(n)` and then build modules; the same calls in the same order give the same keys.  A pure
-caller may lend a key of its own for a while.
+MXNet scripts call `mx.random.seed(n)` and then create modules; the same calls in the same order give the same keys.
+`with use_key(key):` derives the keys from an explicit key instead.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Iterator
 import jax
 from jax import Array
 
-_STATE = {"seed": 0, "drawn": 0}
+_STATE = {"seed": 0, "count": 0}  # count: number of keys derived since the seed was set
 _local = threading.local()
 
 
 def seed(number: int) -> None:
-    """Start the sequence of keys again.
+    """Set the global seed and restart the sequence of keys.
+
+    Args:
+        number: the seed, an integer.
 
     Example:
         >>> seed(3)
@@ -27,15 +30,23 @@ def seed(number: int) -> None:
         >>> bool((jax.random.key_data(next_key()) == jax.random.key_data(first)).all())
         True
     """
-    _STATE.update(seed=int(number), drawn=0)
+    _STATE.update(seed=int(number), count=0)
 
 
 def next_key() -> Array:
-    """The next key, typed: of the use_key one if there is one, else fold_in(key(seed); how many were drawn before)."""
+    """Return the next typed key: fold_in(key(seed), n) for the n-th call, or a key derived from that of `use_key`.
+
+    Returns:
+        Scalar key array.
+
+    Example:
+        >>> bool(next_key() == next_key())
+        False
+    """
     streams = _local.__dict__.setdefault("streams", [])
     if not streams:
-        number = _STATE["drawn"]
-        _STATE["drawn"] = number + 1
+        number = _STATE["count"]
+        _STATE["count"] = number + 1
         return jax.random.fold_in(jax.random.key(_STATE["seed"]), number)
     stream = streams[-1]
     stream[1] += 1
@@ -44,7 +55,10 @@ def next_key() -> Array:
 
 @contextlib.contextmanager
 def use_key(key: Array) -> Iterator[None]:
-    """Draw from `key` inside the block: the first draw is the key itself.
+    """Context manager in which `next_key` derives its keys from `key`; the first one is `key` itself.
+
+    Args:
+        key: scalar typed key.
 
     Example:
         >>> with use_key(jax.random.key(3)):

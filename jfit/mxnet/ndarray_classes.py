@@ -1,7 +1,7 @@
 """The classes of `jfit.mx`: subclasses of the classes of `jfit.mxnet` that return NDArrays and `mx.sym.Symbol`.
 
-Each subclass overrides `arrays` (see `jfit.mxnet.array_types`) or the classes it creates, and nothing else; the docstring of its
-base class describes arguments, defaults, numbers and errors.
+Each subclass overrides `arrays` (see `jfit.mxnet.array_types`) or the classes it creates, and nothing else; the docstring of
+its base class describes arguments, defaults, numbers and errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`mx.operator`: operators whose work is done by Python code, as in MXNet: CustomOp, CustomOpProp, register.
+"""`mx.operator`: operators computed by Python code on the host, as in MXNet: CustomOp, CustomOpProp, register.
 
 >>> import jfit.mx as mx
 >>> @mx.operator.register("doc_twice")
@@ -38,126 +38,178 @@ __all__ = [
     "register",
 ]
 
-LEAST_THREADS = 32
+MIN_THREADS = 32
 
 
 class CustomOp:
-    """The work of an operator; one is made for each node and device, and may keep what its passes share."""
+    """Base class for the computation of a custom operator.
+
+    One instance is created per node and device; it may store values in forward for use in backward.
+
+    Example:
+        >>> class Twice(CustomOp):
+        ...     def forward(self, is_train, req, in_data, out_data, aux):
+        ...         self.assign(out_data[0], req[0], in_data[0] * 2)
+    """
 
     def forward(self, is_train: bool, req: list[str], in_data: list, out_data: list, aux: list) -> None:
         """Compute the outputs.
 
         Args:
-            is_train: training mode.
-            req: for each output how to write it; see `assign`.
-            in_data: inputs, NDArrays.
-            out_data: outputs, to be written with `assign`.
-            aux: auxiliary states, to be read and written; a program keeps what training passes write here.
+            is_train: True in training mode.
+            req: write mode of each output; pass it to `assign`.
+            in_data: input NDArrays.
+            out_data: output NDArrays; write them with `assign`.
+            aux: auxiliary states, NDArrays; values written here in training mode are kept.
         """
 
     def backward(self, req: list[str], out_grad: list, in_data: list, out_data: list, in_grad: list, aux: list) -> None:
         """Compute the gradients of the inputs.
 
         Args:
-            req: for each input how to write its gradient; `null` where nobody wants one.
-            out_grad: gradients of the outputs.
-            in_data: inputs.
-            out_data: outputs.
-            in_grad: gradients of the inputs, to be written with `assign`.
-            aux: auxiliary states, as forward left them; what is written here is lost.
+            req: write mode of each input gradient; `null` for a gradient that is not needed.
+            out_grad: gradients with respect to the outputs, NDArrays.
+            in_data: inputs of the forward pass.
+            out_data: outputs of the forward pass.
+            in_grad: gradients with respect to the inputs, NDArrays; write them with `assign`.
+            aux: auxiliary states after the forward pass; values written here are discarded.
         """
 
     def assign(self, dst: Any, req: str, src: Any) -> None:
-        """Write `src` into `dst`: not at all (null), in its place (write, inplace), or on top of it (add)."""
+        """Write `src` into `dst` according to `req`.
+
+        Args:
+            dst: the NDArray to write.
+            req: "null" (leave `dst` unchanged), "write" or "inplace" (dst = src), or "add" (dst = dst + src).
+            src: the values.
+
+        Raises:
+            ValueError: `req` is none of these.
+        """
         if req in ("write", "inplace"):
             dst[:] = src
         elif req == "add":
             dst[:] = dst + src
         elif req != "null":
-            raise ValueError(f"req is {req!r}, needed null, write, inplace or add")
+            raise ValueError(f"req is {req!r}, expected 'null', 'write', 'inplace' or 'add'")
 
 
 class CustomOpProp:
-    """What an operator is: its inputs and outputs, their shapes and dtypes, and how to make a `CustomOp`.
+    """Base class for the description of a custom operator: names, shape and dtype inference, and creation of its `CustomOp`.
 
     Args:
-        need_top_grad: its gradient depends on that of its outputs; False for losses.
+        need_top_grad: whether backward uses the gradients of the outputs; False for losses.
+
+    Example:
+        >>> CustomOpProp().infer_shape([[2, 3]])
+        ([[2, 3]], [[2, 3]], [])
     """
 
     def __init__(self, need_top_grad: bool = True) -> None:
         self.need_top_grad_ = need_top_grad
 
     def list_arguments(self) -> list[str]:
-        """Names of the inputs."""
+        """Return the names of the inputs."""
         return ["data"]
 
     def list_outputs(self) -> list[str]:
-        """Names of the outputs."""
+        """Return the names of the outputs."""
         return ["output"]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Names of the auxiliary states."""
+        """Return the names of the auxiliary states."""
         return []
 
     def infer_shape(self, in_shape: list) -> tuple:
-        """(input shapes, output shapes, shapes of auxiliary states) from those of the inputs; [] is an unknown one."""
+        """Infer shapes: input shapes -> (input shapes, output shapes, auxiliary-state shapes); [] is an unknown shape."""
         return in_shape, [in_shape[0]] * len(self.list_outputs()), []
 
     def infer_type(self, in_type: list) -> tuple:
-        """(input dtypes, output dtypes, dtypes of auxiliary states) from those of the inputs."""
+        """Infer dtypes: input dtypes -> (input dtypes, output dtypes, auxiliary-state dtypes)."""
         return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
 
     def infer_storage_type(self, in_stype: list) -> tuple:
-        """Storage types; arrays are dense here."""
+        """Infer storage types; never called, because jfit passes dense arrays only."""
         return in_stype, ["default"] * len(self.list_outputs()), ["default"] * len(self.list_auxiliary_states())
 
     def infer_storage_type_backward(
         self, ograd_stype: list, in_stype: list, out_stype: list, igrad_stype: list, aux_stype: list
     ) -> tuple:
-        """Storage types of the backward pass; arrays are dense here."""
+        """Infer storage types of the backward pass; never called, because jfit passes dense arrays only."""
         return tuple(["default"] * len(s) for s in (ograd_stype, in_stype, out_stype, igrad_stype, aux_stype))
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
-        """Which arrays backward reads; without any of `out_grad` the operator makes its own gradient, as a loss does."""
+        """Return the ids of the arrays that backward reads; if no `out_grad` id is among them, the operator is a loss."""
         return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
 
     def create_operator(self, ctx: Any, in_shapes: list, in_dtypes: list) -> CustomOp:
-        """The operator for a context, shapes, and dtypes (numbered as MXNet numbers them), inputs then states."""
+        """Create the `CustomOp` of a node on a device.
+
+        Args:
+            ctx: the context.
+            in_shapes: shapes of the inputs, then of the auxiliary states.
+            in_dtypes: their dtypes, as MXNet's type numbers (0 is float32).
+        """
         return CustomOp()
 
 
 def register(reg_name: str) -> Callable[[type[CustomOpProp]], type[CustomOpProp]]:
-    """Decorator: a `CustomOpProp` class becomes `Custom(..., op_type=reg_name)`; its arguments arrive as strings.
+    """Class decorator that makes a `CustomOpProp` available as `Custom(..., op_type=reg_name)`.
 
-    Register before the first computation: the process then gets threads enough for arrays that the class computes with
-    while several devices run it.
+    The attributes of the node are passed to the constructor as strings.  Register before the first computation of the process,
+    so that XLA's CPU client starts with enough threads to run the operator on several devices at once.
+
+    Args:
+        reg_name: name of the operator.
+
+    Returns:
+        Decorator that returns the class unchanged.
+
+    Example:
+        >>> @register("doc_same")
+        ... class SameProp(CustomOpProp):
+        ...     pass
     """
     _more_threads()
 
     def add(prop_cls: type[CustomOpProp]) -> type[CustomOpProp]:
-        HOSTS[reg_name] = lambda own: _PropHost(cast(Any, prop_cls)(**own))
+        HOSTS[reg_name] = lambda attrs: _PropHost(cast(Any, prop_cls)(**attrs))
         return prop_cls
 
     return add
 
 
 def _more_threads() -> None:
-    """Threads enough for programs on the CPU, if none has run yet and nobody says otherwise.
+    """Ask XLA's CPU client for at least MIN_THREADS threads; no effect once it has started or if PJRT_NPROC is set.
 
-    A thread that runs the code of an operator waits there for the copies of its arrays, and for programs on them, which other
-    threads make: where there are as few threads as (emulated) devices, all would wait for each other for ever.
+    A thread that runs a custom operator blocks until other threads have copied its arrays and run the programs on them.  With
+    as few threads as (emulated) devices, every thread could block at once: a deadlock.
     """
-    if (os.cpu_count() or 1) < LEAST_THREADS:
-        os.environ.setdefault("PJRT_NPROC", str(LEAST_THREADS))
+    if (os.cpu_count() or 1) < MIN_THREADS:
+        os.environ.setdefault("PJRT_NPROC", str(MIN_THREADS))
 
 
 def get_all_registered_operators() -> list[str]:
-    """Names of all operators, aliases included."""
+    """Return the names of all operators, including aliases.
+
+    Returns:
+        Sorted list of names.
+
+    Example:
+        >>> "FullyConnected" in get_all_registered_operators()
+        True
+    """
     return sorted(ALIASES)
 
 
 class OperatorArguments(NamedTuple):
-    """What an operator takes."""
+    """Inputs and attributes of an operator.
+
+    Attributes:
+        narg: number of inputs and attributes.
+        names: their names, inputs first.
+        types: their types as text, such as "NDArray-or-Symbol" or "int".
+    """
 
     narg: int
     names: list[str]
@@ -165,7 +217,13 @@ class OperatorArguments(NamedTuple):
 
 
 def get_operator_arguments(op_name: str) -> OperatorArguments:
-    """Number, names and types of an operator's inputs and attributes.
+    """Return the number, names and types of an operator's inputs and attributes.
+
+    Args:
+        op_name: name or alias of the operator.
+
+    Returns:
+        OperatorArguments.
 
     Example:
         >>> get_operator_arguments("Flatten")
@@ -181,7 +239,7 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
 
 
 class _PropHost:
-    """A `CustomOpProp` as `jfit.ops.custom.Host`."""
+    """Adapter from `CustomOpProp` to the interface `jfit.ops.custom.Host`."""
 
     def __init__(self, prop: CustomOpProp) -> None:
         self.prop = prop
@@ -189,33 +247,33 @@ class _PropHost:
         self.outputs = tuple(prop.list_outputs())
         self.states = tuple(prop.list_auxiliary_states())
         outs, ins = len(self.outputs), len(self.arguments)
-        numbers = list(range(2 * outs + ins))  # of the gradients of outputs, of inputs, of outputs
+        numbers = list(range(2 * outs + ins))  # ids: output gradients, then inputs, then outputs
         needed = prop.declare_backward_dependency(numbers[:outs], numbers[outs : outs + ins], numbers[outs + ins :])
         self.head = not set(needed) & set(numbers[:outs])
-        self._made: dict[Any, CustomOp] = {}
+        self._operators: dict[Any, CustomOp] = {}
         self._lock = threading.Lock()
 
     def shapes(self, ins: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """As `CustomOpProp.infer_shape`, tuples; None for an unknown shape."""
-        found = self.prop.infer_shape([list(s or ()) for s in ins])
-        return self._three("infer_shape", found, lambda s: tuple(int(n) for n in s), scalars=ins)
+        """`CustomOpProp.infer_shape` with tuples; None for an unknown shape."""
+        result = self.prop.infer_shape([list(s or ()) for s in ins])
+        return self._checked("infer_shape", result, lambda s: tuple(int(n) for n in s), input_shapes=ins)
 
     def types(self, ins: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """As `CustomOpProp.infer_type`; numpy scalar types for the class, dtypes outside."""
-        found = self.prop.infer_type([None if t is None else np.dtype(t).type for t in ins])
-        return self._three("infer_type", found, lambda t: None if t is None else np.dtype(t))
+        """`CustomOpProp.infer_type`, which is passed and may return numpy scalar types, with numpy dtypes."""
+        result = self.prop.infer_type([None if t is None else np.dtype(t).type for t in ins])
+        return self._checked("infer_type", result, lambda t: None if t is None else np.dtype(t))
 
-    def _three(
-        self, what: str, found: Sequence[Any], read: Callable[[Any], Any], scalars: Sequence[Any] = ()
+    def _checked(
+        self, method: str, result: Sequence[Any], convert: Callable[[Any], Any], input_shapes: Sequence[Any] = ()
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        if len(found) not in (2, 3):
-            raise ValueError(f"{what} returned {len(found)} lists, needed those of inputs, outputs and auxiliary states")
-        parts = [[read(v) for v in part] for part in (*found, [])[:3]]
-        for name, part, wanted in zip(("inputs", "outputs", "states"), parts, self._counts(), strict=True):
-            if len(part) != wanted and not (name == "states" and not part):
-                raise ValueError(f"{what} returned {len(part)} entries for the {name}, there are {wanted}")
-        if scalars:  # an empty shape is an unknown one, unless it was given
-            parts = [[v if v != () or () in scalars else None for v in part] for part in parts]
+        if len(result) not in (2, 3):
+            raise ValueError(f"{method} returned {len(result)} lists, expected 3: inputs, outputs and auxiliary states")
+        parts = [[convert(v) for v in part] for part in (*result, [])[:3]]
+        for name, part, expected in zip(("inputs", "outputs", "states"), parts, self._counts(), strict=True):
+            if len(part) != expected and not (name == "states" and not part):
+                raise ValueError(f"{method} returned {len(part)} entries for the {name}, expected {expected}")
+        if input_shapes:  # () is a scalar's shape only if an input is a scalar; otherwise it means unknown
+            parts = [[v if v != () or () in input_shapes else None for v in part] for part in parts]
         return parts[0], parts[1], parts[2] or [None] * len(self.states)
 
     def _counts(self) -> tuple[int, int, int]:
@@ -223,41 +281,41 @@ class _PropHost:
 
     def _operator(self, place: tuple[Any, ...], arrays: Sequence[np.ndarray]) -> CustomOp:
         key = (*place, tuple((a.shape, a.dtype) for a in arrays))
-        with self._lock:  # devices call at the same time
-            if key not in self._made:
-                numbers = [list(DTYPES.values()).index(a.dtype) for a in arrays]
-                self._made[key] = self.prop.create_operator(current_context(), [list(a.shape) for a in arrays], numbers)
-            return self._made[key]
+        with self._lock:  # the threads of several devices call concurrently
+            if key not in self._operators:
+                dtypes = [list(DTYPES.values()).index(a.dtype) for a in arrays]
+                self._operators[key] = self.prop.create_operator(current_context(), [list(a.shape) for a in arrays], dtypes)
+            return self._operators[key]
 
     def forward(self, place: tuple[Any, ...], train: bool, ins: Any, outs: Any, states: Any) -> tuple[list, list]:
-        """As `CustomOp.forward`, on arrays of the host."""
-        made = self._operator(place, [*ins, *states])
-        boxes, aux = _boxes(outs), _boxes(states)
-        made.forward(is_train=train, req=["write"] * len(outs), in_data=_boxes(ins), out_data=boxes, aux=aux)
-        return _values(boxes), _values(aux)
+        """`CustomOp.forward` on numpy arrays."""
+        operator = self._operator(place, [*ins, *states])
+        outputs, aux = _ndarrays(outs), _ndarrays(states)
+        operator.forward(is_train=train, req=["write"] * len(outs), in_data=_ndarrays(ins), out_data=outputs, aux=aux)
+        return _values(outputs), _values(aux)
 
     def backward(self, place: tuple[Any, ...], heads: Any, ins: Any, outs: Any, grads: Any) -> list[Any]:
-        """As `CustomOp.backward`, on arrays of the host; states follow the inputs."""
-        count, made = len(self.arguments), self._operator(place, ins)
-        blank = [np.zeros(i.shape, i.dtype) if g is None else g for g, i in zip(grads, ins[:count], strict=True)]
-        boxes = _boxes(blank)
-        made.backward(
+        """`CustomOp.backward` on numpy arrays; `ins` is the inputs followed by the auxiliary states."""
+        count, operator = len(self.arguments), self._operator(place, ins)
+        zeros = [np.zeros(i.shape, i.dtype) if g is None else g for g, i in zip(grads, ins[:count], strict=True)]
+        in_grad = _ndarrays(zeros)
+        operator.backward(
             req=["null" if g is None else "write" for g in grads],
-            out_grad=_boxes(heads),
-            in_data=_boxes(ins[:count]),
-            out_data=_boxes(outs),
-            in_grad=boxes,
-            aux=_boxes(ins[count:]),
+            out_grad=_ndarrays(heads),
+            in_data=_ndarrays(ins[:count]),
+            out_data=_ndarrays(outs),
+            in_grad=in_grad,
+            aux=_ndarrays(ins[count:]),
         )
-        return _values(boxes)
+        return _values(in_grad)
 
 
-def _boxes(arrays: Sequence[np.ndarray]) -> list[NDArray]:
+def _ndarrays(arrays: Sequence[np.ndarray]) -> list[NDArray]:
     return [NDArray(a) for a in arrays]
 
 
-def _values(boxes: Sequence[NDArray]) -> list[np.ndarray]:
-    return [np.asarray(b.value) for b in boxes]
+def _values(arrays: Sequence[NDArray]) -> list[np.ndarray]:
+    return [np.asarray(a.value) for a in arrays]
 
 
-HOSTS["custom_op"] = lambda own: _PropHost(cast(Any, CustomOpProp)(**own))
+HOSTS["custom_op"] = lambda attrs: _PropHost(cast(Any, CustomOpProp)(**attrs))
