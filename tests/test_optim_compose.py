@@ -261,7 +261,7 @@ def test_an_optimizer_is_optaxs_pair_and_says_what_a_step_must_know():
     named, own, foreign = optim.get("lion"), optim.sgd(0.5), optim.get(optax.sgd(0.25))
     assert all(isinstance(o, optax.GradientTransformationExtraArgs) and len(o) == 2 for o in (named, own, foreign))
     assert (own.takes_rate, own.base_rate, foreign.takes_rate, foreign.base_rate) == (True, 0.5, False, None)
-    assert own.recipe is not None and named.recipe is foreign.recipe is None and named.takes_rate
+    assert own.state_spec is not None and named.state_spec is foreign.state_spec is None and named.takes_rate
     assert optim.get(own) is own and optim.get(optim.get("sgd")).name == "sgd"
     added, _ = optax.chain(own).update({"w": jnp.ones(1)}, (own.init({"w": jnp.ones(1)}),), {"w": jnp.ones(1)})
     assert added["w"].tolist() == [-0.5]

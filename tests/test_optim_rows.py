@@ -103,7 +103,7 @@ def test_a_rule_that_is_not_lazy_takes_rows_as_the_table_they_stand_for(rng):
     weights = {"w_weight": jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)}
     rows = SparseRows(jnp.array([3, 0, 3]), jnp.asarray(rng.normal(size=(3, 2)), jnp.float32))
     for opt in (jfit.optim.rmsprop(wd=0.1), jfit.optim.lamb(wd=0.1), jfit.optim.sgd(momentum=0.9, wd=0.1, lazy_update=False)):
-        assert not opt.recipe.lazy
+        assert not opt.state_spec.lazy
         given_rows, given_table = (
             opt.update({"w_weight": g}, opt.init(weights), weights)[0]["w_weight"] for g in (rows, rows.dense(5))
         )

@@ -54,7 +54,7 @@ def _state(make: Callable[..., Any]) -> str:
 
 def _kept(transform: Any) -> list[str]:
     shared = jax.eval_shape(transform.init, {"w_weight": jax.ShapeDtypeStruct((1, 1), jnp.float32)}).shared
-    return [*transform.recipe.slots, *([f"of all parameters: {', '.join(shared)}"] if shared else [])]
+    return [*transform.state_spec.slots, *([f"of all parameters: {', '.join(shared)}"] if shared else [])]
 
 
 def markdown() -> str:

@@ -1,7 +1,8 @@
-"""What every update rule of jfit is made of: the state, the scalars a rule reads, and the transformation around it.
+"""The base of jfit's optimizers: state, scalars of an update, and `transformation`, which makes an optimizer of an update rule.
 
-A rule is the arithmetic of ONE parameter, `(gradient, weight, slots, at) -> (what to add to the weight, new slots)`, all in
-float32.  `transformation` makes an optax transformation of it: rates, multipliers, counts, float32 masters of 16-bit weights.
+An update rule is the arithmetic of ONE parameter, `(gradient, weight, slots, ctx) -> (change of the weight, new slots)`, all in
+float32.  `transformation` makes an optax transformation of it and adds learning rates, multipliers, update counts and float32
+master copies of 16-bit weights.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from jfit.optim.schedules import Schedule
 
 LearningRate = float | Array | Callable[[Any], Any]
 Slots = tuple[Any, ...]
-MASTER = "master"  # the slot that holds a 16-bit weight in float32
+MASTER = "master"  # slot of the float32 master copy of a 16-bit weight
 
 
-class At(NamedTuple):
-    """What a rule reads besides its arrays.
+class RuleContext(NamedTuple):
+    """The scalars of one parameter's update.
 
     Attributes:
-        lr: rate of this parameter, its multiplier included.
-        wd: decay, its multiplier included; the float 0.0 where nothing decays.
-        t: number of this update, 1 for the first; None where the rule does not count.
-        name: of the parameter, as `leaf_names` gives it.
-        base: the rate before multipliers.
-        shared: scalars that all parameters have in common.
+        lr: learning rate, times the multiplier of this parameter.
+        wd: weight decay, times the multiplier of this parameter; the Python float 0.0 if there is no weight decay.
+        t: number of this update, counted from 1; None if the rule is not `counted`.
+        name: name of the parameter, see `leaf_names`.
+        base: learning rate before the multiplier.
+        shared: scalars shared by all parameters, by name.
     """
 
     lr: Any
@@ -44,11 +45,11 @@ class At(NamedTuple):
     shared: Mapping[str, Array]
 
 
-# (gradient, weight, slots, at) -> (what to add to the weight, new slots), all float32
-Rule = Callable[[Array, Array, Slots, At], tuple[Array, Slots]]
-# (shared scalars before the update, the `At` of each parameter in the order of updates) -> `at.shared` of each parameter
-Turns = Callable[[Mapping[str, Array], Sequence[At]], Sequence[dict[str, Array]]]
-# weight in float32 -> the first value of a slot
+# (gradient, weight, slots, ctx) -> (change of the weight, new slots), all float32
+Rule = Callable[[Array, Array, Slots, RuleContext], tuple[Array, Slots]]
+# (shared scalars before the update, contexts of all parameters in update order) -> the shared scalars that each rule reads
+AdvanceShared = Callable[[Mapping[str, Array], Sequence[RuleContext]], Sequence[dict[str, Array]]]
+# float32 weight -> initial value of a slot
 Start = Callable[[Array], Array]
 
 
@@ -56,13 +57,13 @@ class OptState(NamedTuple):
     """State of a jfit optimizer.
 
     Attributes:
-        count: updates so far, int32: () for all parameters, (leaves,) or a tuple of scalars for each, in leaf order; None
-            where the rule does not need it.
-        slots: by name, one tree of float arrays in the parameters' structure (`momentum`, `mean`, `var`, ...); `master` holds
-            16-bit weights in float32 and None for other parameters.
-        lr_mult: float32 (leaves,) in leaf order, or a tuple of scalars; None when all are 1.
-        wd_mult: the same for weight decay.
-        shared: scalars that all parameters have in common (Nadam's schedule, a random key), or None.
+        count: number of updates so far, int32: one scalar for all parameters, or one for each in leaf order, as an array of
+            shape (leaves,) or a tuple of scalars; None if the rule is not `counted`.
+        slots: per-parameter state, slot name -> pytree of float arrays with the structure of the parameters (`momentum`,
+            `mean`, `var`, ...).  The slot `master` is the float32 copy of a 16-bit weight and None for other parameters.
+        lr_mult: learning rate multipliers in leaf order, float32 (leaves,) or a tuple of scalars; None if all are 1.
+        wd_mult: weight decay multipliers, likewise.
+        shared: scalars shared by all parameters (Nadam's momentum product, a PRNG key), or None.
     """
 
     count: Array | tuple[Array, ...] | None
@@ -73,14 +74,14 @@ class OptState(NamedTuple):
 
 
 class Common(NamedTuple):
-    """The parameters that every factory has.
+    """The arguments that every optimizer takes.
 
     Attributes:
-        learning_rate: rate, or a schedule of the update count from 0.
+        learning_rate: number, or schedule of the update count, which starts at 0.
         wd: weight decay.
-        lr_mult: multipliers of the rate, by name.
-        wd_mult: multipliers of the decay, by name.
-        multi_precision: keep 16-bit parameters in float32 too (slot `master`) and update those.
+        lr_mult: learning rate multipliers by parameter name.
+        wd_mult: weight decay multipliers by parameter name.
+        multi_precision: keep and update a float32 master copy of 16-bit parameters (slot `master`).
     """
 
     learning_rate: LearningRate
@@ -90,14 +91,14 @@ class Common(NamedTuple):
     multi_precision: bool = False
 
 
-class Recipe(NamedTuple):
-    """How the state of one parameter starts, for those who keep states parameter by parameter.
+class StateSpec(NamedTuple):
+    """What state an optimizer keeps for one parameter; MXNet's classes, which keep state parameter by parameter, read it.
 
     Attributes:
-        slots: first value of each slot by name, in MXNet's order.
-        counted: whether the rule needs the number of the update.
-        shared: makes the scalars that all parameters have in common; None where there are none.
-        lazy: of a gradient given as `SparseRows` only those rows are updated; other rules take it as the table it stands for.
+        slots: slot name -> function of the float32 weight that makes the initial value, in MXNet's order.
+        counted: whether the rule reads the number of the update.
+        shared: makes the scalars shared by all parameters; None if there are none.
+        lazy: whether a `SparseRows` gradient updates only its rows; other rules convert it to a dense gradient.
     """
 
     slots: dict[str, Start]
@@ -107,19 +108,20 @@ class Recipe(NamedTuple):
 
 
 class Optimizer(optax.GradientTransformationExtraArgs):
-    """An optimizer as a train step takes it: optax's pair (init, update), and what else the step must know.
+    """An optax transformation with the facts that a train step needs about it.
 
-    It is a tuple of two, because `optax.chain` and others unpack it; it goes wherever an optax transformation does.
+    It unpacks to (init, update) like every optax transformation, and can be used wherever one is expected (`optax.chain`).
 
     Attributes:
         init: `init(params) -> state`.
-        update: `update(gradients, state, params, *, learning_rate=None, **extra) -> (what to add to the parameters, state)`.
-        takes_rate: `update` accepts `learning_rate=`, traced.
-        base_rate: the rate given at construction, a number or a schedule; None where it cannot be known.
-        recipe: how the state of one parameter starts; None for optimizers of optax.
-        for_graph: `(names of a graph's arguments, names of its fixed gammas) -> Optimizer` that updates the parameters in this
-            order, as MXNet does, unless the factory got an order; None for rules that do not depend on it.
-        name: for messages.
+        update: `update(gradients, state, params, *, learning_rate=None, **extra) -> (updates, state)`; the updates are added
+            to the parameters.
+        takes_rate: whether `update` accepts `learning_rate=`, which may be traced.
+        base_rate: learning rate passed at construction, a number or a schedule; None if it is unknown.
+        state_spec: what state the optimizer keeps for one parameter; None for optax's optimizers.
+        for_graph: for rules that depend on the order of the parameters: `for_graph(argument names of a graph, names of its
+            BatchNorm gammas with fix_gamma) -> Optimizer` in that order, which is MXNet's; otherwise None.
+        name: shown in error messages.
 
     Example:
         >>> import jfit
@@ -131,7 +133,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
 
     takes_rate: bool = False
     base_rate: LearningRate | None = None
-    recipe: Recipe | None = None
+    state_spec: StateSpec | None = None
     for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None
     name: str = "optax"
 
@@ -142,33 +144,33 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         *,
         takes_rate: bool = False,
         base_rate: LearningRate | None = None,
-        recipe: Recipe | None = None,
+        state_spec: StateSpec | None = None,
         for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None,
         name: str = "optax",
     ) -> Optimizer:
         self = super().__new__(cls, cast(Any, init), cast(Any, update))
-        self.takes_rate, self.base_rate, self.recipe, self.name = takes_rate, base_rate, recipe, name
+        self.takes_rate, self.base_rate, self.state_spec, self.name = takes_rate, base_rate, state_spec, name
         self.for_graph = for_graph
         return self
 
     @property
     def learning_rate(self) -> float | None:
-        """The base rate as a number; None where it is a schedule or not known."""
+        """The base learning rate as a number; None if it is a schedule or unknown."""
         return None if self.base_rate is None or callable(self.base_rate) else float(self.base_rate)
 
     @property
     def transform(self) -> Optimizer:
-        """The optimizer itself, which is an optax transformation."""
+        """The optimizer itself: it is an optax transformation."""
         return self
 
 
 def zeros(w: Array) -> Array:
-    """Zeros in the shape of a weight."""
+    """Zeros in the shape of the weight, float32 or wider: the initial value of most slots."""
     return jnp.zeros(w.shape, jnp.promote_types(w.dtype, jnp.float32))
 
 
 def copied(w: Array) -> Array:
-    """The weight itself, in float32 and in a buffer of its own."""
+    """A copy of the weight, float32 or wider: an initial slot value in a buffer that can be donated separately."""
     return jnp.array(w, jnp.promote_types(w.dtype, jnp.float32))
 
 
@@ -179,38 +181,39 @@ def transformation(
     *,
     counted: bool = False,
     shared: Callable[[], dict[str, Array]] | None = None,
-    turns: Turns | None = None,
+    advance: AdvanceShared | None = None,
     order: Sequence[str] | None = None,
     fixed: Sequence[str] | None = None,
     lazy: bool = False,
 ) -> Optimizer:
-    """The optax transformation of a rule.
+    """Make an optimizer of an update rule.
 
     Args:
-        rule: the arithmetic of one parameter.
-        slots: names of what is kept for each parameter, zeros at first; or a dict name -> first value as a function of the
-            weight (float32).
-        common: what all factories take.
-        counted: the rule reads `at.t`.
-        shared: makes the scalars that all parameters have in common.
-        turns: for rules in which the update of one parameter changes the shared scalars that the next one reads, as in MXNet:
-            computes those of all parameters before any rule runs.  Passed from rule to rule, they would be compiled into each.
-        order: names of parameters in the order of updates; others follow in leaf order.
-        fixed: names that advance the shared scalars but get no update: MXNet updates the gamma of a BatchNorm with fix_gamma
-            like any other parameter, and BatchNorm overwrites it with 1.
-        lazy: rows without a gradient are unchanged: where a gradient is a `SparseRows` the rule sees only those rows of weight
-            and slots.  A rule that needs a whole parameter, such as for its norm, cannot be lazy.
+        rule: arithmetic of one parameter, `(gradient, weight, slots, ctx) -> (change of the weight, new slots)`, float32.
+        slots: names of the per-parameter state, initially zeros; or a dict slot name -> function of the float32 weight that
+            makes the initial value.
+        common: the arguments that every optimizer takes.
+        counted: whether the rule reads `ctx.t`.
+        shared: makes the scalars shared by all parameters.
+        advance: for rules in which, as in MXNet, the update of one parameter changes the shared scalars that the next
+            parameter reads: computes the scalars of all parameters before any rule runs.  (A chain from rule to rule would
+            be compiled into every rule.)
+        order: parameter names in update order; parameters that are not listed follow in leaf order.
+        fixed: names of parameters that advance the shared scalars but are not updated: MXNet updates the gamma of a BatchNorm
+            with fix_gamma like any parameter, and BatchNorm then overwrites it with 1.
+        lazy: whether a `SparseRows` gradient updates only the weight rows and slot rows at its indices.  Rules that need the
+            whole parameter, such as its norm, cannot be lazy.
 
     Returns:
-        `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the parameters, as
-        `SparseRows` where the gradient is and the rule is lazy.
+        `Optimizer`.  The updates are added to the parameters; an update is a `SparseRows` if its gradient is one and the rule
+        is lazy.
     """
     base, wd, lr_mult, wd_mult, multi_precision = common
     counted = counted or callable(base)
     starts: dict[str, Start] = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, zeros)
     if multi_precision:
         starts[MASTER] = cast(Any, _master)
-    recipe = Recipe(starts, counted, shared, lazy)
+    state_spec = StateSpec(starts, counted, shared, lazy)
 
     def init(params: Any) -> OptState:
         return OptState(
@@ -225,27 +228,27 @@ def transformation(
         grads: Any, state: OptState, params: Any = None, *, learning_rate: Any = None, **extra: Any
     ) -> tuple[Any, OptState]:
         if params is None:
-            raise ValueError("the update of a jfit optimizer needs the parameters; call update(grads, state, params).")
+            raise ValueError("jfit optimizers need the parameters to compute an update; call update(grads, state, params).")
         leaves, tree = jax.tree.flatten(params)
         names, gradients = leaf_names(params), tree.flatten_up_to(grads)
         rate = rate_at(base, state.count) if learning_rate is None else learning_rate
         t = jax.tree.map(lambda c: c + 1, state.count)
-        kept = [tree.flatten_up_to(state.slots[name]) for name in starts]
+        old_slots = [tree.flatten_up_to(state.slots[name]) for name in starts]
         lr = rate if state.lr_mult is None else _times(rate, state.lr_mult, len(leaves))
         decay = wd if state.wd_mult is None or not wd else jax.tree.map(lambda m: wd * m, state.wd_mult)
         lr, decay, t_of, base_of = (_each(x, len(leaves)) for x in (lr, decay, t, rate))
-        scalars, added = dict(state.shared or {}), cast(list[Any], [None] * len(leaves))
-        after: list[list[Any]] = [[None] * len(leaves) for _ in starts]
-        ats = [At(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars) for i in range(len(leaves))]
-        if turns is not None and ats:
-            ats, scalars = _in_turn(ats, [name for name in fixed or () if name not in names], turns, order)
-        for i, at in enumerate(ats):
-            slots_i = tuple(column[i] for column in kept)
-            added[i], new = _updated(rule, gradients[i], leaves[i], slots_i, at, multi_precision, lazy)
-            for column, value in zip(after, new, strict=True):
+        scalars, updates = dict(state.shared or {}), cast(list[Any], [None] * len(leaves))
+        new_slots: list[list[Any]] = [[None] * len(leaves) for _ in starts]
+        contexts = [RuleContext(lr[i], decay[i], t_of[i], names[i], base_of[i], scalars) for i in range(len(leaves))]
+        if advance is not None and contexts:
+            contexts, scalars = _in_turn(contexts, [name for name in fixed or () if name not in names], advance, order)
+        for i, ctx in enumerate(contexts):
+            slots_i = tuple(column[i] for column in old_slots)
+            updates[i], new = _updated(rule, gradients[i], leaves[i], slots_i, ctx, multi_precision, lazy)
+            for column, value in zip(new_slots, new, strict=True):
                 column[i] = value
-        columns = {name: tree.unflatten(column) for name, column in zip(starts, after, strict=True)}
-        return tree.unflatten(added), state._replace(count=t, slots=columns, shared=scalars if state.shared else state.shared)
+        columns = {name: tree.unflatten(column) for name, column in zip(starts, new_slots, strict=True)}
+        return tree.unflatten(updates), state._replace(count=t, slots=columns, shared=scalars if state.shared else state.shared)
 
     def for_graph(names: Sequence[str], fixed_names: Sequence[str]) -> Optimizer:
         return transformation(
@@ -254,49 +257,55 @@ def transformation(
             common,
             counted=counted,
             shared=shared,
-            turns=turns,
+            advance=advance,
             order=names if order is None else order,
             fixed=fixed_names if fixed is None else fixed,
             lazy=lazy,
         )
 
-    by_graph = None if turns is None else for_graph
-    return Optimizer(init, update, takes_rate=True, base_rate=base, recipe=recipe, for_graph=by_graph, name="jfit.optim")
+    by_graph = None if advance is None else for_graph
+    return Optimizer(
+        init, update, takes_rate=True, base_rate=base, state_spec=state_spec, for_graph=by_graph, name="jfit.optim"
+    )
 
 
 def _updated(
-    rule: Rule, g: Array | SparseRows, w: Array, slots: Slots, at: At, multi_precision: bool, lazy: bool
+    rule: Rule, g: Array | SparseRows, w: Array, slots: Slots, ctx: RuleContext, multi_precision: bool, lazy: bool
 ) -> tuple[Array | SparseRows, Slots]:
-    """(what to add to one parameter, its new slots)."""
+    """Return (change of the weight, new slots) for one parameter."""
     if isinstance(g, SparseRows):
         if lazy:
-            return in_rows(lambda g, w, slots: _updated(rule, g, w, slots, at, multi_precision, lazy), g, w, slots)
+            return in_rows(lambda g, w, slots: _updated(rule, g, w, slots, ctx, multi_precision, lazy), g, w, slots)
         g = g.dense(len(w))
     if not multi_precision:
-        delta, slots = rule(wide(g), wide(w), slots, at)
+        delta, slots = rule(wide(g), wide(w), slots, ctx)
         return delta.astype(w.dtype), slots
     *rest, master = slots
     exact = w if master is None else master
-    delta, slots = rule(wide(g), wide(exact), tuple(rest), at)
+    delta, slots = rule(wide(g), wide(exact), tuple(rest), ctx)
     if master is None:
         return delta.astype(w.dtype), (*slots, None)
     master = master + delta
-    # in float32, so that weight + update rounds to the master's own rounding
+    # The difference in float32: adding it to the 16-bit weight gives the rounded master exactly.
     old, new = wide(w), wide(master.astype(w.dtype))
-    # a weight beyond the largest of its type is inf, as in MXNet; inf - inf would make it NaN in the next update
+    # A weight that overflows its type becomes inf, as in MXNet; inf - inf would turn it into NaN at the next update.
     return jnp.where(new == old, 0.0, new - old), (*slots, master)
 
 
 def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd_mult: Multiplier | str = "mxnet") -> OptState:
-    """The state with other multipliers; a state that has them already keeps its structure, so nothing compiles again.
+    """Replace the multipliers in an optimizer state.
+
+    If the state has multipliers already, its pytree structure stays the same and compiled steps are not compiled again.
 
     Args:
-        state: of an optimizer of this module.
-        params: the tree it was made for.
-        lr_mult, wd_mult: see the module.
+        state: state of a jfit optimizer.
+        params: the parameters that the state belongs to.
+        lr_mult: learning rate multipliers, dict by parameter name, function of the name, or None for 1.
+        wd_mult: weight decay multipliers, likewise; "mxnet" is the default of MXNet's Module: only parameters whose name
+            ends in `_weight` or `_gamma` decay.
 
     Returns:
-        A new state; slots and count are shared with the old one.
+        New `OptState`; it shares slots and count with `state`.
 
     Example:
         >>> import jfit
@@ -309,42 +318,42 @@ def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd
 
 
 def rate_at(base: LearningRate, count: Any) -> Any:
-    """The rate after `count` updates: jfit's schedules number the coming update from 1, optax's from 0."""
+    """The learning rate of the next update, after `count` updates.  jfit's schedules count it from 1, optax's from 0."""
     if isinstance(base, Schedule):
         return base(count + 1)
     return base(count) if callable(base) else base
 
 
-# ------------------------------------------------------------------------------------------------ for the rules
+# ------------------------------------------------------------------------------------------------ building blocks of rules
 def clipper(bound: float | None) -> Callable[[Array], Array]:
-    """x -> x clipped to +-bound; x itself where the bound is None, 0 or negative (MXNet's kernels call -1 none)."""
+    """Return x -> clip(x, -bound, bound), or the identity if the bound is None, 0 or negative (MXNet disables it with -1)."""
     return (lambda x: jnp.clip(x, -bound, bound)) if bound is not None and bound > 0 else (lambda x: x)
 
 
 def decayed(g: Array, wd: Any, w: Array) -> Array:
-    """g + wd * w."""
-    # w may hold inf where nothing decays it, so 0 * w is not written at all
+    """Add weight decay to the gradient: g + wd * w."""
+    # Without weight decay, 0 * w is left out, because w may contain inf.
     return g if isinstance(wd, int | float) and wd == 0 else g + wd * w
 
 
 def moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
-    """Running means of g and of g^2."""
+    """Exponential moving averages of g and g^2 (decay rates beta1, beta2); `slots` starts with the old averages."""
     return beta1 * slots[0] + (1 - beta1) * g, beta2 * slots[1] + (1 - beta2) * g * g
 
 
 def one_minus_power(beta: float, t: Array) -> Any:
-    """1 - beta^t, float32."""
-    # 1 - 0.999 in float32 is off by 1e-5; expm1 keeps all digits
+    """Compute 1 - beta^t in float32 (bias correction)."""
+    # 1 - 0.999 has a relative error of 1e-5 in float32; expm1 is exact to rounding.
     return -jnp.expm1(t.astype(jnp.float32) * math.log(beta)) if beta else 1.0
 
 
 def wide(x: Array) -> Array:
-    """The array in float32, or wider if it is."""
+    """Convert to float32; wider types are unchanged."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def is_small(x: Any) -> bool:
-    """Whether an array holds floats of 16 bits."""
+    """Whether the dtype is a 16-bit float."""
     return jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(x.dtype).itemsize == 2
 
 
@@ -363,33 +372,44 @@ def _times(rate: Any, multiplier: Any, n: int) -> Any:
 
 
 def _in_turn(
-    ats: Sequence[At], fixed: Sequence[str], turns: Turns, order: Sequence[str] | None
-) -> tuple[list[At], dict[str, Array]]:
-    """(the `At` of each parameter with its shared scalars, the scalars after the whole update, `fixed` included)."""
-    known = {name: i for i, name in enumerate(order or ())}
-    names = [*(at.name for at in ats), *fixed]
-    places = sorted(range(len(names)), key=lambda i: known.get(names[i], len(known)))
-    backwards: list[At] = []
-    after = next(ats[i] for i in reversed(places) if i < len(ats))
+    contexts: Sequence[RuleContext], fixed: Sequence[str], advance: AdvanceShared, order: Sequence[str] | None
+) -> tuple[list[RuleContext], dict[str, Array]]:
+    """Give each parameter the shared scalars that it reads, in update order.
+
+    Returns (contexts with `shared` filled in, the shared scalars after the whole update, which `fixed` advances too).
+    """
+    rank = {name: i for i, name in enumerate(order or ())}
+    names = [*(ctx.name for ctx in contexts), *fixed]
+    places = sorted(range(len(names)), key=lambda i: rank.get(names[i], len(rank)))
+    backwards: list[RuleContext] = []
+    after = next(contexts[i] for i in reversed(places) if i < len(contexts))
     for i in reversed(places):
-        # a fixed gamma is updated as often as the beta after it
-        after = ats[i] if i < len(ats) else after._replace(name=names[i])
+        # MXNet updates a fixed gamma as often as the parameter after it, its beta, so it takes that count.
+        after = contexts[i] if i < len(contexts) else after._replace(name=names[i])
         backwards.append(after)
-    at_turn = dict(zip(places, turns(ats[0].shared, backwards[::-1]), strict=True))
+    at_turn = dict(zip(places, advance(contexts[0].shared, backwards[::-1]), strict=True))
     last = at_turn[places[-1]]
-    return [at._replace(shared=at_turn[i]) for i, at in enumerate(ats)], {name: last[name] for name in ats[0].shared}
+    return [ctx._replace(shared=at_turn[i]) for i, ctx in enumerate(contexts)], {
+        name: last[name] for name in contexts[0].shared
+    }
 
 
 # ------------------------------------------------------------------------------------------------ multipliers
 Multiplier = Mapping[str, float] | Callable[[str], float] | None
 
-# which names decay, by the name of the rule
+# weight decay rule -> endings of the parameter names that decay
 DECAYED = {"mxnet": ("_weight", "_gamma"), "lars": ("_weight",)}
 _MXNET_ENDINGS = ("_weight", "_gamma", "_bias", "_beta")
 
 
 def leaf_names(params: Any) -> list[str]:
-    """Name of each leaf, in leaf order: a key of a flat dict, or `a/b/0`.
+    """Names of the leaves of a pytree, in leaf order: the keys of a flat dict, or paths such as `a/b/0`.
+
+    Args:
+        params: pytree.
+
+    Returns:
+        One string per leaf.
 
     Example:
         >>> leaf_names({"b": [1.0, 2.0], "a": 3.0})
@@ -400,40 +420,43 @@ def leaf_names(params: Any) -> list[str]:
 
 
 def multipliers(
-    params: Any, given: Multiplier | str | tuple[str, Mapping[str, float]], default: str | None = None, keep: bool = False
+    params: Any, spec: Multiplier | str | tuple[str, Mapping[str, float]], default: str | None = None, keep: bool = False
 ) -> Array | None:
-    """The multiplier of each leaf, float32 (leaves,); None where all are 1, unless `keep`.
+    """Compute the learning rate or weight decay multiplier of each parameter.
 
     Args:
-        params: the parameters.
-        given: dict by name, function of the name, None (1 for all), "mxnet" (the decay rule of MXNet's Module) or "lars"
-            (that of its LARS, which spares gammas too), or a pair (rule, dict).
-        default: the rule, "mxnet" or "lars", that names which a dict does not list follow instead of being 1.
-        keep: return an array even if all are 1.
+        params: pytree of parameters.
+        spec: dict by parameter name, function of the name, None (1 for all), "mxnet" (weight decay of MXNet's Module:
+            only names ending in `_weight` or `_gamma` decay), "lars" (only `_weight`), or a pair ("mxnet" or "lars", dict).
+        default: "mxnet" or "lars": the rule for names that a dict does not list; without it their multiplier is 1.
+        keep: return an array even if all multipliers are 1.
+
+    Returns:
+        float32 array of shape (leaves,) in leaf order; None if all are 1 and `keep` is False.
 
     Raises:
-        ValueError: another string.
+        ValueError: an unknown rule.
 
     Example:
         >>> multipliers({"a_weight": jnp.ones(2), "b_bias": jnp.ones(2)}, "mxnet").tolist()
         [1.0, 0.0]
     """
-    if given is None and not keep:
+    if spec is None and not keep:
         return None
-    if isinstance(given, tuple):
-        default, given = given
-    if isinstance(given, str) and given not in DECAYED:
+    if isinstance(spec, tuple):
+        default, spec = spec
+    if isinstance(spec, str) and spec not in DECAYED:
         raise ValueError(
-            f"wd_mult is {given!r}; it needs to be 'mxnet', 'lars', a dict by name, a function of the name, or None."
+            f"wd_mult is {spec!r}; it needs to be 'mxnet', 'lars', a dict by name, a function of the name, or None."
         )
     names = leaf_names(params)
-    if callable(given):
-        values = np.asarray([given(name) for name in names], np.float32)
+    if callable(spec):
+        values = np.asarray([spec(name) for name in names], np.float32)
     else:
-        rule = given if isinstance(given, str) else default if given is not None else None
+        rule = spec if isinstance(spec, str) else default if spec is not None else None
         base = _decays(names, [np.ndim(leaf) for leaf in jax.tree.leaves(params)], rule) if rule else [1.0] * len(names)
-        own = given if isinstance(given, Mapping) else {}
-        values = np.asarray([own.get(name, value) for name, value in zip(names, base, strict=True)], np.float32)
+        by_name = spec if isinstance(spec, Mapping) else {}
+        values = np.asarray([by_name.get(name, value) for name, value in zip(names, base, strict=True)], np.float32)
     return None if np.all(values == 1) and not keep else jnp.asarray(values)
 
 

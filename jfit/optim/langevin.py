@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Multiplier, Optimizer, Slots, clipper, decayed, transformation
+from jfit.optim.core import Common, LearningRate, Multiplier, Optimizer, RuleContext, Slots, clipper, decayed, transformation
 
 
 def sgld(
@@ -50,10 +50,10 @@ def sgld(
     def start() -> dict[str, Array]:
         return {"key": jax.random.key_data(jax.random.key(seed))}
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        key: Any = jax.random.wrap_key_data(at.shared["key"])
-        key = jax.random.fold_in(jax.random.fold_in(key, at.t), zlib.crc32(at.name.encode()))
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        key: Any = jax.random.wrap_key_data(ctx.shared["key"])
+        key = jax.random.fold_in(jax.random.fold_in(key, ctx.t), zlib.crc32(ctx.name.encode()))
         noise = jax.random.normal(key, w.shape, w.dtype)
-        return -at.lr / 2 * decayed(clip(g), at.wd, w) + jnp.sqrt(at.lr) * noise, ()
+        return -ctx.lr / 2 * decayed(clip(g), ctx.wd, w) + jnp.sqrt(ctx.lr) * noise, ()
 
     return transformation(rule, (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True, shared=start)

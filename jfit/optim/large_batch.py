@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.optim.core import (
-    At,
     Common,
     LearningRate,
     Multiplier,
     Optimizer,
+    RuleContext,
     Slots,
     clipper,
     decayed,
@@ -71,16 +71,16 @@ def lamb(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         mean, var = m, v = moments(clip(g), slots, beta1, beta2)
         if bias_correction:
-            m, v = m / one_minus_power(beta1, at.t), v / one_minus_power(beta2, at.t)
-        u = decayed(m / (jnp.sqrt(v) + epsilon), at.wd, w)
+            m, v = m / one_minus_power(beta1, ctx.t), v / one_minus_power(beta2, ctx.t)
+        u = decayed(m / (jnp.sqrt(v) + epsilon), ctx.wd, w)
         size, of_step = _norm(w), _norm(u)
         size = jnp.maximum(size, lower_bound) if lower_bound else size
         size = jnp.minimum(size, upper_bound) if upper_bound else size
         none = (size == 0) | (of_step == 0)  # a NaN is no 0: it shows in the whole parameter, as in MXNet
-        return -at.lr * jnp.where(none, 1.0, size / jnp.where(none, 1.0, of_step)) * u, (mean, var)
+        return -ctx.lr * jnp.where(none, 1.0, size / jnp.where(none, 1.0, of_step)) * u, (mean, var)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
@@ -137,23 +137,23 @@ def lars(
     """
     clip, correct = clipper(clip_gradient), bool(momentum and momentum_correction)
 
-    def turns(shared: Mapping[str, Array], ats: Sequence[At]) -> list[dict[str, Array]]:
+    def advance(shared: Mapping[str, Array], contexts: Sequence[RuleContext]) -> list[dict[str, Array]]:
         found, rate, last = [], shared["rate"], shared["last"]
-        for place, at in enumerate(ats):
+        for place, ctx in enumerate(contexts):
             if place == 0 or (group is not None and place % group == 0):
-                rate, last = jnp.asarray(at.base, jnp.float32), rate
+                rate, last = jnp.asarray(ctx.base, jnp.float32), rate
             found.append({"rate": rate, "last": last})
         return found
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        rate = at.lr
-        if _adapts(adapt, at.name):
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        rate = ctx.lr
+        if _adapts(adapt, ctx.name):
             size, slope = _norm(w), _norm(g)
-            rate = rate * _ratio(eta * size, decayed(slope, at.wd, size) + eps, size, slope)
-        step = -rate * decayed(clip(g), at.wd, w)
+            rate = rate * _ratio(eta * size, decayed(slope, ctx.wd, size) + eps, size, slope)
+        step = -rate * decayed(clip(g), ctx.wd, w)
         if not slots:
             return step, ()
-        kept = momentum * _ratio(at.shared["rate"], at.shared["last"], at.shared["last"]) if correct else momentum
+        kept = momentum * _ratio(ctx.shared["rate"], ctx.shared["last"], ctx.shared["last"]) if correct else momentum
         m = kept * slots[0] + step
         return m, (m,)
 
@@ -161,7 +161,7 @@ def lars(
     common = Common(learning_rate, wd, lr_mult, decays, multi_precision)
     if not correct:
         return transformation(rule, ("momentum",) if momentum else (), common)
-    return transformation(rule, ("momentum",), common, shared=_no_rate_yet, turns=turns, order=order, fixed=fixed)
+    return transformation(rule, ("momentum",), common, shared=_no_rate_yet, advance=advance, order=order, fixed=fixed)
 
 
 def lbsgd(
@@ -231,13 +231,13 @@ def lbsgd(
             return jnp.clip(jnp.sqrt(size / (decayed(slope, wd, size) + 1e-18)), 0.01, 100.0)
         return _warm(warmup_strategy, number, length, float(batch_scale))
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        number = behind + at.t
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        number = behind + ctx.t
         total = slots[-1] + g if batch_scale > 1 else g
         if one_buffer and (behind + 1) % batch_scale:  # a sum that starts and ends with the first gradient is its own
-            total = jnp.where(jnp.asarray(at.t) == 2, 2 * g, total)
+            total = jnp.where(jnp.asarray(ctx.t) == 2, 2 * g, total)
         g = total / batch_scale
-        step = -at.lr * factor(number, g, w, at.wd) * decayed(clip(g), at.wd, w)
+        step = -ctx.lr * factor(number, g, w, ctx.wd) * decayed(clip(g), ctx.wd, w)
         delta = momentum * slots[0] + step if momentum else step
         after = (delta,) if momentum else ()
         if batch_scale == 1:

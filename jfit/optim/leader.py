@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.optim.core import (
-    At,
     Common,
     LearningRate,
     Multiplier,
     Optimizer,
+    RuleContext,
     Slots,
     clipper,
     decayed,
@@ -55,14 +55,14 @@ def ftrl(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         n = slots[1] + g * g
-        z = slots[0] + g - (jnp.sqrt(n) - jnp.sqrt(slots[1])) * w / at.lr
+        z = slots[0] + g - (jnp.sqrt(n) - jnp.sqrt(slots[1])) * w / ctx.lr
         # this way round a NaN stays one: a training that overflowed would look like a sparse one
         soft = jnp.where(jnp.abs(z) <= lamda1, 0.0, jnp.sign(z) * lamda1 - z)
         # x - w, added to w, is exactly 0 where x is
-        return soft / ((beta + jnp.sqrt(n)) / at.lr + at.wd) - w, (z, n)
+        return soft / ((beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
 
     return transformation(rule, ("z", "n"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
@@ -103,10 +103,10 @@ def ftml(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        g = clip(decayed(g, at.wd, w))
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        g = clip(decayed(g, ctx.wd, w))
         v = beta2 * slots[1] + (1 - beta2) * g * g
-        d = one_minus_power(beta1, at.t) / at.lr * (jnp.sqrt(v / one_minus_power(beta2, at.t)) + epsilon)
+        d = one_minus_power(beta1, ctx.t) / ctx.lr * (jnp.sqrt(v / one_minus_power(beta2, ctx.t)) + epsilon)
         z = beta1 * slots[2] + (1 - beta1) * g - (d - beta1 * slots[0]) * w
         return -z / d - w, (d, v, z)
 

@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array
 
 from jfit.optim.core import (
-    At,
     Common,
     LearningRate,
     Multiplier,
     Optimizer,
+    RuleContext,
     Slots,
     clipper,
     decayed,
@@ -59,9 +59,9 @@ def adam(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        mean, var = _kernel_moments(clip(decayed(g, at.wd, w)), slots, beta1, beta2)
-        rate = at.lr * jnp.sqrt(one_minus_power(beta2, at.t)) / one_minus_power(beta1, at.t)
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        mean, var = _kernel_moments(clip(decayed(g, ctx.wd, w)), slots, beta1, beta2)
+        rate = ctx.lr * jnp.sqrt(one_minus_power(beta2, ctx.t)) / one_minus_power(beta1, ctx.t)
         return -rate * mean / (jnp.sqrt(var) + epsilon), (mean, var)
 
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
@@ -106,11 +106,11 @@ def adamw(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         mean, var = m, v = (moments if bias_correction else _kernel_moments)(clip(g), slots, beta1, beta2)
         if bias_correction:
-            m, v = m / one_minus_power(beta1, at.t), v / one_minus_power(beta2, at.t)
-        return -at.lr * decayed(m / (jnp.sqrt(v) + epsilon), at.wd, w), (mean, var)
+            m, v = m / one_minus_power(beta1, ctx.t), v / one_minus_power(beta2, ctx.t)
+        return -ctx.lr * decayed(m / (jnp.sqrt(v) + epsilon), ctx.wd, w), (mean, var)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
@@ -149,10 +149,10 @@ def adamax(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        g = clip(decayed(g, at.wd, w))
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        g = clip(decayed(g, ctx.wd, w))
         mean, size = beta1 * slots[0] + (1 - beta1) * g, jnp.maximum(beta2 * slots[1], jnp.abs(g))
-        rate = at.lr / one_minus_power(beta1, at.t)
+        rate = ctx.lr / one_minus_power(beta1, ctx.t)
         return -rate * mean / jnp.where(size == 0, 1.0, size), (mean, size)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
@@ -209,22 +209,22 @@ def nadam(
     def warmed(t: Any) -> Any:
         return beta1 * (1 - 0.5 * 0.96 ** (t * schedule_decay))
 
-    def turns(shared: Mapping[str, Array], ats: Sequence[At]) -> list[dict[str, Array]]:
-        t = jnp.stack([at.t for at in ats])
+    def advance(shared: Mapping[str, Array], contexts: Sequence[RuleContext]) -> list[dict[str, Array]]:
+        t = jnp.stack([ctx.t for ctx in contexts])
         now, coming = warmed(t), warmed(t + 1)
         product = shared["m_schedule"] * jnp.cumprod(now)
         columns = {"m_schedule": product, "of_g": (1 - now) / (1 - product), "of_mean": coming / (1 - product * coming)}
-        return [{name: column[k] for name, column in columns.items()} for k in range(len(ats))]
+        return [{name: column[k] for name, column in columns.items()} for k in range(len(contexts))]
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        g = clip(decayed(g, at.wd, w))
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        g = clip(decayed(g, ctx.wd, w))
         mean, var = moments(g, slots, beta1, beta2)
-        ahead = at.shared["of_g"] * g + at.shared["of_mean"] * mean
-        return -at.lr * ahead / (jnp.sqrt(var / one_minus_power(beta2, at.t)) + epsilon), (mean, var)
+        ahead = ctx.shared["of_g"] * g + ctx.shared["of_mean"] * mean
+        return -ctx.lr * ahead / (jnp.sqrt(var / one_minus_power(beta2, ctx.t)) + epsilon), (mean, var)
 
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     start = lambda: {"m_schedule": jnp.ones((), jnp.float32)}  # noqa: E731
-    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, turns=turns, order=order, fixed=fixed)
+    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, advance=advance, order=order, fixed=fixed)
 
 
 def _kernel_moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.optim.core import (
-    At,
     Common,
     LearningRate,
     Multiplier,
     Optimizer,
+    RuleContext,
     Slots,
     clipper,
     copied,
@@ -53,8 +53,8 @@ def sgd(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        step = -at.lr * decayed(clip(g), at.wd, w)
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        step = -ctx.lr * decayed(clip(g), ctx.wd, w)
         if not slots:
             return step, ()
         m = momentum * slots[0] + step
@@ -98,10 +98,10 @@ def nag(
         return sgd(learning_rate, 0.0, wd, clip_gradient, lr_mult, wd_mult, multi_precision)
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g, m = clip(g), momentum * slots[0]
-        delta = -m + (1 + momentum) * (m - at.lr * decayed(g, at.wd, w))
-        return delta, (m - at.lr * decayed(g, at.wd, w + delta),)
+        delta = -m + (1 + momentum) * (m - ctx.lr * decayed(g, ctx.wd, w))
+        return delta, (m - ctx.lr * decayed(g, ctx.wd, w + delta),)
 
     return transformation(rule, ("momentum",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
@@ -149,11 +149,11 @@ def signum(
         )
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         if not slots:
-            return -at.lr * decayed(_sign(g), at.wd, w), ()
-        m = momentum * slots[0] - (1 - momentum) * decayed(clip(g), at.wd, w)
-        return at.lr * decayed(_sign(m), -wd_lh, w), (m,)
+            return -ctx.lr * decayed(_sign(g), ctx.wd, w), ()
+        m = momentum * slots[0] - (1 - momentum) * decayed(clip(g), ctx.wd, w)
+        return ctx.lr * decayed(_sign(m), -wd_lh, w), (m,)
 
     return transformation(rule, ("momentum",) if momentum else (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
@@ -194,9 +194,9 @@ def dcasgd(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
-        step = -at.lr * (decayed(g, at.wd, w) + lamda * g * g * (w - slots[-1]))
+        step = -ctx.lr * (decayed(g, ctx.wd, w) + lamda * g * g * (w - slots[-1]))
         if not momentum:
             return step, (w,)
         m = momentum * slots[0] + step
@@ -234,7 +234,7 @@ def adding(
     Source: Apache MXNet 1.9.1, `Test`.
     """
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         return g, (w + g,)
 
     return transformation(rule, ("weight",), Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision))

@@ -182,7 +182,7 @@ def used_rate(optimizer: Optimizer, fed: Array | None, before: Any, after: Any) 
     """
     if optimizer.takes_rate and fed is not None:
         return fed
-    if optimizer.recipe is not None and optimizer.base_rate is not None:
+    if optimizer.state_spec is not None and optimizer.base_rate is not None:
         return jnp.asarray(rate_at(optimizer.base_rate, before.count), jnp.float32)
     return injected_rate(after)
 
@@ -195,7 +195,7 @@ def _named(name: str, params: dict[str, Any]) -> Optimizer:
         if not isinstance(made, Optimizer):  # a factory that a user registered may give any optax transformation
             rate = params.get("learning_rate", entry.default_learning_rate)
             return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
-        fields = {"base_rate": made.base_rate, "recipe": made.recipe, "for_graph": made.for_graph}
+        fields = {"base_rate": made.base_rate, "state_spec": made.state_spec, "for_graph": made.for_graph}
         return Optimizer(*made, takes_rate=made.takes_rate, name=name.lower(), **fields)
     if _of_optax_by(name.lower()) is None:
         known = [*OPTIMIZERS, *optax_names()]

@@ -5,7 +5,18 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.optim.core import At, Common, LearningRate, Multiplier, Optimizer, Slots, clipper, decayed, transformation, zeros
+from jfit.optim.core import (
+    Common,
+    LearningRate,
+    Multiplier,
+    Optimizer,
+    RuleContext,
+    Slots,
+    clipper,
+    decayed,
+    transformation,
+    zeros,
+)
 
 
 def rmsprop(
@@ -48,14 +59,14 @@ def rmsprop(
     """
     clip, bound = clipper(clip_gradient), clipper(clip_weights)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
-        g = clip(decayed(g, at.wd, w))
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
+        g = clip(decayed(g, ctx.wd, w))
         n = (1 - gamma1) * g * g + gamma1 * slots[0]
         if not centered:
-            delta, new = -at.lr * g / jnp.sqrt(n + epsilon), (n,)
+            delta, new = -ctx.lr * g / jnp.sqrt(n + epsilon), (n,)
         else:
             mean = (1 - gamma1) * g + gamma1 * slots[1]
-            delta = gamma2 * slots[2] - at.lr * g / jnp.sqrt(n - mean * mean + epsilon)
+            delta = gamma2 * slots[2] - ctx.lr * g / jnp.sqrt(n - mean * mean + epsilon)
             new = (n, mean, delta)
         return (bound(w + delta) - w if clip_weights else delta), new
 
@@ -94,10 +105,10 @@ def adagrad(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         history = slots[0] + g * g
-        return -at.lr * decayed(g / jnp.sqrt(history + eps), at.wd, w), (history,)
+        return -ctx.lr * decayed(g / jnp.sqrt(history + eps), ctx.wd, w), (history,)
 
     return transformation(rule, ("history",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), lazy=True)
 
@@ -147,10 +158,10 @@ def group_adagrad(
             )
         return zeros(w[:, :1])
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         history = slots[0] + jnp.mean(g * g, axis=1, keepdims=True)  # (rows, 1)
-        return -at.lr * g / jnp.sqrt(history + eps), (history,)
+        return -ctx.lr * g / jnp.sqrt(history + eps), (history,)
 
     return transformation(rule, {"history": start}, Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision), lazy=True)
 
@@ -190,10 +201,10 @@ def adadelta(
     """
     clip = clipper(clip_gradient)
 
-    def rule(g: Array, w: Array, slots: Slots, at: At) -> tuple[Array, Slots]:
+    def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         acc_g = rho * slots[0] + (1 - rho) * g * g
         delta = jnp.sqrt(slots[1] + epsilon) / jnp.sqrt(acc_g + epsilon) * g
-        return -decayed(delta, at.wd, w), (acc_g, rho * slots[1] + (1 - rho) * delta * delta)
+        return -decayed(delta, ctx.wd, w), (acc_g, rho * slots[1] + (1 - rho) * delta * delta)
 
     return transformation(rule, ("acc_g", "acc_delta"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))

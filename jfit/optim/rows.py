@@ -1,7 +1,8 @@
-"""Gradients and updates that hold some rows of a table, and what it takes to train those rows alone.
+"""Row-sparse gradients of embedding tables, and updates that touch only the rows with a gradient.
 
-A batch looks up a thousand rows of a table of a million: only these have a gradient.  A rule that gets a `SparseRows`
-in place of an array reads and writes no other row, so the update costs what the batch costs, not what the table costs.
+A batch may look up a thousand rows of a table with a million.  Only those rows have a gradient, stored as a `SparseRows`.
+An update rule that gets a `SparseRows` reads and writes only those rows, so the cost of an update grows with the batch,
+not with the table.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from jax import Array, lax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SparseRows:
-    """Some rows of a table (size, ...): row `indices[k]` is `values[k]`; rows named twice are summed, rows not named are 0.
+    """A row-sparse array of shape (size, ...): `values[k]` is added to row `indices[k]`, all other rows are zero.
 
     Attributes:
-        indices: int32 (n,), in any order; a number outside 0 .. size - 1 names no row.
-        values: (n, ...).
-        unique: whether no row is named twice, which `coalesce` makes so.
+        indices: row numbers, int32 of shape (n,), in any order.  Duplicates are summed; numbers outside 0 .. size - 1 are
+            ignored.
+        values: array of shape (n, ...).
+        unique: True if the indices contain no duplicates, as in the result of `coalesce`.
 
     Example:
         >>> SparseRows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])).dense(4).tolist()
@@ -36,17 +38,23 @@ class SparseRows:
     unique: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def dense(self, size: int) -> Array:
-        """The whole table, (size, ...)."""
+        """Convert to a dense array of shape (size, ...)."""
         table = jnp.zeros((size, *self.values.shape[1:]), self.values.dtype)
         return table.at[self.indices].add(self.values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
 
     def gathered(self, axis_name: str) -> SparseRows:
-        """The rows of all devices: their sum."""
+        """Sum over devices: the concatenated rows of all devices along the mapped axis `axis_name`."""
         return SparseRows(*(lax.all_gather(x, axis_name, tiled=True) for x in (self.indices, self.values)))
 
 
 def is_rows(x: Any) -> bool:
-    """Whether it is a `SparseRows`: the `is_leaf` of trees that hold some.
+    """Return whether x is a `SparseRows`; pass it as `is_leaf=` to treat a `SparseRows` as one leaf of a pytree.
+
+    Args:
+        x: anything.
+
+    Returns:
+        bool.
 
     Example:
         >>> is_rows(SparseRows(jnp.arange(2), jnp.ones(2)))
@@ -56,14 +64,15 @@ def is_rows(x: Any) -> bool:
 
 
 def coalesce(rows: SparseRows, size: int) -> SparseRows:
-    """The same rows of a table of `size`, each named once: sorted and summed; what is left of n names no row.
+    """Sort by index and sum duplicate rows.  The number of rows stays n, so shapes are static.
 
     Args:
         rows: n rows, in any order.
-        size: rows of the table.
+        size: number of rows of the whole table.
 
     Returns:
-        n rows; the last of them name `size` and up where some were named twice.
+        n rows with ascending, unique indices.  Each duplicate leaves one surplus entry at the end, with a zero value and an
+        out-of-range index (`size` or larger).
 
     Example:
         >>> once = coalesce(SparseRows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])), 4)
@@ -73,18 +82,24 @@ def coalesce(rows: SparseRows, size: int) -> SparseRows:
     if rows.unique:
         return rows
     within = (rows.indices >= 0) & (rows.indices < size)
-    numbers = jnp.where(within, rows.indices, size)
-    ascending = jnp.sort(numbers)
-    first = jnp.concatenate([jnp.ones(1, bool), ascending[1:] != ascending[:-1]])[: len(numbers)]
-    # what is left over gets numbers of its own too, as a scatter of unique rows promises
-    rest = size + jnp.arange(len(numbers), dtype=numbers.dtype)
-    once = rest.at[jnp.cumsum(first) - 1].set(ascending, indices_are_sorted=True)
-    place = jnp.searchsorted(once, numbers)  # cheaper than carrying the order through the sort
-    return SparseRows(once, jax.ops.segment_sum(rows.values, place, len(numbers)), unique=True)
+    indices = jnp.where(within, rows.indices, size)
+    ascending = jnp.sort(indices)
+    is_first = jnp.concatenate([jnp.ones(1, bool), ascending[1:] != ascending[:-1]])[: len(indices)]
+    # Surplus entries get distinct indices too: a scatter with unique_indices=True requires it of all entries.
+    out_of_range = size + jnp.arange(len(indices), dtype=indices.dtype)
+    distinct = out_of_range.at[jnp.cumsum(is_first) - 1].set(ascending, indices_are_sorted=True)
+    segment = jnp.searchsorted(distinct, indices)  # cheaper than an argsort above
+    return SparseRows(distinct, jax.ops.segment_sum(rows.values, segment, len(indices)), unique=True)
 
 
 def stored_rows(table: Array) -> SparseRows:
-    """The rows of a whole table that are not all zero.
+    """Convert a dense table to `SparseRows`, keeping the rows that are not all zero.
+
+    Args:
+        table: array of shape (size, ...).
+
+    Returns:
+        `SparseRows` with n = size, so that shapes are static; all-zero rows get an out-of-range index.
 
     Example:
         >>> stored_rows(jnp.array([[0.0, 0.0], [1.0, 0.0]])).indices.tolist()
@@ -97,18 +112,33 @@ def stored_rows(table: Array) -> SparseRows:
 
 
 def without(rows: SparseRows, dropped: Array, size: int) -> SparseRows:
-    """The rows but those that are dropped, (n,) or () bool; they name no row any more.
+    """Drop rows by giving them an out-of-range index, which keeps n and the shapes.
+
+    Args:
+        rows: n rows of a table.
+        dropped: bool of shape (n,) or (); True drops the row.
+        size: number of rows of the table.
+
+    Returns:
+        The `SparseRows` without the dropped rows.
 
     Example:
         >>> without(SparseRows(jnp.array([1, 3]), jnp.ones(2)), jnp.array([True, False]), 4).indices.tolist()
         [4, 3]
     """
-    rest = size + jnp.arange(len(rows.indices), dtype=rows.indices.dtype)
-    return dataclasses.replace(rows, indices=jnp.where(dropped, rest, rows.indices))
+    out_of_range = size + jnp.arange(len(rows.indices), dtype=rows.indices.dtype)
+    return dataclasses.replace(rows, indices=jnp.where(dropped, out_of_range, rows.indices))
 
 
 def read(table: Array, rows: SparseRows) -> Array:
-    """The rows of a table (size, ...) that others name; what names no row reads any, its result is to be dropped.
+    """Gather the rows of `table` at `rows.indices`.  Out-of-range indices return an arbitrary row; ignore it.
+
+    Args:
+        table: array of shape (size, ...).
+        rows: only its n indices are used.
+
+    Returns:
+        Array of shape (n, ...).
 
     Example:
         >>> read(jnp.array([4.0, 5.0, 6.0]), SparseRows(jnp.array([2, 0]), jnp.ones(2))).tolist()
@@ -118,16 +148,16 @@ def read(table: Array, rows: SparseRows) -> Array:
 
 
 def in_rows(update: Callable[..., tuple[Any, Any]], gradient: SparseRows, weight: Array, slots: Any) -> tuple[SparseRows, Any]:
-    """`update(gradient, weight, slots)` on the rows that a gradient names; the slots of no other row are read or written.
+    """Apply an update rule to the rows with a gradient only; the slots of other rows are neither read nor written.
 
     Args:
-        update: gives (what to add to the weight, new slots).
-        gradient: rows of a table.
-        weight: the table, (size, ...).
-        slots: tree of arrays (size, ...).
+        update: `update(gradient, weight, slots) -> (change of the weight, new slots)`, called on arrays of n rows.
+        gradient: gradient of the table, n rows.
+        weight: the table, shape (size, ...).
+        slots: pytree of per-parameter optimizer state, arrays of shape (size, ...).
 
     Returns:
-        (what to add to those rows, the slots with those rows replaced).
+        (change, slots): the n rows to add to the weight, and the slots with those rows replaced.
 
     Example:
         >>> momentum = lambda g, w, m: (0.5 * m - g, 0.5 * m - g)
@@ -136,21 +166,23 @@ def in_rows(update: Callable[..., tuple[Any, Any]], gradient: SparseRows, weight
         ([1.0], [4.0, 1.0, 4.0])
     """
     gradient = coalesce(gradient, len(weight))
-    held, kept = jax.tree.map(lambda x: read(x, gradient), (weight, slots))
-    # a barrier: rows that were read again after the table was written in place would need a copy of it
-    delta, new = lax.optimization_barrier(update(gradient.values, held, kept))
+    weight_rows, slot_rows = jax.tree.map(lambda x: read(x, gradient), (weight, slots))
+    # The barrier keeps XLA from gathering the rows a second time after the write, which would need a copy of the whole table.
+    delta, new = lax.optimization_barrier(update(gradient.values, weight_rows, slot_rows))
     return dataclasses.replace(gradient, values=delta), jax.tree.map(lambda x, y: _write(x, gradient, y), slots, new)
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """params + updates, as `optax.apply_updates`; of a `SparseRows` only its rows are written, in place if donated.
+    """params + updates, as `optax.apply_updates`, with row-sparse updates written to their rows only.
+
+    If the parameters are donated, the rows are written in place.
 
     Args:
-        params: tree of arrays.
-        updates: the same tree, of arrays and `SparseRows`.
+        params: pytree of arrays.
+        updates: pytree of the same structure, of arrays and `SparseRows`.
 
     Returns:
-        The new parameters, in their own dtypes.
+        The new parameters, in the dtypes of `params`.
 
     Example:
         >>> apply_updates({"w": jnp.ones(3)}, {"w": SparseRows(jnp.array([1, 1]), jnp.array([1.0, 2.0]))})["w"].tolist()
@@ -161,14 +193,22 @@ def apply_updates(params: Any, updates: Any) -> Any:
         if not isinstance(update, SparseRows):
             return optax.apply_updates(weight, update)
         update = coalesce(update, len(weight))
-        added = lax.optimization_barrier((read(weight, update) + update.values).astype(weight.dtype))
-        return _write(weight, update, added)
+        # As in `in_rows`: without the barrier, XLA copies the table.
+        new_rows = lax.optimization_barrier((read(weight, update) + update.values).astype(weight.dtype))
+        return _write(weight, update, new_rows)
 
     return jax.tree.map(add, params, updates)
 
 
 def on_values(function: Callable[[Any], Any], tree: Any) -> Any:
-    """`function(tree)` with each `SparseRows` replaced by its values: for functions that do not care which rows they are.
+    """Call `function(tree)` with each `SparseRows` replaced by its values, and put the results back as `SparseRows`.
+
+    Args:
+        function: maps a pytree to one of the same structure; it must treat rows independently of their index.
+        tree: pytree of arrays and `SparseRows`.
+
+    Returns:
+        The resulting pytree, with `SparseRows` where the input has them.
 
     Example:
         >>> on_values(lambda g: {"w": g["w"] * 2}, {"w": SparseRows(jnp.array([1]), jnp.ones(1))})["w"].values.tolist()
@@ -176,8 +216,8 @@ def on_values(function: Callable[[Any], Any], tree: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_rows)
     values = structure.flatten_up_to(function(structure.unflatten([x.values if is_rows(x) else x for x in leaves])))
-    made = [dataclasses.replace(x, values=y) if is_rows(x) else y for x, y in zip(leaves, values, strict=True)]
-    return structure.unflatten(made)
+    results = [dataclasses.replace(x, values=y) if is_rows(x) else y for x, y in zip(leaves, values, strict=True)]
+    return structure.unflatten(results)
 
 
 def _write(table: Array, rows: SparseRows, values: Array) -> Array:

@@ -200,10 +200,10 @@ class _Update(NamedTuple):
 
     def by_rows(self, gradients: Params) -> set[str]:
         """Names of the tables of which only some rows are updated."""
-        recipe = self.optimizer.recipe
+        state_spec = self.optimizer.state_spec
         return (
             {name for name, g in gradients.items() if isinstance(g, SparseRows)}
-            if recipe is not None and recipe.lazy
+            if state_spec is not None and state_spec.lazy
             else set()
         )
 
@@ -212,12 +212,12 @@ class _Update(NamedTuple):
     ) -> tuple[Params, Any, Array | None]:
         """(new parameters, new optimizer state, the rate that was used)."""
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        recipe, tables = self.optimizer.recipe, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
-        lazy = recipe is not None and recipe.lazy
+        state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
+        lazy = state_spec is not None and state_spec.lazy
         gradients |= {name: _rows_or_table(gradients[name], trainable[name], lazy) for name in tables}
 
         def change(tree: Params) -> Params:
-            scaled = jax.tree.map(lambda g: _scaled(g, factor, recipe is not None), tree)
+            scaled = jax.tree.map(lambda g: _scaled(g, factor, state_spec is not None), tree)
             return _clip(scaled, self.clip_norm, self.clip_value)
 
         gradients = on_values(change, gradients) if tables else change(gradients)

@@ -45,7 +45,7 @@ def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
         >>> slot_names(RMSProp(centered=True))
         ('n', 'g', 'delta')
     """
-    return tuple(rule_of(optimizer.hyper_key()).recipe.slots)
+    return tuple(rule_of(optimizer.hyper_key()).state_spec.slots)
 
 
 def new_state(optimizer: Optimizer, weight: Any) -> Slots:
@@ -56,7 +56,7 @@ def new_state(optimizer: Optimizer, weight: Any) -> Slots:
     optimizer.check_weight(weight)
     return tuple(
         None if name == MASTER and not is_small(weight) else placed(start(weight), weight)
-        for name, start in rule_of(optimizer.hyper_key()).recipe.slots.items()
+        for name, start in rule_of(optimizer.hyper_key()).state_spec.slots.items()
     )
 
 
@@ -137,15 +137,15 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
     ) -> tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]:
         counters.count_trace("apply_update")
         rates, decays, done, mults = data
-        slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.recipe.slots)}
+        slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.state_spec.slots)}
         state = optim.OptState(
-            done if rule.recipe.counted else None, slots, mults if len(mults) else None, decays, shared or None
+            done if rule.state_spec.counted else None, slots, mults if len(mults) else None, decays, shared or None
         )
         # 16-bit gradients are rescaled in float32: 1 / batch size would cost them their last digits
         scaled = lambda g: wide(g) * scale if is_small(g) else g * scale.astype(g.dtype)  # noqa: E731
         grads = on_values(lambda each: tuple(map(scaled, each)), grads)
         updates, after = rule.update(grads, state, weights, learning_rate=rates)
-        columns = [after.slots[name] for name in rule.recipe.slots]
+        columns = [after.slots[name] for name in rule.state_spec.slots]
         new = tuple(tuple(column[i] for column in columns) for i in range(len(weights)))
         return optim.apply_updates(weights, updates), new, dict(after.shared or {})
 
@@ -264,7 +264,7 @@ def check_shapes(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) ->
     Raises:
         ValueError: a shape differs.
     """
-    starts = rule_of(optimizer.hyper_key()).recipe.slots
+    starts = rule_of(optimizer.hyper_key()).state_spec.slots
     for (name, start), slot in zip(starts.items(), slots, strict=True):
         if slot is None:
             continue

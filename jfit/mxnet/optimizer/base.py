@@ -400,7 +400,7 @@ class Optimizer:
 
     def first_shared(self) -> Mapping[str, Any]:
         """The first values of the scalars that parameters share."""
-        make = None if self.rule is None else rule_of(self.hyper_key()).recipe.shared
+        make = None if self.rule is None else rule_of(self.hyper_key()).state_spec.shared
         return {} if make is None else make()
 
     @property
