@@ -109,7 +109,7 @@ def test_image_record_iter_is_driven_as_mxnets():
     for (data, label, pad, index), batch in zip(found, it, strict=True):
         np.testing.assert_array_equal(batch.data[0].asnumpy(), data)
         assert (batch.label[0].asnumpy().tolist(), batch.pad, batch.index.tolist()) == (label, pad, index)
-    with pytest.raises(mx.MXNetError, match="batch_size is 'many'; needed a number"):
+    with pytest.raises(mx.MXNetError, match="batch_size is 'many'; expected a number"):
         mx.io.ImageRecordIter(path_imgrec=TEN, data_shape=(3, 8, 8), batch_size="many")
 
 

@@ -148,7 +148,7 @@ def test_arguments_are_named_texts_are_read_and_unknown_ones_said(folder):
         mx.io.CSVIter(data_csv=str(folder / "x.csv"))
     with pytest.raises(mx.base.MXNetError, match=r"'nope\.csv': there is no such file"):
         mx.io.CSVIter(data_csv="nope.csv", data_shape=(6,), batch_size=4)
-    with pytest.raises(mx.base.MXNetError, match="batch_size is 'many'; needed a number"):
+    with pytest.raises(mx.base.MXNetError, match="batch_size is 'many'; expected a number"):
         table(folder, size="many")
     assert len(list(table(folder, size="4", round_batch="False", prefetch_buffer=2))) == 3
     with pytest.warns(UserWarning, match="CSVIter has no argument 'round_bach': ignored, did you mean 'round_batch'"):

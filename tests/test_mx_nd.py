@@ -140,7 +140,7 @@ def test_inputs_may_come_by_name():
 
 
 def test_arrays_that_do_not_fit_raise_a_sentence():
-    with pytest.raises(mx.MXNetError, match=r"dot cannot take float32\[2, 3\], float32\[2, 3\]"):
+    with pytest.raises(mx.MXNetError, match=r"dot does not accept float32\[2, 3\], float32\[2, 3\]"):
         mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)))
     with pytest.raises(AttributeError, match="'relu'"):
         mx.nd.relux  # noqa: B018

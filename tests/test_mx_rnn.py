@@ -77,7 +77,7 @@ def test_weights_that_do_not_fit_are_refused():
         cell.pack_weights({})
     with pytest.raises(KeyError, match="'lstm_i2h_weight'"):
         mx.rnn.LSTMCell(3).unpack_weights({"lstm_h2h_weight": mx.nd.zeros((12, 3))})
-    with pytest.raises(ValueError, match="mode is 'elman', needed one of rnn_relu, rnn_tanh, lstm, gru"):
+    with pytest.raises(ValueError, match="mode is 'elman', expected one of rnn_relu, rnn_tanh, lstm, gru"):
         mx.rnn.FusedRNNCell(3, mode="elman")
 
 
@@ -109,31 +109,31 @@ def test_what_a_cell_cannot_do_is_said():
             mx.rnn.ZoneoutCell(cell, 0.5)
     with pytest.raises(ValueError, match="inputs is None"):
         lstm.unroll(2, None)
-    with pytest.raises(ValueError, match="inputs are 1 steps, length is 2"):
+    with pytest.raises(ValueError, match="inputs has 1 steps, length is 2"):
         lstm.unroll(2, [data])
-    with pytest.raises(ValueError, match="layout is 'NC', needed one with a T"):
+    with pytest.raises(ValueError, match="layout is 'NC', expected one with a T"):
         lstm.unroll(2, data, layout="NC")
-    with pytest.raises(ValueError, match="a fused cell takes TNC or NTC"):
+    with pytest.raises(ValueError, match="a fused cell accepts TNC or NTC"):
         mx.rnn.FusedRNNCell(3).unroll(2, data, layout="NCT")
-    with pytest.raises(ValueError, match="has 2 outputs, one sequence is needed"):
+    with pytest.raises(ValueError, match="has 2 outputs, expected 1"):
         lstm.unroll(2, mx.sym.Group([data, data]))
-    with pytest.raises(ValueError, match="3 states are given, the 2 cells have 4"):
+    with pytest.raises(ValueError, match="found 3 states, the 2 cells have 4"):
         stack = mx.rnn.SequentialRNNCell()
         stack.add(mx.rnn.LSTMCell(2, prefix="a_"))
         stack.add(mx.rnn.LSTMCell(2, prefix="b_"))
         stack(data, lstm.begin_state() + lstm.begin_state()[:1])
-    with pytest.raises(TypeError, match="dropout is 'half', needed a number"):
+    with pytest.raises(TypeError, match="dropout is 'half', expected a number"):
         mx.rnn.DropoutCell("half")
     with pytest.raises(ValueError, match=r"h2h_kernel is \(2, 3\); only odd sizes"):
         mx.rnn.ConvRNNCell((1, 1, 4, 4), 2, h2h_kernel=(2, 3))
-    with pytest.raises(NotImplementedError, match="does not say what states it has"):
+    with pytest.raises(NotImplementedError, match="does not implement state_info"):
         mx.rnn.BaseRNNCell().begin_state()
 
 
 def test_a_modified_cell_is_used_through_its_modifier():
     cell = mx.rnn.RNNCell(3)
     around = mx.rnn.ResidualCell(cell)
-    with pytest.raises(ValueError, match=r"inside a modifier .* call the modifier"):
+    with pytest.raises(ValueError, match=r"inside a modifier cell .* call the modifier"):
         cell.begin_state()
     assert around.begin_state(func=mx.sym.Variable)[0].name == "rnn_begin_state_0"
     assert around.state_shape == [(0, 3)] and around.params is cell.params
@@ -148,7 +148,7 @@ def test_weights_are_given_to_the_whole_or_to_its_parts():
     part = mx.rnn.RNNCell(3, prefix="a_")
     shared.add(part)
     assert set(shared.params._params) == {"a_i2h_weight", "a_i2h_bias", "a_h2h_weight", "a_h2h_bias"}
-    with pytest.raises(ValueError, match="params are given to the whole and to a part"):
+    with pytest.raises(ValueError, match="both this cell and its child were created with params="):
         shared.add(mx.rnn.RNNCell(3, prefix="b_", params=params))
 
 
@@ -169,7 +169,7 @@ def test_zoneout_is_the_cell_itself_in_evaluation_and_keeps_old_values_in_traini
 
 
 def test_the_old_name_of_unroll_warns():
-    with pytest.warns(UserWarning, match="rnn_unroll is the old name of cell.unroll"):
+    with pytest.warns(UserWarning, match="rnn_unroll is deprecated; call cell.unroll"):
         outputs, _ = mx.rnn.rnn_unroll(mx.rnn.RNNCell(3), 2, mx.sym.Variable("data"))
     assert len(outputs) == 2
 
@@ -183,9 +183,9 @@ def test_batches_of_sentences_are_those_of_mxnet_for_the_same_seeds(layout):
 def test_sentences_that_fit_nowhere_are_told(capsys):
     mx.rnn.BucketSentenceIter([[1, 2], [1, 2, 3]], 1, buckets=[2])
     assert "discarded 1 sentences longer than the largest bucket" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"no bucket holds a sentence: buckets are \[1\], sentences have 2 to 3 words"):
+    with pytest.raises(ValueError, match=r"no bucket has a sentence: buckets are \[1\], sentences have 2 to 3 words"):
         mx.rnn.BucketSentenceIter([[1, 2], [1, 2, 3]], 1, buckets=[1])
-    with pytest.raises(ValueError, match="layout is 'NTC', needed NT"):
+    with pytest.raises(ValueError, match="layout is 'NTC', expected NT"):
         mx.rnn.BucketSentenceIter([[1, 2]], 1, layout="NTC")
 
 

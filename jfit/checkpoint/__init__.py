@@ -1,4 +1,4 @@
-"""Saved states by their short path; their home is `jfit.train.checkpoint`."""
+"""Checkpoints of the training state: save, restore, verify; a short name for `jfit.train.checkpoint`."""
 
 from jfit.train.checkpoint import latest, load_arrays, load_meta, restore, save, set_aside, verify
 

@@ -1,7 +1,7 @@
-"""`import jfit.mx as mx`: MXNet 1.x scripts on jfit.
+"""MXNet 1.9.1's Python interface on jfit: `import jfit.mx as mx` runs MXNet 1.x scripts.
 
-The names, arguments, defaults and numbers are MXNet 1.9.1's; below them are the classes of `jfit.mxnet` and the pure
-functions of jfit.  Nothing in jfit imports this package.
+Names, arguments, defaults and numerical results are those of MXNet 1.9.1.  The classes are defined in `jfit.mxnet`; this
+package only re-exports them under MXNet's module names, and no other package of jfit imports it.
 
 >>> import jfit.mx as mx
 >>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
@@ -46,7 +46,7 @@ ndarray = nd
 sym = symbol
 rnd = random
 viz = visualization
-__version__ = "1.9.1"  # the MXNet whose names these are
+__version__ = "1.9.1"  # the version of MXNet that this package is compatible with
 
 __all__ = [
     "AttrScope",

@@ -1,4 +1,4 @@
-"""`mx.attribute`: user attributes for every node made inside a block."""
+"""`mx.attribute`: `AttrScope`, a context manager that sets attributes of every node created inside it."""
 
 from jfit.graph.scopes import AttrScope
 

@@ -1,4 +1,4 @@
-"""`mx.base`: MXNet's error, how the errors of jfit become it, and what scripts use to recognize a name."""
+"""`mx.base`: MXNet's error class, the conversion of jfit's errors to it, and `string_types`."""
 
 from jfit.mxnet.errors import DamagedFile, MissingFile, MXNetError, ReshapeError, string_types, translated
 

@@ -1,4 +1,4 @@
-"""`mx.callback`: MXNet's callbacks."""
+"""`mx.callback`: MXNet's callbacks for batch ends and epoch ends."""
 
 from jfit.mxnet.callback import (
     BatchEndParam,

@@ -1,10 +1,10 @@
-"""`mx.io`: see `jfit.mxnet.io.arrays`."""
+"""`mx.io`: data iterators; a re-export of `jfit.mxnet.io.arrays`."""
 
 from typing import Any
 
-from jfit.mxnet.io import arrays as _home
+from jfit.mxnet.io import arrays as _source
 from jfit.mxnet.io.arrays import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+    return getattr(_source, name)

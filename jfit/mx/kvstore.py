@@ -1,4 +1,4 @@
-"""`mx.kv`: the key-value store, with NDArrays in and out.
+"""`mx.kv`: MXNet's key-value store of NDArrays, which sums the values pushed by the devices.
 
 >>> import jfit.mx as mx
 >>> store = mx.kv.create("local")

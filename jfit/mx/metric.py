@@ -1,4 +1,4 @@
-"""`mx.metric`: see `jfit.mxnet.metric`."""
+"""`mx.metric`: MXNet's evaluation metrics; see `jfit.mxnet.metric`."""
 
 from jfit.mxnet.metric import *  # noqa: F403
 from jfit.mxnet.metric import __all__ as __all__

@@ -1,4 +1,4 @@
-"""`mx.model`: checkpoints, and the estimator from before modules.
+"""`mx.model`: checkpoints, and `FeedForward`, MXNet's deprecated estimator.
 
 >>> import jfit.mx as mx, numpy as np
 >>> net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")

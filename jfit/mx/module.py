@@ -1,4 +1,4 @@
-"""`mx.mod`: modules whose arrays are NDArrays.
+"""`mx.mod`: MXNet's modules, which train and run a symbol; inputs and results are NDArrays.
 
 >>> import jfit.mx as mx, numpy as np
 >>> net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")

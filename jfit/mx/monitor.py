@@ -1,4 +1,4 @@
-"""`mx.mon`: the monitor, whose statistic is a function of NDArrays.
+"""`mx.mon`: MXNet's Monitor, which prints a statistic of outputs, parameters and gradients during training.
 
 >>> import jfit.mx as mx
 >>> mon = mx.mon.Monitor(1, stat_func=lambda x: x.norm() / x.size**0.5)

@@ -1,4 +1,4 @@
-"""`mx.name`: automatic names."""
+"""`mx.name`: context managers that generate the names of nodes created without one."""
 
 from jfit.graph.scopes import NameManager, Prefix
 

@@ -1,4 +1,4 @@
-"""`mx.optimizer`: optimizers by name and by class, with states of NDArrays.
+"""`mx.optimizer`: MXNet's optimizers, by name or class, which update NDArrays in place.
 
 >>> import jfit.mx as mx
 >>> updater = mx.optimizer.get_updater(mx.optimizer.create("sgd", learning_rate=0.5, momentum=0.9))
@@ -14,14 +14,13 @@ from typing import NoReturn
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray_classes import Updater, get_updater
 from jfit.mxnet.optimizer import Optimizer, named
-from jfit.mxnet.optimizer.named import *  # noqa: F403  one list of the classes, in `named`
+from jfit.mxnet.optimizer.named import *  # noqa: F403  `named.__all__` is the only list of the optimizer classes
 
 __all__ = ["Optimizer", "Updater", "contrib", "get_updater", "opt_registry"]
 __all__ += named.__all__
 
-# `mx.optimizer.contrib.GroupAdaGrad`
 contrib = SimpleNamespace(GroupAdaGrad=named.GroupAdaGrad, register=Optimizer.register)
-# class by lower-case name, one table for everything that makes optimizers
+# lower-case name -> class: the registry that `create` uses
 opt_registry = Optimizer.opt_registry
 
 

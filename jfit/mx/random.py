@@ -1,10 +1,10 @@
-"""`mx.random`: see `jfit.mxnet.random`."""
+"""`mx.random`: the random seed, and random NDArrays; a re-export of `jfit.mxnet.random`."""
 
 from typing import Any
 
-from jfit.mxnet import random as _home
+from jfit.mxnet import random as _source
 from jfit.mxnet.random import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+    return getattr(_source, name)

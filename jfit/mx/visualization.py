@@ -1,10 +1,10 @@
-"""`mx.visualization`: see `jfit.mxnet.visualization`."""
+"""`mx.visualization`: drawings and summaries of a graph; a re-export of `jfit.mxnet.visualization`."""
 
 from typing import Any
 
-from jfit.mxnet import visualization as _home
+from jfit.mxnet import visualization as _source
 from jfit.mxnet.visualization import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_home, name)
+    return getattr(_source, name)

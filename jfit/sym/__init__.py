@@ -1,4 +1,4 @@
-"""`jfit.sym`: symbols and operators by their short path; their home is `jfit.graph`."""
+"""Symbolic graphs and the functions that add operators to them; a short name for `jfit.graph`."""
 
 from typing import Any
 

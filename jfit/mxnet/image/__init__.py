@@ -1,4 +1,4 @@
-"""`mx.image`: image files as arrays, augmenters, and an iterator over images.
+"""`mx.image`: functions on images as NDArrays, augmenters, and an iterator over image files.
 
 >>> import jfit.mx as mx, numpy as np
 >>> image = mx.nd.array(np.arange(48).reshape(4, 4, 3), dtype="uint8")

@@ -1,7 +1,7 @@
-"""Augmenters: objects that change an image, called one after the other.  Sizes, crops, flips, orders, dtypes.
+"""Augmenters: callable objects that transform one image.  This file: resizing, cropping, flipping, casting, composition.
 
-They take and give NDArrays or numpy arrays, (H, W, channels); random numbers come from Python's `random`, drawn as MXNet
-draws them.
+Images are NDArrays or NumPy arrays (height, width, channels); the result is of the same class.  Random numbers come from
+Python's `random`, drawn in MXNet's order, so that `random.seed(n)` gives the same augmentations as in MXNet.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from jfit.data.images import crops
 from jfit.mxnet.image.functions import (
+    area_argument,
     center_crop,
     imresize,
     interpolation_of,
-    old_name,
     on_host,
     random_crop,
     random_size_crop,
@@ -41,7 +41,10 @@ __all__ = [
 
 
 class Augmenter:
-    """Base: write `__call__(src) -> image`; the arguments given here are what `dumps` tells.
+    """Base class; a subclass implements `__call__(src) -> image`.
+
+    Args:
+        kwargs: the arguments of the subclass, which `dumps` returns.
 
     Example:
         >>> ResizeAug(8).dumps()
@@ -49,26 +52,30 @@ class Augmenter:
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._kwargs = {name: _plain(value) for name, value in kwargs.items()}
+        self._kwargs = {name: _to_json(value) for name, value in kwargs.items()}
 
     def dumps(self) -> Any:
-        """Name and arguments as JSON."""
+        """Return the name and the arguments as JSON."""
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __call__(self, src: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} needs a method __call__(src) that gives the changed image.")
+        raise NotImplementedError(f"{type(self).__name__} must implement __call__(src), which returns the transformed image.")
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     value = value.asnumpy() if isinstance(value, MutableArray) else value
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 class SequentialAug(Augmenter):
-    """Augmenters in their order.
+    """Apply augmenters in order.
 
     Args:
         ts: list of augmenters.
+
+    Example:
+        >>> SequentialAug([CenterCropAug((2, 2)), CastAug()])(np.zeros((4, 4, 3), "uint8")).shape
+        (2, 2, 3)
     """
 
     def __init__(self, ts: Sequence[Any]) -> None:
@@ -76,7 +83,7 @@ class SequentialAug(Augmenter):
         self.ts = ts
 
     def dumps(self) -> Any:
-        """Name, and what the augmenters tell."""
+        """Return [name, [`dumps()` of each augmenter]]."""
         return [type(self).__name__.lower(), [t.dumps() for t in self.ts]]
 
     def __call__(self, src: Any) -> Any:
@@ -86,7 +93,15 @@ class SequentialAug(Augmenter):
 
 
 class RandomOrderAug(SequentialAug):
-    """Augmenters in a new random order for each image."""
+    """Apply augmenters in a random order, drawn anew for each image.
+
+    Args:
+        ts: list of augmenters.
+
+    Example:
+        >>> RandomOrderAug([CenterCropAug((2, 2)), CastAug()])(np.zeros((4, 4, 3), "uint8")).dtype
+        dtype('float32')
+    """
 
     def __init__(self, ts: Sequence[Any]) -> None:
         super().__init__(list(ts))
@@ -97,7 +112,16 @@ class RandomOrderAug(SequentialAug):
 
 
 class ResizeAug(Augmenter):
-    """Shorter side to `size`."""
+    """Resize so that the shorter side is `size`; see `resize_short`.
+
+    Args:
+        size: length of the shorter side.
+        interp: interpolation, see `imresize`.
+
+    Example:
+        >>> ResizeAug(4)(np.zeros((8, 16, 3), "uint8")).shape
+        (4, 8, 3)
+    """
 
     def __init__(self, size: int, interp: int = 2) -> None:
         super().__init__(size=size, interp=interp)
@@ -108,7 +132,16 @@ class ResizeAug(Augmenter):
 
 
 class ForceResizeAug(Augmenter):
-    """To `size` = (width, height), whatever the shape was."""
+    """Resize to `size`, without keeping the aspect ratio.
+
+    Args:
+        size: (width, height).
+        interp: interpolation, see `imresize`.
+
+    Example:
+        >>> ForceResizeAug((5, 4))(np.zeros((8, 16, 3), "uint8")).shape
+        (4, 5, 3)
+    """
 
     def __init__(self, size: tuple[int, int], interp: int = 2) -> None:
         super().__init__(size=size, interp=interp)
@@ -120,7 +153,16 @@ class ForceResizeAug(Augmenter):
 
 
 class RandomCropAug(Augmenter):
-    """A crop of `size` = (width, height) at a random place."""
+    """Crop at a random position; see `random_crop`.
+
+    Args:
+        size: (width, height).
+        interp: interpolation if the image is smaller than the crop, see `imresize`.
+
+    Example:
+        >>> RandomCropAug((5, 4))(np.zeros((8, 16, 3), "uint8")).shape
+        (4, 5, 3)
+    """
 
     def __init__(self, size: tuple[int, int], interp: int = 2) -> None:
         super().__init__(size=size, interp=interp)
@@ -131,18 +173,39 @@ class RandomCropAug(Augmenter):
 
 
 class RandomSizedCropAug(Augmenter):
-    """A crop of random area and ratio, resized to `size`; see `random_size_crop`."""
+    """Crop of random area and aspect ratio, resized to `size`; see `random_size_crop`.
+
+    Args:
+        size: (width, height).
+        area: (low, high) or low, as a fraction of the image's area.
+        ratio: (low, high) of width / height.
+        interp: interpolation, see `imresize`.
+        kwargs: `min_area`, a deprecated name of `area`.
+
+    Example:
+        >>> RandomSizedCropAug((5, 4), 0.5, (0.75, 1.33))(np.zeros((8, 16, 3), "uint8")).shape
+        (4, 5, 3)
+    """
 
     def __init__(self, size: tuple[int, int], area: Any, ratio: tuple[float, float], interp: int = 2, **kwargs: Any) -> None:
         super().__init__(size=size, area=area, ratio=ratio, interp=interp)
-        self.size, self.area, self.ratio, self.interp = size, old_name(kwargs, area), ratio, interp
+        self.size, self.area, self.ratio, self.interp = size, area_argument(kwargs, area), ratio, interp
 
     def __call__(self, src: Any) -> Any:
         return random_size_crop(src, self.size, self.area, self.ratio, self.interp)[0]
 
 
 class CenterCropAug(Augmenter):
-    """A crop of `size` = (width, height) from the middle."""
+    """Crop from the center; see `center_crop`.
+
+    Args:
+        size: (width, height).
+        interp: interpolation if the image is smaller than the crop, see `imresize`.
+
+    Example:
+        >>> CenterCropAug((5, 4))(np.zeros((8, 16, 3), "uint8")).shape
+        (4, 5, 3)
+    """
 
     def __init__(self, size: tuple[int, int], interp: int = 2) -> None:
         super().__init__(size=size, interp=interp)
@@ -153,7 +216,15 @@ class CenterCropAug(Augmenter):
 
 
 class HorizontalFlipAug(Augmenter):
-    """Left and right exchanged with probability `p`."""
+    """Flip left and right with probability `p`.
+
+    Args:
+        p: probability.
+
+    Example:
+        >>> HorizontalFlipAug(1.0)(np.arange(6).reshape(1, 2, 3)).tolist()
+        [[[3, 4, 5], [0, 1, 2]]]
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__(p=p)
@@ -164,7 +235,15 @@ class HorizontalFlipAug(Augmenter):
 
 
 class CastAug(Augmenter):
-    """To another dtype."""
+    """Cast to another dtype.
+
+    Args:
+        typ: the dtype.
+
+    Example:
+        >>> CastAug()(np.zeros((2, 2, 3), "uint8")).dtype
+        dtype('float32')
+    """
 
     def __init__(self, typ: str = "float32") -> None:
         super().__init__(type=typ)

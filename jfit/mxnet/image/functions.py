@@ -1,6 +1,6 @@
-"""Image functions in MXNet's spelling: NDArrays in, NDArrays out; numpy arrays stay numpy arrays, which is faster.
+"""MXNet's image functions on NDArrays; NumPy arrays are accepted too, return NumPy arrays and avoid device transfers.
 
-Random places are drawn from Python's `random`, as MXNet does: after `random.seed(n)` both crop the same places.
+Random positions come from Python's `random`, drawn in MXNet's order, so that `random.seed(n)` gives the same crops as in MXNet.
 """
 
 from __future__ import annotations
@@ -37,54 +37,75 @@ __all__ = [
 ]
 
 
-_TRIES = 10
+_MAX_TRIES = 10
 
 
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
-    """What `change` makes of an image: an NDArray of an NDArray, a numpy array of a numpy array."""
+    """Apply `change`, a function of a NumPy array, to an image; returns an NDArray for an NDArray."""
     if isinstance(src, MutableArray):
         return as_ndarrays(change(src.asnumpy()))
     return change(np.asarray(src))
 
 
 def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -> NDArray:
-    """The pixels of an image file.
+    """Decode the content of an image file.
+
+    JPEG decoders may differ by one or two of 255 levels.
 
     Args:
-        buf: its bytes, or an array of them.
-        flag: 1 for three channels, 0 for one (grey).
-        to_rgb: red first; else blue first.
-        out: written instead of a new array.
+        buf: bytes, or an array of bytes.
+        flag: 1 for three channels, 0 for one (gray).
+        to_rgb: True for the channel order RGB, False for BGR.
+        out: NDArray to write into instead of a new one.
 
     Returns:
-        (H, W, 3) or (H, W, 1) uint8.
+        NDArray (height, width, 3) or (height, width, 1), uint8.
 
     Raises:
-        ValueError: `buf` is text.
-        MXNetError: no image, or a damaged one.
+        ValueError: `buf` is a str.
+        MXNetError: the content is not an image, or damaged.
 
-    JPEG decoders differ by a level or two.
+    Example:
+        >>> from jfit.data.images import encode
+        >>> imdecode(encode(np.zeros((2, 4, 3), "uint8"), 9, ".png")).shape
+        (2, 4, 3)
     """
     if isinstance(buf, str):
-        raise ValueError("buf is text, the bytes of an image file are needed: read the file with open(path, 'rb').")
+        raise ValueError("buf is a str, expected the bytes of an image file: read the file with open(path, 'rb').")
     content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
-    return _given(array[..., ::-1] if flag and not to_rgb else array, out)
+    return _to_out(array[..., ::-1] if flag and not to_rgb else array, out)
 
 
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -> NDArray:
-    """The pixels of an image file by name; see `imdecode`.
+    """Read an image file.
+
+    Args:
+        filename: path of the file.
+        flag: 1 for three channels, 0 for one (gray).
+        to_rgb: True for the channel order RGB, False for BGR.
+        out: NDArray to write into instead of a new one.
+
+    Returns:
+        NDArray (height, width, 3) or (height, width, 1), uint8.
 
     Raises:
-        MXNetError: there is no such file, or it is no image.
+        MXNetError: the file does not exist or is not an image.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from jfit.data.images import encode
+        >>> _ = Path("x.png").write_bytes(encode(np.zeros((2, 4, 3), "uint8"), 9, ".png"))
+        >>> imread("x.png", flag=0).shape
+        (2, 4, 1)
     """
     with translated(), open(filename, "rb") as file:
         array = decode(file.read(), "RGB" if flag else "L", filename)
-    return _given(array[..., ::-1] if flag and not to_rgb else array, out)
+    return _to_out(array[..., ::-1] if flag and not to_rgb else array, out)
 
 
-def _given(array: np.ndarray, out: Any) -> Any:
+def _to_out(array: np.ndarray, out: Any) -> Any:
     if out is not None:
         out[:] = array
         return out
@@ -92,33 +113,77 @@ def _given(array: np.ndarray, out: Any) -> Any:
 
 
 def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
-    """The image at the size (h, w); `interp`: 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos.
+    """Resize an image to height `h` and width `w`.
 
-    OpenCV's rules, to a level of 255 where it rounds its weights.
+    The results are those of OpenCV, up to one of 255 levels for uint8 images.
+
+    Args:
+        src: image (height, width, channels).
+        w: new width.
+        h: new height.
+        interp: 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos.
+        out: array to write into instead of a new one.
+
+    Returns:
+        Image (h, w, channels) of the class and dtype of `src`.
+
+    Example:
+        >>> imresize(np.zeros((2, 4, 3), "uint8"), 3, 5).shape
+        (5, 3, 3)
     """
-    found = on_host(src, lambda image: resized(image, w, h, interp))
+    result = on_host(src, lambda image: resized(image, w, h, interp))
     if out is not None:
-        out[:] = found
+        out[:] = result
         return out
-    return found
+    return result
 
 
 def interpolation_of(interp: int, sizes: Sequence[int] = ()) -> int:
-    """The interpolation that a number means for `sizes` = (old height, old width, new height, new width); 10 is drawn."""
+    """Resolve `interp` to one of 0 to 4; 9 depends on `sizes` (old height, old width, new height, new width), 10 is random."""
     if interp == 9 and not sizes:
         return 2
     return crops.interpolation(interp, tuple(sizes[:2]), tuple(sizes[2:]), random.randint(0, 4) if interp == 10 else 1)  # type: ignore[arg-type]
 
 
 def resize_short(src: Any, size: int, interp: int = 2) -> Any:
-    """The image with a shorter side of `size`, its shape kept."""
+    """Resize an image so that its shorter side is `size`, keeping the aspect ratio.
+
+    Args:
+        src: image (height, width, channels).
+        size: new length of the shorter side.
+        interp: interpolation, see `imresize`; also 9 (chosen by the sizes) and 10 (random).
+
+    Returns:
+        Image of the class and dtype of `src`.
+
+    Example:
+        >>> resize_short(np.zeros((4, 8, 3), "uint8"), 2).shape
+        (2, 4, 3)
+    """
     height, width = src.shape[:2]
     new_width, new_height = crops.short_size(width, height, size)
     return imresize(src, new_width, new_height, interpolation_of(interp, (height, width, new_height, new_width)))
 
 
 def fixed_crop(src: Any, x0: int, y0: int, w: int, h: int, size: tuple[int, int] | None = None, interp: int = 2) -> Any:
-    """The part of the image that begins at (x0, y0), resized to `size` = (width, height) where it is given."""
+    """Crop the rectangle with corner (x0, y0) and size (w, h), and optionally resize it.
+
+    Args:
+        src: image (height, width, channels).
+        x0: first column.
+        y0: first row.
+        w: width of the crop.
+        h: height of the crop.
+        size: (width, height) to resize to; None keeps (w, h).
+        interp: interpolation, see `resize_short`.
+
+    Returns:
+        Image of the class and dtype of `src`.
+
+    Example:
+        >>> fixed_crop(np.arange(12).reshape(2, 2, 3), 1, 0, 1, 1).tolist()
+        [[[3, 4, 5]]]
+    """
     out = on_host(src, lambda image: crops.crop(image, (x0, y0, w, h)))
     if size is None or (w, h) == tuple(size):
         return out
@@ -126,7 +191,22 @@ def fixed_crop(src: Any, x0: int, y0: int, w: int, h: int, size: tuple[int, int]
 
 
 def random_crop(src: Any, size: tuple[int, int], interp: int = 2) -> tuple[Any, Box]:
-    """A part of the image at a random place, resized to `size` where the image is too small; and its box (x, y, w, h)."""
+    """Crop a rectangle of this size at a random position.
+
+    An image that is smaller than the crop is cropped to the largest rectangle of that aspect ratio, which is resized to `size`.
+
+    Args:
+        src: image (height, width, channels).
+        size: (width, height).
+        interp: interpolation, see `resize_short`.
+
+    Returns:
+        (image, (x, y, width, height) of the crop before resizing).
+
+    Example:
+        >>> random_crop(np.zeros((2, 2, 3), "uint8"), (2, 2))[1]
+        (0, 0, 2, 2)
+    """
     height, width = src.shape[:2]
     new_width, new_height = scale_down((width, height), size)
     x, y = random.randint(0, width - new_width), random.randint(0, height - new_height)
@@ -134,9 +214,22 @@ def random_crop(src: Any, size: tuple[int, int], interp: int = 2) -> tuple[Any, 
 
 
 def center_crop(src: Any, size: tuple[int, int], interp: int = 2) -> tuple[Any, Box]:
-    """The middle of the image, resized to `size` where the image is too small; and its box (x, y, w, h)."""
-    box = crops.center_box((src.shape[1], src.shape[0]), size)
-    return fixed_crop(src, *box, size, interp), box
+    """Crop a rectangle of this size from the center; an image that is too small is treated as in `random_crop`.
+
+    Args:
+        src: image (height, width, channels).
+        size: (width, height).
+        interp: interpolation, see `resize_short`.
+
+    Returns:
+        (image, (x, y, width, height) of the crop before resizing).
+
+    Example:
+        >>> center_crop(np.zeros((4, 4, 3), "uint8"), (2, 2))[1]
+        (1, 1, 2, 2)
+    """
+    rectangle = crops.center_box((src.shape[1], src.shape[0]), size)
+    return fixed_crop(src, *rectangle, size, interp), rectangle
 
 
 def random_size_crop(
@@ -147,42 +240,72 @@ def random_size_crop(
     interp: int = 2,
     **kwargs: Any,
 ) -> tuple[Any, Box]:
-    """A part of random area (of the whole image's 1) and random width / height, resized to `size`; and its box.
+    """Crop a rectangle of random area and aspect ratio, and resize it to `size`.
+
+    After 10 draws that do not fit the image, it is cropped from the center instead.
+
+    Args:
+        src: image (height, width, channels).
+        size: (width, height) of the result.
+        area: (low, high) of the uniform area as a fraction of the image's area; one number is low, with high 1.
+        ratio: (low, high) of the log-uniform width / height.
+        interp: interpolation, see `resize_short`.
+        kwargs: `min_area`, a deprecated name of `area`.
+
+    Returns:
+        (image, (x, y, width, height) of the crop before resizing).
 
     Raises:
         TypeError: an unknown argument.
+
+    Example:
+        >>> random_size_crop(np.zeros((8, 8, 3), "uint8"), (4, 4), 0.5, (0.75, 1.33))[0].shape
+        (4, 4, 3)
     """
     height, width = src.shape[:2]
-    area = old_name(kwargs, area)
+    area = area_argument(kwargs, area)
     low, high = area if isinstance(area, Sequence) else (area, 1.0)
-    for _ in range(_TRIES):
-        part = random.uniform(low, high)
-        found = crops.area_box((width, height), part, float(np.exp(random.uniform(np.log(ratio[0]), np.log(ratio[1])))))
-        if found is not None:
-            x, y = random.randint(0, width - found[0]), random.randint(0, height - found[1])
-            return fixed_crop(src, x, y, *found, size, interp), (x, y, *found)
+    for _ in range(_MAX_TRIES):
+        fraction = random.uniform(low, high)
+        shape = crops.area_box((width, height), fraction, float(np.exp(random.uniform(np.log(ratio[0]), np.log(ratio[1])))))
+        if shape is not None:
+            x, y = random.randint(0, width - shape[0]), random.randint(0, height - shape[1])
+            return fixed_crop(src, x, y, *shape, size, interp), (x, y, *shape)
     return center_crop(src, size, interp)
 
 
-def old_name(kwargs: dict[str, Any], area: Any) -> Any:
-    """`area`, or the `min_area` that it was called once."""
+def area_argument(kwargs: dict[str, Any], area: Any) -> Any:
+    """Return `area`, or the value of its deprecated name `min_area`; any other keyword raises TypeError."""
     if "min_area" in kwargs:
         warnings.warn("`min_area` is deprecated, pass `area`.", DeprecationWarning, stacklevel=3)
         area = kwargs.pop("min_area")
     if kwargs:
         raise TypeError(
-            f"unknown arguments {', '.join(map(repr, kwargs))} of a random crop; there are size, area, ratio, interp."
+            f"unknown arguments {', '.join(map(repr, kwargs))} of a random crop; expected size, area, ratio, interp."
         )
     return area
 
 
 def color_normalize(src: Any, mean: Any, std: Any = None) -> Any:
-    """(src - mean) / std; what is None is left out."""
-    return on_host(src, lambda image: colour.normalize(image, numbers_of(mean), numbers_of(std)))
+    """Normalize an image: (src - mean) / std.
+
+    Args:
+        src: image (height, width, channels).
+        mean: number or (channels,); None skips the subtraction.
+        std: number or (channels,); None skips the division.
+
+    Returns:
+        Float image of the class of `src`.
+
+    Example:
+        >>> color_normalize(np.full((1, 1, 3), 5, "float32"), 1.0, 2.0).tolist()
+        [[[2.0, 2.0, 2.0]]]
+    """
+    return on_host(src, lambda image: colour.normalize(image, as_float32(mean), as_float32(std)))
 
 
-def numbers_of(value: Any) -> np.ndarray | None:
-    """float32 of an array, a list or a number; None stays None."""
+def as_float32(value: Any) -> np.ndarray | None:
+    """Convert an NDArray, list or number to a float32 NumPy array; None stays None."""
     if value is None:
         return None
     return np.asarray(value.asnumpy() if isinstance(value, MutableArray) else value, np.float32)
@@ -191,5 +314,24 @@ def numbers_of(value: Any) -> np.ndarray | None:
 def copyMakeBorder(
     src: Any, top: int, bot: int, left: int, right: int, type: int = 0, value: float = 0.0, values: Sequence[float] = ()
 ) -> Any:
-    """The image with a border: `type` 0 of one colour, 1 the edge repeated, 2 mirrored, 3 the other side, 4 as 2, no edge."""
+    """Pad an image with a border.
+
+    Args:
+        src: image (height, width, channels).
+        top: rows above.
+        bot: rows below.
+        left: columns on the left.
+        right: columns on the right.
+        type: OpenCV's border type: 0 constant color, 1 repeat the edge, 2 mirror including the edge, 3 wrap around, 4 mirror
+            without the edge.
+        value: the constant color, of all channels.
+        values: the constant color, one number per channel; takes precedence over `value`.
+
+    Returns:
+        Image (height + top + bot, width + left + right, channels) of the class and dtype of `src`.
+
+    Example:
+        >>> copyMakeBorder(np.zeros((2, 2, 3), "uint8"), 1, 0, 2, 2).shape
+        (3, 6, 3)
+    """
     return on_host(src, lambda image: crops.border(image, top, bot, left, right, type, values or value))

@@ -1,4 +1,4 @@
-"""`mx.image.ImageIter`: batches of images from a record file or from files in a folder, through a list of augmenters."""
+"""`mx.image.ImageIter`: an iterator over images in a record file or a folder, augmented by Python callables."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ from jfit.mxnet.image.create import CreateAugmenter
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.create import array
 
-_OWN = Augmenter.__module__.rpartition(".")[0]  # augmenters from here take numpy arrays, which saves trips to a device
+_PACKAGE = Augmenter.__module__.rpartition(".")[0]  # augmenters of this package accept NumPy arrays: no device transfers
 
 
 class ImageIter(DataIter):
-    """Batches of images, decoded and augmented in this process, with any augmenters.
+    """Iterate over batches of images, decoded and augmented in this process.
+
+    The images come from a record file (`path_imgrec`), or from files listed in `path_imglist` or `imglist`.
+    `mx.io.ImageRecordIter` decodes in several processes.
 
     Args:
-        batch_size: rows of a batch.
-        data_shape: (3, height, width) that the augmenters give.
-        label_width: labels of a row.
-        path_imgrec: record file; or an image list in `path_imglist` or `imglist`, with file names under `path_root`.
-        path_imglist: list file: key, labels and file name with tabs between; with a record file it gives the labels.
-        path_root: folder of the images.
-        path_imgidx: index file of the record file: its keys, in their order.
-        shuffle: a new order at the start and at each reset.
-        part_index: which of `num_parts` parts of rows // num_parts rows to read; the rest is left out.
-        num_parts: into how many parts the rows are split.
-        aug_list: augmenters; default `CreateAugmenter(data_shape, **kwargs)`.
+        batch_size: rows per batch.
+        data_shape: (3, height, width) of the augmented images.
+        label_width: number of labels per row.
+        path_imgrec: record file.
+        path_imglist: list file with tab-separated key, labels and file name; with a record file, it provides the labels.
+        path_root: folder of the image files.
+        path_imgidx: index file of the record file, which defines the keys and their order; row numbers without it.
+        shuffle: shuffle at the start and at each reset.
+        part_index: which of the `num_parts` parts to read.
+        num_parts: number of parts of rows // num_parts rows each; remaining rows are not read.
+        aug_list: augmenters; by default `CreateAugmenter(data_shape, **kwargs)`.
         imglist: list of [label, file name] or [label, label, ..., file name].
         data_name: name of the images.
         label_name: name of the labels.
-        dtype: of the labels of lists: float32, float64, int32 or int64; batches hold float32.
-        last_batch_handle: "pad", "discard" or "roll_over", as `NDArrayIter`.
-        seed: None draws from Python's and numpy's global generators, as MXNet; a number makes orders and augmentations
-            functions of (seed, epoch, row), so that a resumed `jfit.fit` goes on without reading what came before.
+        dtype: float32, float64, int32 or int64, to which labels of a list are cast when read; batches have float32 labels.
+        last_batch_handle: "pad", "discard" or "roll_over", see `NDArrayIter`.
+        seed: None uses Python's and NumPy's global generators, as MXNet does.  An int makes the order and the augmentations
+            functions of (seed, epoch, row), so that a resumed `jfit.fit` continues without decoding the earlier rows again.
 
     Raises:
-        ValueError: no source, or an argument out of range.
+        ValueError: no source of images, or an argument out of range.
         MXNetError: a file is missing or damaged.
-        RuntimeError: an image is broken, when it is reached; the message names it.
-
-    `mx.io.ImageRecordIter` decodes in several processes.
+        RuntimeError: an image cannot be decoded; raised when its batch is read, the message names the image.
 
     Example:
         >>> import tempfile, pathlib
@@ -92,10 +93,10 @@ class ImageIter(DataIter):
             raise ValueError("ImageIter needs path_imgrec, path_imglist or imglist: a record file, a list file or a list.")
         if dtype not in ("float32", "float64", "int32", "int64") or last_batch_handle not in HANDLES:
             raise ValueError(
-                f"dtype is {dtype!r}, needed float32, float64, int32 or int64; {last_batch_handle=}, needed {HANDLES}."
+                f"dtype is {dtype!r}, expected float32, float64, int32 or int64; {last_batch_handle=}, expected {HANDLES}."
             )
         if not 0 <= part_index < num_parts:
-            raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; needed 0 <= part_index < num_parts.")
+            raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)
         self.data_shape, self.label_width, self.shuffle = tuple(data_shape), label_width, shuffle
         self.path_root, self.last_batch_handle, self.seed = path_root, last_batch_handle, seed
@@ -111,68 +112,68 @@ class ImageIter(DataIter):
         self.seq = keys[part_index * count : (part_index + 1) * count] if num_parts > 1 else keys
         if not self.seq:
             raise ValueError(
-                f"there are no images: {path_imgrec or path_imglist or 'imglist'} gives {len(keys)}, in {num_parts} parts."
+                f"no images to read: {path_imgrec or path_imglist or 'imglist'} has {len(keys)}, split into {num_parts} parts."
             )
-        self._files = list(self.seq)  # their order before any shuffle
+        self._unshuffled = list(self.seq)
         self.num_image = len(self.seq)
         self.auglist = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
         self.epoch, self.cur, self._ended = 0, 0, False
-        self._carry: tuple[np.ndarray, np.ndarray] | None = None  # what rolls over: images and labels
-        self._mix()
+        self._carry: tuple[np.ndarray, np.ndarray] | None = None  # images and labels that roll over to the next epoch
+        self._shuffle_keys()
 
-    # -------------------------------------------------------------------------------- the order
-    def _mix(self) -> None:
+    # -------------------------------------------------------------------------------- order and position
+    def _shuffle_keys(self) -> None:
         if not self.shuffle:
             return
         if self.seed is None:
             random.shuffle(self.seq)
         else:
-            self.seq = list(self._files)
+            self.seq = list(self._unshuffled)
             random.Random(f"{self.seed}/{self.epoch}").shuffle(self.seq)
 
     def reset(self) -> None:
-        """Start the next epoch; what rolled over goes into it."""
+        """Start the next epoch; it begins with the rows that rolled over."""
         self.epoch += 1
-        self._mix()
+        self._shuffle_keys()
         self._ended = False
         if self._carry is None:
             self.cur = 0
 
     def hard_reset(self) -> None:
-        """Start the next epoch and forget what rolled over."""
+        """Start the next epoch and drop the rows that rolled over."""
         self._carry = None
         self.reset()
 
     @property
     def num_batches(self) -> int:
-        """Batches of the current epoch."""
+        """Number of batches of the current epoch."""
         rows = self.num_image + (0 if self._carry is None else len(self._carry[0]))
         return -(-rows // self.batch_size) if self.last_batch_handle == "pad" else rows // self.batch_size
 
     @property
     def seek_batch(self) -> Any:
-        """`seek_batch(epoch, batch)` goes there; only an iterator with a seed, that nothing rolls over in, can."""
+        """Function (epoch, batch) that moves to a batch without decoding; only with `seed` and without roll_over."""
         if self.seed is None or self.last_batch_handle == "roll_over":
-            raise AttributeError("an ImageIter finds its way to a batch of an epoch only with seed=, and without roll_over.")
+            raise AttributeError("an ImageIter can seek only if it has a seed= and last_batch_handle is not 'roll_over'.")
         return self._seek
 
     def _seek(self, epoch: int, batch: int) -> None:
         self.epoch, self.cur, self._ended = epoch, batch * self.batch_size, False
-        self._mix()
+        self._shuffle_keys()
 
     def state_dict(self) -> dict[str, Any]:
-        """The place of the next batch, the order, what rolled over, and (without a seed) the state of the global generators."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in ("epoch", "cur")}
-        found |= {"ended": self._ended, "order": list(self.seq), "carry": self._carry}
+        """Return position, order, the rows that rolled over and, without a seed, the states of the global generators."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in ("epoch", "cur")}
+        state |= {"ended": self._ended, "order": list(self.seq), "carry": self._carry}
         if self.seed is None:
-            found |= {"random": random.getstate(), "numpy": np.random.get_state()}
-        return found
+            state |= {"random": random.getstate(), "numpy": np.random.get_state()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a saved place, in an iterator over the same images; sets the global generators where they were saved.
+        """Restore a `state_dict` of an iterator over the same images; also restores the global generators if it contains them.
 
         Raises:
-            ValueError: it was saved with another number of images.
+            ValueError: the number of images differs.
         """
         if len(state["order"]) != self.num_image:
             raise ValueError(f"the saved position is of {len(state['order'])} images, this iterator has {self.num_image}.")
@@ -183,9 +184,13 @@ class ImageIter(DataIter):
             random.setstate((version, tuple(numbers), last))
             np.random.set_state(tuple(state["numpy"]))
 
-    # -------------------------------------------------------------------------------- a batch
+    # -------------------------------------------------------------------------------- batches
     def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
+        """Return the next batch.
+
+        Raises:
+            StopIteration: the epoch has ended.
+        """
         if self._ended:
             raise StopIteration
         rolls = self.last_batch_handle == "roll_over"
@@ -213,43 +218,47 @@ class ImageIter(DataIter):
         batch.rolled = rolls
         return batch
 
-    def _fill(self, data: np.ndarray, labels: np.ndarray, place: int) -> int:
-        """Writes samples from `place` on while there are any; the place behind the last."""
-        while place < self.batch_size:
+    def _fill(self, data: np.ndarray, labels: np.ndarray, row: int) -> int:
+        """Write samples into the batch from `row` on, until it is full or the epoch ends; returns the number of rows filled."""
+        while row < self.batch_size:
             try:
-                with self._seeded():
+                with self._seed_for_row():
                     label, content = self.next_sample()
                     image = self.imdecode(content)
                     self.check_valid_image([image])
                     image = self.postprocess_data(self.augmentation_transform(image))
             except StopIteration:
                 break
-            data[place] = _checked(
-                image.asnumpy() if isinstance(image, MutableArray) else image, self.data_shape, self._named()
+            data[row] = _checked(
+                image.asnumpy() if isinstance(image, MutableArray) else image, self.data_shape, self._image_name()
             )
-            labels[place] = _checked_label(label, self.label_width, self._named())
-            place += 1
-        return place
+            labels[row] = _checked_label(label, self.label_width, self._image_name())
+            row += 1
+        return row
 
     @contextlib.contextmanager
-    def _seeded(self) -> Iterator[None]:
-        """With a seed: the global generators are, for one sample, those of its epoch and row."""
+    def _seed_for_row(self) -> Iterator[None]:
+        """Seed the global generators by (seed, epoch, row) for one sample and restore them after it; nothing without a seed."""
         if self.seed is None or self.cur >= self.num_image:
             yield
             return
-        kept, kept_numpy = random.getstate(), np.random.get_state()
+        python_state, numpy_state = random.getstate(), np.random.get_state()
         name = f"{self.seed}/{self.epoch}/{self.seq[self.cur]}"
         random.seed(name)
         np.random.seed(zlib.crc32(name.encode()))
         try:
             yield
         finally:
-            random.setstate(kept)
-            np.random.set_state(kept_numpy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
-    # -------------------------------------------------------------------------------- steps that a subclass may change
+    # -------------------------------------------------------------------------------- methods that a subclass may override
     def next_sample(self) -> tuple[Any, bytes]:
-        """Label and file content of the next image.  Raises StopIteration after the last."""
+        """Return (label, file content) of the next image.
+
+        Raises:
+            StopIteration: the epoch has ended.
+        """
         if self.cur >= self.num_image:
             raise StopIteration
         key = self.seq[self.cur]
@@ -264,87 +273,87 @@ class ImageIter(DataIter):
                 return header.label, content
             if key not in self.imglist:
                 raise FormatError(
-                    self.imgrec.path, f"key {key}", "the image list has no line for it", "give the list it was packed from."
+                    self.imgrec.path, f"key {key}", "the image list has no line for it", "pass the list it was packed from."
                 )
             return self.imglist[key][0], content
 
     def imdecode(self, s: bytes) -> Any:
-        """The image of a file's content: numpy where all augmenters are from here, else an NDArray.
+        """Decode the content of an image file to an NDArray, or to a NumPy array if all augmenters accept those.
 
         Raises:
-            RuntimeError: it is broken; the message names the image.
+            RuntimeError: the content cannot be decoded; the message names the image.
         """
         try:
             image = decode(s)
         except FormatError as error:
-            raise RuntimeError(f"Broken image {self._named()}: {error.problem}; {error.remedy}") from error
-        if type(self).augmentation_transform is ImageIter.augmentation_transform and all(map(_is_own, self.auglist)):
+            raise RuntimeError(f"Broken image {self._image_name()}: {error.problem}; {error.remedy}") from error
+        if type(self).augmentation_transform is ImageIter.augmentation_transform and all(map(_accepts_numpy, self.auglist)):
             return image
         return array(image, dtype=image.dtype)
 
     def augmentation_transform(self, data: Any) -> Any:
-        """The image after all augmenters."""
+        """Apply all augmenters in order."""
         for aug in self.auglist:
             data = aug(data)
         return data
 
     def postprocess_data(self, datum: Any) -> Any:
-        """(channels, H, W) of (H, W, channels)."""
+        """Transpose (height, width, channels) to (channels, height, width)."""
         return datum.transpose((2, 0, 1)) if isinstance(datum, np.ndarray) else datum.transpose(axes=(2, 0, 1))
 
     def read_image(self, fname: str) -> bytes:
-        """The content of an image file under `path_root`.
+        """Return the content of an image file under `path_root`.
 
         Raises:
-            MXNetError: there is no such file.
+            MXNetError: the file does not exist.
         """
         with translated(), open(os.path.join(self.path_root or "", fname), "rb") as file:
             return file.read()
 
     def check_data_shape(self, data_shape: Sequence[int]) -> None:
-        """Raises ValueError unless the shape is (3, height, width)."""
+        """Raise ValueError unless the shape is (3, height, width)."""
         if len(data_shape) != 3 or data_shape[0] != 3:
-            raise ValueError(f"data_shape is {tuple(data_shape)}, needed (3, height, width).")
+            raise ValueError(f"data_shape is {tuple(data_shape)}, expected (3, height, width).")
 
     def check_valid_image(self, data: Sequence[Any]) -> None:
-        """Raises RuntimeError unless there are pixels."""
+        """Raise RuntimeError if the image is a scalar, which has no pixels."""
         if not np.ndim(data[0]) if isinstance(data[0], np.ndarray) else not data[0].shape:
-            raise RuntimeError("an image without pixels")
+            raise RuntimeError("the decoded image is empty: it has no axes; check the image file")
 
-    def _named(self) -> str:
+    def _image_name(self) -> str:
         key = self.seq[max(0, self.cur - 1)]
         return f"filename: {self.imglist[key][1]}" if self.imglist is not None and key in self.imglist else f"index: {key}"
 
 
-def _is_own(augmenter: Any) -> bool:
+def _accepts_numpy(augmenter: Any) -> bool:
     parts = getattr(augmenter, "ts", ())
-    return type(augmenter).__module__.startswith(_OWN) and all(map(_is_own, parts))
+    return type(augmenter).__module__.startswith(_PACKAGE) and all(map(_accepts_numpy, parts))
 
 
 def _offsets(rec: str | None, idx: str | None) -> dict[Any, int]:
-    """Key -> byte of its record; without an index the keys are row numbers."""
+    """Return the byte offset of each record by key; without an index file the keys are row numbers."""
     if not rec:
         return {}
     return read_index(idx) if idx else dict(enumerate(record_offsets(rec).tolist()))
 
 
-def _labels(path: str | None, given: list[Any] | None, dtype: np.dtype[Any]) -> dict[Any, tuple[np.ndarray, str]] | None:
-    """Key -> labels and file name, of a list file or of a list."""
+def _labels(path: str | None, imglist: list[Any] | None, dtype: np.dtype[Any]) -> dict[Any, tuple[np.ndarray, str]] | None:
+    """Return {key: (labels, file name)} of a list file or of a list; None without either."""
     if path:
         return {key: (labels.astype(dtype), name) for key, (labels, name) in read_list(path)}
-    if not isinstance(given, list):
+    if not isinstance(imglist, list):
         return None
-    found = {}
-    for number, item in enumerate(given, 1):
+    entries = {}
+    for number, item in enumerate(imglist, 1):
         labels = item[:-1] if len(item) > 2 else item[0]
-        found[str(number)] = (np.atleast_1d(np.asarray(labels, dtype)), item[-1])
-    return found
+        entries[str(number)] = (np.atleast_1d(np.asarray(labels, dtype)), item[-1])
+    return entries
 
 
 def _checked(image: Any, shape: tuple[int, ...], name: str) -> Any:
     if np.shape(image) != shape:
         raise ValueError(
-            f"{name}: the augmenters gave the shape {np.shape(image)}, data_shape is {shape}; crop or resize to it."
+            f"{name}: the augmented image has shape {np.shape(image)}, data_shape is {shape}; add a crop or resize to aug_list."
         )
     return image
 

@@ -1,4 +1,4 @@
-"""`mx.io.ImageRecordIter`: MXNet's arguments for `jfit.data.ImageRecords`, its arrays as NDArrays."""
+"""`mx.io.ImageRecordIter`: `jfit.data.ImageRecords` with MXNet's arguments and NDArrays in its batches."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 from jfit.data.images import ImageRecords
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.io.files import MXDataIter, ignore, value_of
+from jfit.mxnet.io.files import MXDataIter, value_of, warn_ignored
 
-# Arguments that are fields of a recipe under the same name.
-_SAME = (
+# Arguments that are fields of `jfit.data.images.Recipe` under the same name.
+_RECIPE_FIELDS = (
     "resize", "inter_method", "rand_crop", "random_resized_crop", "min_random_area", "max_random_area", "min_aspect_ratio",
     "max_aspect_ratio", "min_crop_size", "max_crop_size", "min_random_scale", "max_random_scale", "pad", "fill_value",
     "mirror", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise", "scale", "max_random_contrast",
     "max_random_illumination",
 )  # fmt: skip
-_SWITCHES = ("rand_crop", "random_resized_crop", "mirror", "rand_mirror")
-# Arguments that say how MXNet does its work, not what comes out.
-_TEXTS = ("aug_seq", "mean_img", "ctx")  # arguments that are no numbers
-_UNUSED = ("verbose", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")
-# Arguments that jfit does not have -> values that ask for nothing.
-_ABSENT: Mapping[str, tuple[Any, ...]] = {
+_BOOLEANS = ("rand_crop", "random_resized_crop", "mirror", "rand_mirror")
+_STRINGS = ("aug_seq", "mean_img", "ctx")  # arguments whose strings are not parsed as numbers
+_IGNORED = ("verbose", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")  # do not change the batches
+# Unsupported arguments -> the values at which they have no effect, which are accepted.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "aug_seq": ("aug_default",), "max_rotate_angle": (0,), "rotate": (-1, 0), "max_shear_ratio": (0,), "random_h": (0,),
     "random_s": (0,), "random_l": (0,), "mean_img": ("", None), "max_img_size": (1e10,), "min_img_size": (0,),
     "mean_a": (0,), "std_a": (1,),
@@ -30,36 +29,38 @@ _ABSENT: Mapping[str, tuple[Any, ...]] = {
 
 
 class ImageRecordIter(MXDataIter, ImageRecords):
-    """Batches of images out of a record file, decoded by worker processes; arguments and defaults are MXNet 1.9.1's.
+    """Iterate over batches of images from a record file, decoded by worker processes.
+
+    Arguments and defaults are those of MXNet 1.9.1.  Values may be strings, as in `batch_size="32"`.  Unknown arguments are
+    ignored with a warning.  Unlike in MXNet, every epoch reads all rows (rows that wrap around into the last batch are not
+    skipped in the next epoch), `round_batch=False` leaves no undefined rows, and random numbers do not depend on the number of
+    workers.
 
     Args:
-        path_imgrec: the record file.
-        data_shape: (channels, height, width), 3 or 1 channels.
-        batch_size: rows of a batch.
-        path_imgidx: its index.
-        path_imglist: image list whose labels replace those of the records, by id.
-        label_width: labels of a row.
-        shuffle: a new order every epoch.
-        seed: fixes orders, and augmentations unless `seed_aug` does.
-        seed_aug: fixes augmentations.
-        part_index: which of `num_parts` parts to read.
-        num_parts: parts of equal size, or one row more.
-        round_batch: the last batch is filled with rows from the start either way, and `pad` counts them.
-        preprocess_threads: worker processes, at most one a core; 0 decodes in this process.
-        prefetch_buffer: batches made in advance.
-        dtype: None or "float32", "uint8", "int8".
-        mean_r, mean_g, mean_b, std_r, std_g, std_b: of each channel.
-        kwargs: resize, rand_crop, rand_mirror, random_resized_crop, brightness, scale ...: fields of `jfit.data.images.Recipe`.
+        path_imgrec: record file.
+        data_shape: (channels, height, width), with 3 or 1 channels.
+        batch_size: rows per batch.
+        path_imgidx: index file of the record file.
+        path_imglist: image list whose labels replace those of the records, matched by id.
+        label_width: number of labels per row.
+        shuffle: shuffle at each epoch.
+        seed: seeds the order, and the augmentations unless `seed_aug` does.
+        seed_aug: seeds the augmentations.
+        part_index: which of the `num_parts` parts to read.
+        num_parts: number of parts; their sizes differ by at most one row.
+        round_batch: accepted; the last batch is always filled with rows from the start, and `pad` is their number.
+        preprocess_threads: number of worker processes, at most one per core; 0 decodes in this process.
+        prefetch_buffer: number of batches prepared in advance.
+        dtype: "float32" (default), "uint8" or "int8".
+        data_name: name of the images.
+        label_name: name of the labels.
+        mean_r, mean_g, mean_b, std_r, std_g, std_b: mean and standard deviation per channel, for normalization.
+        kwargs: resize, rand_crop, rand_mirror, random_resized_crop, brightness, scale, ...: see `jfit.data.images.Recipe`.
 
     Raises:
         MXNetError: a file is missing or damaged.
         ValueError: an argument is out of range.
-        NotImplementedError: one that jfit does not have: rotation, shear, HSL noise, mean images.
-
-    Texts stand for values, as in `batch_size="32"`; an argument that neither has is ignored, with a warning.
-
-    Unlike in MXNet, every epoch has all rows: what a batch wraps is not left out of the next epoch, `round_batch=False` gives
-    no undefined rows, and random numbers do not depend on the number of workers.
+        NotImplementedError: an unsupported augmentation: rotation, shear, HSL noise or a mean image.
 
     Example:
         >>> from jfit.mxnet.image.record_iter import ImageRecordIter
@@ -119,37 +120,55 @@ class ImageRecordIter(MXDataIter, ImageRecords):
 
 
 class ImageRecordUInt8Iter(ImageRecordIter):
-    """`ImageRecordIter` with batches of uint8."""
+    """`ImageRecordIter` with images of dtype uint8.
+
+    Args:
+        args: see `ImageRecordIter`.
+        kwargs: see `ImageRecordIter`.
+
+    Example:
+        >>> issubclass(ImageRecordUInt8Iter, ImageRecordIter)
+        True
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"dtype": "uint8", **kwargs})
 
 
 class ImageRecordInt8Iter(ImageRecordIter):
-    """`ImageRecordIter` with batches of int8, values above 127 cut."""
+    """`ImageRecordIter` with images of dtype int8; pixel values above 127 become 127.
+
+    Args:
+        args: see `ImageRecordIter`.
+        kwargs: see `ImageRecordIter`.
+
+    Example:
+        >>> issubclass(ImageRecordInt8Iter, ImageRecordIter)
+        True
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"dtype": "int8", **kwargs})
 
 
-def _augment(kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the recipe from MXNet's arguments."""
+def _augment(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Convert MXNet's augmentation arguments to fields of `jfit.data.images.Recipe`."""
     channels = {f"{kind}_{c}": float(kind == "std") for kind in ("mean", "std") for c in "rgb"}
     fields = {}
-    for name, value in given.items():
-        value = value if name in _TEXTS else value_of(name, value)
-        if name in _SAME:
-            fields[name] = bool(value) if name in _SWITCHES else value
+    for name, value in kwargs.items():
+        value = value if name in _STRINGS else value_of(name, value)
+        if name in _RECIPE_FIELDS:
+            fields[name] = bool(value) if name in _BOOLEANS else value
         elif name in channels:
             channels[name] = float(value)
-        elif name in _ABSENT:
-            if value not in _ABSENT[name]:
+        elif name in _UNSUPPORTED:
+            if value not in _UNSUPPORTED[name]:
                 raise NotImplementedError(
-                    f"ImageRecordIter: jfit does not have {name}={value!r}; leave it at {_ABSENT[name][0]!r}, or use "
-                    "mx.image.ImageIter with an augmenter of your own."
+                    f"ImageRecordIter: jfit does not support {name}={value!r}; leave it at {_UNSUPPORTED[name][0]!r}, or "
+                    "use mx.image.ImageIter with a custom augmenter."
                 )
-        elif name not in _UNUSED:
-            ignore(kind, name, [*_SAME, *channels], 4)
+        elif name not in _IGNORED:
+            warn_ignored(kind, name, [*_RECIPE_FIELDS, *channels], 4)
     if fields.get("max_aspect_ratio") and not fields.get("random_resized_crop"):
-        raise NotImplementedError("ImageRecordIter: jfit has max_aspect_ratio with random_resized_crop=True only.")
+        raise NotImplementedError("ImageRecordIter: jfit supports max_aspect_ratio only with random_resized_crop=True.")
     return fields | {kind: tuple(channels[f"{kind}_{c}"] for c in "rgb") for kind in ("mean", "std")}

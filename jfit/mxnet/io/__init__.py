@@ -1,1 +1,1 @@
-"""MXNet's iterators, whose batches hold NDArrays."""
+"""MXNet's data iterators, whose batches contain NDArrays; `mx.io` is `jfit.mxnet.io.arrays`."""

@@ -1,4 +1,4 @@
-"""`mx.io`: MXNet's iterators, their arrays as NDArrays.
+"""`mx.io`: MXNet's data iterators, whose batches contain NDArrays.
 
 >>> import jfit.mx as mx, numpy as np
 >>> batch = next(mx.io.NDArrayIter(np.arange(6.0).reshape(3, 2), batch_size=2))
@@ -35,11 +35,14 @@ __all__ = [
     "ResizeIter",
 ]
 
-ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter  # older readers of the same files
+ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter  # MXNet's older names
 
 
 class NDArrayIter(data.NDArrayIter):
-    """Batches of equal size from arrays in memory; see `jfit.data.NDArrayIter`, whose arrays these are, as NDArrays.
+    """Iterate over batches of arrays in memory: `jfit.data.NDArrayIter` with NDArrays in its batches.
+
+    Args:
+        data: and all other arguments (label, batch_size, shuffle, last_batch_handle, ...): see `jfit.data.NDArrayIter`.
 
     Example:
         >>> import numpy as np
@@ -47,7 +50,7 @@ class NDArrayIter(data.NDArrayIter):
         [[0.0, 1.0], [2.0, 0.0]]
     """
 
-    plain = True  # as for jfit's own: batches are rows of the arrays, so an epoch may run without asking for each of them
+    plain = True  # as in the base class: batches are rows of the arrays, so `fit` may read the arrays instead of the batches
 
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
         return [as_ndarrays(a) for a in super()._pick(named)]

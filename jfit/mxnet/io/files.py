@@ -1,4 +1,4 @@
-"""MXNet's iterators over files: its arguments for those of `jfit.data`, their arrays as NDArrays."""
+"""MXNet's iterators over files: the iterators of `jfit.data` with MXNet's arguments and NDArrays in their batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.ndarray.create import as_ndarrays
 from jfit.ops.registry import nearest
 
-# Arguments of MXNet's readers that say how the work is done, or that old scripts pass although they do nothing.
-_UNUSED = ("prefetch_buffer", "ctx", "input_shape", "preprocess_threads", "verbose")
+# Arguments of MXNet's iterators that do not change the batches; accepted and ignored.
+_IGNORED = ("prefetch_buffer", "ctx", "input_shape", "preprocess_threads", "verbose")
 
 
 class MXDataIter(DataIter):
-    """What MXNet's iterators over files have in common: one data and one label array a batch, first batch at hand.
+    """Base of MXNet's iterators over files: one data array and one label array per batch, and a preview of the first batch.
+
+    Args:
+        args: those of the subclass.
+        kwargs: those of the subclass.
 
     Example:
         >>> from pathlib import Path
@@ -35,10 +39,14 @@ class MXDataIter(DataIter):
     _skips_load = False
 
     def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
+        """Return the next batch.
+
+        Raises:
+            StopIteration: the epoch has ended.
+        """
         if self._skips_load and getattr(self, "batches_read", 0):
             return self._batch()
-        with _refused():
+        with _as_mxnet_error():
             if not self.iter_next():
                 raise StopIteration
         return self._batch()
@@ -48,7 +56,7 @@ class MXDataIter(DataIter):
 
     @property
     def first_batch(self) -> DataBatch | None:
-        """The first batch while none was read, then None."""
+        """The first batch, without advancing the iterator; None once a batch has been read."""
         if getattr(self, "batches_read", 0):
             return None
         source: Any = self
@@ -58,22 +66,22 @@ class MXDataIter(DataIter):
         return batch
 
     def debug_skip_load(self) -> None:
-        """Give the batch read last again and again: how fast a training is that need not wait for data."""
+        """Make `next` return the last batch read again and again, to time the training without the data loading."""
         self._skips_load = True
         logging.info("Set debug_skip_load to be true, will simply return first batch")
 
     def getdata(self) -> Any:
-        """The data of the current batch: one array."""
+        """Return the data of the current batch, one NDArray."""
         return as_ndarrays(super().getdata()[0])
 
     def getlabel(self) -> Any:
-        """The labels of the current batch: one array."""
+        """Return the labels of the current batch, one NDArray."""
         return as_ndarrays(super().getlabel()[0])
 
 
 @contextlib.contextmanager
-def _refused() -> Iterator[None]:
-    """What MXNet's readers would refuse raises MXNetError, as scripts expect; the sentence stays."""
+def _as_mxnet_error() -> Iterator[None]:
+    """Re-raise a ValueError as MXNetError with the same message, which MXNet scripts expect."""
     try:
         with translated():
             yield
@@ -83,35 +91,35 @@ def _refused() -> Iterator[None]:
         raise MXNetError(str(error)) from error
 
 
-def _arguments(kind: type, positional: tuple[Any, ...], given: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
-    """MXNet's arguments as those of `kind`, texts as the values they stand for."""
+def _arguments(kind: type, positional: tuple[Any, ...], kwargs: dict[str, Any], required: tuple[str, ...]) -> dict[str, Any]:
+    """Convert MXNet's arguments to those of `kind`, with strings parsed."""
     name = kind.__name__
     if positional:
-        raise TypeError(f"{name} takes keyword arguments only, found {len(positional)} others; name them, as in batch_size=32.")
-    missing = [key for key in needed if key not in given]
+        raise TypeError(f"{name} takes keyword arguments only, found {len(positional)} positional; name them: batch_size=32.")
+    missing = [key for key in required if key not in kwargs]
     if missing:
         raise MXNetError(f"{name}: the argument {', '.join(missing)} is missing; it has no default.")
-    known = [key for key in inspect.signature(kind.__init__).parameters if key != "self"]
-    found = {}
-    for key, value in given.items():
-        if key in known:
-            found[key] = value_of(key, value)
-        elif key not in _UNUSED:
-            ignore(name, key, known, 5)
-    return found
+    parameters = [key for key in inspect.signature(kind.__init__).parameters if key != "self"]
+    arguments = {}
+    for key, value in kwargs.items():
+        if key in parameters:
+            arguments[key] = value_of(key, value)
+        elif key not in _IGNORED:
+            warn_ignored(name, key, parameters, 5)
+    return arguments
 
 
-def ignore(name: str, key: str, known: Sequence[str], level: int) -> None:
-    """Warns of an argument that an iterator does not have; MXNet's readers ignore such ones without a word."""
-    near = nearest(key, known)
-    warnings.warn(f"{name} has no argument {key!r}: ignored{f', did you mean {near}?' if near else ''}", stacklevel=level)
+def warn_ignored(name: str, key: str, parameters: Sequence[str], stacklevel: int) -> None:
+    """Warn that an iterator has no argument `key` and ignores it; MXNet ignores such arguments silently."""
+    near = nearest(key, parameters)
+    warnings.warn(f"{name} has no argument {key!r}: ignored{f', did you mean {near}?' if near else ''}", stacklevel=stacklevel)
 
 
 def value_of(key: str, value: Any) -> Any:
-    """The value that an argument written as text stands for, as in `batch_size="32"`.
+    """Parse an argument that may be a string, as in `batch_size="32"`; names and paths are returned unchanged.
 
     Raises:
-        MXNetError: it stands for none.
+        MXNetError: the string is not a Python literal.
     """
     if not isinstance(value, str) or key in ("dtype", "data_name", "label_name") or key.endswith(("_csv", "_libsvm")):
         return value
@@ -120,32 +128,32 @@ def value_of(key: str, value: Any) -> Any:
     try:
         return {"true": True, "false": False}.get(value.lower(), ast.literal_eval(value.capitalize()))
     except (ValueError, SyntaxError):
-        raise MXNetError(f"{key} is {value!r}; needed a number, a truth value or a shape.") from None
+        raise MXNetError(f"{key} is {value!r}; expected a number, a boolean or a shape.") from None
 
 
 class _FileIter(MXDataIter):
-    """An iterator over a file in MXNet's arguments, all of them named, any of them as text."""
+    """Base of the iterators over a file: MXNet's keyword arguments, whose values may be strings."""
 
     _source: ClassVar[type]
-    _needed: ClassVar[tuple[str, ...]] = ()
-    _defaults: ClassVar[dict[str, Any]] = {}  # where they are not those of `_source`
+    _required: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[dict[str, Any]] = {}  # MXNet's defaults that differ from those of `_source`
 
     def __init__(self, *args: Any, **kwargs: Any):
-        found = _arguments(self._source, args, self._defaults | kwargs, self._needed)
-        with _refused():
-            self._source.__init__(self, **found)
+        arguments = _arguments(self._source, args, self._defaults | kwargs, self._required)
+        with _as_mxnet_error():
+            self._source.__init__(self, **arguments)
 
 
 class CSVIter(_FileIter, data.CSVIter):
-    """Batches from a table of numbers; see `jfit.data.CSVIter`, whose arrays these are, as NDArrays.
+    """Iterate over batches of rows of a CSV file: `jfit.data.CSVIter` with MXNet's arguments and NDArrays in its batches.
 
     Args:
-        args: none; arguments are named.
+        args: not supported; all arguments are keywords.
         kwargs: data_csv, data_shape, label_csv="NULL", label_shape=(1,), batch_size, round_batch=True, dtype=None, data_name,
-            label_name; prefetch_buffer and ctx are taken and do nothing.
+            label_name: see `jfit.data.CSVIter`.  prefetch_buffer and ctx are accepted and ignored.
 
     Raises:
-        MXNetError: an argument is missing, a file too or it is damaged.
+        MXNetError: a required argument or a file is missing, or a file is damaged.
 
     Example:
         >>> from pathlib import Path
@@ -155,19 +163,20 @@ class CSVIter(_FileIter, data.CSVIter):
         [([[1.0, 2.0], [3.0, 4.0]], 0), ([[5.0, 6.0], [1.0, 2.0]], 1)]
     """
 
-    _source, _needed = data.CSVIter, ("data_csv", "data_shape", "batch_size")
+    _source, _required = data.CSVIter, ("data_csv", "data_shape", "batch_size")
 
 
 class LibSVMIter(_FileIter, data.LibSVMIter):
-    """Batches of sparse rows; see `jfit.data.LibSVMIter`, whose arrays these are, as NDArrays: data as CSRNDArray.
+    """Iterate over batches of sparse rows of a LibSVM file: `jfit.data.LibSVMIter` with a CSRNDArray as data.
 
     Args:
-        args: none; arguments are named.
+        args: not supported; all arguments are keywords.
         kwargs: data_libsvm, data_shape, label_libsvm="NULL", label_shape=(1,), batch_size, round_batch=True, num_parts=1,
-            part_index=0, dtype=None, data_name, label_name; prefetch_buffer and ctx are taken and do nothing.
+            part_index=0, dtype=None, data_name, label_name: see `jfit.data.LibSVMIter`.  prefetch_buffer and ctx are accepted
+            and ignored.
 
     Raises:
-        MXNetError: an argument is missing, a file too or it is damaged.
+        MXNetError: a required argument or a file is missing, or a file is damaged.
 
     Example:
         >>> from pathlib import Path
@@ -177,16 +186,17 @@ class LibSVMIter(_FileIter, data.LibSVMIter):
         ('csr', [1.0, -1.0])
     """
 
-    _source, _needed = data.LibSVMIter, ("data_libsvm", "data_shape", "batch_size")
+    _source, _required = data.LibSVMIter, ("data_libsvm", "data_shape", "batch_size")
 
 
 class MNISTIter(_FileIter, data.MNISTIter):
-    """Batches of images in MNIST's format; see `jfit.data.MNISTIter`, whose arrays these are, as NDArrays.
+    """Iterate over batches of images in MNIST's file format: `jfit.data.MNISTIter` with NDArrays in its batches.
 
     Args:
-        args: none; arguments are named.
+        args: not supported; all arguments are keywords.
         kwargs: image, label, batch_size=128, shuffle=True, flat=False, seed=0, silent=False, num_parts=1, part_index=0,
-            dtype=None, data_name, label_name; prefetch_buffer, ctx and input_shape are taken and do nothing.
+            dtype=None, data_name, label_name: see `jfit.data.MNISTIter`.  prefetch_buffer, ctx and input_shape are accepted
+            and ignored.
 
     Raises:
         MXNetError: a file is missing or damaged.

@@ -1,4 +1,4 @@
-"""`mx.nd`: mutable arrays, and every operator on them at once.
+"""`mx.nd`: MXNet's mutable NDArray, and every operator as a function that runs immediately.
 
 >>> import jfit.mx as mx
 >>> mx.nd.FullyConnected(mx.nd.ones((1, 2)), mx.nd.ones((3, 2)), mx.nd.zeros(3), num_hidden=3).asnumpy().tolist()
@@ -70,13 +70,13 @@ __all__ = [
 ]
 
 
-def _pair(both: str, scalar: str, mirrored: str):
+def _binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str):
     def call(lhs: Any, rhs: Any) -> Any:
         if isinstance(lhs, NDArray):
-            return binary(both, scalar, lhs, rhs)
+            return binary(array_op, scalar_op, lhs, rhs)
         if isinstance(rhs, NDArray):
-            return binary(both, mirrored, rhs, lhs, swapped=True)
-        raise TypeError(f"one of the two must be an NDArray, found {type(lhs).__name__} and {type(rhs).__name__}")
+            return binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
+        raise TypeError(f"at least one argument must be an NDArray, found {type(lhs).__name__} and {type(rhs).__name__}")
 
     return call
 
@@ -85,7 +85,7 @@ random_uniform = uniform = random.uniform
 random_normal = normal = random.normal
 random_randint = random.randint
 
-_FUNCTIONS = SimpleNamespace(**{name: _pair(*ops) for name, ops in PAIRS.items()})
+_FUNCTIONS = SimpleNamespace(**{name: _binary_function(*ops) for name, ops in PAIRS.items()})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
-"""NDArray: MXNet's mutable array, a box over a JAX array (or over numpy, for 64-bit data that nobody computed with yet).
+"""NDArray: MXNet's mutable array, implemented as a reference to an immutable JAX array that writes replace.
 
-Basic indexing and `reshape` give views, as in MXNet: writing into `a[0]` or `a.reshape(...)` writes into `a`.
+64-bit data stays a NumPy array until the first computation, because JAX is 32-bit by default.  Basic indexing and `reshape`
+return views, as in MXNet: writing into `a[0]` or `a.reshape(...)` writes into `a`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from jfit.mxnet.ndarray.invoke import is_array, on_device, with_number
 from jfit.ops import ALIASES, lookup
 
 
-def _operator(both: str, scalar: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+def _operator(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     def call(self: NDArray, o: Any) -> Any:
-        return binary(both, scalar, self, o, swapped)
+        return binary(array_op, scalar_op, self, o, swapped)
 
     return call
 
@@ -36,8 +37,10 @@ def _operator(both: str, scalar: str, swapped: bool = False) -> Callable[[Any, A
 class NDArray(MutableArray):
     """A mutable array on a device.
 
+    Every operator is also a method: `x.sum(axis=0)` is `mx.nd.sum(x, axis=0)`.
+
     Args:
-        value: array, box or nested list; `mx.nd.array` is the usual way to make one.
+        value: JAX array, NumPy array, NDArray or nested list.  `mx.nd.array` is the usual constructor.
 
     Example:
         >>> import jfit.mx as mx
@@ -48,21 +51,21 @@ class NDArray(MutableArray):
     """
 
     __slots__ = ()
-    _fresh_grad = False  # a gradient that backward wrote and no trainer used yet
+    _fresh_grad = False  # True from backward until a Trainer step has used this array as a gradient
     stype = "default"
     grad = None
 
-    # -------------------------------------------------------------------------------- what it is
+    # -------------------------------------------------------------------------------- attributes and conversions
     @property
     def context(self) -> Context:
-        """The device it lives on."""
+        """The device of the array."""
         return context_of(self.value)
 
     ctx = context
 
     @property
     def T(self) -> NDArray:
-        """Axes reversed."""
+        """A copy with the axes reversed."""
         return self.transpose()
 
     def __repr__(self) -> str:
@@ -73,7 +76,7 @@ class NDArray(MutableArray):
 
     def __bool__(self) -> bool:
         if self.size > 1:
-            raise ValueError(f"the truth of an NDArray of shape {self.shape} is ambiguous; compare with .asnumpy()")
+            raise ValueError(f"the truth value of an array of shape {self.shape} is ambiguous; use .asnumpy().any() or .all()")
         return self.size == 1 and bool(self.asscalar())
 
     def __float__(self) -> float:
@@ -84,7 +87,7 @@ class NDArray(MutableArray):
 
     def __index__(self) -> int:
         if not issubclass(self.dtype, np.integer):
-            raise TypeError(f"only arrays of integers can be an index, this one is {self.dtype.__name__}")
+            raise TypeError(f"only an integer array can be used as an index, this one has dtype {self.dtype.__name__}")
         return int(self.asscalar())
 
     def __iter__(self) -> Iterator[NDArray]:
@@ -99,68 +102,80 @@ class NDArray(MutableArray):
     def __deepcopy__(self, memo: Any) -> NDArray:
         return self.copy()
 
-    # -------------------------------------------------------------------------------- to and from
+    # -------------------------------------------------------------------------------- copies
     def asscalar(self) -> Any:
-        """The one value it holds, a numpy scalar.
+        """Return the value of an array of size 1 as a NumPy scalar; waits for the computation.
 
         Raises:
-            ValueError: it holds several values, or none.
+            ValueError: the array has more than one value, or none.
         """
         if self.size != 1:
-            raise ValueError(f"asscalar needs one value, the array has shape {self.shape}; index it, or use asnumpy()")
+            raise ValueError(f"asscalar needs an array of one value, found shape {self.shape}; index it, or use asnumpy()")
         return self.asnumpy().reshape(())[()]
 
     def item(self) -> Any:
-        """The one value it holds, a Python number."""
+        """Return the value of an array of size 1 as a Python number; waits for the computation."""
         return self.asscalar().item()
 
     def wait_to_read(self) -> None:
-        """Wait until the value is computed."""
+        """Block until the value is computed."""
         counters.wait(self.value)  # sync: the caller asked to wait
 
     wait_to_write = wait_to_read
 
     def copy(self) -> NDArray:
-        """A new array with the same values, in a buffer of its own."""
+        """Return a copy in a new buffer, on the same device."""
         value = self.value
         return NDArray(np.array(value) if isinstance(value, np.ndarray) else jnp.array(value, copy=True))
 
     def copyto(self, other: NDArray | Context) -> NDArray:
-        """Write the values into another array, or copy them to a device; returns the target."""
+        """Copy the values into another array, or to a device.
+
+        Args:
+            other: the NDArray to write into (values are broadcast and cast to its dtype), or a device.
+
+        Returns:
+            `other`, or the new NDArray on that device.
+        """
         if isinstance(other, MutableArray):
             other[:] = self
             return other  # type: ignore[return-value]
         return NDArray(jax.device_put(self.copy().value, Context(other).device))
 
     def as_in_context(self, context: Context) -> NDArray:
-        """Itself where it is there already, else a copy on that device."""
+        """Return the array itself if it is on this device already, otherwise a copy on the device."""
         return self if self.context == tuple(context) else self.copyto(context)
 
     as_in_ctx = as_in_context
 
     def astype(self, dtype: Any, copy: bool = True) -> NDArray:
-        """The values in another dtype; 64-bit ones stay on the host until they are computed with."""
+        """Return the values in another dtype.
+
+        Args:
+            dtype: 64-bit dtypes are kept on the host until the first computation, which makes them 32-bit.
+            copy: False returns the array itself if it has this dtype already.
+        """
         if not copy and np.dtype(dtype) == self.dtype:
             return self
-        return NDArray(held(self.value, dtype))
+        return NDArray(copy_as(self.value, dtype))
 
     def tostype(self, stype: str) -> Any:
-        """The same values in another storage type."""
+        """Return a copy in another storage type: "default" (dense), "csr" or "row_sparse"."""
         return self.copy() if stype == "default" else STORAGE[stype](from_dense(self.asnumpy(), stype))
 
     def detach(self) -> NDArray:
-        """The values without history."""
+        """Return a new NDArray with the same value and without a gradient buffer."""
         return NDArray(self.value)
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
-        """A gradient buffer of zeros beside the array."""
+        """Allocate `grad`, a gradient buffer of zeros of the same shape; `grad_req="null"` removes it."""
         self.grad = None if grad_req == "null" else NDArray(jnp.zeros_like(jnp.asarray(self.value)))
 
-    # -------------------------------------------------------------------------------- parts
+    # -------------------------------------------------------------------------------- indexing and shapes
     def __getitem__(self, key: Any) -> NDArray:
-        """Rows, slices and single entries are views; index arrays and masks give copies.  A single entry has shape (1,)."""
+        """Basic indices (integers, slices) return views; index arrays and masks return copies.  One entry has shape (1,)."""
         key = _in_range(_key(key), self.shape)
-        if not _basic(key):
+        if not _is_basic(key):
             return NDArray(self.value[key])
         parts = key if isinstance(key, tuple) else (key,)
         single = 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts) and None not in parts
@@ -174,43 +189,47 @@ class NDArray(MutableArray):
         return View(self, get, put)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        value, mine = as_array(value), cast(Any, self.value)
-        if isinstance(mine, jax.Array) and isinstance(value, jax.Array) and not is_tracer(mine) and not is_tracer(value):
-            if value.committed and value.devices() != mine.devices():
-                value = jax.device_put(value, min(mine.devices(), key=lambda d: d.id))
+        value, old = as_array(value), cast(Any, self.value)
+        if isinstance(old, jax.Array) and isinstance(value, jax.Array) and not is_tracer(old) and not is_tracer(value):
+            if value.committed and value.devices() != old.devices():
+                value = jax.device_put(value, min(old.devices(), key=lambda d: d.id))
         elif isinstance(value, np.ndarray):
-            value = np.array(value)  # the caller may write into his array before the device has read it
+            value = np.array(value)  # the caller may overwrite the source before the asynchronous transfer has read it
         super().__setitem__(_in_range(_key(key), self.shape), value)
 
     def reshape(self, *shape: Any, reverse: bool = False, **kwargs: Any) -> NDArray:
-        """A view in another shape, with MXNet's codes 0, -1, -2, -3, -4.
+        """Return a view in another shape.
+
+        Args:
+            shape: sizes as arguments, one tuple or `shape=`.  MXNet's codes are supported: 0 copies the size of the axis, -1 is
+                inferred, -2 copies all remaining axes, -3 merges two axes, -4 splits one into the next two sizes.
+            reverse: match sizes and codes to the axes from right to left.
 
         Raises:
-            ReshapeError: the shape holds another number of values; both an MXNetError and a ValueError.
+            ReshapeError: the number of values differs.  It is both an MXNetError and a ValueError.
         """
         sizes = kwargs.get("shape", shape[0] if len(shape) == 1 and isinstance(shape[0], (list, tuple)) else shape)
         if isinstance(sizes, int):
             sizes = (sizes,)
-        target = _reshaped(self.shape, tuple(int(s) for s in sizes), reverse)
+        target = _target_shape(self.shape, tuple(int(s) for s in sizes), reverse)
         return View(self, lambda value: value.reshape(target), lambda value: self.__setitem__(ALL, value.reshape(self.shape)))
 
     def reshape_like(self, other: NDArray) -> NDArray:
-        """A view in the shape of another array."""
+        """Return a view in the shape of another array."""
         return self.reshape(other.shape)
 
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
-        """Axes in another order; reversed where none are given."""
-        given = kwargs.get("axes", axes[0] if len(axes) == 1 and isinstance(axes[0], (list, tuple)) else axes)
-        return function("transpose")(self, axes=tuple(given or ()))
+        """Return a copy with the axes permuted, as arguments, one tuple or `axes=`; reversed by default."""
+        order = kwargs.get("axes", axes[0] if len(axes) == 1 and isinstance(axes[0], (list, tuple)) else axes)
+        return function("transpose")(self, axes=tuple(order or ()))
 
     def slice(self, begin: Any, end: Any, step: Any = None) -> NDArray:
-        """begin ≤ index < end on each axis."""
+        """Return a copy of begin[k] <= index < end[k] along each axis k."""
         return function("slice")(self, begin=begin, end=end, step=step)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # Every operator is a method too: x.sum(axis=0) is mx.nd.sum(x, axis=0).
         if name.startswith("_") or name not in ALIASES:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and no operator is called that")
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and there is no operator of that name")
         return functools.partial(function(name), self)
 
     # -------------------------------------------------------------------------------- operators
@@ -237,47 +256,47 @@ class NDArray(MutableArray):
     def __abs__(self) -> NDArray:
         return function("abs")(self)
 
-    def _into(self, result: Any) -> NDArray:
+    def _assign(self, result: Any) -> NDArray:
         if result is NotImplemented:
             return result
         self[:] = result
         return self
 
     def __iadd__(self, o: Any) -> NDArray:
-        return self._into(self + o)
+        return self._assign(self + o)
 
     def __isub__(self, o: Any) -> NDArray:
-        return self._into(self - o)
+        return self._assign(self - o)
 
     def __imul__(self, o: Any) -> NDArray:
-        return self._into(self * o)
+        return self._assign(self * o)
 
     def __itruediv__(self, o: Any) -> NDArray:
-        return self._into(self / o)
+        return self._assign(self / o)
 
     def __imod__(self, o: Any) -> NDArray:
-        return self._into(self % o)
+        return self._assign(self % o)
 
     def __ipow__(self, o: Any) -> NDArray:
-        return self._into(self**o)
+        return self._assign(self**o)
 
 
 class View(NDArray):
-    """A part of another array, or the same in another shape: what is written here is written there."""
+    """A view of another NDArray, made by basic indexing or `reshape`: reads follow the base, writes go into it."""
 
-    __slots__ = ("_base", "_get", "_put", "_seen")
+    __slots__ = ("_base", "_cached", "_get", "_put")
 
     def __init__(self, base: NDArray, get: Callable[[Any], Any], put: Callable[[Any], None]) -> None:
         self._base, self._get, self._put = base, get, put
-        self._seen: tuple[Any, Any] = (None, None)
+        self._cached: tuple[Any, Any] = (None, None)  # (value of the base, value of the view computed from it)
 
     @property
     def value(self) -> Any:
-        """The values as the base has them now."""
+        """The values of the view; recomputed after a write to the base."""
         whole = self._base.value
-        if self._seen[0] is not whole:
-            self._seen = (whole, self._get(whole))
-        return self._seen[1]
+        if self._cached[0] is not whole:
+            self._cached = (whole, self._get(whole))
+        return self._cached[1]
 
     @value.setter
     def value(self, new: Any) -> None:
@@ -285,23 +304,34 @@ class View(NDArray):
 
 
 ALL = slice(None)
-STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> class of its arrays; `sparse` enters its own
+STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> NDArray class; filled by the module `sparse`
 
 
-def binary(both: str, scalar: str, left: NDArray, right: Any, swapped: bool = False) -> Any:
-    """Two arrays (broadcast against each other) or an array and a number; the result has the array's dtype."""
+def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bool = False) -> Any:
+    """Apply a binary operator to an NDArray and another array (with broadcasting) or a number.
+
+    Args:
+        array_op: name of the operator of two arrays; "" if there is none.
+        scalar_op: name of the operator of an array and a number; its result has the array's dtype.
+        left: the NDArray.
+        right: array or number.
+        swapped: pass (right, left) to `array_op`.  `scalar_op` is always called with the array first.
+
+    Returns:
+        NDArray, or NotImplemented if `right` is neither an array nor a number.
+    """
     if isinstance(right, (numbers.Number, np.generic)):
-        return NDArray(with_number(scalar, left, right))
-    if not both or not is_array(right):
+        return NDArray(with_number(scalar_op, left, right))
+    if not array_op or not is_array(right):
         return NotImplemented
     pair = [on_device(left), on_device(right)]
-    rank = max(x.ndim for x in pair)  # ranks are made equal here: jax may be told to refuse unequal ones
+    rank = max(x.ndim for x in pair)  # equal ranks also work under jax_numpy_rank_promotion="raise"
     pair = [x if x.ndim == rank else x.reshape((1,) * (rank - x.ndim) + x.shape) for x in pair]
-    return invoke(both, pair[::-1] if swapped else pair, {})
+    return invoke(array_op, pair[::-1] if swapped else pair, {})
 
 
-def held(value: Any, dtype: Any, ctx: Any = None) -> Any:
-    """An array of a dtype, in a buffer of its own: on the device, or on the host where the device has no such dtype."""
+def copy_as(value: Any, dtype: Any, ctx: Any = None) -> Any:
+    """Copy a value to a new array of this dtype: a JAX array on `ctx`, or a NumPy array if JAX does not support the dtype."""
     dtype = np.dtype(dtype)
     value = as_array(value)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
@@ -312,7 +342,16 @@ def held(value: Any, dtype: Any, ctx: Any = None) -> Any:
 
 
 def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None) -> Any:
-    """One operator on arrays, as NDArrays; see `jfit.mxnet.ndarray.invoke`.
+    """Run one operator on arrays and return NDArrays; see `jfit.mxnet.ndarray.invoke.invoke`.
+
+    Args:
+        name: name of any registered operator.
+        arrays: inputs, then auxiliary states, in the operator's order.
+        attrs: attributes as typed values or as strings.
+        out: NDArray, or list of NDArrays, to write the result into.
+
+    Returns:
+        One NDArray, or a list if the operator has several visible outputs; `out` itself if it is passed.
 
     Example:
         >>> invoke("clip", [np.array([1.0, 5.0])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
@@ -322,10 +361,16 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The eager function of one operator, as `mx.nd.<name>`.
+    """Return the function `mx.nd.<name>`, which runs one operator immediately.
+
+    Args:
+        name: name of any registered operator.
+
+    Returns:
+        Function of arrays and attributes, which returns NDArrays.
 
     Raises:
-        UnknownOperator: no such operator (nearest names listed).
+        UnknownOperator: there is no such operator; the message lists the nearest names.
 
     Example:
         >>> function("concat")(np.ones((1, 2)), np.zeros((1, 2)), dim=0).shape
@@ -335,7 +380,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def _key(key: Any) -> Any:
-    """An index as arrays understand it; MXNet's index arrays may be floats."""
+    """Convert an index to one that JAX and NumPy accept; index arrays of floats, which MXNet allows, become int32."""
     if isinstance(key, tuple):
         return tuple(_key(k) for k in key)
     if isinstance(key, MutableArray):
@@ -348,11 +393,11 @@ def _key(key: Any) -> Any:
 
 
 def _in_range(key: Any, shape: tuple[int, ...]) -> Any:
-    """The index itself; jax would move one beyond the end back to the last entry."""
+    """Return the index if it is in range (JAX would clamp it silently), otherwise raise IndexError."""
     parts = key if isinstance(key, tuple) else (key,)
     axis, spare = 0, len(shape) - sum(p is not None and p is not Ellipsis for p in parts)
     if spare < 0:
-        raise IndexError(f"an index of {len(parts)} parts for an array of shape {shape}")
+        raise IndexError(f"too many indices: {len(parts)} for an array of shape {shape}")
     for part in parts:
         if part is Ellipsis:
             axis += spare
@@ -363,12 +408,12 @@ def _in_range(key: Any, shape: tuple[int, ...]) -> Any:
     return key
 
 
-def _basic(key: Any) -> bool:
+def _is_basic(key: Any) -> bool:
     parts = key if isinstance(key, tuple) else (key,)
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
 
 
-def _reshaped(shape: tuple[int, ...], sizes: tuple[int, ...], reverse: bool) -> tuple[int, ...]:
+def _target_shape(shape: tuple[int, ...], sizes: tuple[int, ...], reverse: bool) -> tuple[int, ...]:
     op, target = lookup("Reshape"), sizes
     if any(s <= 0 for s in sizes):
         try:

@@ -1,4 +1,7 @@
-"""`mx.nd.contrib.foreach`, `while_loop` and `cond`: Python loops over arrays, with the arguments of the symbols' ones."""
+"""`mx.nd.contrib.foreach`, `while_loop` and `cond`: control flow over NDArrays as Python loops, run immediately.
+
+The arguments are those of `mx.sym.contrib.foreach`, `while_loop` and `cond`, which add a node to a graph.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,19 @@ from jfit.mxnet.ndarray.create import zeros
 
 
 def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any, Any]:
-    """outₜ, stateₜ₊₁ = body(dataₜ, stateₜ) for each entry of the first axis of data.
+    """Compute out[t], state[t + 1] = body(data[t], state[t]) for each entry t of the first axis of `data`.
 
     Args:
-        body: takes one step of the data and the states; returns (outputs, new states).
-        data: array, or nested lists of arrays, with the same first axis.
-        init_states: array, or nested lists of arrays.
+        body: function (data[t], states) -> (outputs, new states).
+        data: NDArray, or nested lists of NDArrays, with the same first axis.
+        init_states: NDArray, or nested lists of NDArrays.
 
     Returns:
-        (all outputs, stacked along a new first axis; the states after the last step), nested as the body's.
+        (outputs, states): the outputs of all steps, stacked along a new first axis, and the states after the last step, both
+        nested as `body` returns them.
+
+    Raises:
+        ValueError: the first axis of `data` is empty.
 
     Example:
         >>> import jfit.mx as mx
@@ -27,35 +34,35 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
         >>> outs.asnumpy()[:, 0].tolist(), total.item()
         ([1.0, 3.0, 6.0], 6.0)
     """
-    items, form = _flat(data)
-    states, steps, out_form = init_states, [], None
+    items, structure = _flatten(data)
+    states, steps, out_structure = init_states, [], None
     if not items or not items[0].shape or not items[0].shape[0]:
-        raise ValueError(
-            "foreach needs data with at least one step along its first axis; leave the loop out where there is none"
-        )
-    for at in range(items[0].shape[0]):
-        outs, states = body(nested([item[at] for item in items], form), states)
-        flat, out_form = _flat(outs)
+        raise ValueError("foreach needs data with at least one step along its first axis; skip the call when the data is empty")
+    for t in range(items[0].shape[0]):
+        outs, states = body(nested([item[t] for item in items], structure), states)
+        flat, out_structure = _flatten(outs)
         steps.append(flat)
-    return nested([function("stack")(*parts) for parts in zip(*steps, strict=True)], out_form), states
+    return nested([function("stack")(*parts) for parts in zip(*steps, strict=True)], out_structure), states
 
 
 def while_loop(
     cond: Callable[..., Any], func: Callable[..., Any], loop_vars: Any, max_iterations: int | None = None
 ) -> tuple[Any, Any]:
-    """outₜ, varsₜ₊₁ = func(*varsₜ) while cond(*varsₜ) is not 0, at most `max_iterations` times.
+    """Compute out[t], vars[t + 1] = func(*vars[t]) while cond(*vars[t]) is not 0, for at most `max_iterations` steps.
 
     Args:
-        cond: takes the loop variables; returns one number.
-        func: takes the loop variables; returns (outputs, new loop variables).
-        loop_vars: array, or list of arrays.
-        max_iterations: the most steps, and the first axis of the outputs; steps that did not run are zeros there.
+        cond: function of the loop variables that returns one number.
+        func: function of the loop variables that returns (outputs, new loop variables).
+        loop_vars: NDArray, or list of NDArrays.
+        max_iterations: maximum number of steps, and the size of the first axis of the outputs; rows of steps that did not run
+            are zeros.
 
     Returns:
-        (all outputs, stacked along a new first axis, an empty list without a step; the loop variables after the last step).
+        (outputs, loop variables): the outputs of all steps, stacked along a new first axis (an empty list if no step ran), and
+        the loop variables after the last step.
 
     Raises:
-        ValueError: there are no loop variables, or their number changes.
+        ValueError: there are no loop variables, or `func` returns another number of them.
 
     Example:
         >>> import jfit.mx as mx
@@ -64,27 +71,38 @@ def while_loop(
         ([0.0, 1.0, 0.0], 2.0)
     """
     if max_iterations is None:
-        raise ValueError("while_loop needs max_iterations: the most steps it may take")
-    alone = isinstance(loop_vars, NDArray)
-    values: list[Any] = [loop_vars] if alone else list(loop_vars)
+        raise ValueError("while_loop needs max_iterations, the maximum number of steps")
+    single = isinstance(loop_vars, NDArray)
+    values: list[Any] = [loop_vars] if single else list(loop_vars)
     if not values:
         raise ValueError("while_loop needs at least one loop variable")
     steps: list[list[Any]] = []
-    out_form: Any = []
+    out_structure: Any = []
     while len(steps) < int(max_iterations) and _truth(cond(*values)):
         outs, new = func(*values)
-        flat, out_form = _flat([] if outs is None else outs)
+        flat, out_structure = _flatten([] if outs is None else outs)
         new = [new] if isinstance(new, NDArray) else list(new or ())
         if len(new) != len(values) or (steps and len(flat) != len(steps[0])):
-            raise ValueError(f"func returns {len(new)} loop variables and {len(flat)} outputs, other numbers than before")
+            raise ValueError(
+                f"func returned {len(new)} loop variables and {len(flat)} outputs, expected {len(values)} loop variables "
+                "and as many outputs as in the first step"
+            )
         values = new
         steps.append(flat)
-    stacked = [_padded(parts, int(max_iterations)) for parts in zip(*steps, strict=True)]
-    return nested(stacked, out_form), values[0] if alone else values
+    stacked = [_stack_and_pad(parts, int(max_iterations)) for parts in zip(*steps, strict=True)]
+    return nested(stacked, out_structure), values[0] if single else values
 
 
 def cond(pred: Any, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
-    """then_func() where `pred` is not 0, else else_func().
+    """Return then_func() if `pred` is not 0, otherwise else_func().
+
+    Args:
+        pred: NDArray of one value, or a number.
+        then_func: function without arguments.
+        else_func: function without arguments.
+
+    Returns:
+        The result of the function that was called.
 
     Example:
         >>> import jfit.mx as mx
@@ -99,17 +117,19 @@ def _truth(value: Any) -> bool:
     return bool(value.asscalar() if hasattr(value, "asscalar") else value)
 
 
-def _padded(parts: Sequence[NDArray], length: int) -> NDArray:
-    whole = function("stack")(*parts)
-    rest = length - len(parts)
-    return whole if not rest else function("concat")(whole, zeros((rest, *whole.shape[1:]), dtype=whole.dtype), dim=0)
+def _stack_and_pad(parts: Sequence[NDArray], length: int) -> NDArray:
+    stacked = function("stack")(*parts)
+    missing = length - len(parts)
+    if not missing:
+        return stacked
+    return function("concat")(stacked, zeros((missing, *stacked.shape[1:]), dtype=stacked.dtype), dim=0)
 
 
-def _flat(value: Any) -> tuple[list[NDArray], Any]:
-    """(arrays, how they were nested: None for one array, else a list)."""
+def _flatten(value: Any) -> tuple[list[NDArray], Any]:
+    """Flatten nested lists of NDArrays: (arrays, structure), with structure None for one array and a list for a list."""
     if isinstance(value, NDArray):
         return [value], None
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"control flow takes arrays and nested lists of arrays, got {type(value).__name__}")
-    parts = [_flat(part) for part in value]
-    return [array for flat, _ in parts for array in flat], [form for _, form in parts]
+    parts = [_flatten(part) for part in value]
+    return [array for flat, _ in parts for array in flat], [structure for _, structure in parts]

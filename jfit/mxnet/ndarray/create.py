@@ -1,4 +1,4 @@
-"""Arrays made from data, from nothing, and from files."""
+"""Functions that create NDArrays: from data, filled with a value, and from MXNet's NDArray files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from jfit.mxnet.context import place
 from jfit.mxnet.errors import translated
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.namespaces import split_attributes
-from jfit.mxnet.ndarray.array import NDArray, function, held
+from jfit.mxnet.ndarray.array import NDArray, copy_as, function
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
 
 
 def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
-    """A new array from anything array-like; float32 unless the source is an NDArray or `dtype` says otherwise.
+    """Create an NDArray by copying an array-like.
 
     Args:
-        source_array: NDArray, numpy array, list or number.
-        ctx: device; default the current context.
-        dtype: 64-bit dtypes stay on the host until they are computed with.
+        source_array: NDArray, JAX array, NumPy array, nested list or number.
+        ctx: device; the current context by default.
+        dtype: by default the dtype of an NDArray or JAX array, and float32 for any other source, as in MXNet.  64-bit dtypes
+            are kept on the host until the first computation.
+
+    Returns:
+        NDArray of the shape of the source.
 
     Example:
         >>> array([1, 2]).dtype.__name__, array(np.arange(2), dtype="int32").asnumpy().tolist()
@@ -36,26 +40,79 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
     """
     if dtype is None:
         dtype = as_array(source_array).dtype if isinstance(source_array, (MutableArray, jax.Array)) else np.float32
-    return NDArray(held(source_array, dtype, ctx))
+    return NDArray(copy_as(source_array, dtype, ctx))
 
 
 def zeros(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype: str | None = None, **_: Any) -> NDArray:
-    """y = 0 everywhere."""
+    """Create an NDArray filled with 0.
+
+    Args:
+        shape: int or tuple.
+        ctx: device; the current context by default.
+        dtype: float32 by default.
+        stype: accepted and ignored; the array is dense.
+        _: further arguments of MXNet, ignored.
+
+    Returns:
+        NDArray of this shape and dtype.
+
+    Example:
+        >>> zeros((2, 1)).asnumpy().tolist()
+        [[0.0], [0.0]]
+    """
     return full(shape, 0, ctx, dtype)
 
 
 def ones(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, **_: Any) -> NDArray:
-    """y = 1 everywhere."""
+    """Create an NDArray filled with 1.
+
+    Args:
+        shape: int or tuple.
+        ctx: device; the current context by default.
+        dtype: float32 by default.
+        _: further arguments of MXNet, ignored.
+
+    Returns:
+        NDArray of this shape and dtype.
+
+    Example:
+        >>> ones(2, dtype="int32").asnumpy().tolist()
+        [1, 1]
+    """
     return full(shape, 1, ctx, dtype)
 
 
 def empty(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype: str | None = None) -> NDArray:
-    """An array to be written; it holds zeros."""
+    """Create an NDArray to be written later; it is filled with 0.
+
+    Args:
+        shape: int or tuple.
+        ctx: device; the current context by default.
+        dtype: float32 by default.
+        stype: accepted and ignored; the array is dense.
+
+    Returns:
+        NDArray of this shape and dtype.
+
+    Example:
+        >>> empty((2, 3)).shape
+        (2, 3)
+    """
     return full(shape, 0, ctx, dtype)
 
 
 def full(shape: int | Sequence[int], val: Any, ctx: Any = None, dtype: Any = None, out: Any = None) -> NDArray:
-    """y = val everywhere.
+    """Create an NDArray filled with one value.
+
+    Args:
+        shape: int or tuple.
+        val: number.
+        ctx: device; the current context by default.
+        dtype: float32 by default.
+        out: NDArray to write into instead.
+
+    Returns:
+        NDArray of this shape and dtype, or `out`.
 
     Example:
         >>> full((2,), 3).asnumpy().tolist()
@@ -64,12 +121,12 @@ def full(shape: int | Sequence[int], val: Any, ctx: Any = None, dtype: Any = Non
     dtype = np.dtype(np.float32 if dtype is None else dtype)
     sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(s) for s in shape)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        made = NDArray(np.full(sizes, val, dtype))
+        result = NDArray(np.full(sizes, val, dtype))
     else:
-        made = NDArray(place(jnp.full(sizes, val, dtype), ctx))
+        result = NDArray(place(jnp.full(sizes, val, dtype), ctx))
     if out is None:
-        return made
-    out[:] = made
+        return result
+    out[:] = result
     return out
 
 
@@ -82,7 +139,19 @@ def arange(
     ctx: Any = None,
     dtype: Any = "float32",
 ) -> NDArray:
-    """start, start + step, ... below stop, each `repeat` times; without stop from 0 to start.
+    """Create an NDArray of evenly spaced values in [start, stop), each repeated `repeat` times.
+
+    Args:
+        start: first value; with `stop=None` it is the end, and the first value is 0.
+        stop: end, not included.
+        step: spacing.
+        repeat: number of times each value is repeated.
+        infer_range: accepted and ignored.
+        ctx: device; the current context by default.
+        dtype: float32 by default.
+
+    Returns:
+        NDArray of one axis.
 
     Example:
         >>> arange(1, 3, repeat=2).asnumpy().tolist()
@@ -93,17 +162,57 @@ def arange(
 
 
 def linspace(start: float, stop: float, num: int, endpoint: bool = True, ctx: Any = None, dtype: Any = "float32") -> NDArray:
-    """`num` values from start to stop, equally far apart."""
+    """Create an NDArray of `num` evenly spaced values from `start` to `stop`.
+
+    Args:
+        start: first value.
+        stop: last value; excluded if `endpoint` is False.
+        num: number of values.
+        endpoint: include `stop`.
+        ctx: device; the current context by default.
+        dtype: float32 by default.
+
+    Returns:
+        NDArray (num,).
+
+    Example:
+        >>> linspace(0, 1, 3).asnumpy().tolist()
+        [0.0, 0.5, 1.0]
+    """
     return array(np.linspace(start, stop, num, endpoint), ctx, dtype)
 
 
 def eye(N: int, M: int = 0, k: int = 0, ctx: Any = None, dtype: Any = "float32") -> NDArray:
-    """1 on the diagonal `k`, else 0; M = 0 makes it square."""
+    """Create a matrix with ones on a diagonal and zeros elsewhere.
+
+    Args:
+        N: number of rows.
+        M: number of columns; 0 means N.
+        k: diagonal; positive values are above the main diagonal.
+        ctx: device; the current context by default.
+        dtype: float32 by default.
+
+    Returns:
+        NDArray (N, M).
+
+    Example:
+        >>> eye(2, 3, 1).asnumpy().tolist()
+        [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
     return array(np.eye(N, M or None, k), ctx, dtype)
 
 
 def split_v2(ary: NDArray, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False) -> Any:
-    """Parts of an array along an axis: so many equal ones, or cut at these indices.
+    """Split an array along an axis, as `numpy.split`.
+
+    Args:
+        ary: the array.
+        indices_or_sections: number of equal parts, or indices at which to split.
+        axis: axis to split.
+        squeeze_axis: remove the axis from parts of size 1.
+
+    Returns:
+        List of NDArrays, or one NDArray if there is one part.
 
     Example:
         >>> [p.shape for p in split_v2(ones((4, 3)), (1,))]
@@ -113,34 +222,80 @@ def split_v2(ary: NDArray, indices_or_sections: Any, axis: int = 0, squeeze_axis
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0, always_copy: bool = True) -> NDArray:
-    """The arrays one after the other along an axis."""
+    """Concatenate arrays along an axis.
+
+    Args:
+        arrays: list of arrays that agree in all other axes.
+        axis: axis to concatenate.
+        always_copy: False returns a single array itself.
+
+    Returns:
+        NDArray.
+
+    Example:
+        >>> concatenate([ones((1, 2)), zeros((2, 2))]).shape
+        (3, 2)
+    """
     if len(arrays) == 1 and not always_copy:
         return arrays[0]
     return function("Concat")(*[a if isinstance(a, NDArray) else NDArray(a) for a in arrays], dim=axis)
 
 
 def moveaxis(tensor: NDArray, source: Any, destination: Any) -> NDArray:
-    """Axes moved to other positions."""
+    """Move axes to other positions, as `jax.numpy.moveaxis`.
+
+    Args:
+        tensor: the array.
+        source: axis or axes to move.
+        destination: new position of each.
+
+    Returns:
+        NDArray.
+
+    Example:
+        >>> moveaxis(zeros((2, 3, 4)), 0, 2).shape
+        (3, 4, 2)
+    """
     return NDArray(jnp.moveaxis(jnp.asarray(tensor.value), source, destination))
 
 
 def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
-    """out[i, indices[i]] = 1, else 0."""
+    """Write the one-hot encoding of `indices` into `out`: out[i, j] = 1 if j == indices[i], else 0.
+
+    Args:
+        indices: (rows,) class of each row.
+        out: (rows, classes), overwritten.
+
+    Returns:
+        `out`.
+
+    Example:
+        >>> onehot_encode(array([1, 0]), zeros((2, 2))).asnumpy().tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+    """
     out[:] = function("one_hot")(indices, depth=out.shape[1])
     return out
 
 
 def waitall() -> None:
-    """Wait for everything that was started."""
+    """Block until all computations that were dispatched have finished.
+
+    Example:
+        >>> waitall()
+    """
     counters.wait(jax.live_arrays())  # sync: the caller asked to wait
 
 
 def save(fname: str | os.PathLike[str], data: Any) -> None:
-    """Write a list of arrays, or a dict by name, as MXNet's NDArray file; waits once for all of them.
+    """Write arrays to a file in MXNet's NDArray format.
+
+    Args:
+        fname: path of the file.
+        data: NDArray, list of NDArrays, or dict of NDArrays by name.  Sparse arrays keep their storage type.
 
     Raises:
-        TypeError: a name is no str, or a value no array.
-        ValueError: neither an array nor a list or dict.
+        TypeError: a name is not a str, or a value is not an array.
+        ValueError: `data` is neither an array nor a list or dict.
 
     Example:
         >>> save("two.params", {"a": ones(2), "b": zeros((1, 3))})
@@ -163,32 +318,56 @@ def save(fname: str | os.PathLike[str], data: Any) -> None:
 
 
 def load(fname: str | os.PathLike[str]) -> Any:
-    """Read an NDArray file of any version: a list, or a dict by name; sparse arrays keep their storage type.
+    """Read a file in MXNet's NDArray format, of any version.
+
+    Args:
+        fname: path of the file.
+
+    Returns:
+        List of NDArrays, or dict by name, as the file was saved; sparse arrays keep their storage type.
 
     Raises:
-        MXNetError: there is no such file (a FileNotFoundError too), or it is damaged (a FormatError too).
+        MXNetError: the file does not exist (then it is a FileNotFoundError too) or is damaged (then a FormatError too).
+
+    Example:
+        >>> save("one.params", [ones(2)])
+        >>> load("one.params")[0].asnumpy().tolist()
+        [1.0, 1.0]
     """
     with translated():
         return as_ndarrays(mxnet_arrays.load_arrays(fname))
 
 
 def load_frombuffer(buf: bytes) -> Any:
-    """The same from bytes."""
+    """Read the bytes of a file in MXNet's NDArray format; see `load`.
+
+    Args:
+        buf: content of the file.
+
+    Returns:
+        List of NDArrays, or dict by name.
+
+    Example:
+        >>> from pathlib import Path
+        >>> save("one.params", {"a": ones(2)})
+        >>> load_frombuffer(Path("one.params").read_bytes())["a"].shape
+        (2,)
+    """
     with translated():
         return as_ndarrays(mxnet_arrays.loads(buf, "buffer"))
 
 
-def as_ndarrays(found: Any) -> Any:
-    """Arrays of the host, dense or as a file holds sparse ones, as NDArrays of their own; of a list or a dict, each.
+def as_ndarrays(value: Any) -> Any:
+    """Convert NumPy arrays and sparse records to new NDArrays of the same dtype, also inside lists and dicts; None stays None.
 
     Example:
         >>> [a.shape for a in as_ndarrays([np.zeros(2), np.zeros((2, 3))])]
         [(2,), (2, 3)]
     """
-    if isinstance(found, SparseArray):
-        return from_record(found)
-    if isinstance(found, Mapping):
-        return {k: as_ndarrays(v) for k, v in found.items()}
-    if isinstance(found, list):
-        return [as_ndarrays(v) for v in found]
-    return None if found is None else array(found, dtype=found.dtype)
+    if isinstance(value, SparseArray):
+        return from_record(value)
+    if isinstance(value, Mapping):
+        return {k: as_ndarrays(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [as_ndarrays(v) for v in value]
+    return None if value is None else array(value, dtype=value.dtype)

@@ -1,7 +1,7 @@
-"""Every registered operator on boxes, at once: `mx.nd.<name>(*arrays, **attributes, out=None)`.
+"""Run any registered operator on arrays immediately: `mx.nd.<name>(*arrays, **attributes, out=None)`.
 
-An operator's function is compiled once for each set of attributes; numbers that Python operators bring (`x * lr`) are data
-of the program, so a changing number never compiles.
+An operator is compiled once per set of attributes and input shapes.  The scalar of a Python expression such as `x * lr` is a
+is_tracer argument of the compiled function, so a new value does not recompile.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ SCALARS = {row[0] for row in SCALAR_TABLE}
 def invoke(
     name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None, kind: type[MutableArray] = MutableArray
 ) -> Any:
-    """One operator on arrays.
+    """Run one operator on arrays.
 
     Args:
-        name: any registered name.
-        arrays: its inputs (then auxiliary states), in order.
-        attrs: attributes, typed or as strings.
-        out: box, or list of boxes, that takes the result.
+        name: name of any registered operator.
+        arrays: inputs, then auxiliary states, in the operator's order.
+        attrs: attributes as typed values or as strings.
+        out: mutable array, or list of them, to write the result into.
         kind: class of the results.
 
     Returns:
-        One `kind`, or a list where the operator has several visible outputs; `out` itself if it was given.
+        One `kind`, or a list if the operator has several visible outputs; `out` itself if it is passed.
 
     Raises:
-        MXNetError: the arrays do not fit the operator; the message names both.
+        MXNetError: the number, shapes or dtypes of the arrays, or the attributes, are invalid for the operator.
 
     Example:
         >>> invoke("clip", [np.array([1.0, 5.0])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
@@ -53,20 +53,19 @@ def invoke(
         attrs = {op.variadic: len(arrays), **attrs}
     try:
         params = op.parse(attrs) if attrs else _defaults(op.name)
-        wanted = len(op.input_names(params)) + len(op.aux)
+        names = (*op.input_names(params), *op.aux)
     except ValueError as error:
         raise MXNetError(str(error)) from None
     values = [on_device(a) for a in arrays]
-    if len(values) != wanted:
-        names = (*op.input_names(params), *op.aux)
-        raise MXNetError(f"{op.name} takes {wanted} arrays ({', '.join(names)}), {len(values)} were given")
+    if len(values) != len(names):
+        raise MXNetError(f"{op.name} takes {len(names)} arrays ({', '.join(names)}), found {len(values)}")
     key = jax.random.key_data(keys.next_key()) if op.needs_rng else None
     try:
-        outputs = _program(op, params)(key, *values)
+        outputs = _compiled(op, params)(key, *values)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        given = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
-        raise MXNetError(f"{op.name} cannot take {given or 'its attributes'}: {reason(error)}") from error
-    return _given_out([kind(o) for o in outputs], out)
+        types = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
+        raise MXNetError(f"{op.name} does not accept {types or 'its attributes'}: {reason(error)}") from error
+    return _write_out([kind(o) for o in outputs], out)
 
 
 @functools.cache
@@ -75,39 +74,40 @@ def _defaults(name: str) -> Attrs:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
+def _compiled(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
     def run(key: Any, *arrays: Any) -> tuple[Any, ...]:
-        arrays = tuple(_floats_met(op, arrays))
-        typed = None if key is None else jax.random.wrap_key_data(key)
-        ctx = Ctx(train=False, key=typed, rows=(None,) * len(arrays), node=op.name)
+        arrays = tuple(_integers_to_float(op, arrays))
+        rng = None if key is None else jax.random.wrap_key_data(key)
+        ctx = Ctx(train=False, key=rng, rows=(None,) * len(arrays), node=op.name)
         result = op.fn(ctx, params, *arrays)
         outputs = result[0] if op.aux else result
         return (outputs if isinstance(outputs, tuple) else (outputs,))[: op.num_visible(params)]
 
-    return jax.jit(run, keep_unused=True)  # zeros_like uses no value of its input, and still belongs on its device
+    # keep_unused: zeros_like does not read its input, but its output must be on the input's device
+    return jax.jit(run, keep_unused=True)
 
 
-def _floats_met(op: Op, arrays: Sequence[Any]) -> list[Any]:
-    """Where an operator wants one dtype, integers join the floats."""
+def _integers_to_float(op: Op, arrays: Sequence[Any]) -> list[Any]:
+    """Cast integer inputs to the dtype of the first float input, for operators whose inputs must share one dtype."""
     floats = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)]
     if not floats or op.types is not None:
         return list(arrays)
     return [a if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(floats[0]) for a in arrays]
 
 
-def _given_out(results: list[MutableArray], out: Any) -> Any:
+def _write_out(results: list[MutableArray], out: Any) -> Any:
     if out is None:
         return results[0] if len(results) == 1 else results
-    boxes = list(out) if isinstance(out, (list, tuple)) else [out]
-    if len(boxes) != len(results):
-        raise MXNetError(f"out= has {len(boxes)} arrays, the operator gives {len(results)}")
-    for box, result in zip(boxes, results, strict=True):
-        box[:] = result.value
+    targets = list(out) if isinstance(out, (list, tuple)) else [out]
+    if len(targets) != len(results):
+        raise MXNetError(f"out= has {len(targets)} arrays, the operator has {len(results)} outputs; pass one array per output")
+    for target, result in zip(targets, results, strict=True):
+        target[:] = result.value
     return out
 
 
 def with_number(name: str, array: Any, scalar: Any) -> jax.Array:
-    """An array and a number, by the operator `name` (`_plus_scalar`, ...); the result keeps the array's dtype.
+    """Apply the operator `name` (`_plus_scalar`, ...) to an array and a number; the result has the array's dtype.
 
     Example:
         >>> with_number("_rminus_scalar", np.array([1.0, 2.0]), 5).tolist()
@@ -115,33 +115,35 @@ def with_number(name: str, array: Any, scalar: Any) -> jax.Array:
     """
     number = scalar.item() if hasattr(scalar, "item") else scalar
     if isinstance(number, numbers.Integral) and not -(2**31) <= int(number) < 2**31:
-        number = float(number)
-    return _number_program(name)(on_device(array), number)
+        number = float(number)  # an int beyond int32 overflows as an argument of a jitted function
+    return _compiled_scalar_op(name)(on_device(array), number)
 
 
 @functools.cache
-def _number_program(name: str) -> Callable[[Any, Any], Any]:
+def _compiled_scalar_op(name: str) -> Callable[[Any, Any], Any]:
     fn = lookup(name).fn
     return jax.jit(lambda array, scalar: fn(None, SimpleNamespace(scalar=scalar, is_int=True), array))
 
 
 def on_device(value: Any) -> jax.Array:
-    """The JAX array of anything array-like; 64-bit host data becomes 32-bit here."""
+    """Convert any array-like to a JAX array; 64-bit host data becomes 32-bit here."""
     value = as_array(value)
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def is_array(value: Any) -> bool:
-    """Whether an argument stands for an array (and not for an attribute)."""
+    """Return whether an argument is an array input of an operator (NumPy scalars are attributes)."""
     return isinstance(value, (MutableArray, np.ndarray, jax.Array)) and not isinstance(value, np.generic)
 
 
 @functools.cache
 def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[..., Any]:
-    """The eager function of one operator, whose results are of class `kind`.
+    """Return the function that runs one operator immediately and returns results of class `kind`.
+
+    Positional arguments that are not arrays are matched to the attributes in order.
 
     Raises:
-        UnknownOperator: no such operator (nearest names listed).
+        UnknownOperator: there is no such operator; the message lists the nearest names.
 
     Example:
         >>> function("concat")(np.ones((1, 2)), np.zeros((1, 2)), dim=0).shape
@@ -155,31 +157,33 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
         arrays = [a for a in args if is_array(a)]
         named = {k: v for k, v in kwargs.items() if is_array(v)}
         attrs = {k: v for k, v in kwargs.items() if not is_array(v) and v is not None}
-        if op.resolve:  # a custom operator's class gets every argument, None too, as Python prints it
+        if op.resolve:  # mx.nd.Custom: the user's class receives every argument as str(value), also None
             attrs = {k: str(v) for k, v in kwargs.items() if not is_array(v)}
-        free = [k for k in op.attrs if k not in attrs]
-        loose = [a for a in args if not is_array(a)]
-        if len(loose) > len(free):
-            raise TypeError(f"{op.name} got {len(loose)} values by position, but has only the attributes {list(op.attrs)}")
-        attrs.update((k, v) for k, v in zip(free, loose, strict=False) if v is not None)
+        unset = [k for k in op.attrs if k not in attrs]
+        positional = [a for a in args if not is_array(a)]
+        if len(positional) > len(unset):
+            raise TypeError(
+                f"{op.name} got {len(positional)} positional attributes, but its only attributes are {list(op.attrs)}"
+            )
+        attrs.update((k, v) for k, v in zip(unset, positional, strict=False) if v is not None)
         with translated():
-            return invoke(op.name, _in_order(record_for(op.name, attrs), arrays, named, attrs), attrs, out, kind)
+            return invoke(op.name, _order_inputs(record_for(op.name, attrs), arrays, named, attrs), attrs, out, kind)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = op.doc
     return call
 
 
-def _in_order(op: Op, arrays: list[Any], named: dict[str, Any], attrs: dict[str, Any]) -> list[Any]:
-    """Arrays by position, then those by name, in the order of the operator's inputs."""
+def _order_inputs(op: Op, arrays: list[Any], named: dict[str, Any], attrs: dict[str, Any]) -> list[Any]:
+    """Merge positional and keyword arrays into one list in the order of the operator's inputs."""
     if not named:
         return arrays
-    counted = {op.variadic: len(arrays) + len(named)} if op.variadic else {}
-    names = (*op.input_names(op.parse({**counted, **attrs})), *op.aux)
-    found = dict(zip(names, arrays, strict=False))
+    num_args = {op.variadic: len(arrays) + len(named)} if op.variadic else {}
+    names = (*op.input_names(op.parse({**num_args, **attrs})), *op.aux)
+    inputs = dict(zip(names, arrays, strict=False))
     for key, value in named.items():
         if key not in names:
             near = nearest(key, names)
             raise MXNetError(f"{op.name} has no input {key!r}" + (f"; did you mean {near}?" if near else f"; it has {names}"))
-        found[key] = value
-    return [found[n] for n in names if n in found]
+        inputs[key] = value
+    return [inputs[n] for n in names if n in inputs]

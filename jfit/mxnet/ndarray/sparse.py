@@ -1,4 +1,4 @@
-"""Row-sparse and CSR arrays: boxes that remember their parts and become dense when they are computed with."""
+"""Row-sparse and CSR NDArrays.  They store only some of the values and become dense when an operator uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from jfit.optim.rows import SparseRows
 
 
 class BaseSparseNDArray(NDArray):
-    """An array of which only some values are stored; dense once it is computed with or written into."""
+    """Base of the sparse arrays: stores a `SparseArray`, and the dense values once an operator reads or writes them.
+
+    Args:
+        record: the stored values and their indices.
+    """
 
     __slots__ = ("_dense", "_record")
 
@@ -25,7 +29,7 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def value(self) -> Any:
-        """The dense values."""
+        """The dense values, computed on first use."""
         if self._dense is None:
             assert self._record is not None
             self._dense = self._record.todense()
@@ -37,15 +41,15 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def record(self) -> SparseArray:
-        """The stored parts."""
+        """The stored values and their indices; computed from the dense values after a write."""
         if self._record is None:
-            host = counters.read(self._dense)  # sync: the stored parts are asked for, which only the values say
+            host = counters.read(self._dense)  # sync: which entries to store depends on the values
             self._record = from_dense(np.asarray(host), self.stype)
         return self._record
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Shape of the dense array."""
         return tuple(self._record.shape if self._record is not None else self._dense.shape)
 
     @property
@@ -55,15 +59,15 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def data(self) -> NDArray:
-        """The stored values."""
+        """The stored values: (nnz,) for CSR, (stored rows, ...) for row-sparse."""
         return NDArray(self.record.data)
 
     def copy(self) -> NDArray:
-        """A new array with the same values and storage."""
+        """Return a copy with the same storage type."""
         return type(self)(self.record)
 
     def tostype(self, stype: str) -> Any:
-        """The same values in another storage type."""
+        """Return the array in another storage type: "default" (dense), "csr" or "row_sparse"."""
         return self if stype == self.stype else NDArray(self.value) if stype == "default" else super().tostype(stype)
 
     def __reduce__(self):
@@ -71,76 +75,119 @@ class BaseSparseNDArray(NDArray):
 
 
 class CSRNDArray(BaseSparseNDArray):
-    """A matrix in compressed rows: data, indices (columns), indptr (where each row begins)."""
+    """A matrix in compressed sparse row format; make one with `mx.nd.sparse.csr_matrix`.
+
+    Attributes:
+        data: (nnz,) stored values.
+        indices: (nnz,) int64, column of each stored value.
+        indptr: (rows + 1,) int64; row k stores data[indptr[k] : indptr[k + 1]].
+
+    Example:
+        >>> csr_matrix([[0, 2], [3, 0]]).indices.asnumpy().tolist()
+        [1, 0]
+    """
 
     __slots__ = ()
     stype = "csr"
 
     @property
     def indptr(self) -> NDArray:
-        """Where each row begins in `data`, (rows + 1,) int64."""
+        """Start of each row in `data`, (rows + 1,) int64."""
         return NDArray(self.record.aux[0])
 
     @property
     def indices(self) -> NDArray:
-        """Column of each stored value, int64."""
+        """Column of each stored value, (nnz,) int64."""
         return NDArray(self.record.aux[1])
 
 
 class RowSparseNDArray(BaseSparseNDArray):
-    """An array of which only some rows are stored: data (rows), indices (their numbers)."""
+    """An array of which only some rows are stored, the others are zeros; make one with `mx.nd.sparse.row_sparse_array`.
+
+    Attributes:
+        data: (stored rows, ...) values.
+        indices: (stored rows,) int64, row index of each stored row.
+
+    Example:
+        >>> row_sparse_array([[0.0], [5.0]]).indices.asnumpy().tolist()
+        [1]
+    """
 
     __slots__ = ()
     stype = "row_sparse"
 
     @property
     def indices(self) -> NDArray:
-        """Number of each stored row, int64."""
+        """Index of each stored row, (stored rows,) int64."""
         return NDArray(self.record.aux[0])
 
     @property
     def by_rows(self) -> SparseRows:
-        """The stored rows for an optimizer; their number is rounded up to a power of two, so that few programs are compiled."""
-        numbers, data = self.record.aux[0].astype(np.int32), self.record.data
-        spare = (1 << max(len(numbers) - 1, 0).bit_length()) - len(numbers)
-        values = np.pad(data, [(0, spare), *[(0, 0)] * (data.ndim - 1)])
-        return SparseRows(jnp.asarray(np.pad(numbers, (0, spare), constant_values=self.shape[0])), jnp.asarray(values))
+        """The stored rows as `SparseRows`, for an optimizer.
+
+        The number of rows is padded to a power of two to limit recompilation; padding rows have an out-of-range index.
+        """
+        indices, data = self.record.aux[0].astype(np.int32), self.record.data
+        padding = (1 << max(len(indices) - 1, 0).bit_length()) - len(indices)
+        values = np.pad(data, [(0, padding), *[(0, 0)] * (data.ndim - 1)])
+        return SparseRows(jnp.asarray(np.pad(indices, (0, padding), constant_values=self.shape[0])), jnp.asarray(values))
 
     def retain(self, indices: Any) -> RowSparseNDArray:
-        """Only these rows of those that are stored."""
+        """Keep only these of the stored rows; see `mx.nd.sparse.retain`."""
         return retain(self, indices)
 
 
 def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
-    """A row-sparse array with only those of its stored rows that `indices` names.
+    """Keep only those stored rows of a row-sparse array whose index is in `indices`.
+
+    Args:
+        data: row-sparse array.
+        indices: row indices; those that are not stored are ignored.
+
+    Returns:
+        RowSparseNDArray of the same shape.
 
     Example:
         >>> some = row_sparse_array(([[1.0], [2.0]], [0, 2]), shape=(3, 1))
         >>> retain(some, [2, 1]).indices.asnumpy().tolist()
         [2]
     """
-    record, wanted = data.record, np.asarray(as_array(indices)).astype(np.int64)
-    kept = np.isin(record.aux[0], wanted)
-    return RowSparseNDArray(record._replace(data=record.data[kept], aux=(record.aux[0][kept],)))
+    record = data.record
+    mask = np.isin(record.aux[0], np.asarray(as_array(indices)).astype(np.int64))
+    return RowSparseNDArray(record._replace(data=record.data[mask], aux=(record.aux[0][mask],)))
 
 
 STORAGE.update(csr=CSRNDArray, row_sparse=RowSparseNDArray)
 
 
 def from_record(record: SparseArray) -> NDArray:
-    """The box of a stored sparse array."""
+    """Convert a `SparseArray`, as a file stores it, to an NDArray."""
     return STORAGE[record.stype](record)
 
 
-def to_record(box: Any) -> Any:
-    """What a file keeps of a box: the parts of a sparse one, the values of any other, still on the device; None stays None."""
-    if box is None:
+def to_record(array: Any) -> Any:
+    """Convert an NDArray to the form that a file stores: a `SparseArray`, or the plain dense array; None stays None."""
+    if array is None:
         return None
-    return box.record if isinstance(box, BaseSparseNDArray) else as_array(box)
+    return array.record if isinstance(array, BaseSparseNDArray) else as_array(array)
 
 
 def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> CSRNDArray:
-    """A CSR matrix from (data, indices, indptr) or from dense values."""
+    """Create a CSR matrix.
+
+    Args:
+        arg1: (data, indices, indptr), see `CSRNDArray`, or a dense matrix.
+        shape: (rows, columns); by default the smallest that fits the indices.
+        ctx: accepted and ignored; the stored values are on the host.
+        dtype: float32 by default.
+
+    Returns:
+        CSRNDArray.
+
+    Example:
+        >>> csr_matrix(([1.0, 2.0], [0, 2], [0, 1, 2])).asnumpy().tolist()
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
+    """
     if isinstance(arg1, tuple) and len(arg1) == 3:
         data, indices, indptr = (np.asarray(as_array(a)) for a in arg1)
         starts, columns = indptr.astype(np.int64), indices.astype(np.int64)
@@ -150,7 +197,21 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> RowSparseNDArray:
-    """A row-sparse array from (data, indices) or from dense values."""
+    """Create a row-sparse array.
+
+    Args:
+        arg1: (data, indices), the stored rows and their row indices, or a dense array.
+        shape: shape of the dense array; by default the smallest that fits the indices.
+        ctx: accepted and ignored; the stored rows are on the host.
+        dtype: float32 by default.
+
+    Returns:
+        RowSparseNDArray.
+
+    Example:
+        >>> row_sparse_array(([[7.0]], [1]), shape=(3, 1)).asnumpy().tolist()
+        [[0.0], [7.0], [0.0]]
+    """
     if isinstance(arg1, tuple) and len(arg1) == 2 and not np.isscalar(arg1[0]):
         data, rows = (np.asarray(as_array(a)) for a in arg1)
         rows = rows.astype(np.int64)

@@ -1,4 +1,4 @@
-"""`mx.rnn`: recurrent cells that compose symbols, their checkpoints, sentences in buckets.
+"""`mx.rnn`: MXNet's symbolic recurrent cells, their checkpoints, and an iterator over sentences grouped by length.
 
 >>> import jfit.mx as mx
 >>> cell = mx.rnn.LSTMCell(4)

@@ -1,4 +1,4 @@
-"""What every recurrent cell shares: parameters by name, begin states, unrolling, the weights of single gates."""
+"""Base class of the recurrent cells: named parameters, initial states, unrolling, conversion of stacked gate weights."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from jfit.graph.symbol import Symbol
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 
-KINDS = ("i2h", "h2h")  # input -> gates, hidden state -> gates
+CONNECTIONS = ("i2h", "h2h")  # input -> gates, hidden state -> gates
 Arrays = dict[str, Any]
 States = list[Any]
 
 
 class RNNParams:
-    """Variables by name; cells that hold the same container share their weights.
+    """A dict of variables by name; cells that use the same container share their weights.
 
     Args:
-        prefix: stands before the name of every variable.
+        prefix: prepended to the name of every variable.
 
     Example:
         >>> params = RNNParams("a_")
@@ -32,7 +32,7 @@ class RNNParams:
         self._params: dict[str, Symbol] = {}
 
     def get(self, name: str, **kwargs: Any) -> Symbol:
-        """The variable of that name, made with these arguments of `Variable` when it is asked for first."""
+        """Return the variable `prefix + name`; the first call creates it with `Variable(**kwargs)`."""
         full = self._prefix + name
         if full not in self._params:
             self._params[full] = sym.Variable(full, **kwargs)
@@ -42,11 +42,22 @@ class RNNParams:
 class BaseRNNCell:
     """A function of one time step, (input, states) -> (output, states), that can be unrolled over a sequence.
 
-    A cell of your own has `state_info` and `__call__`; `self._counter` numbers the steps of a sequence.
+    A subclass implements `state_info` and `__call__`; `self._counter` is the index of the time step.
 
     Args:
-        prefix: stands before the names of its nodes and weights.
-        params: weights to share; new ones by default.
+        prefix: prepended to the names of the cell's nodes and weights.
+        params: container of the weights, to share them with another cell; a new one by default.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> class Sum(mx.rnn.BaseRNNCell):
+        ...     state_info = [{"shape": (0, 3), "__layout__": "NC"}]
+        ...
+        ...     def __call__(self, inputs, states):
+        ...         total = inputs + states[0]
+        ...         return total, [total]
+        >>> Sum().unroll(2, mx.sym.Variable("x"))[1][0].infer_shape(x=(4, 2, 3))[1]
+        [(4, 3)]
     """
 
     _cells: Sequence[BaseRNNCell] = ()
@@ -60,115 +71,123 @@ class BaseRNNCell:
         self.reset()
 
     def reset(self) -> None:
-        """Count steps and begin states from 0 again, as a new graph wants it."""
+        """Restart the numbering of time steps and initial states from 0, before the cell is unrolled into a new graph."""
         self._counter = self._init_counter = -1
         for cell in self._cells:
             cell.reset()
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step.
+        """Compute one time step.
 
         Args:
-            inputs: (batch, features).
-            states: those of the step before, or of `begin_state`.
+            inputs: symbol (batch, features).
+            states: list of symbols: the states after the previous step, or `begin_state()`.
 
         Returns:
-            The output and the new states.
+            (output, new states).
         """
         raise NotImplementedError(f"{type(self).__name__} has no single time step; call unroll")
 
-    # -------------------------------------------------------------------------------- what it is
+    # -------------------------------------------------------------------------------- parameters and states
     @property
     def params(self) -> RNNParams:
-        """The container of its variables."""
+        """The container of the cell's variables."""
         self._own_params = False
         return self._params
 
     @property
     def state_info(self) -> list[Any]:
-        """Shape (0 for the batch) and layout of each state."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what states it has")
+        """Shape (0 for the batch size) and `__layout__` of each state."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement state_info, the list of its states' shapes")
 
     @property
     def state_shape(self) -> list[tuple[int, ...]]:
-        """The shape of each state, 0 for the batch."""
+        """Shape of each state, 0 for the batch size."""
         return [info["shape"] for info in self.state_info]
 
     @property
     def _gate_names(self) -> Sequence[str]:
-        """Ends of the names of the gates, in the order in which their weights are stacked."""
+        """Suffix of each gate's parameter names, in the order in which the gates' weights are stacked."""
         return ()
 
     @property
     def _num_gates(self) -> int:
         return len(self._gate_names)
 
-    # -------------------------------------------------------------------------------- begin states
+    # -------------------------------------------------------------------------------- initial states
     def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
-        """The states before the first step, named `<prefix>begin_state_<number>`.
+        """Return the initial states, named `<prefix>begin_state_<number>`.
 
         Args:
-            func: makes a symbol from name, shape and layout: `mx.sym.zeros`, `mx.sym.Variable` to feed them, ...
+            func: function of name, shape and layout that returns a symbol: `mx.sym.zeros`, or `mx.sym.Variable` for states
+                that are inputs of the network.
             kwargs: further arguments of `func`.
+
+        Returns:
+            List of symbols.
 
         Example:
             >>> import jfit.mx as mx
             >>> mx.rnn.RNNCell(5).begin_state()[0].attr("shape")
             '(0, 5)'
         """
-        self._refuse_if_modified()
+        self._check_not_modified()
         return [self._begin(func, {**kwargs, **(info or {})}) for info in self.state_info]
 
     def _begin(self, func: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         self._init_counter += 1
         return func(name=f"{self._prefix}begin_state_{self._init_counter}", **kwargs)
 
-    def _refuse_if_modified(self) -> None:
+    def _check_not_modified(self) -> None:
         if self._modified:
             raise ValueError(
-                f"this {type(self).__name__} is inside a modifier (Zoneout, Residual) that makes its states; call the modifier"
+                f"this {type(self).__name__} is inside a modifier cell (Zoneout, Residual), which has the states; "
+                "call the modifier"
             )
 
     @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """The modifier around this cell works on it."""
+    def _callable_by_modifier(self) -> Iterator[None]:
+        """Allow the modifier cell around this cell to call it."""
         self._modified = False
         try:
             yield
         finally:
             self._modified = True
 
-    # -------------------------------------------------------------------------------- weights of single gates
+    # -------------------------------------------------------------------------------- conversion of weights
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """Arrays by name in which the stacked weights of this cell are cut into those of single gates.
+        """Split the stacked weights of this cell into one array per gate.
 
         Args:
-            args: arrays by name, as `Module.get_params()[0]` gives them; others than this cell's pass through.
+            args: arrays by name, such as `Module.get_params()[0]`; arrays of other layers are returned unchanged.
+
+        Returns:
+            Dict of arrays by name.
         """
-        left, cut = dict(args), {}
-        for stacked, gates in self._stacks():
-            whole = taken(left, stacked)
-            size = whole.shape[0] // len(gates)
-            cut.update({gate: whole[i * size : (i + 1) * size].copy() for i, gate in enumerate(gates)})
-        return {**left, **cut}
+        others, unpacked = dict(args), {}
+        for name, gates in self._stacked_names():
+            stacked = pop_array(others, name)
+            size = stacked.shape[0] // len(gates)
+            unpacked.update({gate: stacked[i * size : (i + 1) * size].copy() for i, gate in enumerate(gates)})
+        return {**others, **unpacked}
 
     def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """The inverse of `unpack_weights`: the weights of single gates are stacked."""
-        left = dict(args)
-        stacked = {name: nd.concatenate([taken(left, gate) for gate in gates]) for name, gates in self._stacks()}
-        return {**left, **stacked}
+        """Stack the weights of the single gates; the inverse of `unpack_weights`."""
+        others = dict(args)
+        packed = {name: nd.concatenate([pop_array(others, g) for g in gates]) for name, gates in self._stacked_names()}
+        return {**others, **packed}
 
-    def _stacks(self) -> list[tuple[str, list[str]]]:
-        """(name of a stacked array, names of its gates' arrays)"""
+    def _stacked_names(self) -> list[tuple[str, list[str]]]:
+        """(name of a stacked array, names of its gates' arrays)."""
         if not self._gate_names:
             return []
-        parts = [(kind, what) for kind in KINDS for what in ("weight", "bias")]
+        parameters = [(kind, what) for kind in CONNECTIONS for what in ("weight", "bias")]
         return [
             (f"{self._prefix}{kind}_{what}", [f"{self._prefix}{kind}{gate}_{what}" for gate in self._gate_names])
-            for kind, what in parts
+            for kind, what in parameters
         ]
 
-    # -------------------------------------------------------------------------------- time
+    # -------------------------------------------------------------------------------- unrolling
     def unroll(
         self,
         length: int,
@@ -177,17 +196,17 @@ class BaseRNNCell:
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """The cell applied to each step of a sequence.
+        """Apply the cell to every step of a sequence.
 
         Args:
             length: number of steps.
-            inputs: one symbol laid out as `layout` says, or a list of (batch, features), one for each step.
-            begin_state: states before the first step; zeros by default.
-            layout: NTC or TNC: where batch, time and features are in a sequence that is one symbol.
-            merge_outputs: True for the outputs as one symbol, False for a list, None for what is at hand.
+            inputs: one symbol in this layout, or a list of `length` symbols (batch, features).
+            begin_state: initial states; `begin_state()` by default.
+            layout: "NTC" (batch, time, features) or "TNC", of a sequence that is one symbol.
+            merge_outputs: True returns the outputs as one symbol, False as a list, None in the form the cell computes them.
 
         Returns:
-            The outputs and the states after the last step.
+            (outputs, states after the last step).
         """
         self.reset()
         steps = sequence(length, inputs, layout, merge=False)
@@ -199,45 +218,47 @@ class BaseRNNCell:
         return sequence(length, outputs, layout, merge_outputs), states
 
     def _next_name(self) -> str:
-        """Beginning of the names of one more step."""
+        """Name prefix of the nodes of the next time step."""
         self._counter += 1
         return f"{self._prefix}t{self._counter}_"
 
     def _get_activation(self, inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
-        """The activation by its name, or any function of a symbol."""
+        """Apply an activation: a name of the operator Activation, or a function of a symbol."""
         if isinstance(activation, str):
             return sym.Activation(inputs, act_type=activation, **kwargs)
         return activation(inputs, **kwargs)
 
 
 def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -> Any:
-    """A sequence as one symbol (`merge` True), as a list of steps (False), or as it is (None).
+    """Convert a sequence to one symbol (`merge` True), a list of one symbol per step (False), or leave it unchanged (None).
 
     Raises:
-        ValueError: there is no sequence, or it has another length.
+        ValueError: `inputs` is None, or its length is not `length`.
     """
     if inputs is None:
-        raise ValueError("inputs is None: make the symbol of the input, mx.sym.Variable('data'), and pass it to unroll")
+        raise ValueError("inputs is None; create the input, such as mx.sym.Variable('data'), and pass it to unroll")
     axis = layout.find("T")
     if axis < 0:
-        raise ValueError(f"layout is {layout!r}, needed one with a T for the time axis: NTC or TNC")
+        raise ValueError(f"layout is {layout!r}, expected one with a T for the time axis: NTC or TNC")
     if not isinstance(inputs, Symbol):
         steps = list(inputs)
         if length is not None and len(steps) != length:
-            raise ValueError(f"inputs are {len(steps)} steps, length is {length}; pass one symbol for each step")
+            raise ValueError(f"inputs has {len(steps)} steps, length is {length}; pass one symbol for each step")
         return sym.Concat(*[sym.expand_dims(s, axis=axis) for s in steps], dim=axis) if merge else steps
     if merge is not False:
         return inputs
     if len(inputs.heads) != 1:
-        raise ValueError(f"{inputs!r} has {len(inputs.heads)} outputs, one sequence is needed; pass list(inputs) for steps")
+        raise ValueError(
+            f"{inputs!r} has {len(inputs.heads)} outputs, expected 1; pass list(inputs) if each output is one time step"
+        )
     return list(sym.split(inputs, axis=axis, num_outputs=length, squeeze_axis=1))
 
 
-def taken(args: Arrays, name: str) -> Any:
-    """The array of that name, removed from `args`.
+def pop_array(args: Arrays, name: str) -> Any:
+    """Remove the array `name` from `args` and return it.
 
     Raises:
-        KeyError: there is none.
+        KeyError: there is no such array.
     """
     if name not in args:
         raise KeyError(f"no array is named {name!r}, which this cell needs; the arrays are {sorted(args)[:20]}")

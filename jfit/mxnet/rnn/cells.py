@@ -1,4 +1,8 @@
-"""The three cells and dropout.  x is the input of a step, h and c are the states before it, σ the logistic function."""
+"""RNN, LSTM and GRU cells, and dropout.
+
+In the equations x is the input of a step, h and c the states before the step, h' and c' the states after it, σ the logistic
+function, W and U the weights i2h_weight and h2h_weight, b and d their biases.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
 
 
 class GatedCell(BaseRNNCell):
-    """A cell whose gates are a·x + b + u·h + v: the weights of all gates stacked, (gates * num_hidden, ...).
+    """A cell whose gates are W x + b + U h + d, with the weights of all gates stacked: (gates * num_hidden, ...).
 
     Args:
         num_hidden: size of the state and of the output.
-        prefix: stands before the names of its nodes and weights.
-        params: weights to share; new ones by default.
+        prefix: prepended to the names of the cell's nodes and weights.
+        params: container of the weights, to share them with another cell; a new one by default.
         bias: further arguments of the variable `i2h_bias`.
     """
 
@@ -37,8 +41,8 @@ class GatedCell(BaseRNNCell):
         """(batch, num_hidden) for each state."""
         return [{"shape": (0, self._num_hidden), "__layout__": "NC"} for _ in range(self._states)]
 
-    def _products(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
-        """What the input and what the state say to the gates."""
+    def _projections(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
+        """Return the input projection W x + b and the state projection U h + d of all gates."""
         size = self._num_hidden * self._num_gates
         i2h = sym.FullyConnected(data=inputs, weight=self._iW, bias=self._iB, num_hidden=size, name=f"{name}i2h")
         h2h = sym.FullyConnected(data=hidden, weight=self._hW, bias=self._hB, num_hidden=size, name=f"{name}h2h")
@@ -46,13 +50,13 @@ class GatedCell(BaseRNNCell):
 
 
 class RNNCell(GatedCell):
-    """h' = act(a·x + b + u·h + v), the output too.
+    """Elman cell: h' = act(W x + b + U h + d); the output is h'.
 
     Args:
         num_hidden: size of the state and of the output.
-        activation: tanh, relu, another of Activation's, or a function of a symbol.
-        prefix: stands before the names of its nodes and weights.
-        params: weights to share; new ones by default.
+        activation: a name of the operator Activation ("tanh", "relu", ...), or a function of a symbol.
+        prefix: prepended to the names of the cell's nodes and weights.
+        params: container of the weights, to share them with another cell; a new one by default.
 
     Example:
         >>> import jfit.mx as mx
@@ -72,21 +76,32 @@ class RNNCell(GatedCell):
         return ("",)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step."""
+        """Compute one time step; see `BaseRNNCell.__call__`."""
         name = self._next_name()
-        i2h, h2h = self._products(inputs, states[0], name)
+        i2h, h2h = self._projections(inputs, states[0], name)
         output = self._get_activation(i2h + h2h, self._activation, name=f"{name}out")
         return output, [output]
 
 
 class LSTMCell(GatedCell):
-    """i, f, o = σ(gates), g = tanh(gate c), c' = f·c + i·g, h' = o·tanh(c'); the output is h' (Hochreiter and others).
+    """Long short-term memory cell; the states are [h, c], the output is h'.
+
+        i, f, o = σ(W x + b + U h + d) of each gate,  g = tanh(W x + b + U h + d) of the gate c
+        c' = f·c + i·g,  h' = o·tanh(c')
 
     Args:
         num_hidden: size of each state and of the output.
-        prefix: stands before the names of its nodes and weights.
-        params: weights to share; new ones by default.
+        prefix: prepended to the names of the cell's nodes and weights.
+        params: container of the weights, to share them with another cell; a new one by default.
         forget_bias: initial bias of the forget gate.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> outputs, states = mx.rnn.LSTMCell(4).unroll(3, mx.sym.Variable("data"), merge_outputs=True)
+        >>> outputs.infer_shape(data=(2, 3, 5))[1], len(states)
+        ([(2, 3, 4)], 2)
+
+    Source: Hochreiter and Schmidhuber, Long Short-Term Memory, 1997, with the forget gate of Gers and others, 2000.
     """
 
     _states = 2
@@ -101,20 +116,31 @@ class LSTMCell(GatedCell):
         return LSTM_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step; the states are [h, c]."""
+        """Compute one time step; the states are [h, c]."""
         name = self._next_name()
-        i2h, h2h = self._products(inputs, states[0], name)
+        i2h, h2h = self._projections(inputs, states[0], name)
         parts = sym.SliceChannel(i2h + h2h, num_outputs=4, name=f"{name}slice")
         return lstm_step(parts, states[1], name, "tanh", self._get_activation)
 
 
 class GRUCell(GatedCell):
-    """r, z = σ(gates), n = tanh(a·x + b + r·(u·h + v)), h' = (1 - z)·n + z·h, the output too (Cho and others, as cuDNN).
+    """Gated recurrent unit, in the form that cuDNN computes; the output is h'.
+
+        r, z = σ(W x + b + U h + d) of each gate,  n = tanh(W x + b + r·(U h + d)) of the third
+        h' = (1 - z)·n + z·h
 
     Args:
         num_hidden: size of the state and of the output.
-        prefix: stands before the names of its nodes and weights.
-        params: weights to share; new ones by default.
+        prefix: prepended to the names of the cell's nodes and weights.
+        params: container of the weights, to share them with another cell; a new one by default.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> outputs, states = mx.rnn.GRUCell(4).unroll(3, mx.sym.Variable("data"), merge_outputs=True)
+        >>> outputs.infer_shape(data=(2, 3, 5))[1]
+        [(2, 3, 4)]
+
+    Source: Cho and others, Learning Phrase Representations using RNN Encoder-Decoder, 2014.
     """
 
     def __init__(self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None) -> None:
@@ -125,60 +151,66 @@ class GRUCell(GatedCell):
         return GRU_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step."""
+        """Compute one time step; see `BaseRNNCell.__call__`."""
         name = self._next_name()
-        # MXNet puts one more underscore into these names
-        i2h, h2h = self._products(inputs, states[0], f"{name}_")
+        # MXNet's names of these two nodes have two underscores: gru_t0__i2h
+        i2h, h2h = self._projections(inputs, states[0], f"{name}_")
         return gru_step(i2h, h2h, states[0], name, "tanh", self._get_activation)
 
 
 def lstm_step(parts: Symbol, cell: Symbol, name: str, activation: Any, act: Any) -> tuple[Symbol, States]:
-    """c' = σ(f)·c + σ(i)·act(g), h' = σ(o)·act(c') from the four gates before their activations."""
+    """c' = σ(f)·c + σ(i)·act(g), h' = σ(o)·act(c'), from the gates (i, f, g, o) before their activations."""
     i = sym.Activation(parts[0], act_type="sigmoid", name=f"{name}i")
     f = sym.Activation(parts[1], act_type="sigmoid", name=f"{name}f")
     g = act(parts[2], activation, name=f"{name}c")
     o = sym.Activation(parts[3], act_type="sigmoid", name=f"{name}o")
-    # automatic names count up as the nodes are made: forget before input
-    kept, added = f * cell, i * g
-    new_cell = sym.elemwise_add(kept, added, name=f"{name}state")
+    # The order matters: automatic node names are numbered as the nodes are created, and MXNet creates f * c first.
+    remembered, added = f * cell, i * g
+    new_cell = sym.elemwise_add(remembered, added, name=f"{name}state")
     hidden = sym.elemwise_mul(o, act(new_cell, activation), name=f"{name}out")
     return hidden, [hidden, new_cell]
 
 
 def gru_step(i2h: Symbol, h2h: Symbol, hidden: Symbol, name: str, activation: Any, act: Any) -> tuple[Symbol, States]:
-    """r, z = σ(·), n = act(x's part + r · h's part), h' = (1 - z)·n + z·h from what input and state say to the gates."""
+    """h' = (1 - z)·n + z·h from the input projection `i2h` and the state projection `h2h`; see `GRUCell`."""
     from_x = sym.SliceChannel(i2h, num_outputs=3, name=f"{name}_i2h_slice")
     from_h = sym.SliceChannel(h2h, num_outputs=3, name=f"{name}_h2h_slice")
     reset = sym.Activation(from_x[0] + from_h[0], act_type="sigmoid", name=f"{name}_r_act")
     update = sym.Activation(from_x[1] + from_h[1], act_type="sigmoid", name=f"{name}_z_act")
-    fresh = act(from_x[2] + reset * from_h[2], activation, name=f"{name}_h_act")
-    new = (1.0 - update) * fresh
+    candidate = act(from_x[2] + reset * from_h[2], activation, name=f"{name}_h_act")
+    new = (1.0 - update) * candidate
     output = sym.elemwise_add(new, update * hidden, name=f"{name}out")
     return output, [output]
 
 
 class DropoutCell(BaseRNNCell):
-    """y = dropout(x), without states.
+    """Dropout on the inputs: y = dropout(x).  The cell has no states and no weights.
 
     Args:
-        dropout: the part of the inputs that becomes 0 in training.
-        prefix: kept for MXNet's signature; the cell has no weights.
-        params: as `prefix`.
+        dropout: fraction of the inputs set to 0 in training, in [0, 1).
+        prefix: accepted for MXNet's signature and ignored.
+        params: accepted for MXNet's signature and ignored.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> outputs, states = mx.rnn.DropoutCell(0.5).unroll(3, mx.sym.Variable("data"))
+        >>> outputs.infer_shape(data=(2, 3, 5))[1], states
+        ([(2, 3, 5)], [])
     """
 
     def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
         super().__init__(prefix, params)
         if not isinstance(dropout, Number):
-            raise TypeError(f"dropout is {dropout!r}, needed a number: the part of the inputs that is dropped")
+            raise TypeError(f"dropout is {dropout!r}, expected a number: the fraction of the inputs to drop")
         self.dropout = dropout
 
     @property
     def state_info(self) -> list[Any]:
-        """None."""
+        """An empty list: the cell has no states."""
         return []
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step, or a whole sequence."""
+        """Apply dropout to one time step, or to a whole sequence."""
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
     def unroll(
@@ -189,7 +221,7 @@ class DropoutCell(BaseRNNCell):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Dropout of the sequence as a whole where it is one symbol; see `BaseRNNCell.unroll`."""
+        """Apply dropout to the whole sequence at once if it is one symbol; see `BaseRNNCell.unroll`."""
         self.reset()
         inputs = sequence(length, inputs, layout, merge_outputs)
         if isinstance(inputs, Symbol):

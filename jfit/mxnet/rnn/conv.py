@@ -1,4 +1,7 @@
-"""Recurrent cells over images: the products of the plain cells are convolutions, * below."""
+"""Convolutional recurrent cells: the matrix products of the RNN, LSTM and GRU cells are convolutions, written * below.
+
+The symbols of the equations are those of `jfit.mxnet.rnn.cells`.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,30 @@ Pair = Sequence[int]
 
 
 class BaseConvRNNCell(BaseRNNCell):
-    """A cell whose gates are a * x + b + u * h + v.
+    """Base of the convolutional cells, whose gates are W * x + b + U * h + d.
 
     Args:
-        input_shape: shape of the input of a step, batch included.
-        num_hidden: channels of the state and of the output.
-        h2h_kernel: odd kernel of the convolution of the state, which keeps its size.
-        h2h_dilate: its dilation.
-        i2h_kernel: kernel of the convolution of the input.
-        i2h_stride: its stride.
-        i2h_pad: its padding.
-        i2h_dilate: its dilation.
+        input_shape: shape of the input of a step, including the batch axis.
+        num_hidden: number of channels of the state and of the output.
+        h2h_kernel: kernel of the state's convolution; sizes must be odd, because the state keeps its height and width.
+        h2h_dilate: dilation of the state's convolution.
+        i2h_kernel: kernel of the input's convolution.
+        i2h_stride: stride of the input's convolution.
+        i2h_pad: padding of the input's convolution.
+        i2h_dilate: dilation of the input's convolution.
         i2h_weight_initializer: initializer of `i2h_weight`, or its name.
         h2h_weight_initializer: initializer of `h2h_weight`, or its name.
         i2h_bias_initializer: initializer of `i2h_bias`, or its name.
         h2h_bias_initializer: initializer of `h2h_bias`, or its name.
-        activation: one of Activation's, or a function of a symbol.
-        prefix: stands before the names of its nodes and weights; ConvRNN_, ConvLSTM_, ConvGRU_ by default.
-        params: weights to share; new ones by default.
+        activation: a name of the operator Activation, or a function of a symbol; leaky ReLU by default.
+        prefix: prepended to the names of the cell's nodes and weights; "ConvRNN_", "ConvLSTM_" or "ConvGRU_" by default.
+        params: container of the weights, to share them with another cell; a new one by default.
         conv_layout: layout of the convolutions.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> issubclass(mx.rnn.ConvLSTMCell, BaseConvRNNCell)
+        True
     """
 
     _states = 1
@@ -61,13 +69,13 @@ class BaseConvRNNCell(BaseRNNCell):
     ) -> None:
         super().__init__(self._default_prefix if prefix is None else prefix, params)
         if any(k % 2 == 0 for k in h2h_kernel):
-            raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the size of the state")
+            raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
         self._num_hidden, self._activation = num_hidden, activation
         self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
         self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
         pad = tuple(d * (k - 1) // 2 for k, d in zip(h2h_kernel, h2h_dilate, strict=True))
         self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}
-        # an unnamed node, as MXNet makes one: automatic names after it count on
+        # MXNet also creates an unnamed Convolution here, which advances the numbering of automatic node names.
         probe = sym.Convolution(sym.Variable("data"), num_filter=num_hidden, layout=conv_layout, **self._i2h)
         self._state_shape = (0, *probe.infer_shape(data=self._input_shape)[1][0][1:])
         self._iW = self._params.get("i2h_weight", init=i2h_weight_initializer)
@@ -77,11 +85,11 @@ class BaseConvRNNCell(BaseRNNCell):
 
     @property
     def state_info(self) -> list[Any]:
-        """The size of the input's convolution, for each state."""
+        """Shape of each state: that of the input's convolution, with batch size 0."""
         return [{"shape": self._state_shape, "__layout__": self._conv_layout} for _ in range(self._states)]
 
     def _conv_forward(self, inputs: Symbol, states: States, name: str) -> tuple[Symbol, Symbol]:
-        """What the input and what the state say to the gates."""
+        """Return the input projection W * x + b and the state projection U * h + d of all gates."""
         shared: dict[str, Any] = {"num_filter": self._num_hidden * self._num_gates, "layout": self._conv_layout}
         i2h = sym.Convolution(inputs, self._iW, self._iB, name=f"{name}i2h", **self._i2h, **shared)
         h2h = sym.Convolution(states[0], self._hW, self._hB, name=f"{name}h2h", **self._h2h, **shared)
@@ -89,7 +97,10 @@ class BaseConvRNNCell(BaseRNNCell):
 
 
 class ConvRNNCell(BaseConvRNNCell):
-    """h' = act(a * x + b + u * h + v), the output too; arguments as `BaseConvRNNCell`.
+    """Convolutional Elman cell: h' = act(W * x + b + U * h + d); the output is h'.
+
+    Args:
+        input_shape, num_hidden: and all other arguments: see `BaseConvRNNCell`.
 
     Example:
         >>> import jfit.mx as mx
@@ -106,7 +117,7 @@ class ConvRNNCell(BaseConvRNNCell):
         return ("",)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step."""
+        """Compute one time step; see `BaseRNNCell.__call__`."""
         name = self._next_name()
         i2h, h2h = self._conv_forward(inputs, states, name)
         output = self._get_activation(i2h + h2h, self._activation, name=f"{name}out")
@@ -114,7 +125,18 @@ class ConvRNNCell(BaseConvRNNCell):
 
 
 class ConvLSTMCell(BaseConvRNNCell):
-    """i, f, o = σ(gates), c' = f·c + i·act(gate c), h' = o·act(c'); arguments as `BaseConvRNNCell` (Shi and others, 2015)."""
+    """Convolutional LSTM cell: `LSTMCell` with convolutions and `activation` instead of tanh; the states are [h, c].
+
+    Args:
+        input_shape, num_hidden: and all other arguments: see `BaseConvRNNCell`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> [info["shape"] for info in mx.rnn.ConvLSTMCell((1, 3, 8, 8), 4).state_info]
+        [(0, 4, 8, 8), (0, 4, 8, 8)]
+
+    Source: Shi and others, Convolutional LSTM Network, 2015.
+    """
 
     _states = 2
     _default_prefix = "ConvLSTM_"
@@ -124,7 +146,7 @@ class ConvLSTMCell(BaseConvRNNCell):
         return LSTM_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step; the states are [h, c]."""
+        """Compute one time step; the states are [h, c]."""
         name = self._next_name()
         i2h, h2h = self._conv_forward(inputs, states, name)
         axis = self._conv_layout.find("C")
@@ -133,9 +155,17 @@ class ConvLSTMCell(BaseConvRNNCell):
 
 
 class ConvGRUCell(BaseConvRNNCell):
-    """r, z = σ(gates), n = act(a * x + b + r·(u * h + v)), h' = (1 - z)·n + z·h; arguments as `BaseConvRNNCell`.
+    """Convolutional GRU cell: `GRUCell` with convolutions and `activation` instead of tanh.
 
-    The gates are cut along axis 1, as in MXNet: `conv_layout` must have the channels there.
+    The gates are split along axis 1, as in MXNet, so `conv_layout` must have the channels on axis 1.
+
+    Args:
+        input_shape, num_hidden: and all other arguments: see `BaseConvRNNCell`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> [info["shape"] for info in mx.rnn.ConvGRUCell((1, 3, 8, 8), 4).state_info]
+        [(0, 4, 8, 8)]
     """
 
     _default_prefix = "ConvGRU_"
@@ -145,7 +175,7 @@ class ConvGRUCell(BaseConvRNNCell):
         return GRU_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step."""
+        """Compute one time step; see `BaseRNNCell.__call__`."""
         name = self._next_name()
         i2h, h2h = self._conv_forward(inputs, states, name)
         return gru_step(i2h, h2h, states[0], name, self._activation, self._get_activation)

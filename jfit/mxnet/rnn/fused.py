@@ -1,4 +1,4 @@
-"""All layers and directions in one operator, their weights in one vector."""
+"""FusedRNNCell: all layers and directions of a recurrent network as one `RNN` node, with all weights in one vector."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from jfit.init.fused import gate_parts, parts_of
 from jfit.mxnet import initializer
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence, taken
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, pop_array, sequence
 from jfit.mxnet.rnn.cells import DropoutCell, GRUCell, LSTMCell, RNNCell
 from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
 from jfit.ops.rnn import GATES
 
 
 class FusedRNNCell(BaseRNNCell):
-    """h(t) = cell(x(t), h(t-1)) for every layer and direction, as one `RNN` node.
+    """A multi-layer RNN, LSTM or GRU, optionally bidirectional, as one `RNN` node.
 
     Args:
         num_hidden: size of the state of each layer and direction.
         num_layers: number of layers.
-        mode: rnn_relu, rnn_tanh, lstm or gru.
-        bidirectional: True for a second direction, backward in time; outputs are twice as wide.
-        dropout: dropout between layers.
-        get_next_state: True if `unroll` returns the last states, each (layers * directions, batch, num_hidden).
-        forget_bias: initial bias of the forget gate.
-        prefix: stands before the names of its nodes and weights; `<mode>_` by default.
-        params: weights to share; new ones by default.
+        mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+        bidirectional: add a second direction, backward in time; outputs have 2 * num_hidden features.
+        dropout: dropout rate between layers.
+        get_next_state: True makes `unroll` return the last states, each (layers * directions, batch, num_hidden).
+        forget_bias: initial bias of the forget gate, for mode "lstm".
+        prefix: prepended to the names of the cell's nodes and weights; "<mode>_" by default.
+        params: container of the weights, to share them with another cell; a new one by default.
 
     Example:
         >>> import jfit.mx as mx
@@ -52,18 +52,18 @@ class FusedRNNCell(BaseRNNCell):
         params: RNNParams | None = None,
     ) -> None:
         if mode not in GATES:
-            raise ValueError(f"mode is {mode!r}, needed one of {', '.join(GATES)}")
+            raise ValueError(f"mode is {mode!r}, expected one of {', '.join(GATES)}")
         super().__init__(f"{mode}_" if prefix is None else prefix, params)
         self._num_hidden, self._num_layers, self._mode = num_hidden, num_layers, mode
         self._bidirectional, self._dropout, self._get_next_state = bidirectional, dropout, get_next_state
         self._directions = ("l", "r") if bidirectional else ("l",)
         self._sizes = (num_hidden, num_layers, mode, bidirectional)
-        start = initializer.FusedRNN(None, *self._sizes, forget_bias)
-        self._parameter = self._params.get("parameters", init=start)
+        init = initializer.FusedRNN(None, *self._sizes, forget_bias)
+        self._parameter = self._params.get("parameters", init=init)
 
     @property
     def state_info(self) -> list[Any]:
-        """(layers * directions, batch, num_hidden), once or for lstm twice."""
+        """(layers * directions, batch, num_hidden) for each state: h, and for mode "lstm" also c."""
         shape = (len(self._directions) * self._num_layers, 0, self._num_hidden)
         return [{"shape": shape, "__layout__": "LNC"} for _ in range(1 + (self._mode == "lstm"))]
 
@@ -73,27 +73,30 @@ class FusedRNNCell(BaseRNNCell):
 
     # -------------------------------------------------------------------------------- weights
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """Arrays by name in which the vector is cut into the weights of single gates, `<prefix>l0_i2h_i_weight`, ..."""
-        left = dict(args)
+        """Split the parameter vector into one array per layer, direction and gate: `<prefix>l0_i2h_i_weight`, ...
+
+        See `BaseRNNCell.unpack_weights`.
+        """
+        others = dict(args)
         name = self._parameter.name
         assert name is not None
-        vector = taken(left, name)
-        cut, at = {}, 0
+        vector = pop_array(others, name)
+        unpacked, offset = {}, 0
         for part, shape in parts_of(math.prod(vector.shape), *self._sizes, name=name):
             size = math.prod(shape)
-            cut[self._prefix + part] = vector[at : at + size].reshape(shape).copy()
-            at += size
-        return {**left, **cut}
+            unpacked[self._prefix + part] = vector[offset : offset + size].reshape(shape).copy()
+            offset += size
+        return {**others, **unpacked}
 
     def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """The inverse of `unpack_weights`: the weights of single gates joined into the vector."""
-        left = dict(args)
+        """Concatenate the weights of all layers, directions and gates into the vector; the inverse of `unpack_weights`."""
+        others = dict(args)
         first = self._prefix + gate_parts(1, *self._sizes)[0][0]
-        inputs = taken(dict(left), first).shape[1]
-        parts = [taken(left, self._prefix + part).reshape((-1,)) for part, _ in gate_parts(inputs, *self._sizes)]
-        return {**left, str(self._parameter.name): nd.concatenate(parts)}
+        inputs = pop_array(dict(others), first).shape[1]
+        parts = [pop_array(others, self._prefix + part).reshape((-1,)) for part, _ in gate_parts(inputs, *self._sizes)]
+        return {**others, str(self._parameter.name): nd.concatenate(parts)}
 
-    # -------------------------------------------------------------------------------- time
+    # -------------------------------------------------------------------------------- unrolling
     def unroll(
         self,
         length: int,
@@ -102,11 +105,14 @@ class FusedRNNCell(BaseRNNCell):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """One node for the whole sequence; the states are empty without `get_next_state`.  See `BaseRNNCell.unroll`."""
+        """Apply the network to a sequence as one node; see `BaseRNNCell.unroll`.
+
+        The returned states are an empty list unless `get_next_state` is True.
+        """
         self.reset()
         axis = layout.find("T")
         if axis not in (0, 1):
-            raise ValueError(f"layout is {layout!r}, a fused cell takes TNC or NTC")
+            raise ValueError(f"layout is {layout!r}, a fused cell accepts TNC or NTC")
         data = sequence(length, inputs, layout, merge=True)
         if axis == 1:
             data = sym.swapaxes(data, dim1=0, dim2=1)
@@ -117,7 +123,7 @@ class FusedRNNCell(BaseRNNCell):
         return sequence(length, outputs, layout, merge_outputs), after
 
     def _node(self, data: Symbol, states: States) -> Symbol:
-        # the layout says where the batch is in the states that come out
+        # __layout__ marks the batch axis of the returned states: (layers * directions, batch, num_hidden)
         layout = {"__layout__": "LNC"} if self._get_next_state else {}
         return sym.RNN(
             data=data,
@@ -134,7 +140,7 @@ class FusedRNNCell(BaseRNNCell):
         )
 
     def unfuse(self) -> Any:
-        """The same network as a stack of single cells, which has the weights of `unpack_weights` by name."""
+        """Return the same network as a `SequentialRNNCell` of single cells; convert its weights with `unpack_weights`."""
         stack = SequentialRNNCell()
         for layer in range(self._num_layers):
             cells = [self._single(f"{self._prefix}{side}{layer}_") for side in self._directions]

@@ -1,4 +1,4 @@
-"""Sentences of different lengths: words as numbers, batches of sentences of like length."""
+"""Sentences of different lengths: encoding of words as integers, and an iterator over batches of similar length."""
 
 from __future__ import annotations
 
@@ -21,64 +21,68 @@ def encode_sentences(
     start_label: int = 0,
     unknown_token: Any = None,
 ) -> tuple[list[list[int]], dict[Any, int]]:
-    """Words as numbers, in the order of their first appearance.
+    """Encode words as integers, numbered in the order of their first appearance.
 
     Args:
         sentences: lists of words.
-        vocab: numbers by word; without it a new one grows as words appear.
-        invalid_label: the number that stands for no word.
-        invalid_key: the word of that number in a new vocabulary.
-        start_label: the smallest number.
-        unknown_token: stands for words that are not in `vocab`; without it they raise.
+        vocab: integer of each word; by default a new vocabulary is built from the sentences.
+        invalid_label: integer of padding.
+        invalid_key: word that a new vocabulary maps to `invalid_label`.
+        start_label: smallest integer to assign.
+        unknown_token: word that replaces words missing from `vocab`; without it they raise.
 
     Returns:
-        The sentences in numbers, and the vocabulary.
+        (sentences as lists of integers, vocabulary).
 
     Raises:
-        ValueError: a word is unknown.
+        ValueError: a word is not in `vocab`, and there is no `unknown_token`.
 
     Example:
         >>> encode_sentences([["a", "b"], ["b", "c"]], start_label=1, invalid_label=0)
         ([[1, 2], [2, 3]], {'\\n': 0, 'a': 1, 'b': 2, 'c': 3})
     """
-    grows = vocab is None
-    known = {invalid_key: invalid_label} if vocab is None else vocab
-    taken = set(known.values())
+    build = vocab is None
+    vocabulary = {invalid_key: invalid_label} if vocab is None else vocab
+    used = set(vocabulary.values())
     label = start_label
 
     def number(word: Any) -> int:
         nonlocal label
-        if word not in known and unknown_token is not None:
+        if word not in vocabulary and unknown_token is not None:
             word = unknown_token
-        if word not in known:
-            if not grows and word != unknown_token:
-                raise ValueError(f"the word {word!r} is not in the vocabulary; pass unknown_token= to stand for such words")
-            while label in taken:
+        if word not in vocabulary:
+            if not build and word != unknown_token:
+                raise ValueError(f"the word {word!r} is not in the vocabulary; pass unknown_token= to replace such words")
+            while label in used:
                 label += 1
-            known[word] = label
-            taken.add(label)
-        return known[word]
+            vocabulary[word] = label
+            used.add(label)
+        return vocabulary[word]
 
-    return [[number(word) for word in sentence] for sentence in sentences], known
+    return [[number(word) for word in sentence] for sentence in sentences], vocabulary
 
 
 class BucketSentenceIter(DataIter):
-    """Batches of sentences of one bucket, padded to its length; the label of each word is the next word.
+    """Iterate over batches of sentences of similar length; the label of each word is the next word.
 
-    Sentences longer than the longest bucket are left out, and so are those of a bucket that do not fill a batch.  `reset`
-    shuffles the batches with Python's `random` and the sentences with numpy's, as MXNet does; with a seed of its own the orders
-    are the same in every process, and after `load_state_dict`.
+    Each sentence goes into the shortest bucket that fits it and is padded to the bucket's length.  Sentences longer than the
+    longest bucket are dropped, and so is the last incomplete batch of each bucket.  `reset` shuffles the batches with Python's
+    `random` and the sentences with NumPy's generator, as MXNet does; with `seed` the order is the same in every process and
+    can be restored with `load_state_dict`.
 
     Args:
-        sentences: sentences in numbers.
-        batch_size: sentences in a batch.
-        buckets: lengths; by default those that at least `batch_size` sentences have.
-        invalid_label: what sentences are filled up with, and the label of the last word.
+        sentences: sentences as lists of integers.
+        batch_size: sentences per batch.
+        buckets: lengths; by default every length that at least `batch_size` sentences have.
+        invalid_label: padding value, and the label of the last word.
         data_name: name of the data.
         label_name: name of the label.
         dtype: dtype of both.
-        layout: NT for (batch, length), TN for (length, batch).
-        seed: integer for orders of its own; None draws from the global generators.
+        layout: "NT" for (batch, length), "TN" for (length, batch).
+        seed: int, seeds generators owned by this iterator; None uses the global generators.
+
+    Raises:
+        ValueError: no bucket has a sentence, or the layout is neither NT nor TN.
 
     Example:
         >>> it = BucketSentenceIter([[1, 2, 3], [4, 5, 6]], 2, buckets=[4], invalid_label=0)
@@ -101,31 +105,32 @@ class BucketSentenceIter(DataIter):
     ) -> None:
         super().__init__(batch_size)
         if sorted(layout) != ["N", "T"]:
-            raise ValueError(f"layout is {layout!r}, needed NT (batch first) or TN (time first)")
-        lengths = sorted(buckets or _usual_lengths(sentences, batch_size))
+            raise ValueError(f"layout is {layout!r}, expected NT (batch first) or TN (time first)")
+        lengths = sorted(buckets or _frequent_lengths(sentences, batch_size))
         self.data_name, self.label_name, self.dtype, self.layout = data_name, label_name, dtype, layout
         self.invalid_label, self.major_axis = invalid_label, layout.find("N")
-        filled = self._filled(sentences, lengths)
-        self.buckets, self.data = list(filled), list(filled.values())
+        padded = self._pad_sentences(sentences, lengths)
+        self.buckets, self.data = list(padded), list(padded.values())
         if not self.buckets:
             raise ValueError(
-                f"no bucket holds a sentence: buckets are {lengths}, sentences have {min(map(len, sentences), default=0)} to "
-                f"{max(map(len, sentences), default=0)} words, and without buckets= a length needs {batch_size} sentences"
+                f"no bucket has a sentence: buckets are {lengths}, sentences have {min(map(len, sentences), default=0)} to "
+                f"{max(map(len, sentences), default=0)} words; without buckets=, only lengths of at least {batch_size} "
+                "sentences become buckets"
             )
         self.default_bucket_key = max(self.buckets)
-        shape = self._turned((batch_size, self.default_bucket_key))
+        shape = self._in_layout((batch_size, self.default_bucket_key))
         self.provide_data = [DataDesc(data_name, shape, layout=layout)]
         self.provide_label = [DataDesc(label_name, shape, layout=layout)]
         self.idx = [
             (i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)
         ]  # (bucket, first sentence) of each batch
         self._batches = None if seed is None else random.Random(seed)
-        self._rows = None if seed is None else np.random.RandomState(seed % 2**32)  # None: the global one
-        self._orders = [np.arange(len(rows)) for rows in self.data]  # of the sentences of each bucket
+        self._rows = None if seed is None else np.random.RandomState(seed % 2**32)  # None: the global generator
+        self._orders = [np.arange(len(rows)) for rows in self.data]  # order of the sentences of each bucket
         self.reset()
 
-    def _filled(self, sentences: Sequence[Sequence[int]], lengths: Sequence[int]) -> dict[int, np.ndarray]:
-        """The sentences of each bucket that has some, filled up to its length: (sentences, length)."""
+    def _pad_sentences(self, sentences: Sequence[Sequence[int]], lengths: Sequence[int]) -> dict[int, np.ndarray]:
+        """Return, by bucket length, its sentences padded to that length, (sentences, length); empty buckets are left out."""
         rows: dict[int, list[np.ndarray]] = {n: [] for n in lengths}
         dropped = 0
         for sentence in sentences:
@@ -138,43 +143,43 @@ class BucketSentenceIter(DataIter):
             rows[lengths[at]].append(row)
         if dropped:
             print(f"WARNING: discarded {dropped} sentences longer than the largest bucket.")
-        return {n: np.asarray(found, self.dtype) for n, found in rows.items() if found}
+        return {n: np.asarray(bucket, self.dtype) for n, bucket in rows.items() if bucket}
 
-    def _turned(self, shape: tuple[int, int]) -> tuple[int, int]:
+    def _in_layout(self, shape: tuple[int, int]) -> tuple[int, int]:
         return shape if self.major_axis == 0 else (shape[1], shape[0])
 
     def reset(self) -> None:
-        """Shuffle, and start the next epoch."""
+        """Shuffle the batches and the sentences of each bucket, and start the next epoch."""
         self.curr_idx = 0
         (self._batches or random).shuffle(self.idx)
         for order in self._orders:
-            (self._rows or np.random).shuffle(order)  # draws what shuffling the sentences themselves would
+            (self._rows or np.random).shuffle(order)  # uses as many random numbers as MXNet's shuffle of the sentences
         self._put()
 
     def _put(self) -> None:
-        """The sentences of each bucket in their order, and their labels."""
-        rows = [found[order] for found, order in zip(self.data, self._orders, strict=True)]
+        """Copy the sentences of each bucket, in their current order, and their labels to NDArrays."""
+        rows = [sentences[order] for sentences, order in zip(self.data, self._orders, strict=True)]
         self.nddata = [nd.array(r, dtype=self.dtype) for r in rows]
         self.ndlabel = [nd.array(self._next_words(r), dtype=self.dtype) for r in rows]
 
     def state_dict(self) -> dict[str, Any]:
-        """Position and orders: what it takes to continue this epoch (and, with a seed, the later ones)."""
-        kept = None
+        """Return the position and the orders; with a seed also the generators' states, which later epochs depend on."""
+        rng = None
         if self._batches is not None and self._rows is not None:
             version, words, gauss = self._batches.getstate()
-            kept = {"batches": [version, list(words), gauss], "rows": self._rows.get_state(legacy=False)}
-        return {"curr_idx": self.curr_idx, "idx": list(self.idx), "orders": [o.copy() for o in self._orders], "rng": kept}
+            rng = {"batches": [version, list(words), gauss], "rows": self._rows.get_state(legacy=False)}
+        return {"curr_idx": self.curr_idx, "idx": list(self.idx), "orders": [o.copy() for o in self._orders], "rng": rng}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of an iterator over the same sentences, made with the same arguments.
+        """Restore a `state_dict` of an iterator over the same sentences with the same arguments.
 
         Raises:
-            ValueError: the buckets hold other numbers of sentences.
+            ValueError: the number of sentences in the buckets differs.
         """
         orders = [np.array(order, np.int64) for order in state["orders"]]
-        found, mine = [len(order) for order in orders], [len(rows) for rows in self.data]
-        if found != mine or len(state["idx"]) != len(self.idx):
-            raise ValueError(f"the saved position is of buckets with {found} sentences, this iterator has {mine}.")
+        saved, actual = [len(order) for order in orders], [len(rows) for rows in self.data]
+        if saved != actual or len(state["idx"]) != len(self.idx):
+            raise ValueError(f"the saved position is of buckets with {saved} sentences, this iterator has {actual}.")
         self.curr_idx, self.idx = int(state["curr_idx"]), [(int(i), int(j)) for i, j in state["idx"]]
         self._orders = orders
         if state["rng"] is not None and self._batches is not None and self._rows is not None:
@@ -187,7 +192,11 @@ class BucketSentenceIter(DataIter):
         return np.concatenate([rows[:, 1:], np.full_like(rows[:, :1], self.invalid_label)], axis=1)
 
     def next(self) -> DataBatch:
-        """The next batch, of one bucket.  Raises StopIteration at the end of the epoch."""
+        """Return the next batch, whose sentences are of one bucket.
+
+        Raises:
+            StopIteration: the epoch has ended.
+        """
         if self.curr_idx == len(self.idx):
             raise StopIteration
         bucket, first = self.idx[self.curr_idx]
@@ -206,6 +215,6 @@ class BucketSentenceIter(DataIter):
         )
 
 
-def _usual_lengths(sentences: Sequence[Sequence[int]], batch_size: int) -> list[int]:
+def _frequent_lengths(sentences: Sequence[Sequence[int]], batch_size: int) -> list[int]:
     counts = np.bincount([len(s) for s in sentences])
     return [length for length, count in enumerate(counts) if count >= batch_size]

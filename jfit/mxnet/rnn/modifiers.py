@@ -1,4 +1,4 @@
-"""Cells that change what another cell does: zoneout, residual connections."""
+"""Modifier cells, which wrap another cell and change its outputs: zoneout and residual connections."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from jfit.mxnet.rnn.stacked import BidirectionalCell
 
 
 class ModifierCell(BaseRNNCell):
-    """Base of cells around another cell, whose states and weights they have; the other is no longer called by itself.
+    """Base of cells that wrap another cell and have its states and weights.  The wrapped cell must not be called directly.
 
     Args:
-        base_cell: the other cell.
+        base_cell: the cell to wrap.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> mx.rnn.ModifierCell(mx.rnn.RNNCell(3)).state_shape
+        [(0, 3)]
     """
 
     def __init__(self, base_cell: BaseRNNCell) -> None:
@@ -26,19 +31,24 @@ class ModifierCell(BaseRNNCell):
 
     @property
     def params(self) -> RNNParams:
-        """The variables of the other cell."""
+        """The container of the wrapped cell's variables."""
         self._own_params = False
         return self.base_cell.params
 
     @property
     def state_info(self) -> list[Any]:
-        """The states of the other cell."""
+        """The states of the wrapped cell."""
         return self.base_cell.state_info
 
     def begin_state(self, init_sym: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
-        """The begin states of the other cell; see `BaseRNNCell.begin_state` (the function may be called `func` here too)."""
-        self._refuse_if_modified()
-        with self.base_cell._lent():
+        """Return the initial states of the wrapped cell.
+
+        Args:
+            init_sym: function that returns a symbol, see `func` of `BaseRNNCell.begin_state`; may also be passed as `func=`.
+            kwargs: further arguments of that function.
+        """
+        self._check_not_modified()
+        with self.base_cell._callable_by_modifier():
             return self.base_cell.begin_state(kwargs.pop("func", init_sym), **kwargs)
 
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
@@ -51,14 +61,25 @@ class ModifierCell(BaseRNNCell):
 
 
 class ZoneoutCell(ModifierCell):
-    """y = mask·y' + (1 - mask)·y(t-1), the states alike: in training some keep their value of the step before.
+    """Zoneout: in training, each output and state keeps its value of the previous step with a given probability.
 
-    (Krueger and others, 2016.)  The output before the first step is 0.  What dropout leaves of an array of ones is the mask.
+        y(t) = m·y'(t) + (1 - m)·y(t-1), where y' is the output of the wrapped cell, y(-1) = 0 and m is a random 0/1 mask
 
     Args:
-        base_cell: the other cell.
-        zoneout_outputs: the part of the outputs that stays as it was.
-        zoneout_states: the part of the states that stays as it was.
+        base_cell: the cell to wrap; neither fused nor bidirectional.
+        zoneout_outputs: probability of keeping an output's previous value.
+        zoneout_states: probability of keeping a state's previous value.
+
+    Raises:
+        ValueError: the cell is, or contains, a fused or bidirectional cell.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> cell = mx.rnn.ZoneoutCell(mx.rnn.RNNCell(3), zoneout_states=0.1)
+        >>> cell.unroll(2, mx.sym.Variable("x"), merge_outputs=True)[0].infer_shape(x=(4, 2, 5))[1]
+        [(4, 2, 3)]
+
+    Source: Krueger and others, Zoneout, 2016.
     """
 
     def __init__(self, base_cell: BaseRNNCell, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
@@ -66,40 +87,49 @@ class ZoneoutCell(ModifierCell):
         for cell in (base_cell, *cells):
             if isinstance(cell, FusedRNNCell | BidirectionalCell):
                 raise ValueError(
-                    f"zoneout works step by step, which a {type(cell).__name__} does not; "
-                    "unfuse it, or put zoneout around the cells inside it"
+                    f"zoneout works step by step, but a {type(cell).__name__} computes the whole sequence at once; "
+                    "unfuse it, or wrap the cells inside it"
                 )
         super().__init__(base_cell)
         self.zoneout_outputs, self.zoneout_states = zoneout_outputs, zoneout_states
 
     def reset(self) -> None:
-        """Forget the output of the step before."""
+        """Reset the step counter and discard the output of the previous step."""
         super().reset()
         self.prev_output: Any = None
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step."""
-        output, after = self.base_cell(inputs, states)
-        before = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
-        output = _zoned(self.zoneout_outputs, output, before)
-        after = [_zoned(self.zoneout_states, new, old) for new, old in zip(after, states, strict=True)]
+        """Compute one time step; see `BaseRNNCell.__call__`."""
+        output, new_states = self.base_cell(inputs, states)
+        previous = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
+        output = _zoneout(self.zoneout_outputs, output, previous)
+        new_states = [_zoneout(self.zoneout_states, new, old) for new, old in zip(new_states, states, strict=True)]
         self.prev_output = output
-        return output, after
+        return output, new_states
 
 
-def _zoned(part: float, new: Symbol, old: Symbol) -> Symbol:
-    return sym.where(sym.Dropout(sym.ones_like(new), p=part), new, old) if part != 0 else new
+def _zoneout(rate: float, new: Symbol, old: Symbol) -> Symbol:
+    # Dropout of ones is the mask: 0 with probability `rate` in training, never 0 in prediction, which returns `new`.
+    return sym.where(sym.Dropout(sym.ones_like(new), p=rate), new, old) if rate != 0 else new
 
 
 class ResidualCell(ModifierCell):
-    """y = cell(x) + x; the cell's outputs are as wide as its inputs (Wu and others, 2016).
+    """Residual connection: y = cell(x) + x.
 
     Args:
-        base_cell: the cell.
+        base_cell: the cell to wrap; its outputs must have the shape of its inputs.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> cell = mx.rnn.ResidualCell(mx.rnn.RNNCell(3))
+        >>> cell.unroll(2, mx.sym.Variable("x"), merge_outputs=True)[0].infer_shape(x=(4, 2, 3))[1]
+        [(4, 2, 3)]
+
+    Source: Wu and others, Google's Neural Machine Translation System, 2016.
     """
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step."""
+        """Compute one time step; see `BaseRNNCell.__call__`."""
         output, states = self.base_cell(inputs, states)
         return _plus(output, inputs), states
 
@@ -111,9 +141,9 @@ class ResidualCell(ModifierCell):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """The cell unrolled, and its inputs added; see `BaseRNNCell.unroll`."""
+        """Unroll the wrapped cell and add the inputs to its outputs; see `BaseRNNCell.unroll`."""
         self.reset()
-        with self.base_cell._lent():
+        with self.base_cell._callable_by_modifier():
             outputs, states = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
         merge = isinstance(outputs, Symbol) if merge_outputs is None else merge_outputs
         inputs = sequence(length, inputs, layout, merge)

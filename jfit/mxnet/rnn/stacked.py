@@ -1,4 +1,4 @@
-"""Cells made of cells: one above the other, and one in each direction."""
+"""Cells composed of other cells: a stack of layers, and two cells in opposite directions of time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
 
 
 class Composite(BaseRNNCell):
-    """A cell whose states and weights are those of its parts, in order.
+    """Base of cells composed of other cells; its states and weights are those of its children, in order.
 
     Args:
-        params: weights for all parts; each part has its own by default.
+        params: container of the weights shared by all children; by default each child has its own.
     """
 
     def __init__(self, params: RNNParams | None = None) -> None:
@@ -23,56 +23,56 @@ class Composite(BaseRNNCell):
         self._cells: list[BaseRNNCell] = []
 
     def _adopt(self, cell: BaseRNNCell) -> None:
-        """Take a part in; containers of weights know each other's."""
+        """Append a child and merge the containers of the weights."""
         if self._override_cell_params:
             if not cell._own_params:
-                raise ValueError("params are given to the whole and to a part; give them to one of the two")
+                raise ValueError("both this cell and its child were created with params=; pass params= to only one of them")
             cell.params._params.update(self.params._params)
         self.params._params.update(cell.params._params)
         self._cells.append(cell)
 
     @property
     def state_info(self) -> list[Any]:
-        """The states of all parts."""
+        """The states of all children."""
         return [info for cell in self._cells for info in cell.state_info]
 
     def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
-        """The begin states of all parts; see `BaseRNNCell.begin_state`."""
-        self._refuse_if_modified()
+        """Return the initial states of all children; see `BaseRNNCell.begin_state`."""
+        self._check_not_modified()
         return [state for cell in self._cells for state in cell.begin_state(func, **kwargs)]
 
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """See `BaseRNNCell.unpack_weights`; for all parts."""
+        """Split the stacked weights of all children; see `BaseRNNCell.unpack_weights`."""
         args = dict(args)
         for cell in self._cells:
             args = cell.unpack_weights(args)
         return args
 
     def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """See `BaseRNNCell.pack_weights`; for all parts."""
+        """Stack the weights of all children; see `BaseRNNCell.pack_weights`."""
         args = dict(args)
         for cell in self._cells:
             args = cell.pack_weights(args)
         return args
 
-    def _shared_out(self, states: Sequence[Any]) -> list[States]:
-        """The states of each part."""
-        needed = len(self.state_info)
-        if len(states) != needed:
-            raise ValueError(f"{len(states)} states are given, the {len(self._cells)} cells have {needed}; see state_info")
-        parts, at = [], 0
+    def _split_states(self, states: Sequence[Any]) -> list[States]:
+        """Split a flat list of states into one list for each child."""
+        expected = len(self.state_info)
+        if len(states) != expected:
+            raise ValueError(f"found {len(states)} states, the {len(self._cells)} cells have {expected}; see state_info")
+        parts, offset = [], 0
         for cell in self._cells:
             count = len(cell.state_info)
-            parts.append(list(states[at : at + count]))
-            at += count
+            parts.append(list(states[offset : offset + count]))
+            offset += count
         return parts
 
 
 class SequentialRNNCell(Composite):
-    """y = cellₙ(... cell₁(x)): each cell takes the outputs of the one before.
+    """A stack of cells, y = cell_n(... cell_1(x)): the inputs of each cell are the outputs of the previous one.
 
     Args:
-        params: weights for all cells; each has its own by default.
+        params: container of the weights shared by all cells; by default each cell has its own.
 
     Example:
         >>> import jfit.mx as mx
@@ -85,17 +85,17 @@ class SequentialRNNCell(Composite):
     """
 
     def add(self, cell: BaseRNNCell) -> None:
-        """Put a cell on top."""
+        """Append a cell to the stack."""
         self._adopt(cell)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """One time step of every cell."""
+        """Compute one time step of every cell; see `BaseRNNCell.__call__`."""
         self._counter += 1
-        after = []
-        for cell, own in zip(self._cells, self._shared_out(states), strict=True):
-            inputs, new = cell(inputs, own)
-            after.extend(new)
-        return inputs, after
+        new_states = []
+        for cell, cell_states in zip(self._cells, self._split_states(states), strict=True):
+            inputs, cell_states = cell(inputs, cell_states)
+            new_states.extend(cell_states)
+        return inputs, new_states
 
     def unroll(
         self,
@@ -105,25 +105,33 @@ class SequentialRNNCell(Composite):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Cell by cell over the whole sequence; see `BaseRNNCell.unroll`."""
+        """Unroll one cell after the other over the whole sequence; see `BaseRNNCell.unroll`."""
         self.reset()
-        states = self._shared_out(self.begin_state() if begin_state is None else begin_state)
-        after: States = []
-        for cell, own in zip(self._cells, states, strict=True):
+        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
+        new_states: States = []
+        for cell, begin in zip(self._cells, states, strict=True):
             merge = merge_outputs if cell is self._cells[-1] else None
-            inputs, new = cell.unroll(length, inputs, begin_state=own, layout=layout, merge_outputs=merge)
-            after.extend(new)
-        return inputs, after
+            inputs, cell_states = cell.unroll(length, inputs, begin_state=begin, layout=layout, merge_outputs=merge)
+            new_states.extend(cell_states)
+        return inputs, new_states
 
 
 class BidirectionalCell(Composite):
-    """y(t) = [left cell of x(0..t), right cell of x(T..t)]: one cell forward in time, one backward.
+    """Two cells over the same sequence in opposite directions; y(t) = [l_cell over x(0..t), r_cell over x(T..t)].
+
+    The cell can only be unrolled, it has no single time step.
 
     Args:
-        l_cell: runs forward.
-        r_cell: runs backward.
-        params: weights for both; each has its own by default.
-        output_prefix: stands before the names of the outputs.
+        l_cell: cell that runs forward in time.
+        r_cell: cell that runs backward in time.
+        params: container of the weights shared by both cells; by default each cell has its own.
+        output_prefix: prepended to the names of the outputs.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> cell = mx.rnn.BidirectionalCell(mx.rnn.GRUCell(4, prefix="l_"), mx.rnn.GRUCell(4, prefix="r_"))
+        >>> cell.unroll(2, mx.sym.Variable("x"), merge_outputs=True)[0].infer_shape(x=(3, 2, 5))[1]
+        [(3, 2, 8)]
     """
 
     def __init__(
@@ -142,16 +150,17 @@ class BidirectionalCell(Composite):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Both directions over the whole sequence; the states are [those of the left cell, those of the right one].
+        """Unroll both cells over the whole sequence; see `BaseRNNCell.unroll`.
 
-        See `BaseRNNCell.unroll`.
+        Returns:
+            (outputs with the features of both cells concatenated, [states of l_cell, states of r_cell]).
         """
         self.reset()
         steps = sequence(length, inputs, layout, merge=False)
-        states = self._shared_out(self.begin_state() if begin_state is None else begin_state)
+        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
         runs = [
-            cell.unroll(length, given, begin_state=own, layout=layout, merge_outputs=merge_outputs)
-            for cell, given, own in zip(self._cells, (steps, steps[::-1]), states, strict=True)
+            cell.unroll(length, x, begin_state=begin, layout=layout, merge_outputs=merge_outputs)
+            for cell, x, begin in zip(self._cells, (steps, steps[::-1]), states, strict=True)
         ]
         (left, left_states), (right, right_states) = runs
         if merge_outputs is None:
@@ -166,7 +175,7 @@ class BidirectionalCell(Composite):
 
     @staticmethod
     def _steps(outputs: Any, length: int, axis: int) -> list[Any]:
-        """Outputs that a cell gave as one symbol, step by step."""
+        """Split outputs that are one symbol into a list of time steps."""
         if isinstance(outputs, Symbol):
             return list(sym.SliceChannel(outputs, axis=axis, num_outputs=length, squeeze_axis=1))
         return outputs

@@ -1,4 +1,4 @@
-"""`mx.sym`: graphs as in `jfit.sym`, with MXNet's `bind` and `simple_bind`.
+"""`mx.sym`: symbolic graphs as in `jfit.sym`, with MXNet's `bind`, `simple_bind` and `eval`.
 
 >>> import jfit.mx as mx
 >>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc")
@@ -34,21 +34,21 @@ from jfit.mxnet.symbol.symbol import split_v2 as split_v2
 from jfit.ops import ALIASES
 
 
-def _pair(both: str, scalar: str, mirrored: str):
+def _binary_function(symbol_op: str, scalar_op: str, reversed_scalar_op: str):
     def call(left: Any, right: Any) -> Any:
         if isinstance(left, Graph):
-            return operator(both)(left, right) if isinstance(right, Graph) else operator(scalar)(left, scalar=right)
+            return operator(symbol_op)(left, right) if isinstance(right, Graph) else operator(scalar_op)(left, scalar=right)
         if isinstance(right, Graph):
-            return operator(mirrored)(right, scalar=left)
-        raise TypeError(f"one of the two must be a Symbol, found {type(left).__name__} and {type(right).__name__}")
+            return operator(reversed_scalar_op)(right, scalar=left)
+        raise TypeError(f"at least one argument must be a Symbol, found {type(left).__name__} and {type(right).__name__}")
 
     return call
 
 
-# between two symbols MXNet's functions of these names need equal shapes
+# Unlike their mx.nd counterparts, MXNet's symbolic functions of these names do not broadcast.
 _EQUAL_SHAPES = {"pow": "_Power", "power": "_Power", "maximum": "_Maximum", "minimum": "_Minimum", "hypot": "_Hypot"}
 _FUNCTIONS = SimpleNamespace(
-    **{n: _pair(_EQUAL_SHAPES[n], scalar, mirrored) for n, (_, scalar, mirrored) in PAIRS.items() if n in _EQUAL_SHAPES}
+    **{name: _binary_function(_EQUAL_SHAPES[name], *ops[1:]) for name, ops in PAIRS.items() if name in _EQUAL_SHAPES}
 )
 
 contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator, (control.foreach, control.while_loop, control.cond))

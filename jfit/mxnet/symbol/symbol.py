@@ -1,4 +1,4 @@
-"""The symbol that binds, and the functions that make one."""
+"""`mx.sym.Symbol`, a graph that can be bound to NDArrays, and the functions that create one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from jfit.mxnet.ndarray.create import zeros as nd_zeros
 
 
 class Symbol(Graph):
-    """A network, or part of one, that binds to arrays.
+    """A network, or part of one, that can be bound to NDArrays and executed.
+
+    Created by `mx.sym.Variable` and by the operators; the constructor is not meant to be called.
+
+    Attributes:
+        name: name of the output node.
 
     Example:
         >>> import jfit.mx as mx
@@ -33,33 +38,41 @@ class Symbol(Graph):
     __slots__ = ()
 
     def infer_shape(self, *args: Any, **kwargs: Any):
-        """(argument shapes, output shapes, auxiliary shapes); three None where something stays unknown."""
+        """Infer all shapes from those of some arguments.
+
+        Args:
+            args: shapes by position, in the order of `list_arguments`.
+            kwargs: shapes by argument name.
+
+        Returns:
+            (argument shapes, output shapes, auxiliary shapes), or three None if a shape stays unknown.
+        """
         with translated():
             return super().infer_shape(*args, **kwargs)
 
     def infer_shape_partial(self, *args: Any, **kwargs: Any):
-        """As `infer_shape`, with () for what stays unknown."""
+        """Infer shapes as `infer_shape` does; a shape that stays unknown is ()."""
         with translated():
             return super().infer_shape_partial(*args, **kwargs)
 
     def infer_type(self, *args: Any, **kwargs: Any):
-        """(argument dtypes, output dtypes, auxiliary dtypes), numpy scalar types as in MXNet."""
+        """Infer (argument dtypes, output dtypes, auxiliary dtypes) as NumPy scalar types, as in MXNet."""
         with translated():
-            found = super().infer_type(*args, **kwargs)
-        return tuple([np.dtype(t).type for t in part] for part in found)
+            types = super().infer_type(*args, **kwargs)
+        return tuple([np.dtype(t).type for t in part] for part in types)
 
     def infer_type_partial(self, *args: Any, **kwargs: Any):
-        """As `infer_type`, with None for what stays unknown."""
+        """Infer dtypes as `infer_type` does; a dtype that stays unknown is None."""
         with translated():
-            found = super().infer_type_partial(*args, **kwargs)
-        return tuple([None if t is None else np.dtype(t).type for t in part] for part in found)
+            types = super().infer_type_partial(*args, **kwargs)
+        return tuple([None if t is None else np.dtype(t).type for t in part] for part in types)
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """The graph as symbol.json text."""
+        """Return the graph in MXNet's symbol.json format; `remove_amp_cast` drops the casts of mixed-precision training."""
         return super().tojson(remove_amp_cast)
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
-        """Write symbol.json, atomically."""
+        """Write the graph as a symbol.json file, atomically."""
         super().save(os.fspath(fname), remove_amp_cast)
 
     # -------------------------------------------------------------------------------- execution
@@ -73,25 +86,28 @@ class Symbol(Graph):
         group2ctx: Any = None,
         shared_exec: Executor | None = None,
     ) -> Executor:
-        """An executor over these arrays.
+        """Create an executor over existing arrays.
 
         Args:
-            ctx: where it computes.
-            args: arrays by position (`list_arguments` order) or by name; all are needed.
-            args_grad: arrays that take the gradients, by position or name; what is left out gets none.
-            grad_req: write, add or null: one for all, a list, or a dict (null for what it leaves out).
-            aux_states: auxiliary states by position or name.
-            group2ctx: accepted; every group runs on `ctx`.
-            shared_exec: accepted; memory is XLA's business.
+            ctx: device of the computation.
+            args: NDArrays of all arguments, by position (order of `list_arguments`) or by name.
+            args_grad: NDArrays to write gradients into, by position or name; arguments without one get no gradient.
+            grad_req: "write", "add" or "null" for all arguments, or a list, or a dict by name (missing names mean "null").
+            aux_states: NDArrays of the auxiliary states, by position or name.
+            group2ctx: accepted and ignored; all nodes run on `ctx`.
+            shared_exec: accepted and ignored; XLA manages memory.
+
+        Returns:
+            Executor.
 
         Raises:
-            ValueError: an array is missing or too many were given.
+            ValueError: an array is missing, or there are too many.
         """
         names, aux_names = self.list_arguments(), self.list_auxiliary_states()
         arrays = boxes_of("args", args, names)
         grads = boxes_of("args_grad", args_grad, names, optional=True)
-        wanted = requests(grad_req, names, grads)
-        return Executor(self, ctx, arrays, grads, wanted, boxes_of("aux_states", aux_states, aux_names))
+        grad_reqs = requests(grad_req, names, grads)
+        return Executor(self, ctx, arrays, grads, grad_reqs, boxes_of("aux_states", aux_states, aux_names))
 
     def simple_bind(
         self,
@@ -105,21 +121,24 @@ class Symbol(Graph):
         shared_buffer: dict[str, NDArray] | None = None,
         **kwargs: Sequence[int],
     ) -> Executor:
-        """An executor over new arrays of zeros, their shapes inferred from the inputs'.
+        """Create an executor over new arrays of zeros, whose shapes are inferred from the given ones.
 
         Args:
-            ctx: where it computes.
-            grad_req: write, add or null: one for all, a list, or a dict.
-            type_dict: dtypes by name; float32 where nothing says otherwise.
-            stype_dict: accepted; arrays are dense.
-            group2ctx: accepted; every group runs on `ctx`.
-            shared_arg_names: arguments whose arrays (and gradients) are those of `shared_exec`.
-            shared_exec: also lends its auxiliary states.
-            shared_buffer: arrays by name to take from and to add to.
-            kwargs: shapes by name.
+            ctx: device of the computation.
+            grad_req: "write", "add" or "null" for all arguments, or a list, or a dict by name.
+            type_dict: dtypes by argument name; float32 if nothing else can be inferred.
+            stype_dict: accepted and ignored; all arrays are dense.
+            group2ctx: accepted and ignored; all nodes run on `ctx`.
+            shared_arg_names: arguments whose arrays and gradients are shared with `shared_exec`.
+            shared_exec: executor to share these arrays and the auxiliary states with.
+            shared_buffer: dict of arrays by name, reused where shape and dtype match; new arrays are added to it.
+            kwargs: shapes by argument name.
+
+        Returns:
+            Executor.
 
         Raises:
-            MXNetError: a shape cannot be inferred; the message names it.
+            MXNetError: a shape cannot be inferred; the message lists the arguments.
 
         Example:
             >>> import jfit.mx as mx
@@ -129,45 +148,46 @@ class Symbol(Graph):
         names, aux_names = self.list_arguments(), self.list_auxiliary_states()
         shapes, aux_shapes = self._complete_shapes(kwargs)
         types, _, aux_types = self.infer_type(**dict(type_dict or {}))
-        lent = {} if shared_exec is None else shared_exec.arg_dict
+        shared_args = {} if shared_exec is None else shared_exec.arg_dict
 
-        def made(name: str, shape: Sequence[int], dtype: Any, given: Mapping[str, Any]) -> NDArray:
-            found = given.get(name)
-            if found is None or found.shape != tuple(shape) or found.dtype != np.dtype(dtype).type:
+        def reuse_or_zeros(name: str, shape: Sequence[int], dtype: Any, shared: Mapping[str, Any]) -> NDArray:
+            array = shared.get(name)
+            if array is None or array.shape != tuple(shape) or array.dtype != np.dtype(dtype).type:
                 return nd_zeros(tuple(shape), ctx, dtype)
-            return found
+            return array
 
-        own = {n: lent[n] for n in shared_arg_names or () if n in lent} | dict(shared_buffer or {})
-        arrays = [made(n, s, t, own) for n, s, t in zip(names, shapes, types, strict=True)]
+        reusable = {n: shared_args[n] for n in shared_arg_names or () if n in shared_args} | dict(shared_buffer or {})
+        arrays = [reuse_or_zeros(n, s, t, reusable) for n, s, t in zip(names, shapes, types, strict=True)]
         if shared_buffer is not None:
             shared_buffer.update((n, a) for n, a in zip(names, arrays, strict=True) if n not in kwargs)
-        wanted = requests(grad_req, names, None)
-        old = {} if shared_exec is None else {n: shared_exec.grad_dict.get(n) for n in shared_arg_names or ()}
+        reqs = requests(grad_req, names, None)
+        shared_grads = {} if shared_exec is None else {n: shared_exec.grad_dict.get(n) for n in shared_arg_names or ()}
         grads: list[NDArray | None] = [
-            None if wanted[n] == "null" else made(n, a.shape, a.dtype, old) for n, a in zip(names, arrays, strict=True)
+            None if reqs[n] == "null" else reuse_or_zeros(n, a.shape, a.dtype, shared_grads)
+            for n, a in zip(names, arrays, strict=True)
         ]
-        kept = {} if shared_exec is None else shared_exec.aux_dict
-        aux = [made(n, s, t, kept) for n, s, t in zip(aux_names, aux_shapes, aux_types, strict=True)]
-        return Executor(self, ctx, arrays, grads, wanted, aux)
+        shared_aux = {} if shared_exec is None else shared_exec.aux_dict
+        aux = [reuse_or_zeros(n, s, t, shared_aux) for n, s, t in zip(aux_names, aux_shapes, aux_types, strict=True)]
+        return Executor(self, ctx, arrays, grads, reqs, aux)
 
-    def _complete_shapes(self, given: Mapping[str, Sequence[int]]) -> tuple[list[Any], list[Any]]:
-        shapes, _, aux = self.infer_shape(**given)
+    def _complete_shapes(self, known: Mapping[str, Sequence[int]]) -> tuple[list[Any], list[Any]]:
+        shapes, _, aux = self.infer_shape(**known)
         if shapes is not None and aux is not None:
             return shapes, aux
-        partial, _, aux_partial = self.infer_shape_partial(**given)
+        partial, _, aux_partial = self.infer_shape_partial(**known)
         names = (*self.list_arguments(), *self.list_auxiliary_states())
         pairs = zip(names, (*(partial or ()), *(aux_partial or ())), strict=True)
-        open_ones = [f"{n} {s or '?'}" for n, s in pairs if not s or 0 in s]
+        unknown = [f"{n} {s or '?'}" for n, s in pairs if not s or 0 in s]
         raise MXNetError(
-            f"simple_bind: the shapes of {', '.join(open_ones)} cannot be inferred from {dict(given)}; give more shapes"
+            f"simple_bind: the shapes of {', '.join(unknown)} cannot be inferred from {dict(known)}; pass more shapes"
         )
 
     def eval(self, ctx: Context | None = None, **kwargs: NDArray) -> list[NDArray]:
-        """The outputs for these arrays, by name."""
+        """Bind the symbol to NDArrays by name and return its outputs, a list of NDArrays."""
         return self.bind(Context("cpu", 0) if ctx is None else ctx, kwargs, grad_req="null").forward()
 
     def gradient(self, wrt: Any) -> Any:
-        """MXNet never had it working either: bind the symbol and call backward."""
+        """Raise NotImplementedError, as MXNet does: bind the symbol and call `backward` on the executor."""
         raise NotImplementedError("Symbol.gradient is not implemented; bind the symbol and call backward on the executor")
 
 
@@ -176,18 +196,59 @@ Variable = var = making(Symbol, compose.variable)
 
 
 def Group(symbols: Sequence[Graph], create_fn: Any = None) -> Symbol:
-    """One symbol with the outputs of several."""
+    """Combine symbols into one whose outputs are those of all of them.
+
+    Args:
+        symbols: list of symbols.
+        create_fn: accepted and ignored.
+
+    Returns:
+        Symbol.
+
+    Example:
+        >>> Group([Variable("a"), Variable("b")]).list_outputs()
+        ['a', 'b']
+    """
     return compose.group(symbols, Symbol)
 
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
-    """Read a symbol.json file of any MXNet version."""
+    """Read a graph from a symbol.json file of any MXNet version.
+
+    Args:
+        fname: path of the file.
+
+    Returns:
+        Symbol.
+
+    Raises:
+        MXNetError: the file does not exist or is damaged.
+
+    Example:
+        >>> (Variable("x") * 2).save("x-symbol.json")
+        >>> load("x-symbol.json").list_arguments()
+        ['x']
+    """
     with translated():
         return serial.load(fname, Symbol)
 
 
 def load_json(json_str: str) -> Symbol:
-    """A symbol from symbol.json text."""
+    """Read a graph from the text of a symbol.json file of any MXNet version.
+
+    Args:
+        json_str: content of the file.
+
+    Returns:
+        Symbol.
+
+    Raises:
+        MXNetError: the text is damaged.
+
+    Example:
+        >>> load_json((Variable("x") * 2).tojson()).list_arguments()
+        ['x']
+    """
     with translated():
         return serial.load_json(json_str, Symbol)
 
@@ -197,7 +258,18 @@ fromjson = load_json
 
 @functools.cache
 def operator(name: str) -> Any:
-    """The graph-building function of an operator."""
+    """Return the function `mx.sym.<name>`, which adds a node to a graph.
+
+    Args:
+        name: name of any registered operator.
+
+    Returns:
+        Function of symbols and attributes, which returns a Symbol.
+
+    Example:
+        >>> operator("Flatten")(Variable("x"), name="flat").list_outputs()
+        ['flat_output']
+    """
     build = compose.function(name, Symbol)
 
     @functools.wraps(build)
@@ -209,26 +281,96 @@ def operator(name: str) -> Any:
 
 
 def zeros(shape: Any, dtype: Any = "float32", **kwargs: Any) -> Symbol:
-    """y = 0 everywhere."""
+    """Create a node whose output is filled with 0.
+
+    Args:
+        shape: int or tuple; 0 for a size to infer.
+        dtype: float32 by default.
+        kwargs: `name` and attributes of the node.
+
+    Returns:
+        Symbol.
+
+    Example:
+        >>> zeros((2, 3)).eval()[0].shape
+        (2, 3)
+    """
     return operator("_zeros")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def ones(shape: Any, dtype: Any = "float32", **kwargs: Any) -> Symbol:
-    """y = 1 everywhere."""
+    """Create a node whose output is filled with 1.
+
+    Args:
+        shape: int or tuple; 0 for a size to infer.
+        dtype: float32 by default.
+        kwargs: `name` and attributes of the node.
+
+    Returns:
+        Symbol.
+
+    Example:
+        >>> ones((2,)).eval()[0].asnumpy().tolist()
+        [1.0, 1.0]
+    """
     return operator("_ones")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def full(shape: Any, val: float, dtype: Any = "float32", **kwargs: Any) -> Symbol:
-    """y = val everywhere."""
+    """Create a node whose output is filled with one value.
+
+    Args:
+        shape: int or tuple.
+        val: number.
+        dtype: float32 by default.
+        kwargs: `name` and attributes of the node.
+
+    Returns:
+        Symbol.
+
+    Example:
+        >>> full((2,), 3).eval()[0].asnumpy().tolist()
+        [3.0, 3.0]
+    """
     return operator("_full")(shape=shape, value=float(val), dtype=dtype or "float32", **kwargs)
 
 
 def arange(start: float, stop: float | None = None, step: float = 1.0, repeat: int = 1, **kwargs: Any) -> Symbol:
-    """start, start + step, ... below stop, each `repeat` times."""
+    """Create a node of evenly spaced values in [start, stop), each repeated `repeat` times.
+
+    Args:
+        start: first value; with `stop=None` it is the end, and the first value is 0.
+        stop: end, not included.
+        step: spacing.
+        repeat: number of times each value is repeated.
+        kwargs: `name`, `dtype` (float32 by default) and attributes of the node.
+
+    Returns:
+        Symbol.
+
+    Example:
+        >>> arange(1, 3, repeat=2).eval()[0].asnumpy().tolist()
+        [1.0, 1.0, 2.0, 2.0]
+    """
     return operator("_arange")(start=start, stop=stop, step=step, repeat=repeat, **kwargs)
 
 
 def split_v2(ary: Symbol, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False, **kwargs: Any) -> Symbol:
-    """Parts of an array along an axis: so many equal ones, or cut at these indices."""
+    """Split an array along an axis, as `numpy.split`.
+
+    Args:
+        ary: the array.
+        indices_or_sections: number of equal parts, or indices at which to split.
+        axis: axis to split.
+        squeeze_axis: remove the axis from parts of size 1.
+        kwargs: `name` and attributes of the node.
+
+    Returns:
+        Symbol with one output per part.
+
+    Example:
+        >>> split_v2(Variable("x"), (1,)).infer_shape(x=(4, 3))[1]
+        [(1, 3), (3, 3)]
+    """
     parts = split_attributes(indices_or_sections)
     return operator("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, **parts, **kwargs)
