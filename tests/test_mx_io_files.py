@@ -44,7 +44,7 @@ def test_every_name_of_mxnet_is_there_or_says_that_it_is_not():
     for name in ("CSVIter", "DataBatch", "DataDesc", "DataIter", "LibSVMIter", "MNISTIter", "MXDataIter", "NDArrayIter"):
         assert name in dir(mx.io) and hasattr(mx.io, name)
     assert hasattr(mx.io, "PrefetchingIter") and hasattr(mx.io, "ResizeIter") and hasattr(mx.io, "ImageRecordIter")
-    with pytest.raises(AttributeError, match=r"mx\.io\.ImageDetRecordIter: jfit has no 'ImageDetRecordIter' here"):
+    with pytest.raises(AttributeError, match=r"mx\.io\.ImageDetRecordIter: jfit does not provide 'ImageDetRecordIter' here"):
         mx.io.ImageDetRecordIter(path_imgrec="a.rec")
 
 

@@ -6,9 +6,10 @@ import pkgutil
 import pytest
 
 import jfit.mx as mx
-from jfit.mxnet import spelled
+from jfit.mxnet import ndarray_classes
 
-CLASSES = [c for c in vars(spelled).values() if isinstance(c, type) and c.__module__ == spelled.__name__]
+MODULE = ndarray_classes.__name__
+CLASSES = [c for c in vars(ndarray_classes).values() if isinstance(c, type) and c.__module__ == MODULE]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,8 @@ def test_a_name_that_is_not_there_raises_a_sentence(module, name, near):
 def test_the_classes_of_jfit_mx_are_those_of_jfit_with_other_arrays():
     assert len(CLASSES) >= 15
     for made in CLASSES:
-        assert [base for base in made.__bases__ if base.__name__ == made.__name__ and base.__module__ != spelled.__name__]
-        own = [v for v in vars(made).values() if not isinstance(v, type) and getattr(v, "__module__", "") == spelled.__name__]
+        assert [base for base in made.__bases__ if base.__name__ == made.__name__ and base.__module__ != MODULE]
+        own = [v for v in vars(made).values() if not isinstance(v, type) and getattr(v, "__module__", "") == MODULE]
         assert not own, f"{made.__name__} has methods of its own; they belong to the class below it"
 
 

@@ -1,7 +1,7 @@
 """Run any registered operator on arrays immediately: `mx.nd.<name>(*arrays, **attributes, out=None)`.
 
 An operator is compiled once per set of attributes and input shapes.  The scalar of a Python expression such as `x * lr` is a
-is_tracer argument of the compiled function, so a new value does not recompile.
+traced argument of the compiled function, so a new value does not recompile.
 """
 
 from __future__ import annotations
