@@ -47,7 +47,7 @@ def test_errors_are_mxnets_kinds_and_say_what_is_needed(name):
 
 
 def test_arguments_of_the_wrong_type_are_refused():
-    with pytest.raises(AssertionError, match=r"step is \(1, 2\), a list"):
+    with pytest.raises(AssertionError, match=r"step is \(1, 2\), expected a non-empty list"):
         room.MultiFactorScheduler((1, 2))
     with pytest.raises(AssertionError, match=r"max_update is 1\.5"):
         room.PolyScheduler(1.5)
@@ -57,7 +57,7 @@ def test_arguments_of_the_wrong_type_are_refused():
         room.FactorScheduler(2, warmup_steps=-1)
     with pytest.raises(ValueError, match="max_update is 0"):
         room.CosineScheduler(0)
-    with pytest.raises(NotImplementedError, match="LRScheduler gives no rates"):
+    with pytest.raises(NotImplementedError, match="LRScheduler has no learning rate"):
         room.LRScheduler()(1)
 
 

@@ -66,7 +66,7 @@ def test_names_choose_what_a_metric_sees():
     metric = M.Accuracy(output_names=["a_output"], label_names=["a_label"], name="accA")
     metric.update_dict({"a_label": label, "b_label": label * 0}, {"a_output": pred, "b_output": pred})
     assert list(metric.get()) == MANIFEST["extra"]["update_dict"]
-    with pytest.raises(ValueError, match=r"asks for the output 'a_output', but the batch has 'b_output'"):
+    with pytest.raises(ValueError, match=r"needs the output 'a_output', but the batch has 'b_output'"):
         metric.update_dict({"a_label": label}, {"b_output": pred})
 
 
@@ -142,7 +142,7 @@ def test_the_steps_of_a_wrapped_sequence_never_count_in_either_layout(time_major
 
 
 def test_row_weights_that_fit_no_output_are_refused():
-    with pytest.raises(ValueError, match="4 row weights were given for an output of shape \\(6, 3\\)"):
+    with pytest.raises(ValueError, match="4 row weights do not match an output of shape \\(6, 3\\)"):
         M.create("ce").fold([np.zeros(6)], [np.ones((6, 3))], np.ones(4))
 
 
@@ -310,7 +310,7 @@ def test_a_program_that_counts_by_itself_hands_its_sums_over():
     one.set_sums(sums[0], one.pure.init())
     assert one.get() == ("accuracy", 1.0)
     assert math.isnan(one.get_global()[1])
-    with pytest.raises(TypeError, match="counts in Python"):
+    with pytest.raises(TypeError, match="accumulates in Python"):
         M.create(lambda label, pred: 0.0).set_sums((0, 0))
 
 

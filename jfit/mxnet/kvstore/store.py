@@ -255,7 +255,7 @@ class KVStore(KVStoreBase):
     def set_optimizer(self, optimizer: Any) -> None:
         """Update the stored values with an optimizer from now on; its object is shared, so later changes count."""
         updater = self._updater_class(optimizer)
-        updater.apart = True
+        updater.one_by_one = True
         self.set_updater(updater)
 
     def set_updater(self, updater: Callable[[Any, Any, Any], Any]) -> None:

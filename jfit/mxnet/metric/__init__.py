@@ -1,7 +1,7 @@
-"""`mx.metric`: metrics as objects whose sums live on the device: counting never waits, reading a value does.
+"""`mx.metric`: MXNet's metric objects, with running sums on the device: `update` does not block, reading a value does.
 
-Values are Python numbers.  A metric of the user's that writes `update(self, labels, preds)` gets NDArrays from a module of
-`mx.mod`.
+Values are Python numbers.  A user-defined metric with an `update(self, labels, preds)` method receives NDArrays when it is
+used by a module of `mx.mod`.
 
 >>> import jfit.mx as mx
 >>> accuracy = mx.metric.create("acc")

@@ -1,4 +1,4 @@
-"""What all metrics share: names, registry, sums in Python, and how a batch reaches every metric of a list."""
+"""EvalMetric, the base class of metrics; the metric registry; and dispatch of a batch to several metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ Klass = TypeVar("Klass", bound="type[EvalMetric]")
 
 
 def register(klass: Klass, *names: str) -> Klass:
-    """Make a metric class known to `create` by its lower-case name and by `names`.
+    """Register a metric class for `create`, under its lower-case class name and under `names`; usable as a decorator.
+
+    Args:
+        klass: subclass of `EvalMetric`.
+        *names: further names, case ignored.
+
+    Returns:
+        The class.
 
     Example:
         >>> @register
@@ -34,15 +41,29 @@ def register(klass: Klass, *names: str) -> Klass:
 
 
 def alias(*names: str) -> Callable[[Klass], Klass]:
-    """Decorator: register a metric class under further names too."""
+    """Class decorator: register a metric class under additional names, besides its lower-case class name.
+
+    Args:
+        *names: the names, case ignored.
+
+    Returns:
+        The decorator.
+
+    Example:
+        >>> @alias("mean_bias")
+        ... class Bias(EvalMetric):
+        ...     pass
+        >>> REGISTRY["mean_bias"] is Bias
+        True
+    """
     return lambda klass: register(klass, *names)
 
 
 def lookup(name: str) -> type[EvalMetric]:
-    """The metric class of a name.
+    """Return the registered metric class of a name.
 
     Raises:
-        AssertionError: no such name (MXNet's class of error); the message lists the nearest.
+        AssertionError: the name is not registered (MXNet's exception type); the message lists similar names.
     """
     if name.lower() not in REGISTRY:
         near = nearest(name, REGISTRY) or ", ".join(sorted(REGISTRY))
@@ -53,16 +74,17 @@ def lookup(name: str) -> type[EvalMetric]:
 
 
 class EvalMetric:
-    """sum_metric / num_inst over the batches that were seen: since `reset_local`, and since `reset` (global).
+    """Base class of metrics: value = sum_metric / num_inst, since `reset_local` (local) and since `reset` (global).
 
-    A subclass writes `update(labels, preds)`, which adds to `sum_metric` and `num_inst` (and, with has_global_stats=True, to
-    `global_sum_metric` and `global_num_inst`); the named metrics keep their sums on the device instead.
+    A subclass defines `update(labels, preds)`, which adds to `sum_metric` and `num_inst` (and, with has_global_stats=True, to
+    `global_sum_metric` and `global_num_inst`).  The built-in metrics keep running sums on the device instead.
 
     Args:
-        name: what logs call it.
-        output_names: outputs it sees in `update_dict`; None: all.
-        label_names: labels it sees in `update_dict`; None: all.
-        **kwargs: settings that `get_config` shows; has_global_stats: the subclass keeps global sums too.
+        name: name of the metric, for logs.
+        output_names: names of the outputs that `update_dict` passes to `update`; None: all.
+        label_names: names of the labels that `update_dict` passes to `update`; None: all.
+        **kwargs: settings included in `get_config`; has_global_stats=True declares that the subclass also maintains the
+            global sums.
 
     Example:
         >>> class Bias(EvalMetric):
@@ -79,7 +101,7 @@ class EvalMetric:
     """
 
     needs_labels = True
-    grows = False  # whether the size of its sums depends on what it sees
+    grows = False  # whether the shape of its running sums depends on the data
     num_inst: Any
     sum_metric: Any
     global_num_inst: Any
@@ -103,112 +125,126 @@ class EvalMetric:
 
     @property
     def pure(self) -> Metric | None:
-        """The pure metric behind this one; None where `update` is Python."""
+        """The equivalent `jfit.metrics` metric; None if `update` is Python code."""
         return None
 
     def get_config(self) -> dict[str, Any]:
-        """The settings that make this metric again."""
+        """The settings from which `create` makes an equal metric."""
         shown = {"metric": type(self).__name__, "name": self.name}
         return {**self._kwargs, **shown, "output_names": self.output_names, "label_names": self.label_names}
 
-    # -------------------------------------------------------------------------------- counting
+    # -------------------------------------------------------------------------------- accumulation
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the local and the global sums."""
         self.global_num_inst, self.global_sum_metric = 0, 0.0
         self.num_inst, self.sum_metric = 0, 0.0
 
     def reset_local(self) -> None:
-        """Forget the local sums; the global ones go on."""
+        """Reset the local sums; the global sums are unchanged."""
         self.num_inst, self.sum_metric = 0, 0.0
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Add a batch: lists of labels and outputs."""
-        raise NotImplementedError(f"metric {self.name}: {type(self).__name__} needs a method update(self, labels, preds).")
+        """Accumulate one batch.
+
+        Args:
+            labels: list of label arrays.
+            preds: list of output arrays.
+        """
+        raise NotImplementedError(f"metric {self.name}: {type(self).__name__} must define update(self, labels, preds).")
 
     def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
-        """Add a batch given by name; `output_names` and `label_names` choose, else all count in their order."""
+        """Accumulate one batch of named arrays, those in `output_names` and `label_names` (None: all, in dict order).
+
+        Args:
+            label: label arrays by name.
+            pred: output arrays by name.
+        """
         labels, outputs = list(label.values()), list(pred.values())
         ((_, pick),) = self._picks(_places(label), _places(pred), True)
         self.update([labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs])
 
     def fold(self, labels: Any, outputs: Any, weights: Any = None) -> None:
-        """Add a batch: one dispatch for all pure metrics, no wait; rows of weight 0 never count.
+        """Accumulate one batch with row weights; one dispatch for all device metrics, which does not block.
 
         Args:
-            labels: list of arrays.
-            outputs: list of arrays, rows on axis 0.
-            weights: (rows,) for all outputs, a list of such arrays (one for each output), or None: every row counts.
+            labels: list of label arrays.
+            outputs: list of output arrays, rows on axis 0.
+            weights: row weights (rows,) for all outputs, a list of such arrays (one per output), or None: all 1.  Rows of
+                weight 0 (padding) are excluded.
         """
         labels, outputs = _listed(labels), _listed(outputs)
         _fold(self._picks(_places(range(len(labels))), _places(range(len(outputs))), False), labels, outputs, weights)
 
     def fold_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any], weights: Any = None) -> None:
-        """As `fold`, with labels and outputs by name and `output_names` / `label_names` respected."""
+        """`fold` with labels and outputs by name, selected by `output_names` and `label_names`."""
         picks = self._picks(_places(label), _places(pred), True)
         _fold(picks, list(label.values()), list(pred.values()), weights, (list(label), list(pred)))
 
     def set_sums(self, sums: Any, global_sums: Any = None) -> None:
-        """Replace the sums, local and (where not given apart) global, by those of a program that did its own counting.
+        """Replace the running sums, for example by those of a train step that accumulated the pure metrics itself.
 
         Args:
-            sums: what the `update` of the pure metric gave; of several metrics, one entry for each of `leaves()`.
-            global_sums: the same for the global sums.  The arrays are kept, so they must not be donated afterwards.
+            sums: local sums, as returned by the `update` of the pure metric; for a composite, one entry per metric of
+                `leaves()`.
+            global_sums: global sums in the same form; None: the same as `sums`.  The arrays are stored without a copy, so
+                the caller must not donate them.
 
         Raises:
-            TypeError: a metric of the user's has no such sums.
+            TypeError: a metric has a Python `update`, so it has no sums on the device.
         """
-        found = self.leaves()
-        each, everything = ([s] if len(found) == 1 and found[0] is self else list(s) for s in (sums, global_sums or sums))
-        for leaf, local, total in zip(found, each, everything, strict=True):
+        leaves = self.leaves()
+        single = len(leaves) == 1 and leaves[0] is self
+        local, everything = ([s] if single else list(s) for s in (sums, global_sums or sums))
+        for leaf, local_sums, total in zip(leaves, local, everything, strict=True):
             if leaf.pure is None:
-                raise TypeError(f"metric {leaf.name} counts in Python: it has no sums on a device that could be replaced.")
-            leaf._store((local, total))
+                raise TypeError(f"metric {leaf.name} accumulates in Python, so it has no sums on the device to replace.")
+            leaf._store((local_sums, total))
 
     def leaves(self) -> list[EvalMetric]:
-        """The metrics that count: itself, or those of a composite."""
+        """The metrics that accumulate values: this metric, or all metrics of a (nested) composite."""
         return [self]
 
     def _picks(self, labels: Mapping[Any, int], outputs: Mapping[Any, int], by_name: bool) -> list[tuple[EvalMetric, Pick]]:
-        """Each metric that counts, with the positions of its labels and outputs."""
-        chosen = _select(self, "label", self.label_names, labels, by_name)
-        return [(self, Pick(chosen, _select(self, "output", self.output_names, outputs, by_name)))]
+        """(metric, positions of its labels and outputs) for each metric of `leaves()`."""
+        label_positions = _select(self, "label", self.label_names, labels, by_name)
+        return [(self, Pick(label_positions, _select(self, "output", self.output_names, outputs, by_name)))]
 
     def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Called before a batch is folded: sums whose size follows from the shapes get it here."""
+        """Hook called before each batch: resize running sums whose shape depends on the batch."""
 
     def running(self) -> tuple[Any, Any]:
-        """Local and global sums as the pure metric counts them; None where nothing has counted."""
+        """(local, global) running sums in the form of the pure metric; None before the first batch."""
         raise NotImplementedError
 
     def _store(self, sums: tuple[Any, Any]) -> None:
-        """Take the sums that a program gave."""
+        """Replace the (local, global) running sums."""
         raise NotImplementedError
 
     def _box(self, array: Any) -> Any:
-        """What the Python `update` of a user gets for an array: something with `.asnumpy()`."""
+        """Wrap an array for a user-defined `update`, so that it has `.asnumpy()`."""
         return array if hasattr(array, "asnumpy") else MutableArray(array)
 
     # -------------------------------------------------------------------------------- values
     def get(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset_local`; nan where nothing was counted."""
+        """(name, value) since the last `reset_local`; nan if there was no batch."""
         return self.name, _mean(self.sum_metric, self.num_inst)
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset`; that of `get` where there are no global sums."""
+        """(name, value) since the last `reset`; the same as `get` without global sums."""
         if not self._has_global_stats:
             return self.get()
         return self.name, _mean(self.global_sum_metric, self.global_num_inst)
 
     def get_name_value(self) -> list[tuple[str, Any]]:
-        """[(name, value), ...] of `get`."""
+        """`get` as a list of (name, value) pairs."""
         return named(*self.get())
 
     def get_global_name_value(self) -> list[tuple[str, Any]]:
-        """[(name, value), ...] of `get_global`."""
+        """`get_global` as a list of (name, value) pairs."""
         return named(*self.get_global())
 
 
-# ------------------------------------------------------------------------------------------------ a batch, to every metric
+# ------------------------------------------------------------------------------------------------ dispatch of a batch
 def _fold(
     picks: Sequence[tuple[EvalMetric, Pick]], labels: Sequence[Any], outputs: Sequence[Any], weights: Any, names: Any = None
 ) -> None:
@@ -216,29 +252,29 @@ def _fold(
         metric.prepare([labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs])
     device = [(m, m.pure, p if m.needs_labels else p._replace(labels=())) for m, p in picks if m.pure is not None]
     if device:
-        rules, seen = tuple(rule for _, rule, _ in device if rule is not None), tuple(p for _, _, p in device)
+        rules, device_picks = tuple(rule for _, rule, _ in device if rule is not None), tuple(p for _, _, p in device)
         plain, plain_outputs = [as_array(a) for a in labels], [as_array(a) for a in outputs]
-        new = fold_batch(rules, seen, [m.running() for m, _, _ in device], plain, plain_outputs, weights)
+        new = fold_batch(rules, device_picks, [m.running() for m, _, _ in device], plain, plain_outputs, weights)
         for (metric, _, _), sums in zip(device, new, strict=True):
             metric._store(sums)
     for metric, pick in picks:
         if metric.pure is None:
             each = [weights[i] for i in pick.outputs] if isinstance(weights, (list, tuple)) else weights
-            kept = _kept(metric, [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs], each)
+            arrays = _weighted(metric, [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs], each)
             if names is None or type(metric).update_dict is EvalMetric.update_dict:
-                metric.update(*kept)
-            else:  # the user's own
+                metric.update(*arrays)
+            else:  # a user-defined update_dict
                 by_name = (
-                    dict(zip((keys[i] for i in at), x, strict=True)) for keys, at, x in zip(names, pick, kept, strict=True)
+                    dict(zip((keys[i] for i in at), x, strict=True)) for keys, at, x in zip(names, pick, arrays, strict=True)
                 )
                 metric.update_dict(*by_name)
 
 
-def _kept(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights: Any) -> tuple[list[Any], list[Any]]:
-    """MutableArray labels and outputs without the rows of weight 0."""
+def _weighted(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights: Any) -> tuple[list[Any], list[Any]]:
+    """Labels and outputs without the rows of weight 0, wrapped for a user-defined `update`."""
     if weights is not None:
         if any(isinstance(w, jax.Array) for w in jax.tree.leaves(weights)):
-            weights = counters.read(weights)  # sync: a metric in Python needs to know which rows count
+            weights = counters.read(weights)  # sync: rows of weight 0 are removed on the host
         for at, output in enumerate(outputs):
             weight = weights[at] if isinstance(weights, list) else weights
             if weight is None or np.all(np.asarray(weight) > 0):
@@ -251,8 +287,8 @@ def _kept(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights: An
 
 
 def _rows(array: Any, axis: int, weight: np.ndarray) -> Any:
-    kept = as_array(array)[(slice(None),) * axis + (np.flatnonzero(weight > 0),)]
-    return type(array)(kept) if isinstance(array, MutableArray) else kept
+    rows = as_array(array)[(slice(None),) * axis + (np.flatnonzero(weight > 0),)]
+    return type(array)(rows) if isinstance(array, MutableArray) else rows
 
 
 def _places(keys: Iterable[Any]) -> dict[Any, int]:
@@ -260,13 +296,13 @@ def _places(keys: Iterable[Any]) -> dict[Any, int]:
 
 
 def _select(metric: EvalMetric, what: str, names: Any, places: Mapping[Any, int], by_name: bool) -> tuple[int, ...]:
-    """Positions of the labels or outputs that a metric sees."""
+    """Positions of the labels or outputs with the metric's label_names or output_names."""
     if names is None or not by_name:
         return tuple(places.values())
     for name in names:
         if name not in places:
             near = nearest(name, list(places)) or ", ".join(map(repr, places))
-            raise ValueError(f"metric {metric.name} asks for the {what} {name!r}, but the batch has {near}; fix {what}_names.")
+            raise ValueError(f"metric {metric.name} needs the {what} {name!r}, but the batch has {near}; fix {what}_names.")
     return tuple(places[name] for name in names)
 
 
@@ -275,12 +311,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 def named(name: Any, value: Any) -> list[tuple[str, Any]]:
-    """[(name, value), ...] of one pair, or of a list of names with a list of values."""
+    """List of (name, value) pairs from one name and value, or from a list of names and a list of values."""
     return list(zip(_listed(name), _listed(value), strict=True))
 
 
 def _mean(total: Any, count: Any) -> Any:
-    """total / count, nan for a count of 0; sums of arrays are read."""
+    """total / count, nan for a count of 0; blocks for sums on the device."""
     total, count = (counters.read(as_array(x)) if isinstance(x, (MutableArray, jax.Array)) else x for x in (total, count))
     value = total / count if count else float("nan")
     return float(value) if np.ndim(value) == 0 else value

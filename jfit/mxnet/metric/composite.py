@@ -1,4 +1,4 @@
-"""Several metrics as one, functions as metrics, and `create`, which makes a metric of whatever describes one.
+"""CompositeEvalMetric (several metrics), CustomMetric (a Python function), and `create`.
 
 >>> import numpy as np
 >>> metric = create(["acc", "ce"])
@@ -21,13 +21,13 @@ from jfit.mxnet.metric.fold import Pick
 
 @alias("composite")
 class CompositeEvalMetric(EvalMetric):
-    """Several metrics as one: a list of names and a list of values.
+    """Several metrics updated together; `get` returns a list of names and a list of values.
 
     Args:
-        metrics: names, metrics or functions.
-        name: for logs.
-        output_names: outputs that its metrics see in `update_dict`; None: all.
-        label_names: labels that its metrics see in `update_dict`; None: all.
+        metrics: list of metrics, each in a form that `create` accepts.
+        name: name of the composite, for logs.
+        output_names: names of the outputs that `update_dict` passes on to the metrics; None: all.
+        label_names: names of the labels that `update_dict` passes on to the metrics; None: all.
 
     Example:
         >>> CompositeEvalMetric(["acc", "mse"]).get()
@@ -45,80 +45,84 @@ class CompositeEvalMetric(EvalMetric):
     ):
         self.metrics: list[EvalMetric] = []
         super().__init__(name, output_names, label_names, has_global_stats=True)
-        self.metrics = [create(m) for m in metrics or ()]  # after the reset: instances keep what they have counted
+        self.metrics = [create(m) for m in metrics or ()]  # after the constructor's reset, so instances keep their sums
 
     def add(self, metric: Any) -> None:
-        """Append a metric, by name, function or instance."""
+        """Append a metric.
+
+        Args:
+            metric: any form that `create` accepts: a name, function, metric ...
+        """
         self.metrics.append(create(metric))
 
     def get_metric(self, index: int) -> EvalMetric:
-        """The metric at a position.
+        """The metric at position `index`.
 
         Raises:
-            ValueError: there is none (MXNet returns the exception instead of raising it).
+            ValueError: the index is out of range (MXNet returns the exception instead of raising it).
         """
         if not 0 <= index < len(self.metrics):
             raise ValueError(f"Metric index {index} is out of range 0 and {len(self.metrics)}.")
         return self.metrics[index]
 
     def leaves(self) -> list[EvalMetric]:
-        """The metrics that count, those of nested composites too."""
+        """All metrics, including those of nested composites."""
         return [leaf for metric in self.metrics for leaf in metric.leaves()]
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the local and global sums of every metric."""
         for metric in self.metrics:
             metric.reset()
 
     def reset_local(self) -> None:
-        """Forget the local sums of every metric."""
+        """Reset the local sums of every metric."""
         for metric in self.metrics:
             metric.reset_local()
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Add a batch: lists of labels and outputs."""
+        """Accumulate one batch: lists of label and output arrays."""
         self.fold(labels, preds)
 
     def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
-        """Add a batch given by name."""
+        """Accumulate one batch: dicts of label and output arrays by name."""
         self.fold_dict(label, pred)
 
     def get(self) -> tuple[Any, Any]:
-        """(names, values) since the last `reset_local`; one wait for all."""
+        """(names, values) since the last `reset_local`; blocks once for all metrics."""
         read(self.leaves())
         return self._flat([m.get() for m in self.metrics])
 
     def get_global(self) -> tuple[Any, Any]:
-        """(names, values) since the last `reset`; one wait for all."""
+        """(names, values) since the last `reset`; blocks once for all metrics."""
         read(self.leaves())
         return self._flat([m.get_global() for m in self.metrics])
 
     def get_config(self) -> dict[str, Any]:
-        """The settings that make this metric again."""
+        """The settings from which `create` makes an equal metric."""
         return {**super().get_config(), "metrics": [m.get_config() for m in self.metrics]}
 
     def _picks(self, labels: Mapping[Any, int], outputs: Mapping[Any, int], by_name: bool) -> list[tuple[EvalMetric, Pick]]:
-        if by_name:  # names that are not there are left out here; a metric that asks for one by name complains
+        if by_name:  # missing names are ignored here; a metric that needs a missing name raises
             labels = {k: v for k, v in labels.items() if self.label_names is None or k in self.label_names}
             outputs = {k: v for k, v in outputs.items() if self.output_names is None or k in self.output_names}
         return [pick for metric in self.metrics for pick in metric._picks(labels, outputs, by_name)]
 
     @staticmethod
     def _flat(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[str], list[Any]]:
-        found = [each for pair in pairs for each in named(*pair)]
-        return [name for name, _ in found], [value for _, value in found]
+        flat = [each for pair in pairs for each in named(*pair)]
+        return [name for name, _ in flat], [value for _, value in flat]
 
 
 @register
 class CustomMetric(EvalMetric):
-    """Mean of what a function `feval(label, output)` of numpy arrays gives for each batch: a number, or (sum, count).
+    """Metric from a Python function on NumPy arrays: the mean over batches of `feval(label, output)`.
 
     Args:
-        feval: the function.
-        name: for logs; None: the function's own, `custom(<lambda>)` for a lambda.
-        output_names: outputs it sees in `update_dict`; None: all.
-        label_names: labels it sees in `update_dict`; None: all.
-        allow_extra_outputs: more outputs than labels are fine, the surplus is left out.
+        feval: function (label, output) -> value, or -> (sum, count) for a mean weighted by count.
+        name: name of the metric, for logs; None: the function's name, `custom(<lambda>)` for a lambda.
+        output_names: names of the outputs that `update_dict` passes; None: all.
+        label_names: names of the labels that `update_dict` passes; None: all.
+        allow_extra_outputs: whether there may be more outputs than labels; extra outputs are ignored.
 
     Example:
         >>> import numpy
@@ -139,15 +143,15 @@ class CustomMetric(EvalMetric):
         allow_extra_outputs: bool = False,
     ):
         if name is None:
-            own = str(getattr(feval, "__name__", type(feval).__name__))
-            name = f"custom({own})" if "<" in own else own
+            name = str(getattr(feval, "__name__", type(feval).__name__))
+            name = f"custom({name})" if "<" in name else name
         self._feval, self._allow_extra_outputs = feval, allow_extra_outputs
         super().__init__(
             name, output_names, label_names, feval=feval, allow_extra_outputs=allow_extra_outputs, has_global_stats=True
         )
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Add a batch: the arrays are read, so this waits."""
+        """Accumulate one batch: lists of label and output arrays; blocks, because the arrays are copied to the host."""
         if not self._allow_extra_outputs:
             labels, preds = check_label_shapes(labels, preds, wrap=True)
         for label, pred in zip(labels, preds, strict=False):
@@ -157,12 +161,12 @@ class CustomMetric(EvalMetric):
             self.global_sum_metric, self.global_num_inst = self.global_sum_metric + total, self.global_num_inst + count
 
     def get_config(self) -> dict[str, Any]:
-        """Raises NotImplementedError: a function cannot be written down."""
-        raise NotImplementedError(f"metric {self.name} wraps a Python function, which has no configuration to be saved.")
+        """Raise NotImplementedError: a function cannot be saved as a configuration."""
+        raise NotImplementedError(f"metric {self.name} wraps a Python function, which cannot be saved as a configuration.")
 
 
-class _Wrapped(DeviceMetric):
-    """A pure metric of the user's own."""
+class _PureMetric(DeviceMetric):
+    """Adapter for a user-defined pure metric (`jfit.metrics.Metric`)."""
 
     def __init__(self, metric: Metric):
         self._metric = metric
@@ -172,23 +176,23 @@ class _Wrapped(DeviceMetric):
         return self._metric
 
 
-class _OnHost(EvalMetric):
-    """A metric of `jfit.metrics` that counts on the host: local and global sums of whatever form it keeps."""
+class _HostMetric(EvalMetric):
+    """Adapter for a metric of `jfit.metrics` that accumulates on the host, in a state of any form."""
 
     def __init__(self, metric: Any):
         self._rule = metric
         super().__init__(metric.name, has_global_stats=True)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the local and the global sums."""
         self._sums = (self._rule.init(), self._rule.init())
 
     def reset_local(self) -> None:
-        """Forget the local sums."""
+        """Reset the local sums."""
         self._sums = (self._rule.init(), self._sums[1])
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Add a batch: the arrays are read, so this waits."""
+        """Accumulate one batch: lists of label and output arrays; blocks, because the arrays are copied to the host."""
         arrays = [[self._box(x).asnumpy() for x in xs] for xs in (labels, preds)]
         local, everything = (self._rule.update(sums, *arrays) for sums in self._sums)
         self._sums = (local, everything)
@@ -207,27 +211,35 @@ class _OnHost(EvalMetric):
 
 
 def _configured(config: Mapping[str, Any]) -> EvalMetric:
-    """A metric from what `get_config` gave."""
+    """Create a metric from the result of `get_config`."""
     if "metric" not in config:
         raise ValueError(f"the configuration of a metric needs an entry 'metric', its name; found the entries {list(config)}.")
     return create(config["metric"], **{k: v for k, v in config.items() if k != "metric"})
 
 
 def _from_text(text: str) -> EvalMetric:
-    """A metric from the JSON text of a configuration, or of [name, settings]."""
+    """Create a metric from the JSON text of a configuration, or of [name, settings]."""
     try:
-        found = json.loads(text)
+        config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the metric {text[:80]!r} is neither a name nor JSON: {error}") from error
-    if isinstance(found, dict):
-        return _configured(found)
-    if isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict):
-        return create(found[0], **found[1])
+    if isinstance(config, dict):
+        return _configured(config)
+    if isinstance(config, list) and len(config) == 2 and isinstance(config[0], str) and isinstance(config[1], dict):
+        return create(config[0], **config[1])
     raise ValueError(f"the metric {text[:80]!r} is JSON, but neither a configuration nor [name, settings].")
 
 
 def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_extra_outputs: bool = False) -> CustomMetric:
-    """A metric from a function of numpy arrays, `feval(label, output) -> value` or `-> (sum, count)`.
+    """Create a `CustomMetric` from a function on NumPy arrays.
+
+    Args:
+        numpy_feval: function (label, output) -> value, or -> (sum, count).
+        name: name of the metric; None: the function's name.
+        allow_extra_outputs: whether there may be more outputs than labels; extra outputs are ignored.
+
+    Returns:
+        The metric.
 
     Example:
         >>> np(lambda label, output: (abs(label - output).sum(), label.size), name="l1").name
@@ -242,17 +254,21 @@ def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_ex
 
 
 def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
-    """A metric from a name, a function, an instance, a configuration, or a list of these.
+    """Create a metric from a name, function, metric, configuration, or a list of these.
 
     Args:
-        metric: name (case ignored), `EvalMetric`, `jfit.metrics.Metric`, function `(label, output) -> value` on numpy
-            arrays, what `get_config` gave, JSON text of it or of `[name, settings]`, or a list of these.
-        *args: of the metric's class.
-        **kwargs: of the metric's class.
+        metric: name (case ignored), `EvalMetric`, `jfit.metrics.Metric`, function `(label, output) -> value` on NumPy
+            arrays, result of `get_config`, JSON text of it or of `[name, settings]`, or a list of these.
+        *args: arguments of the metric's class.
+        **kwargs: arguments of the metric's class.
+
+    Returns:
+        The metric; an `EvalMetric` is returned unchanged, a list becomes a `CompositeEvalMetric`.
 
     Raises:
-        AssertionError: unknown name (MXNet's class of error).
-        TypeError: none of the above.
+        AssertionError: the name is not registered (MXNet's exception type).
+        TypeError: `metric` has none of these forms.
+        ValueError: the configuration or JSON text is invalid.
 
     Example:
         >>> create("acc").name, create(["acc", "ce"]).get()[0], create(lambda label, pred: 0.0).name
@@ -263,11 +279,11 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
     if isinstance(metric, EvalMetric):
         return metric
     if isinstance(metric, Metric):
-        return _Wrapped(metric)
+        return _PureMetric(metric)
     if isinstance(metric, HostMetric):
         return CustomMetric(metric.feval, metric.name)
     if isinstance(metric, ExactRocAuc):
-        return _OnHost(metric)
+        return _HostMetric(metric)
     if isinstance(metric, Mapping):
         return _configured(metric)
     if isinstance(metric, (list, tuple)):
@@ -280,7 +296,9 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
 
 
 def pure_metrics(metric: EvalMetric) -> tuple[Metric, ...] | None:
-    """The pure metrics of all `leaves()`, for a program that counts by itself; None where one counts in Python or by name.
+    """The pure metrics of all `leaves()`, so that a compiled step can accumulate them.
+
+    None if a metric has a Python `update`, selects outputs or labels by name, or has sums of data-dependent shape.
 
     Example:
         >>> [m.name for m in pure_metrics(create(["acc", "ce"]))], pure_metrics(create(lambda label, pred: 0.0))
@@ -297,10 +315,19 @@ def pure_metrics(metric: EvalMetric) -> tuple[Metric, ...] | None:
 
 
 def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool = False) -> tuple[Any, Any]:
-    """Labels and outputs, of equal number (or, with `shape`, of equal shape); with `wrap`, single arrays become lists.
+    """Check that there are as many labels as outputs, and return both.
+
+    Args:
+        labels: list of label arrays; one array if `wrap` or `shape`.
+        preds: list of output arrays; one array if `wrap` or `shape`.
+        wrap: convert single arrays to lists of one array.
+        shape: compare the shapes of two arrays instead of the lengths of two lists.
+
+    Returns:
+        (labels, preds).
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: lengths or shapes differ.
 
     Example:
         >>> check_label_shapes(1, 2, wrap=True)

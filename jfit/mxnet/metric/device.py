@@ -1,4 +1,4 @@
-"""Metrics whose sums live on the device: counting never waits, reading a value does."""
+"""DeviceMetric: metrics with running sums on the device; `update` does not block, reading a value does."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from jfit.metrics import METRICS, Metric
 from jfit.mxnet.metric.base import EvalMetric, register
 
 
-class _Written(NamedTuple):
-    """Sums that somebody assigned: `metric.sum_metric += 1`."""
+class _Assigned(NamedTuple):
+    """Sums assigned by the user, as in `metric.sum_metric += 1`."""
 
     total: Any
     count: Any
 
 
 class DeviceMetric(EvalMetric):
-    """A metric whose sums live on the device, over a pure metric of `jfit.metrics`; reading a value waits, counting does not.
+    """EvalMetric around a pure metric of `jfit.metrics`; its sums are on the device, and only reading a value blocks.
+
+    A subclass sets the pure metric's constructor: `class Accuracy(DeviceMetric, rule=metrics.accuracy)`.
 
     Args:
-        settings: arguments of the pure metric, which a subclass names: `class Accuracy(DeviceMetric, rule=metrics.accuracy)`.
-        name: what logs call it.
+        settings: arguments of that constructor.
+        name: name of the metric, for logs.
         output_names: as in `EvalMetric`.
         label_names: as in `EvalMetric`.
-        **config: what `get_config` shows.
+        **config: settings included in `get_config`.
     """
 
     rule: ClassVar[Callable[..., Metric]]
@@ -38,7 +40,7 @@ class DeviceMetric(EvalMetric):
         super().__init_subclass__()
         if rule is not None:
             cls.rule = staticmethod(rule)
-            # what MXNet creates a metric by has no hyphen, which is in what it prints
+            # in MXNet names with a hyphen are printed only; `create` accepts the ones without
             register(cls, *(name for name, make in METRICS.items() if make is rule and "-" not in name))
 
     def __init__(
@@ -54,37 +56,37 @@ class DeviceMetric(EvalMetric):
 
     @property
     def pure(self) -> Metric | None:
-        """The pure metric behind this one; None where a subclass counts in Python."""
-        own = type(self).update is DeviceMetric.update and type(self).update_dict is EvalMetric.update_dict
-        return self._pure() if own else None
+        """The pure metric; None if a subclass overrides `update` or `update_dict` in Python."""
+        inherited = type(self).update is DeviceMetric.update and type(self).update_dict is EvalMetric.update_dict
+        return self._pure() if inherited else None
 
     def _pure(self) -> Metric:
         return _made(self.rule, self._settings)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the local and the global sums."""
         self._sums: tuple[Any, Any] = (None, None)
         self._host: tuple[Any, Any] | None = None
 
     def reset_local(self) -> None:
-        """Forget the local sums; the global ones go on."""
+        """Reset the local sums; the global sums are unchanged."""
         self._sums = (None, self._sums[1])
         self._host = None if self._host is None else (None, self._host[1])
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Add a batch: lists of labels and outputs; one dispatch, no wait."""
+        """Accumulate one batch: lists of label and output arrays; one dispatch, does not block."""
         self.fold(labels, preds)
 
     def get(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset_local`, nan where nothing was counted; waits for the sums."""
+        """(name, value) since the last `reset_local`, nan if there was no batch; blocks."""
         return self.name, self._value(0)
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset`, nan where nothing was counted; waits for the sums."""
+        """(name, value) since the last `reset`, nan if there was no batch; blocks."""
         return self.name, self._value(1)
 
     def running(self) -> tuple[Any, Any]:
-        """(local, global) sums as the pure metric counts them."""
+        """(local, global) running sums in the form of the pure metric; None before the first batch."""
         rule = self._pure()
         return _form(rule, self._sums[0], True), _form(rule, self._sums[1], True)
 
@@ -99,19 +101,19 @@ class DeviceMetric(EvalMetric):
             value = np.asarray(next(iter(rule.compute(_form(rule, sums, False)).values())))
         return float(value) if not value.ndim else value
 
-    def _counts(self, which: int) -> _Written:
+    def _counts(self, which: int) -> _Assigned:
         sums = read([self])[0][which]
         if sums is None:
-            return _Written(0.0, 0)
-        if isinstance(sums, _Written):
-            return _Written(float(sums.total), int(sums.count))
-        if isinstance(sums, np.ndarray):  # the four cells of a binary confusion matrix, or more
+            return _Assigned(0.0, 0)
+        if isinstance(sums, _Assigned):
+            return _Assigned(float(sums.total), int(sums.count))
+        if isinstance(sums, np.ndarray):  # a confusion matrix, not a (sum, count) pair: derive sum = value * count
             count = self._number(which, sums)
-            return _Written(self._value(which) * count if count else 0.0, count)
-        return _Written(float(sums[0] - sums[1] if len(sums) == 3 else sums[0]), int(sums[-1]))
+            return _Assigned(self._value(which) * count if count else 0.0, count)
+        return _Assigned(float(sums[0] - sums[1] if len(sums) == 3 else sums[0]), int(sums[-1]))
 
     def _number(self, which: int, sums: np.ndarray) -> int:
-        """How many an array of counts counts."""
+        """num_inst of a metric whose sums are an array of counts."""
         return int(sums.sum())
 
     def _assign(self, which: int, **part: Any) -> None:
@@ -121,7 +123,7 @@ class DeviceMetric(EvalMetric):
 
     @property
     def sum_metric(self) -> Any:  # type: ignore[override]
-        """The local sum; reading it waits."""
+        """The local sum; reading it blocks."""
         return self._counts(0).total
 
     @sum_metric.setter
@@ -130,7 +132,7 @@ class DeviceMetric(EvalMetric):
 
     @property
     def num_inst(self) -> Any:  # type: ignore[override]
-        """How many the local sum counts."""
+        """Number of instances in the local sum; reading it blocks."""
         return self._counts(0).count
 
     @num_inst.setter
@@ -139,7 +141,7 @@ class DeviceMetric(EvalMetric):
 
     @property
     def global_sum_metric(self) -> Any:  # type: ignore[override]
-        """The global sum; reading it waits."""
+        """The global sum; reading it blocks."""
         return self._counts(1).total
 
     @global_sum_metric.setter
@@ -148,7 +150,7 @@ class DeviceMetric(EvalMetric):
 
     @property
     def global_num_inst(self) -> Any:  # type: ignore[override]
-        """How many the global sum counts."""
+        """Number of instances in the global sum; reading it blocks."""
         return self._counts(1).count
 
     @global_num_inst.setter
@@ -157,17 +159,17 @@ class DeviceMetric(EvalMetric):
 
 
 class UpdatesMetric(DeviceMetric):
-    """A metric whose `num_inst` is a number of updates, whatever else its sums hold."""
+    """A device metric whose `num_inst` is the number of updates instead of a count in its sums."""
 
-    _parts = 1  # what an update counts as
+    _parts = 1  # increment of num_inst per update
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the local and the global sums."""
         super().reset()
         self._updates = (0, 0)
 
     def reset_local(self) -> None:
-        """Forget the local sums; the global ones go on."""
+        """Reset the local sums; the global sums are unchanged."""
         super().reset_local()
         self._updates = (0, self._updates[1])
 
@@ -182,28 +184,30 @@ class UpdatesMetric(DeviceMetric):
 # ------------------------------------------------------------------------------------------------ helpers
 @functools.lru_cache(maxsize=512)
 def _made(make: Callable[..., Metric], settings: tuple[tuple[str, Any], ...]) -> Metric:
-    """One object for equal settings: compiled programs are found by it."""
+    """Create the pure metric; cached, because compiled programs are cached by the metric object."""
     return make(**dict(settings))
 
 
 def _form(rule: Metric, sums: Any, cast: bool) -> Any:
-    """Assigned sums in the form the pure metric counts with; cast to its dtypes on the way to the device."""
-    if not isinstance(sums, _Written):
+    """Convert user-assigned sums to the form of the pure metric, cast to its dtypes if `cast`; return others unchanged."""
+    if not isinstance(sums, _Assigned):
         return sums
     zero = jax.eval_shape(rule.init)
     if not isinstance(zero, tuple):
-        raise TypeError(f"metric {rule.name} counts more than a sum: it cannot be assigned; reset() it instead.")
+        raise TypeError(
+            f"sum_metric and num_inst of metric {rule.name} cannot be assigned, because it is not a ratio of sums; use reset()."
+        )
     parts = (sums.total, 0.0, sums.count) if len(zero) == 3 else sums
     return tuple(np.asarray(p, z.dtype if cast else None) for p, z in zip(parts, zero, strict=True))
 
 
 def read(metrics: Sequence[EvalMetric]) -> list[tuple[Any, Any]]:
-    """(local, global) sums of the metrics that count on the device, on the host: one wait, none if they were read before."""
-    found = [m for m in metrics if isinstance(m, DeviceMetric)]
-    unread = [m for m in found if m._host is None]
+    """(local, global) sums of the device metrics among `metrics`, on the host; blocks once, or not if read before."""
+    device = [m for m in metrics if isinstance(m, DeviceMetric)]
+    unread = [m for m in device if m._host is None]
     values: list[Any] = [m._sums for m in unread]
     if any(isinstance(x, jax.Array) for x in jax.tree.leaves(values)):
-        values = counters.read(values)  # sync: somebody asked for a value
+        values = counters.read(values)  # sync: the caller reads a value
     for metric, value in zip(unread, values, strict=True):
         metric._host = value
-    return [m._host or (None, None) for m in found]
+    return [m._host or (None, None) for m in device]

@@ -1,6 +1,6 @@
-"""Folding a batch into running sums on the device: one compiled program for all metrics of a list.
+"""Accumulate a batch into the running sums of several metrics with one compiled program.
 
-Nothing here waits: the sums are read when somebody asks a metric for its value.
+Nothing here blocks; the host reads the sums when the value of a metric is requested.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from jfit.metrics import Metric
 
 
 class Pick(NamedTuple):
-    """Which of the labels and outputs of a batch one metric sees, by position."""
+    """Positions of the labels and outputs of a batch that are passed to one metric."""
 
     labels: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 def fold_batch(metrics: tuple[Metric, ...], picks: tuple[Pick, ...], sums: Any, labels: Any, outputs: Any, weights: Any) -> Any:
-    """The sums of each metric, (local, global), with one batch added: one dispatch, no wait.
+    """Add one batch to the (local, global) running sums of each metric; one dispatch, does not block.
 
     Args:
-        metrics: pure metrics; the program is cached by them, so equal settings should give the same object.
-        picks: what each of them sees.
-        sums: for each metric its (local, global) sums, None where nothing has counted yet.
-        labels: arrays, on the host or on devices.
-        outputs: arrays.
-        weights: (rows,) row weights for all outputs, or one such array (or None) for each output, or None.
+        metrics: pure metrics.  The compiled program is cached by these objects, so equal settings should be one object.
+        picks: per metric, the labels and outputs it gets.
+        sums: per metric (local, global) sums; None before the first batch.
+        labels: label arrays, on the host or on devices.
+        outputs: output arrays, rows on axis 0.
+        weights: row weights (rows,) for all outputs, a list of such arrays (or None) per output, or None: all 1.
 
     Returns:
-        New sums, in the same order.
+        The new (local, global) sums per metric.
 
     Example:
         >>> from jfit import metrics
@@ -58,9 +58,9 @@ def _program(metrics: tuple[Metric, ...], picks: tuple[Pick, ...]):
         counters.count_trace("metric_fold")
         folded = []
         for metric, pick, (local, everything) in zip(metrics, picks, sums, strict=True):
-            seen_labels, seen = [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs]
-            rows = _weights(weights, pick, seen_labels, seen)
-            stats = metric.stats(seen_labels, seen, rows)
+            picked_labels, picked = [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs]
+            row_weights = _weights(weights, pick, picked_labels, picked)
+            stats = metric.stats(picked_labels, picked, row_weights)
             folded.append((metric.update(local, stats), metric.update(everything, stats)))
         return tuple(folded)
 
@@ -68,22 +68,31 @@ def _program(metrics: tuple[Metric, ...], picks: tuple[Pick, ...]):
 
 
 def _weights(weights: Any, pick: Pick, labels: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """One weight for each row of each output."""
-    found = []
+    """Row weights of each output, None for scalars and unweighted outputs."""
+    result = []
     for at, (index, output) in enumerate(zip(pick.outputs, outputs, strict=True)):
         weight = weights[index] if isinstance(weights, tuple) else weights
         label = labels[at] if at < len(labels) else None
-        found.append(None if weight is None or not output.ndim else output_weights(weight, label, output, jnp))
-    return found
+        result.append(None if weight is None or not output.ndim else output_weights(weight, label, output, jnp))
+    return result
 
 
 def output_weights(weight: Any, label: Any, output: Any, xp: Any = np) -> Any:
-    """Weights (batch,) as weights of the rows of an output, which may be steps of a sequence: (batch * steps, classes).
+    """Expand row weights (batch,) to the rows of an output, which may be flattened sequences (batch * steps, classes).
 
-    The label says how such rows are ordered: (batch, steps) runs through the steps of a row, (steps, batch) through the rows.
+    The label's shape determines the order: (batch, steps) means batch-major rows, (steps, batch) means step-major rows.
+
+    Args:
+        weight: row weights (batch,).
+        label: the label of the output, or None (batch-major).
+        output: output array (rows, ...).
+        xp: numpy or jax.numpy.
+
+    Returns:
+        Weights (rows,).
 
     Raises:
-        ValueError: the rows of the output cannot be told apart.
+        ValueError: the number of rows is not a multiple of the batch size in either order.
 
     Example:
         >>> output_weights(np.array([1.0, 0.0]), np.zeros((3, 2)), np.zeros((6, 5))).tolist()
@@ -98,29 +107,29 @@ def output_weights(weight: Any, label: Any, output: Any, xp: Any = np) -> Any:
         after = rows // (label.shape[0] * size)
         return xp.tile(xp.repeat(weight, after), label.shape[0])
     raise ValueError(
-        f"{size} row weights were given for an output of shape {tuple(output.shape)}"
+        f"{size} row weights do not match an output of shape {tuple(output.shape)}"
         + ("" if label is None else f" with a label of shape {tuple(label.shape)}")
-        + "; pass a list with the weights of each output's rows, or None where every row counts"
+        + "; pass a list with the row weights of each output, or None for outputs without padding rows"
     )
 
 
 def _together(sums: Any, labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any, Any]:
-    """The arguments on one set of devices: that of the outputs, where they were put on some (a copy there never waits)."""
+    """Copy all arguments to one set of devices, the largest among the committed outputs and labels; does not block."""
     arrays = [a for a in (*outputs, *labels) if isinstance(a, jax.Array) and a.committed]
     if not arrays:
         return sums, labels, outputs, weights
-    home = max((a.sharding for a in arrays), key=lambda sharding: len(sharding.device_set))
-    devices = home.device_set
-    target = _replicated(home)
+    sharding = max((a.sharding for a in arrays), key=lambda sharding: len(sharding.device_set))
+    devices = sharding.device_set
+    target = _replicated(sharding)
 
     def here(x: Any) -> bool:
         return isinstance(x, jax.Array) and x.committed and x.sharding.device_set == devices
 
     def moved(x: Any) -> Any:
-        # host arrays are placed by the program itself
+        # jit itself copies host arrays to the devices
         return x if not isinstance(x, jax.Array) or here(x) else jax.device_put(x, target)
 
-    if not all(here(x) for x in jax.tree.leaves(sums)):  # they must be committed from the start, or it compiles twice
+    if not all(here(x) for x in jax.tree.leaves(sums)):  # the program returns committed sums; uncommitted ones recompile
         sums = jax.device_put(sums, target)
     weights = tuple(map(moved, weights)) if isinstance(weights, tuple) else moved(weights)
     return sums, tuple(map(moved, labels)), tuple(map(moved, outputs)), weights

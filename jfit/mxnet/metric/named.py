@@ -1,4 +1,4 @@
-"""MXNet's classes over the pure metrics of `jfit.metrics`, under the names that those have there."""
+"""MXNet's metric classes, each around the pure metric of `jfit.metrics` with the same name."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ Names = Any  # list of names, or None
 
 
 class Accuracy(DeviceMetric, rule=pure.accuracy):
-    """correct / count; the prediction is the argmax over `axis`, or the output itself where it is shaped as its label.
+    """Accuracy: correct / count; the prediction is argmax(output, axis), or the output itself if it has the label's shape.
 
     Args:
-        axis: where the classes of the output are.
-        name: for logs.
-        output_names: outputs it sees in `update_dict`; None: all.
-        label_names: labels it sees in `update_dict`; None: all.
+        axis: class axis of the output.
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> import numpy as np
@@ -59,10 +58,15 @@ class Accuracy(DeviceMetric, rule=pure.accuracy):
 
 
 class TopKAccuracy(DeviceMetric, rule=pure.top_k_accuracy):
-    """How often the label is among the `top_k` largest of (rows, classes) outputs; the name ends in `_<top_k>`.
+    """Top-k accuracy: fraction of rows whose label is among the `top_k` largest entries of a (rows, classes) output.
+
+    Args:
+        top_k: number of classes, at least 2.
+        name: name of the metric, for logs; `_<top_k>` is appended.
+        output_names, label_names: as in `EvalMetric`.
 
     Raises:
-        AssertionError: top_k is not more than 1.
+        AssertionError: top_k is at most 1.
 
     Example:
         >>> TopKAccuracy(3).name
@@ -79,7 +83,12 @@ class TopKAccuracy(DeviceMetric, rule=pure.top_k_accuracy):
 
 
 class F1(DeviceMetric, rule=pure.f1):
-    """2 tp / (2 tp + fp + fn) of binary labels; "macro": the mean over updates, "micro": from the totals.
+    """F1 score of binary labels: 2 tp / (2 tp + fp + fn).
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
+        average: "macro": mean of the scores of all updates; "micro": score of the summed tp, fp and fn.
 
     Example:
         >>> F1(average="micro").name
@@ -94,13 +103,14 @@ class F1(DeviceMetric, rule=pure.f1):
 
 
 class MCC(DeviceMetric, rule=pure.mcc):
-    """(tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)) of binary labels, factors of 0 left out.
+    """Matthews correlation of binary labels: (tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)).
+
+    Factors of the denominator that are 0 are left out.
 
     Args:
-        name: for logs.
-        output_names: outputs it sees in `update_dict`; None: all.
-        label_names: labels it sees in `update_dict`; None: all.
-        average: "macro": the mean over updates, "micro": from the totals.
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
+        average: "macro": mean of the values of all updates; "micro": value of the summed tp, tn, fp and fn.
 
     Example:
         >>> MCC(average="micro").name
@@ -115,7 +125,13 @@ class MCC(DeviceMetric, rule=pure.mcc):
 
 
 class Perplexity(DeviceMetric, rule=pure.perplexity):
-    """exp(-Σ log max(p[label], 1e-10) / count) over the labels that are not `ignore_label`.
+    """Perplexity: exp(-Σ log max(p[label], 1e-10) / count) over the labels other than `ignore_label`.
+
+    Args:
+        ignore_label: label of padding positions; None: no label is ignored.
+        axis: class axis of the output.
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> Perplexity(ignore_label=0).name
@@ -138,13 +154,17 @@ class Perplexity(DeviceMetric, rule=pure.perplexity):
 
 
 class MAE(DeviceMetric, rule=pure.mae):
-    """Mean over updates of mean |label - output|.
+    """Mean absolute error: mean over updates of mean |label - output|.
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> MAE().name
         'mae'
 
-    Source: Apache MXNet 1.9.1, `MAE`, over the whole batch on any number of devices.
+    Source: Apache MXNet 1.9.1, `MAE`; on several devices an update is the whole batch, in MXNet each device's part.
     """
 
     def __init__(self, name: str = "mae", output_names: Names = None, label_names: Names = None):
@@ -152,13 +172,17 @@ class MAE(DeviceMetric, rule=pure.mae):
 
 
 class MSE(DeviceMetric, rule=pure.mse):
-    """Mean over updates of mean (label - output)².
+    """Mean squared error: mean over updates of mean (label - output)².
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> MSE().name
         'mse'
 
-    Source: Apache MXNet 1.9.1, `MSE`, over the whole batch on any number of devices.
+    Source: Apache MXNet 1.9.1, `MSE`; on several devices an update is the whole batch, in MXNet each device's part.
     """
 
     def __init__(self, name: str = "mse", output_names: Names = None, label_names: Names = None):
@@ -166,13 +190,17 @@ class MSE(DeviceMetric, rule=pure.mse):
 
 
 class RMSE(DeviceMetric, rule=pure.rmse):
-    """Mean over updates of √(mean (label - output)²).
+    """Root mean squared error: mean over updates of √(mean (label - output)²).
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> RMSE().name
         'rmse'
 
-    Source: Apache MXNet 1.9.1, `RMSE`, over the whole batch on any number of devices.
+    Source: Apache MXNet 1.9.1, `RMSE`; on several devices an update is the whole batch, in MXNet each device's part.
     """
 
     def __init__(self, name: str = "rmse", output_names: Names = None, label_names: Names = None):
@@ -180,7 +208,12 @@ class RMSE(DeviceMetric, rule=pure.rmse):
 
 
 class CrossEntropy(DeviceMetric, rule=pure.cross_entropy):
-    """-Σ log(p[label] + eps) / count.
+    """Cross-entropy of probabilities: -Σ log(p[label] + eps) / count.
+
+    Args:
+        eps: added to the probability before the logarithm.
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> CrossEntropy().name
@@ -195,7 +228,12 @@ class CrossEntropy(DeviceMetric, rule=pure.cross_entropy):
 
 
 class NegativeLogLikelihood(DeviceMetric, rule=pure.nll_loss):
-    """-Σ log(p[label] + eps) / count, under another name.
+    """Negative log-likelihood of probabilities: -Σ log(p[label] + eps) / count, the same as `CrossEntropy`.
+
+    Args:
+        eps: added to the probability before the logarithm.
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> NegativeLogLikelihood().name
@@ -210,10 +248,15 @@ class NegativeLogLikelihood(DeviceMetric, rule=pure.nll_loss):
 
 
 class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr):
-    """cov(output, label) / √(var(output) var(label)); "macro": the mean over updates, "micro": of everything that was seen.
+    """Pearson correlation: cov(output, label) / √(var(output) var(label)).
 
-    With "micro" MXNet's `reset_local` keeps what was seen: the local value is nan until the next update, and the global one
-    again then.  The global value is that of everything since `reset`, where MXNet gives 0.0.
+    As in MXNet, `reset_local` with average="micro" does not reset the sums: the local value is nan until the next update, and
+    then equals the global value.  The global value covers all batches since `reset`; MXNet returns 0.0.
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
+        average: "macro": mean of the correlations of all updates; "micro": correlation over all rows.
 
     Example:
         >>> import numpy as np
@@ -230,35 +273,34 @@ class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr):
         super().__init__({"average": average}, name, output_names, label_names)
 
     def reset_local(self) -> None:
-        """Forget the local value; with "micro" what was seen stays."""
+        """Reset the local value; with average="micro" the sums are unchanged, as in MXNet."""
         if self.average == "micro":
             self._updates = (0, self._updates[1])
         else:
             super().reset_local()
 
     def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Each output counts."""
+        """Each output of a batch adds 1 to num_inst."""
         self._parts = len(outputs)
 
     def _value(self, which: int) -> float:
-        nothing_since = self.average == "micro" and which == 0 and not self._updates[0]
-        return float("nan") if nothing_since else super()._value(which)
+        no_update = self.average == "micro" and which == 0 and not self._updates[0]
+        return float("nan") if no_update else super()._value(which)
 
 
 class PCC(UpdatesMetric, rule=pure.pcc):
-    """Matthews' correlation of many classes, from how often each was said, was true, and was hit.
+    """Multiclass Matthews correlation, from per-class counts of predictions, labels and correct predictions.
 
-    The classes are those of the outputs; outputs shaped as their labels are class numbers themselves, which have to be read
-    to be counted.  Labels beyond the classes of the outputs count as one class more.
+    The number of classes is that of the outputs.  Outputs with the shape of their labels are class numbers; their maximum
+    sets the number of classes, so `update` blocks.  Labels beyond the classes of the outputs form one additional class.
 
     Args:
-        name: for logs.
-        output_names: outputs it sees in `update_dict`; None: all.
-        label_names: labels it sees in `update_dict`; None: all.
-        has_global_stats: False: `get_global` is `get`.
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
+        has_global_stats: False: `get_global` returns the same as `get`.
 
     Attributes:
-        k: how many classes there are places for; it grows with what is seen.
+        k: number of classes in the running sums; increases when a batch has more.
 
     Example:
         >>> import numpy as np
@@ -280,34 +322,39 @@ class PCC(UpdatesMetric, rule=pure.pcc):
         self._has_global_stats = has_global_stats
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset`; that of `get` without global sums."""
+        """(name, value) since the last `reset`; the same as `get` without global sums."""
         return super().get_global() if self._has_global_stats else self.get()
 
     def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Make room for the classes of a batch."""
-        needed = self.k
+        """Enlarge the running sums if the batch has more classes."""
+        classes = self.k
         for label, output in zip(labels, outputs, strict=False):
             label, output = as_array(label), as_array(output)
             if output.ndim > 1 and output.shape != label.shape:
-                seen = [output.shape[1] - 1]
+                largest = [output.shape[1] - 1]
             else:
-                seen = counters.read((output.max(), label.max())) if output.size else []  # sync: class numbers size the sums
-            seen = [*seen, *([label.max()] if isinstance(label, np.ndarray) and label.size else [])]
-            needed = max([needed, *(int(x) + 1 for x in seen)])
-        if needed > self.k:
-            more = needed - self.k
+                # sync: the largest class number sets the shape of the sums
+                largest = counters.read((output.max(), label.max())) if output.size else []
+            largest = [*largest, *([label.max()] if isinstance(label, np.ndarray) and label.size else [])]
+            classes = max([classes, *(int(x) + 1 for x in largest)])
+        if classes > self.k:
+            more = classes - self.k
             local, everything = (None if s is None else _widened(s, more) for s in self._sums)
             self._sums = (local, everything)
-            self.k, self._host, self._settings = needed, None, (("num_classes", needed),)
+            self.k, self._host, self._settings = classes, None, (("num_classes", classes),)
 
 
 def _widened(sums: Any, more: int) -> Any:
-    """Counts (3, classes + 1) with places for more classes; the last is for labels beyond them."""
+    """Insert zeros for `more` classes into counts (3, classes + 1), before the column of out-of-range labels."""
     return jnp.concatenate([sums[:, :-1], jnp.zeros((3, more), sums.dtype), sums[:, -1:]], axis=1)
 
 
 class Loss(DeviceMetric, rule=pure.loss):
-    """Σ outputs / size; labels are ignored.
+    """Mean of the outputs, for networks whose output is a loss: Σ outputs / number of elements; labels are ignored.
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
 
     Example:
         >>> import numpy as np
@@ -326,14 +373,32 @@ class Loss(DeviceMetric, rule=pure.loss):
 
 
 class Torch(Loss, rule=pure.torch):
-    """`Loss` under the name of a Torch criterion."""
+    """`Loss` under MXNet's name for a Torch criterion.
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
+
+    Example:
+        >>> Torch().name
+        'torch'
+    """
 
     def __init__(self, name: str = "torch", output_names: Names = None, label_names: Names = None):
         super().__init__(name, output_names, label_names)
 
 
 class Caffe(Torch, rule=pure.caffe):
-    """`Loss` under the name of a Caffe criterion."""
+    """`Loss` under MXNet's name for a Caffe criterion.
+
+    Args:
+        name: name of the metric, for logs.
+        output_names, label_names: as in `EvalMetric`.
+
+    Example:
+        >>> Caffe().name
+        'caffe'
+    """
 
     def __init__(self, name: str = "caffe", output_names: Names = None, label_names: Names = None):
         super().__init__(name, output_names, label_names)

@@ -116,7 +116,7 @@ class Parameters:
         assert self.state is not None
         params, _ = self.arrays()
         if self.optimizer is not None:
-            self.optimizer.shared.leave(self)
+            self.optimizer.shared.detach(self)
         self.optimizer, self.learns, self.gammas, self.reduce = optimizer, list(learns), list(gammas), reduce
         own = {k: params[k] for k in sorted(self.learns)}
         opt_state = self._fresh(own) if optimizer.is_pure else ()
@@ -132,7 +132,7 @@ class Parameters:
         self.state = self.state._replace(opt_state=opt_state, local=local, step=begin)
         self._rate = self._multipliers = None
         if optimizer.is_pure:
-            optimizer.shared.live_in(self)
+            optimizer.shared.attach(self)
         self.sync_multipliers()
 
     def _fresh(self, params: Mapping[str, Array]) -> OptState:
@@ -144,7 +144,7 @@ class Parameters:
         # an optimizer object that was used before goes on counting, as in MXNet
         done, begin = self.optimizer.counts(), self.optimizer.begin_num_update
         begin = jnp.int32(max((done.get(i, begin) for i in self.indices()), default=begin))
-        shared = state.shared and {**state.shared, **self.optimizer.shared.given()}
+        shared = state.shared and {**state.shared, **self.optimizer.shared.values()}
         return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None, shared=shared)
 
     def shared_scalars(self) -> dict[str, Array]:
@@ -165,7 +165,7 @@ class Parameters:
     def turns(self, gammas: Sequence[str]) -> Any:
         """What the optimizer's rule needs to know of the order in which MXNet updates the parameters of a graph."""
         assert self.optimizer is not None
-        return self.optimizer.turns_by_name(self.names, self.update_on_kvstore, gammas)
+        return self.optimizer.hyper_for_names(self.names, self.update_on_kvstore, gammas)
 
     def resolved(self, gammas: Sequence[str]) -> PureOptimizer:
         """The pure optimizer for the train step of a graph; its rate is `state.base_lr`."""
@@ -205,12 +205,12 @@ class Parameters:
         """Counts one update; its rate, or one for each of `learns` where MXNet's order of asking makes them differ."""
         optimizer, indices = self.optimizer, self.indices(counted)
         assert optimizer is not None
-        if not (optimizer.rate_first and optimizer.lr_scheduler is not None and optimizer.is_pure):
+        if not (optimizer.rate_before_count and optimizer.lr_scheduler is not None and optimizer.is_pure):
             optimizer.count(indices)
             return np.float32(optimizer.rate())  # type: ignore[return-value]
         of_name = dict(zip(sorted(counted), indices, strict=True))
         order = sorted(of_name, key={name: i for i, name in enumerate(self.names)}.__getitem__)
-        _, asked = optimizer.advance([of_name[name] for name in order], apart=True)
+        _, asked = optimizer.advance([of_name[name] for name in order], one_by_one=True)
         rates = dict(zip(order, asked, strict=True))
         return np.asarray([rates[name] for name in sorted(learns)], np.float32)
 

@@ -1,12 +1,12 @@
-"""Optimizers as objects: counters, rates and multipliers on the host, `jfit.optim` for the arithmetic.
+"""MXNet's Optimizer classes.  Update counts, learning rates and multipliers are host attributes; `jfit.optim` does the math.
 
-base         what every optimizer knows: counts, rates and multipliers of an index, its update
-named        sgd, adam ... by name; the classes by family in momentum, moments, rms, large_batch
-apply        one dispatch for many parameters, and states as MXNet nests them
-updater      states by index
-shared       scalars that all parameters have in common
-settings     an optimizer as plain data, for files; saved: what such data have to be
-lr_scheduler MXNet's schedulers, which remember
+base         Optimizer: update counts, learning rate and multipliers per parameter index, update of mutable arrays
+named        registry of optimizers by name (sgd, adam ...); the classes are in momentum, moments, rms and large_batch
+apply        one compiled update of many parameters; conversion between slots and MXNet's nested states
+updater      Updater: optimizer states by parameter index
+shared       scalars shared by all parameters, such as Nadam's m_schedule
+settings     optimizer <-> plain data for `.states` files; saved: validation of such data
+lr_scheduler MXNet's stateful learning-rate schedulers
 """
 
 from jfit.mxnet.optimizer import named

@@ -1,7 +1,9 @@
-"""The pure rule behind an optimizer object: its slots, one dispatch that updates many parameters, states as MXNet nests them.
+"""The pure update rule of an Optimizer: its slots, one compiled update of many parameters, and MXNet's nested states.
 
-SGD, NAG, LARS of a 16-bit weight with a master:  (momentum, master)
-every other optimizer of such a weight:           (master, what it keeps for a float32 weight)
+State layout in MXNet for a 16-bit weight with a float32 master copy (`multi_precision`):
+
+SGD, NAG, LARS:         (momentum, master)
+every other optimizer:  (master, state of a float32 weight)
 """
 
 from __future__ import annotations
@@ -32,13 +34,21 @@ Slots = tuple[Any, ...]
 
 @functools.lru_cache(maxsize=256)
 def rule_of(hyper_key: Any) -> Any:
-    """The transformation of `jfit.optim` that a `hyper_key` means, without multipliers; one for all that share the key."""
+    """The `jfit.optim` transformation of a `hyper_key` (name, hyperparameters), without multipliers; cached by the key."""
     name, hyper = hyper_key
     return optim.get(name, lr_mult=None, wd_mult=None, **dict(hyper)).transform
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """Names of the slots in the order that MXNet stores them; a state that went through a trace has them sorted by name.
+    """Names of the slots (per-parameter optimizer state) in MXNet's storage order.
+
+    An `OptState` returned by a jitted function has its slots sorted by name instead (JAX sorts dict keys).
+
+    Args:
+        optimizer: an `Optimizer` with a rule of `jfit.optim`.
+
+    Returns:
+        Tuple of names; empty for a rule without state.
 
     Example:
         >>> from jfit.mxnet.optimizer.named import RMSProp
@@ -49,13 +59,13 @@ def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def new_state(optimizer: Optimizer, weight: Any) -> Slots:
-    """The first value of every slot of the rule, placed like the weight; of 16-bit weights in float32.
+    """Initial value of every slot, on the device of the weight; float32 for 16-bit weights.
 
-    The master is None where the weight needs none.
+    The master slot is None for weights of 32 or more bits.
     """
     optimizer.check_weight(weight)
     return tuple(
-        None if name == MASTER and not is_small(weight) else placed(start(weight), weight)
+        None if name == MASTER and not is_small(weight) else place_like(start(weight), weight)
         for name, start in rule_of(optimizer.hyper_key()).state_spec.slots.items()
     )
 
@@ -66,28 +76,30 @@ def apply_update(
     weights: Sequence[Any],
     grads: Sequence[Any],
     states: Sequence[Slots | None],
-    apart: bool = False,
+    one_by_one: bool = False,
 ) -> tuple[list[Array], list[Slots]]:
-    """w_i <- w_i + u(rescale_grad * g_i) for all parameters in one dispatch; counts the update of each index.
+    """Update all parameters in one dispatch: w_i <- w_i + u(rescale_grad * g_i); increments the update count of each index.
 
-    Counts, rates, decays, rescale_grad and scalars that parameters share are data: changing them compiles nothing.  Clipping
-    and the rule's own parameters (momentum, betas, epsilon ...) are constants of the program: each new value of theirs
-    compiles once.
+    Update counts, learning rates, weight decays, rescale_grad and shared scalars are arguments of the compiled program:
+    changing them does not recompile.  Clipping and the rule's hyperparameters (momentum, betas, epsilon ...) are constants
+    of the program: each new value compiles once.
 
     Args:
-        optimizer: an `Optimizer` with a rule.
-        indices: index or name of each parameter, as its optimizer knows it.
-        weights: arrays.
-        grads: arrays or `jfit.optim.SparseRows`, summed over rows and devices.
-        states: of each parameter a tuple of arrays (`slot_names`), `()` for rules without state, or None where it is still
-            to be made.
-        apart: count and ask for rates parameter by parameter, as where MXNet's key-value store updates.
+        optimizer: an `Optimizer` with a rule of `jfit.optim`.
+        indices: index or name of each parameter, the key of its update count and multipliers.
+        weights: one array per parameter.
+        grads: one array or `jfit.optim.SparseRows` per parameter, of the weight's shape, summed over rows and devices.
+        states: per parameter a tuple of arrays (in the order of `slot_names`), `()` for rules without state, or None to
+            initialize the state.
+        one_by_one: evaluate the learning rate after each single count, as MXNet's key-value store does, instead of after
+            each group of `aggregate_num` parameters.
 
     Returns:
         (new weights, new states), in the order of the indices.
 
     Raises:
-        TypeError: the optimizer updates in Python.
+        TypeError: the optimizer is a subclass that updates in Python.
+        ValueError: the sequences have different lengths.
 
     Example:
         >>> import jax.numpy as jnp
@@ -98,27 +110,27 @@ def apply_update(
     """
     if not len(indices) == len(weights) == len(grads) == len(states):
         raise ValueError(
-            f"{len(indices)} indices, {len(weights)} weights, {len(grads)} gradients and {len(states)} states do not "
-            "belong together; give one of each for every parameter."
+            f"apply_update got {len(indices)} indices, {len(weights)} weights, {len(grads)} gradients and {len(states)} "
+            "states; pass one of each for every parameter."
         )
-    key = optimizer.hyper_key(optimizer.turns(indices, apart))
-    made = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
-    data = optimizer.rows(indices, apart)
-    if "wd" in dict(key[1]):  # the decay is data as well: the rule decays by 1 times the row, or not at all
+    key = optimizer.hyper_key(optimizer.hyper_for_indices(indices, one_by_one))
+    slots = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
+    data = optimizer.rows(indices, one_by_one)
+    if "wd" in dict(key[1]):  # the decays in `data` hold wd * wd_mult, so the rule's own wd is 1, or 0 to leave the term out
         key = key[0], tuple((name, float(data[1].any()) if name == "wd" else value) for name, value in key[1])
     if jax.default_backend() == "cpu":
-        # equal leaves share a kernel only if their scalars are arguments of their own, which compiles ten times faster; an
-        # accelerator would copy each of them to itself at every call
+        # One argument per scalar lets equally shaped parameters share a kernel on CPU, which compiles ten times faster.
+        # On an accelerator each argument would cost a host-to-device copy per call.
         data = tuple(tuple(row) for row in data)
-    shared = {name: placed(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
+    shared = {name: place_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
     scale = np.float32(optimizer.rescale_grad)
-    new, after, scalars = _program(key)(tuple(weights), made, tuple(grads), data, scale, shared)
+    new, after, scalars = _program(key)(tuple(weights), slots, tuple(grads), data, scale, shared)
     optimizer.keep_shared(scalars)
     return list(new), list(after)
 
 
 def gradient_of(box: Any) -> Any:
-    """The values of a gradient; of one that is stored by rows, those rows."""
+    """The gradient as an array, or as `SparseRows` if it is stored as a row_sparse gradient."""
     rows = getattr(box, "by_rows", None)
     return as_array(box) if rows is None else rows
 
@@ -141,7 +153,7 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
         state = optim.OptState(
             done if rule.state_spec.counted else None, slots, mults if len(mults) else None, decays, shared or None
         )
-        # 16-bit gradients are rescaled in float32: 1 / batch size would cost them their last digits
+        # Rescale 16-bit gradients in float32: rounding g / batch_size to 16 bits would lose precision.
         scaled = lambda g: wide(g) * scale if is_small(g) else g * scale.astype(g.dtype)  # noqa: E731
         grads = on_values(lambda each: tuple(map(scaled, each)), grads)
         updates, after = rule.update(grads, state, weights, learning_rate=rates)
@@ -152,18 +164,25 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
     return jax.jit(update)
 
 
-def placed(value: Any, weight: Any) -> Array:
-    """A value on the device of a weight, if that is committed to one."""
-    # a copy where it is committed and the other is not would compile the update twice
+def place_like(value: Any, weight: Any) -> Array:
+    """The value on the weight's device, committed if the weight is."""
+    # A mix of committed and uncommitted arguments would compile the update twice.
     value = jnp.asarray(value)
     return jax.device_put(value, weight.sharding) if getattr(weight, "committed", False) else value
 
 
 # ------------------------------------------------------------------------------------------------ a state in MXNet's nesting
 def state_to_mxnet(optimizer: Optimizer, slots: Slots) -> Any:
-    """The state of one parameter in MXNet's nesting: None, an array, or a tuple of arrays.
+    """Convert the slots of one parameter to MXNet's nested state: None, an array, or a (nested) tuple of arrays.
 
-    Slots that MXNet keeps elsewhere than in states are left out.
+    Slots that MXNet does not store in states (`Optimizer.hidden_slots`) are left out.
+
+    Args:
+        optimizer: the optimizer of the parameter; it determines the nesting.
+        slots: values in the order of `slot_names`.
+
+    Returns:
+        MXNet's state, with the same leaves.
 
     Example:
         >>> from jfit.mxnet.optimizer.named import SGD, Adam
@@ -172,26 +191,30 @@ def state_to_mxnet(optimizer: Optimizer, slots: Slots) -> Any:
         >>> state_to_mxnet(SGD(multi_precision=True), (3,)), state_to_mxnet(Adam(multi_precision=True), (1, 2, 3))
         ((None, 3), (3, (1, 2)))
     """
-    held = dict(zip(slot_names(optimizer), slots, strict=True))
-    master = held.pop(MASTER, None)
-    own = optimizer.nested(tuple(value for name, value in held.items() if name not in optimizer.hidden_slots))
+    by_name = dict(zip(slot_names(optimizer), slots, strict=True))
+    master = by_name.pop(MASTER, None)
+    state = optimizer.nested(tuple(value for name, value in by_name.items() if name not in optimizer.hidden_slots))
     if master is None:
-        return own
-    return (own, master) if optimizer.master_last else (master, own)
+        return state
+    return (state, master) if optimizer.master_last else (master, state)
 
 
 def state_from_mxnet(optimizer: Optimizer, nested: Any, small: bool = False) -> Slots | None:
-    """The slots of a state in MXNet's nesting, as plain arrays; None where it is still to be made.
+    """Convert MXNet's nested state of one parameter to a tuple of slots.
 
-    State of a rule that keeps none (momentum 0) is dropped.  Slots that MXNet keeps elsewhere are None.
+    A state is ignored if the rule has none (momentum 0).  Slots that MXNet does not store in states
+    (`Optimizer.hidden_slots`) are None.
 
     Args:
-        optimizer: whose state it is.
-        nested: None, an array, or nested tuples of them.
-        small: the weight has 16 bits.
+        optimizer: the optimizer of the parameter; it determines the slots.
+        nested: None, an array, or nested tuples of arrays.
+        small: whether the weight has 16 bits, so that its state includes a float32 master.
+
+    Returns:
+        Arrays in the order of `slot_names`; None if the rule has slots but `nested` is None (not initialized).
 
     Raises:
-        ValueError: it holds another number of arrays than the rule has slots.
+        ValueError: the number of arrays differs from the number of slots.
 
     Example:
         >>> import numpy as np
@@ -200,70 +223,65 @@ def state_from_mxnet(optimizer: Optimizer, nested: Any, small: bool = False) -> 
         [(2,)]
     """
     names = slot_names(optimizer)
-    own = [name for name in names if name != MASTER and name not in optimizer.hidden_slots]
-    keeps_master = MASTER in names and small
-    if not own and not keeps_master:
+    stored = [name for name in names if name != MASTER and name not in optimizer.hidden_slots]
+    has_master = MASTER in names and small
+    if not stored and not has_master:
         return tuple(None for _ in names)
     if nested is None:
         return None
-    arrays = [as_array(bounded_dense(part, "states", (own or [MASTER])[0])) for part in parts(nested)]
-    held: dict[str, Any] = {}
-    if keeps_master and arrays:
-        held[MASTER] = arrays.pop(-1 if optimizer.master_last else 0)
-    if (own and len(arrays) != len(own)) or (keeps_master and MASTER not in held):
-        wanted = [*own, MASTER] if keeps_master else own
+    arrays = [as_array(bounded_dense(part, "states", (stored or [MASTER])[0])) for part in nested_leaves(nested)]
+    slots: dict[str, Any] = {}
+    if has_master and arrays:
+        slots[MASTER] = arrays.pop(-1 if optimizer.master_last else 0)
+    if (stored and len(arrays) != len(stored)) or (has_master and MASTER not in slots):
+        expected = [*stored, MASTER] if has_master else stored
         raise ValueError(
-            f"a state holds {len(arrays) + len(held)} arrays, {type(optimizer).__name__} needs {len(wanted)} "
-            f"({', '.join(wanted)}); it was saved by another optimizer, or with other settings (momentum, centered, "
+            f"the optimizer state has {len(arrays) + len(slots)} arrays, {type(optimizer).__name__} expects {len(expected)} "
+            f"({', '.join(expected)}); it was saved by another optimizer, or with other settings (momentum, centered, "
             "multi_precision)."
         )
-    held.update(zip(own, arrays, strict=False))
-    return tuple(held.get(name) for name in names)
+    slots.update(zip(stored, arrays, strict=False))
+    return tuple(slots.get(name) for name in names)
 
 
-def made_states(optimizer: Optimizer, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
-    """`state_from_mxnet` of states that must exist, with what the optimizer keeps beside them.
+def existing_states(optimizer: Optimizer, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
+    """Convert initialized MXNet states to slots, with the hidden slots that the optimizer object stores.
 
     Raises:
-        ValueError: one is None though the rule keeps state.
+        ValueError: a state is None although the rule has slots.
     """
-    made = [state_from_mxnet(optimizer, state, is_small(w)) for state, w in zip(nested, weights, strict=True)]
-    for index, slots in zip(indices, made, strict=True):
+    states = [state_from_mxnet(optimizer, state, is_small(w)) for state, w in zip(nested, weights, strict=True)]
+    for index, slots in zip(indices, states, strict=True):
         if slots is None:
             raise ValueError(
-                f"the state of {index!r} is None, {type(optimizer).__name__} keeps one; make it with "
-                "create_state(index, weight)."
+                f"the optimizer state of parameter {index!r} is None, but {type(optimizer).__name__} has state; "
+                "create it with create_state(index, weight)."
             )
     if optimizer.hidden_slots:
-        return [_with_hidden(optimizer, i, cast(Any, s), w) for i, s, w in zip(indices, made, weights, strict=True)]
-    return cast(Any, made)
+        return [_with_hidden(optimizer, i, cast(Any, s), w) for i, s, w in zip(indices, states, weights, strict=True)]
+    return cast(Any, states)
 
 
 def _with_hidden(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) -> Slots:
     names = slot_names(optimizer)
     if not any(name in optimizer.hidden_slots for name in names):
         return slots
-    kept = optimizer.hidden.get(index)
-    fresh = new_state(optimizer, weight) if kept is None else ()
-    hidden = dict(zip(names, fresh, strict=True)) if kept is None else kept
+    hidden = optimizer.hidden.get(index)
+    hidden = dict(zip(names, new_state(optimizer, weight), strict=True)) if hidden is None else hidden
     return tuple(hidden[n] if n in optimizer.hidden_slots else s for n, s in zip(names, slots, strict=True))
 
 
-def keep_hidden(optimizer: Optimizer, indices: Sequence[Any], states: Sequence[Slots]) -> None:
-    """Remember the slots that MXNet keeps elsewhere than in states."""
+def store_hidden(optimizer: Optimizer, indices: Sequence[Any], states: Sequence[Slots]) -> None:
+    """Store the hidden slots (those that MXNet does not keep in states) in `optimizer.hidden`."""
     names = slot_names(optimizer)
     if any(name in optimizer.hidden_slots for name in names):
         for index, slots in zip(indices, states, strict=True):
-            held = zip(names, slots, strict=True)
-            optimizer.hidden[index] = {name: value for name, value in held if name in optimizer.hidden_slots}
+            by_name = zip(names, slots, strict=True)
+            optimizer.hidden[index] = {name: value for name, value in by_name if name in optimizer.hidden_slots}
 
 
 def check_shapes(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) -> None:
-    """Refuse slots of other shapes than the rule has for this weight.
-
-    Raises:
-        ValueError: a shape differs.
-    """
+    """Raise ValueError if a slot does not have the shape that the rule gives it for this weight."""
     starts = rule_of(optimizer.hyper_key()).state_spec.slots
     for (name, start), slot in zip(starts.items(), slots, strict=True):
         if slot is None:
@@ -271,56 +289,52 @@ def check_shapes(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) ->
         needed = jax.eval_shape(start, jax.ShapeDtypeStruct(tuple(weight.shape), weight.dtype)).shape
         if tuple(slot.shape) != tuple(needed):
             raise ValueError(
-                f"optimizer state {name!r} of {index!r} has shape {tuple(slot.shape)}, the parameter needs {tuple(needed)}: "
-                "load the states of the same network."
+                f"optimizer state {name!r} of parameter {index!r} has shape {tuple(slot.shape)}, expected {tuple(needed)} "
+                f"for a weight of shape {tuple(weight.shape)}; load the states of the same network."
             )
 
 
 def warn_of_precision(optimizer: Optimizer, weight: Any) -> None:
-    """Warn where a 16-bit weight has no float32 master."""
+    """Warn if a 16-bit weight has no float32 master copy."""
     if is_small(weight) and not optimizer.multi_precision:
         warnings.warn(
-            f"a weight is {weight.dtype}: {type(optimizer).__name__} computes in float32 and rounds it after every update, so "
-            "small updates are lost; multi_precision=True keeps a float32 master of it.",
+            f"a weight is {weight.dtype}: {type(optimizer).__name__} computes in float32 and rounds the weight after every "
+            "update, so small updates are lost; multi_precision=True keeps a float32 master copy of the weight.",
             stacklevel=4,
         )
 
 
-def parts(nested: Any) -> tuple[Any, ...]:
-    """The arrays of a nested state, in order."""
+def nested_leaves(nested: Any) -> tuple[Any, ...]:
+    """The arrays of a nested state, depth first; a sparse array is one leaf."""
     if nested is None:
         return ()
     if is_nest(nested):
-        return tuple(part for each in nested for part in parts(each))
+        return tuple(part for each in nested for part in nested_leaves(each))
     return (nested,)
 
 
 def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:
-    """Refuse states of a file that are neither None nor arrays; only an optimizer in Python has others.
-
-    Raises:
-        FormatError: there is one.
-    """
+    """Raise FormatError if a state of a file has a leaf that is neither None nor an array."""
     for index, state in states.items():
-        for part in parts(state):
+        for part in nested_leaves(state):
             if part is not None and not hasattr(part, "dtype"):
-                saved.refuse(path, f"state {shown(index)}", part, "an array")
+                saved.reject(path, f"state {shown(index)}", part, "an array")
 
 
 def is_nest(nested: Any) -> bool:
-    """A tuple or list of states, and no sparse array."""
+    """Whether this is a tuple or list of states (a sparse array is a tuple too, but one leaf)."""
     return isinstance(nested, (tuple, list)) and not hasattr(nested, "todense")
 
 
-def mapped(function: Callable[[Any], Any], nested: Any) -> Any:
-    """A nested state with a function of every array in its place."""
+def map_nested(function: Callable[[Any], Any], nested: Any) -> Any:
+    """Apply a function to every array of a nested state, as `jax.tree.map` does, with sparse arrays as leaves."""
     if nested is None:
         return None
     if is_nest(nested):
-        return tuple(mapped(function, each) for each in nested)
+        return tuple(map_nested(function, each) for each in nested)
     return function(nested)
 
 
-def float32_of(value: Any) -> Any:
-    """State that was saved in 16 bits, as MXNet keeps it without masters, in float32; anything else as it is."""
+def small_to_float32(value: Any) -> Any:
+    """Cast 16-bit state (MXNet's without multi_precision) to float32; return anything else unchanged."""
     return jnp.asarray(value).astype(jnp.float32) if hasattr(value, "dtype") and is_small(value) else value

@@ -1,6 +1,6 @@
-"""What MXNet's Optimizer remembers on the host: rates, multipliers and update counts.  The arithmetic is `jfit.optim`'s.
+"""MXNet's Optimizer: learning rates, multipliers and update counts on the host; the update rules are those of `jfit.optim`.
 
-A compiled update depends on `hyper_key()` alone; rates, multipliers, counts and `rescale_grad` reach it as data.
+A compiled update is specialized on `hyper_key()` only; rates, multipliers, counts and `rescale_grad` are its arguments.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jfit.mxnet.mutable import as_array, mutable_class, replace
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import (
     apply_update,
+    existing_states,
     gradient_of,
-    keep_hidden,
-    made_states,
+    nested_leaves,
     new_state,
-    parts,
     rule_of,
     slot_names,
     state_to_mxnet,
+    store_hidden,
     warn_of_precision,
 )
 from jfit.mxnet.optimizer.settings import restore_settings, settings_of
@@ -38,26 +38,28 @@ OptimizerClass = TypeVar("OptimizerClass", bound=type)
 
 
 class Optimizer:
-    """Base of the optimizers; a subclass of yours writes `create_state` and `update`, or names a rule of `jfit.optim`.
+    """Base class of the optimizers.  A subclass defines `create_state` and `update`, or sets `rule` to a rule of `jfit.optim`.
 
-    `update(index, weight, grad, state)` gets Boxes and writes `weight[:] = ...`; `_update_count`, `_get_lr` and `_get_wd` tell
-    it the count, the rate and the decay of an index.
+    `update(index, weight, grad, state)` receives mutable arrays and assigns `weight[:] = ...`.  It calls
+    `self._update_count(index)`, and reads the learning rate and weight decay with `self._get_lr(index)` and
+    `self._get_wd(index)`.
 
     Args:
-        rescale_grad: gradients are multiplied by this first.
-        param_idx2name: parameter name by index; names decide which parameters decay.
+        rescale_grad: factor applied to gradients first, usually 1 / batch size.
+        param_idx2name: dict of parameter names by index; only names ending in `_weight` or `_gamma` decay by default.
         wd: weight decay.
-        clip_gradient: clip gradients to +-clip_gradient; None or 0 is off.
-        learning_rate: rate, 0.01 where no scheduler gives it.  With a scheduler it replaces the scheduler's `base_lr`, and
-            says so by print (Poly and Cosine keep their own base, and a warm-up its end, as in MXNet).
-        lr_scheduler: called with the number of the update.
-        sym: symbol whose `__lr_mult__` and `__wd_mult__` attributes count.
-        begin_num_update: number of updates that were done before.
-        multi_precision: 16-bit weights have float32 masters, which are what is updated.
-        param_dict: parameters by index; their `lr_mult` and `wd_mult` go before all other multipliers.
+        clip_gradient: clip rescaled gradients to [-clip_gradient, clip_gradient]; None or 0 disables clipping.
+        learning_rate: learning rate; None is 0.01, or the scheduler's rate.  With a scheduler it replaces the scheduler's
+            `base_lr` and prints a warning (PolyScheduler, CosineScheduler and the end of a warm-up keep the original
+            base, as in MXNet).
+        lr_scheduler: callable update number -> learning rate.
+        sym: symbol whose `__lr_mult__` and `__wd_mult__` attributes are used as multipliers.
+        begin_num_update: number of updates done before, where the update counts start.
+        multi_precision: keep a float32 master copy of 16-bit weights and update that.
+        param_dict: parameters by index; their `lr_mult` and `wd_mult` take precedence over all other multipliers.
 
     Raises:
-        AssertionError: param_idx2name is no dict.
+        AssertionError: param_idx2name is not a dict.
 
     Example:
         >>> plain = Optimizer(wd=0.1, param_idx2name={0: "fc_weight", 1: "fc_bias"})
@@ -69,39 +71,39 @@ class Optimizer:
     """
 
     opt_registry: ClassVar[dict[str, type]] = {}
-    # the rule in jfit.optim, and which attributes of the object are its parameters
+    # name of the rule in jfit.optim, and the attributes that are passed to it as hyperparameters
     rule: ClassVar[str | None] = None
     parameters: ClassVar[tuple[str, ...]] = ()
-    # parameters of the rule that it is told only where they are off
-    switches: ClassVar[tuple[str, ...]] = ()
-    # attribute -> parameter of the rule, where the names differ
-    renamed: ClassVar[Mapping[str, str]] = {}
-    # MXNet's state of one array is the array itself, not a tuple of one
-    lone_state: ClassVar[bool] = False
-    # the master of a 16-bit weight: (state, master) instead of (master, state)
+    # boolean hyperparameters that are passed to the rule only if they are False
+    off_switches: ClassVar[tuple[str, ...]] = ()
+    # attribute -> hyperparameter of the rule, if the names differ
+    rule_names: ClassVar[Mapping[str, str]] = {}
+    # MXNet stores a single slot as the array itself, not as a tuple of one array
+    unwrap_single_slot: ClassVar[bool] = False
+    # MXNet stores a 16-bit weight's state as (state, master) instead of (master, state)
     master_last: ClassVar[bool] = False
-    # what saved attributes need to be; of other parameters, the kind they have now
+    # valid values of attributes in a `.states` file; attributes not listed need the type of their current value
     saved_needs: ClassVar[Mapping[str, saved.Need]] = {
         "lr": saved.OPTIONAL,
         "wd": saved.NUMBER,
         "clip_gradient": saved.LIMIT,
         "begin_num_update": saved.COUNT,
-        # the logarithm of these is taken
+        # the rules take the logarithm of these
         "beta1": saved.FROM_0,
         "beta2": saved.FROM_0,
     }
-    # slots that MXNet keeps in the optimizer instead of in the states
+    # slots that MXNet stores as attributes of the optimizer, not in the states
     hidden_slots: ClassVar[tuple[str, ...]] = ()
-    # how many parameters MXNet updates at once; 0: one by one
+    # number of parameters that MXNet updates in one call; 0: one
     aggregate_num: int = 0
-    # within those, each index is counted and asked for its rate alone
-    counts_apart: ClassVar[bool] = False
-    # the rule looks at rates before multipliers
-    rates_apart: ClassVar[bool] = False
-    # the rate of an index is asked for before its update is counted
-    rate_first: ClassVar[bool] = False
+    # within such a call, count and evaluate the learning rate per parameter, not once for all
+    counts_one_by_one: ClassVar[bool] = False
+    # the rule takes the learning rate without lr_mult, and lr_mult as a separate argument
+    separate_lr_mult: ClassVar[bool] = False
+    # evaluate the learning rate before the update is counted, so the scheduler sees the previous update number
+    rate_before_count: ClassVar[bool] = False
 
-    # parameters whose names end so decay
+    # weight decay applies by default only to parameters whose names end in one of these
     decayed_endings: ClassVar[tuple[str, ...]] = ("_weight", "_gamma")
 
     def __init__(
@@ -118,13 +120,13 @@ class Optimizer:
         param_dict: Mapping[Any, Any] | None = None,
     ) -> None:
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
-            raise AssertionError(f"param_idx2name is {param_idx2name!r}, a dict of parameter names by index is needed.")
+            raise AssertionError(f"param_idx2name is {param_idx2name!r}, expected a dict of parameter names by index.")
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
         self.lr = 0.01 if learning_rate is None and lr_scheduler is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None and lr_scheduler.base_lr != learning_rate:
             print(
-                f"Warning: learning_rate {learning_rate} of the optimizer replaces base_lr {lr_scheduler.base_lr} of its "
+                f"Warning: the optimizer's learning_rate {learning_rate} replaces base_lr {lr_scheduler.base_lr} of its "
                 "lr_scheduler."
             )
             lr_scheduler.base_lr = learning_rate
@@ -154,36 +156,48 @@ class Optimizer:
 
     @staticmethod
     def register(klass: OptimizerClass) -> OptimizerClass:
-        """Enter a class under its lower-case name, for `create`; use it as a decorator."""
+        """Class decorator: register a class under its lower-case name, so that `create` finds it."""
         name = klass.__name__.lower()
         old = Optimizer.opt_registry.get(name)
         if old is not None:
-            warnings.warn(f"optimizer {name!r} was {old!r} and is {klass!r} from now on.", stacklevel=2)
+            warnings.warn(f"optimizer {name!r} was {old!r} and is now {klass!r}.", stacklevel=2)
         Optimizer.opt_registry[name] = klass
         return klass
 
     @staticmethod
     def create_optimizer(name: str, **kwargs: Any) -> Any:
-        """The registered optimizer of a name, case ignored.
+        """Create a registered optimizer by name.
+
+        Args:
+            name: name of the class, ignoring case: "sgd", "adam" ...
+            **kwargs: arguments of the class.
+
+        Returns:
+            The optimizer object.
 
         Raises:
-            ValueError: no such name; the nearest are listed.
+            ValueError: the name is not registered; the message lists similar names.
+
+        Example:
+            >>> Optimizer.create_optimizer("SGD", momentum=0.5).momentum
+            0.5
         """
-        found = Optimizer.opt_registry.get(name.lower())
-        if found is None:
+        klass = Optimizer.opt_registry.get(name.lower())
+        if klass is None:
             near = nearest(name.lower(), Optimizer.opt_registry) or ", ".join(map(repr, Optimizer.opt_registry))
             raise ValueError(f"Cannot find optimizer {name}: the nearest names are {near}.")
-        return found(**kwargs)
+        return klass(**kwargs)
 
     def settings(self) -> dict[str, Any]:
-        """Class, rate, decay, parameters of the rule and the scheduler, as plain data."""
+        """The optimizer's class, learning rate, weight decay, hyperparameters and scheduler as plain data, for `restore`."""
         return settings_of(self)
 
     def restore(self, settings: Mapping[str, Any]) -> None:
-        """Take over what `settings` of an optimizer of the same class gave, with its scheduler's progress.
+        """Set the attributes from `settings()` of an optimizer of the same class, with its scheduler's progress.
 
         Raises:
-            ValueError: another class.
+            ValueError: the settings are of another class.
+            FormatError: a value has the wrong type or range.
         """
         restore_settings(self, settings)
 
@@ -191,37 +205,46 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> Any:
-        """The rate now: the scheduler's for `num_update`, or `lr`."""
+        """The current learning rate, before multipliers: the scheduler's for `num_update`, or `lr`."""
         return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
 
     def rate(self) -> float:
-        """The rate of the update that was counted last."""
+        """The learning rate of the most recently counted update."""
         return float(self.learning_rate)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate.
+        """Set the learning rate.
 
         Raises:
             UserWarning: the optimizer has a scheduler (raised, not warned, as in MXNet).
         """
         if self.lr_scheduler is not None:
             raise UserWarning(
-                f"the learning rate comes from the optimizer's lr_scheduler ({type(self.lr_scheduler).__name__}), so {lr} "
-                "would have no effect; change the scheduler's base_lr, or make the optimizer without a scheduler."
+                f"the learning rate comes from the optimizer's lr_scheduler ({type(self.lr_scheduler).__name__}), so setting "
+                f"it to {lr} has no effect; set the scheduler's base_lr, or create the optimizer without a scheduler."
             )
         self.lr = lr
 
     def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
-        """Rate multipliers by name or index: those of the symbol's `__lr_mult__` attributes, then these; earlier ones go."""
+        """Set learning rate multipliers by name or index; they override the symbol's `__lr_mult__` attributes.
+
+        Multipliers set by an earlier call are dropped.
+        """
         self.lr_mult = {**self._of_symbol("__lr_mult__"), **args_lr_mult}
 
     def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
-        """Decay multipliers: 0 for names ending neither `_weight` nor `_gamma`, the symbol's `__wd_mult__`, then these."""
+        """Set weight decay multipliers by name or index; they override the symbol's `__wd_mult__` attributes.
+
+        The default is 0 for names ending in neither `_weight` nor `_gamma`.  Multipliers set by an earlier call are dropped.
+        """
         plain = {name: 0.0 for name in self.idx2name.values() if not name.endswith(self.decayed_endings)}
         self.wd_mult = {**plain, **self._of_symbol("__wd_mult__"), **args_wd_mult}
 
     def multipliers(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """(rate, decay) multipliers of the indices, float32 (P,): `param_dict`, else by index, else by name, else 1."""
+        """Learning rate and weight decay multipliers of the parameters `indices`, two float32 arrays (P,).
+
+        Looked up in `param_dict`, else by index, else by name, else 1.
+        """
         return self._multipliers("lr_mult", indices), self._multipliers("wd_mult", indices)
 
     def _of_symbol(self, key: str) -> dict[Any, float]:
@@ -257,7 +280,7 @@ class Optimizer:
     # ---- counts
 
     def count(self, indices: Any) -> None:
-        """One more update of these indices, on the current device; `num_update` is the largest count there has been."""
+        """Increment the update counts of these indices on the current device, and `num_update`, the largest count."""
         counts, before, begin = self._index_update_count, self._counts_before, self.begin_num_update
         for index in indices if isinstance(indices, (list, tuple)) else (indices,):
             done = counts.get(index)
@@ -267,45 +290,46 @@ class Optimizer:
     def _update_count(self, index: Any) -> None:
         self.count(index)
 
-    def advance(self, indices: Sequence[Any], apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Counts the indices: (updates of each before this one, int32 (P,); the rate of each, float32 (P,)).
+    def advance(self, indices: Sequence[Any], one_by_one: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Count one update of each index; return (update counts before this one, int32 (P,); learning rates, float32 (P,)).
 
-        Rates are asked for as MXNet asks: after each group that it updates at once, so that an index which lags behind
-        (its gradient was stale once) sees the `num_update` of that moment.
+        The learning rate is evaluated when MXNet does, once after each group that it updates in one call.  So a parameter
+        with fewer updates than the others (it once had a stale gradient) gets the rate of `num_update` at that moment.
         """
         done, rates = np.empty(len(indices), np.int32), np.empty(len(indices), np.float32)
-        together = self.aggregate_num and not (apart or self.counts_apart)
+        together = self.aggregate_num and not (one_by_one or self.counts_one_by_one)
         size, rate, at = self.aggregate_num if together else 1, 0.0, None
         for start in range(0, len(indices), size):
             group = indices[start : start + size]
-            if self.rate_first and at != self.num_update:
+            if self.rate_before_count and at != self.num_update:
                 rate, at = self.rate(), self.num_update
-            # MXNet's rules of one parameter at a time hand over the index itself
-            self._update_count(list(group) if self.aggregate_num and not self.counts_apart else group[0])
-            if not self.rate_first and at != self.num_update:
+            # subclasses may override _update_count; MXNet passes it a bare index unless it updates lists
+            self._update_count(list(group) if self.aggregate_num and not self.counts_one_by_one else group[0])
+            if not self.rate_before_count and at != self.num_update:
                 rate, at = self.rate(), self.num_update
             rates[start : start + size] = self._own("lr", group, rate)
             done[start : start + size] = [self._index_update_count[i] - 1 for i in group]
         return done, rates
 
-    def rows(self, indices: Sequence[Any], apart: bool = False) -> tuple[Any, ...]:
-        """Counts the indices: (rate, decay, updates before this one, rate multipliers) of each, (P,) each.
+    def rows(self, indices: Sequence[Any], one_by_one: bool = False) -> tuple[Any, ...]:
+        """Count one update of each index; return (rates, decays, update counts before this one, lr_mult), (P,) each.
 
-        The rates have their multipliers in them already and the last is empty, except where the rule wants them apart.
+        Rates already include lr_mult, and the last entry is `()`, unless the rule needs lr_mult as a separate argument
+        (`separate_lr_mult`).
         """
-        done, rates = self.advance(indices, apart)
+        done, rates = self.advance(indices, one_by_one)
         lr_mult, wd_mult = self.multipliers(indices)
         decays = np.asarray(self._own("wd", indices, np.float32(self.wd) * wd_mult), np.float32)
         if self._hook("lr"):
             return rates, decays, done, ()
-        return (rates, decays, done, lr_mult) if self.rates_apart else (rates * lr_mult, decays, done, ())
+        return (rates, decays, done, lr_mult) if self.separate_lr_mult else (rates * lr_mult, decays, done, ())
 
     def _hook(self, kind: str) -> bool:
         names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
         return any(getattr(type(self), name) is not getattr(Optimizer, name) for name in names)
 
     def _own(self, kind: str, indices: Sequence[Any], usual: Any) -> Any:
-        """What a subclass's own `_get_lr(s)` or `_get_wd(s)` says, asked as MXNet asks; else the usual."""
+        """Result of a subclass's `_get_lr(s)` or `_get_wd(s)`, called as MXNet calls them; `usual` if not overridden."""
         if not self._hook(kind):
             return usual
         if self.aggregate_num:
@@ -316,15 +340,15 @@ class Optimizer:
         self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})
 
     def counts(self) -> dict[Any, int]:
-        """Updates of each index so far, the largest over the devices."""
-        found = dict(self._counts_before)
+        """Number of updates of each index so far, the maximum over the devices."""
+        largest = dict(self._counts_before)
         for table in self._all_index_update_counts.values():
             for index, done in table.items():
-                found[index] = max(done, found.get(index, done))
-        return found
+                largest[index] = max(done, largest.get(index, done))
+        return largest
 
     def set_counts(self, counts: Mapping[Any, int], num_update: int | None = None) -> None:
-        """Continue from these counts, on every device; `num_update` is their largest unless given."""
+        """Continue from these update counts on every device; `num_update` defaults to the largest of them."""
         self._counts_before = {index: int(done) for index, done in counts.items()}
         self._all_index_update_counts = {0: {}}
         self._index_update_count = self._all_index_update_counts[0]
@@ -333,95 +357,100 @@ class Optimizer:
 
     # ---- what a compiled update depends on
 
-    def hyper_key(self, turns: Hyper = ()) -> tuple[str, Hyper]:
-        """(rule, its parameters): changes exactly when a compiled update must; rates, multipliers and rescale_grad are data.
+    def hyper_key(self, extra: Hyper = ()) -> tuple[str, Hyper]:
+        """Cache key of a compiled update: (rule name, hyperparameters); learning rates and multipliers are not part of it.
 
         Args:
-            turns: what `turns` says of the parameters at hand, for rules in which their order or names count.
+            extra: result of `hyper_for_indices` or `hyper_for_names`, for rules that depend on the parameters' order.
 
         Raises:
-            TypeError: the class has no rule of `jfit.optim`, only Python code of its own.
+            TypeError: the class has no `rule` of `jfit.optim`; it updates in Python.
         """
         if self.rule is None:
             raise TypeError(
-                f"{type(self).__name__} updates in Python, so it has no pure transformation; call its update(index, weight, "
-                "grad, state), or set `rule` to the name of an optimizer of jfit.optim."
+                f"{type(self).__name__} updates in Python, so it has no pure transformation; call update(index, weight, "
+                "grad, state), or set its class attribute `rule` to the name of an optimizer of jfit.optim."
             )
         clip = self.clip_gradient
         hyper = {"wd": self.wd, "clip_gradient": clip if clip and clip > 0 else None}
-        hyper |= {self.renamed.get(name, name): getattr(self, name) for name in self.parameters}
+        hyper |= {self.rule_names.get(name, name): getattr(self, name) for name in self.parameters}
         hyper |= {"multi_precision": True} if self.multi_precision else {}
-        hyper |= {name: False for name in self.switches if not getattr(self, name)}
-        return self.rule, (*((name, _plain(value)) for name, value in hyper.items()), *turns)
+        hyper |= {name: False for name in self.off_switches if not getattr(self, name)}
+        return self.rule, (*((name, _plain(value)) for name, value in hyper.items()), *extra)
 
-    def turns(self, indices: Sequence[Any], apart: bool) -> Hyper:
-        """Parameters of the rule that depend on which parameters there are, and in which order they are updated.
+    def hyper_for_indices(self, indices: Sequence[Any], one_by_one: bool) -> Hyper:
+        """Extra hyperparameters of rules that depend on the set and order of the updated parameters (LARS); `()` for others.
 
         Args:
-            indices: in the order of their updates.
-            apart: one by one, as in MXNet's key-value store, whatever `aggregate_num` is.
+            indices: indices in update order.
+            one_by_one: MXNet's key-value store updates one parameter per call, regardless of `aggregate_num`.
         """
         return ()
 
-    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """`turns` for an update that knows its parameters by name, in any order; `names` are in MXNet's.
+    def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
+        """`hyper_for_indices` for a pytree of parameters by name, whose leaves are not in MXNet's update order.
 
         Args:
-            names: of all parameters.
-            apart: as in `turns`.
-            fixed: those of them that MXNet's optimizer updates and jfit's does not: gammas with fix_gamma.
+            names: names of all parameters in MXNet's update order.
+            one_by_one: as in `hyper_for_indices`.
+            fixed: parameters that MXNet's optimizer updates and jfit's does not: BatchNorm gammas with fix_gamma.
         """
         return ()
 
-    def transform(self, turns: Hyper = ()) -> Any:
-        """The optax transformation of `jfit.optim` with these hyperparameters and no multipliers; cached."""
-        return rule_of(self.hyper_key(turns))
+    def transform(self, extra: Hyper = ()) -> Any:
+        """The `jfit.optim` transformation with these hyperparameters, without multipliers; cached by `hyper_key`."""
+        return rule_of(self.hyper_key(extra))
 
     def check_weight(self, weight: Any) -> None:
-        """Refuse a weight that the rule cannot update."""
+        """Raise AssertionError if the rule cannot update this weight."""
 
     def nested(self, slots: tuple[Any, ...]) -> Any:
-        """The slots of one float32 parameter, in the nesting of MXNet's `create_state`."""
+        """Arrange the slots of one float32 parameter as MXNet's `create_state` does."""
         if not slots:
             return None
-        return slots[0] if self.lone_state else slots
+        return slots[0] if self.unwrap_single_slot else slots
 
     def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
-        """The scalars that parameters share, for an update of these."""
-        return self.shared.given()
+        """The shared scalars (by name) to pass to an update of these parameters."""
+        return self.shared.values()
 
     def keep_shared(self, scalars: Mapping[str, Any]) -> None:
-        """Take the shared scalars that an update gave."""
+        """Store the shared scalars that an update returned."""
         self.shared.keep(scalars)
 
     def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The shared scalars that attributes of one of MXNet's optimizers hold."""
+        """Extract the shared scalars from the attributes of an MXNet optimizer, as a `.states` file stores them."""
         return attributes
 
     def first_shared(self) -> Mapping[str, Any]:
-        """The first values of the scalars that parameters share."""
+        """Initial values of the shared scalars, by name; empty for most rules."""
         make = None if self.rule is None else rule_of(self.hyper_key()).state_spec.shared
         return {} if make is None else make()
 
     @property
     def is_pure(self) -> bool:
-        """A compiled step may do all the work: no subclass wrote an update, a state, a count, a rate or a decay of its own."""
-        own = ("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
-        return self.takes_lists and self._untouched(own)
+        """Whether a compiled train step can do the whole update: no subclass overrides updates, states, counts or rates."""
+        names = ("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
+        return self.takes_lists and self._not_overridden(names)
 
     @property
     def takes_lists(self) -> bool:
-        """`update` and the states are the rule's, so one call updates any number of parameters."""
-        own = ("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
-        return self.rule is not None and self._untouched(own)
+        """Whether one call updates any number of parameters: no subclass overrides `update` or the states."""
+        names = ("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
+        return self.rule is not None and self._not_overridden(names)
 
-    def _untouched(self, names: Sequence[str]) -> bool:
+    def _not_overridden(self, names: Sequence[str]) -> bool:
         return all(getattr(type(self), name) is getattr(Optimizer, name) for name in names)
 
-    # ---- state and update, in place on Boxes
+    # ---- state and update, in place on `MutableArray`s
 
     def create_state(self, index: Index, weight: Any) -> Any:
-        """State of one parameter in MXNet's nesting, of the weight's own kind of MutableArray; None where there is none."""
+        """Create the state of one parameter as mutable arrays in MXNet's nesting; None if the rule has no state.
+
+        Args:
+            index: index or name of the parameter.
+            weight: `MutableArray` (NDArray) or array; the state has its class and device.
+        """
         if self.rule is None:
             return None
         make = mutable_class(weight)
@@ -429,9 +458,11 @@ class Optimizer:
         return state_to_mxnet(self, tuple(None if name == MASTER or slot is None else make(slot) for name, slot in slots))
 
     def create_state_multi_precision(self, index: Index, weight: Any) -> Any:
-        """`create_state`, with a float32 master of a 16-bit weight under `multi_precision`: (state, master) or (master, state).
+        """`create_state` plus, for a 16-bit weight under `multi_precision`, its float32 master copy.
 
-        Without `multi_precision` a 16-bit weight draws a warning.
+        Returns:
+            The state of a float32 weight; (master, state) of a 16-bit one, or (state, master) for SGD, NAG and LARS.  Without
+            `multi_precision` a 16-bit weight causes a warning.
         """
         value = as_array(weight)
         warn_of_precision(self, value)
@@ -442,44 +473,52 @@ class Optimizer:
         return (state, master) if self.master_last else (master, state)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update one parameter, or a list of them in one dispatch, in place on Boxes.
+        """Update one parameter, or a list of them in one dispatch, in place.
 
         Args:
-            index: index or name, or a list.
-            weight: MutableArray, or a list.
-            grad: array or MutableArray, or a list.
-            state: what `create_state` gave, or a list.
+            index: index or name, or a list of them.
+            weight: `MutableArray` (NDArray), or a list.
+            grad: array or mutable array of the weight's shape, or a list.
+            state: result of `create_state`, or a list.
 
         Raises:
-            NotImplementedError: the class has neither a rule nor an `update` of its own.
+            NotImplementedError: the subclass has no rule and does not define `update`.
         """
         if self.rule is None:
-            raise NotImplementedError(f"{type(self).__name__} has no update: write update(self, index, weight, grad, state).")
+            raise NotImplementedError(f"{type(self).__name__} has no update; define update(self, index, weight, grad, state).")
         if not isinstance(index, (list, tuple)):
             index, weight, grad, state = [index], [weight], [grad], [state]
         self.update_lists(index, weight, grad, state)
 
     def update_lists(
-        self, index: Sequence[Any], weight: Sequence[Any], grad: Sequence[Any], state: Sequence[Any], apart: bool = False
+        self, index: Sequence[Any], weight: Sequence[Any], grad: Sequence[Any], state: Sequence[Any], one_by_one: bool = False
     ) -> None:
-        """`update` of lists in one dispatch; masters of 16-bit weights are updated where states hold them."""
+        """Update lists of parameters in one dispatch; float32 master copies in the states are updated too.
+
+        Args:
+            index: indices or names.
+            weight: mutable arrays.
+            grad: arrays or mutable arrays.
+            state: results of `create_state_multi_precision`.
+            one_by_one: as in `apply_update`.
+        """
         weights = [as_array(w) for w in weight]
-        slots = made_states(self, index, state, weights)
-        new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, apart)
-        keep_hidden(self, index, after)
+        slots = existing_states(self, index, state, weights)
+        new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, one_by_one)
+        store_hidden(self, index, after)
         for i, box, value, old, columns in zip(index, weight, new, state, after, strict=True):
             replace(box, value, f"the weight of {i!r}")
-            for part, column in zip(parts(old), parts(state_to_mxnet(self, columns)), strict=False):
+            for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns)), strict=False):
                 replace(part, column, f"the state of {i!r}")
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """`update` of what `create_state_multi_precision` made; a class with an `update` of its own gets the master."""
+        """`update` with a state of `create_state_multi_precision`; an overridden `update` receives the float32 master copy."""
         several = isinstance(index, (list, tuple))
         if self.takes_lists or several or not (self.multi_precision and is_small(as_array(weight))):
             self.update(index, weight, grad, state)
             return
-        master, own = state[::-1] if self.master_last else state
-        self.update(index, master, type(master)(wide(jnp.asarray(as_array(grad)))), own)
+        master, state = state[::-1] if self.master_last else state
+        self.update(index, master, type(master)(wide(jnp.asarray(as_array(grad)))), state)
         replace(weight, master.value.astype(as_array(weight).dtype), f"the weight of {index!r}")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -494,5 +533,5 @@ def _plain(value: Any) -> Any:
 
 
 def group_size(default: int) -> int:
-    """How many parameters MXNet updates at once: MXNET_OPTIMIZER_AGGREGATION_SIZE, or the default."""
+    """Number of parameters MXNet updates in one call: the variable MXNET_OPTIMIZER_AGGREGATION_SIZE, or the default."""
     return int(os.getenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", str(default)))

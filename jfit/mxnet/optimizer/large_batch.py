@@ -1,4 +1,4 @@
-"""Rules for large batches, whose rates follow the size of each layer: LAMB, LARS, LBSGD."""
+"""Optimizers for large batches, with layer-wise learning rates or gradient accumulation: LAMB, LARS, LBSGD."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any, ClassVar
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.base import Hyper, Optimizer, group_size
 
-_FIXED = ("gamma", "beta", "bias")
+_NOT_ADAPTED = ("gamma", "beta", "bias")
 
 
 @Optimizer.register
 class LAMB(Optimizer):
-    """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, kept within the bounds.
+    """LAMB: w <- w - lr * (r / |u|) * u, u = mean' / (sqrt(var') + epsilon) + wd * w, r = clip(|w|, lower, upper).
+
+    mean' and var' are the bias-corrected moving averages of c(g) and c(g)^2, where c rescales and clips the gradient.
 
     Args:
-        learning_rate: rate.
-        beta1, beta2: decay of the means of c(g) and of c(g)^2.
-        epsilon: outside the root.
-        lower_bound, upper_bound: of r; None or 0 for none.
-        bias_correction: divide the moments by 1 - beta^t.
-        **kwargs: of `Optimizer`.
+        learning_rate: learning rate.
+        beta1, beta2: decay rates of the moving averages of c(g) and c(g)^2.
+        epsilon: added to the square root.
+        lower_bound, upper_bound: bounds of r; None or 0 disables a bound.
+        bias_correction: divide the moving averages by 1 - beta^t.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> LAMB().epsilon
@@ -33,7 +35,7 @@ class LAMB(Optimizer):
 
     rule = "lamb"
     parameters = ("beta1", "beta2", "epsilon", "lower_bound", "upper_bound", "bias_correction")
-    counts_apart = True
+    counts_one_by_one = True
     saved_needs: ClassVar = {**Optimizer.saved_needs, "lower_bound": saved.LIMIT, "upper_bound": saved.LIMIT}
 
     def __init__(
@@ -56,22 +58,23 @@ class LAMB(Optimizer):
 
 @Optimizer.register
 class LARS(Optimizer):
-    """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
+    """LARS: m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
-    r is 1 for names that end in gamma, beta or bias; names that do not end in `_weight` do not decay.  k is rate / last rate;
-    as in MXNet only the parameters of the first call after a change of rate see it: four of them, or one where a
-    key-value store updates.
+    c rescales and clips the gradient.  r is 1 for names that end in gamma, beta or bias; only names that end in `_weight`
+    decay.  k = (learning rate) / (learning rate of the last update) is the momentum correction; as in MXNet it applies only
+    to the parameters of the first call after a change of the learning rate: four parameters, or one if a key-value store
+    updates.
 
     Args:
-        momentum: 0 keeps no state.
-        lazy_update: accepted; gradients are dense.
-        eta: how large a step is, as a part of the weight.
-        eps: added to the divisor.
-        momentum_correction: k as above; False: k is 1.
-        **kwargs: of `Optimizer`.
+        momentum: momentum; 0 needs no state.
+        lazy_update: accepted for compatibility and ignored; gradients are dense.
+        eta: trust coefficient, the step size relative to the weight norm.
+        eps: added to the denominator of r.
+        momentum_correction: False sets k to 1.
+        **kwargs: arguments of `Optimizer`.
 
     Attributes:
-        cur_lr, last_lr: the rate of the last update, and the one before it; None before the first.
+        cur_lr, last_lr: learning rates of the last update and of the one before it; None before the first update.
 
     Example:
         >>> LARS(param_idx2name={0: "bn_gamma"}).wd_mult
@@ -82,10 +85,10 @@ class LARS(Optimizer):
 
     rule = "lars"
     parameters = ("momentum", "eta", "eps", "momentum_correction")
-    lone_state = True
+    unwrap_single_slot = True
     master_last = True
     decayed_endings = ("_weight",)
-    rates_apart = True
+    separate_lr_mult = True
 
     def __init__(
         self,
@@ -103,55 +106,55 @@ class LARS(Optimizer):
 
     @property
     def cur_lr(self) -> float | None:
-        """The rate of the last update; None before the first, and where no momentum needs it."""
+        """Learning rate of the last update; None before the first update, and without momentum."""
         return self._rate_of("rate")
 
     @property
     def last_lr(self) -> float | None:
-        """The rate of the update before."""
+        """Learning rate of the update before the last one; None as for `cur_lr`."""
         return self._rate_of("last")
 
     def _rate_of(self, name: str) -> float | None:
-        if name not in self.shared.given():
+        if name not in self.shared.values():
             return None
-        # 0 stands for none: the first rate is its own predecessor
+        # 0 means that there was no such update yet; `last` is then the rate of the only update, as in MXNet
         return self.shared.value(name) or self.shared.value("rate") or None
 
     def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The scalars as an optimizer of MXNet, or a `.states` file, holds them."""
+        """The shared scalars from the attributes cur_lr and last_lr of an MXNet optimizer."""
         rate, last = attributes.get("cur_lr"), attributes.get("last_lr")
         return {} if rate is None else {"rate": rate, "last": rate if last is None else last}
 
-    def turns(self, indices: Sequence[Any], apart: bool) -> Hyper:
-        """Which parameters have a rate of their own, and how many see a change of rate."""
+    def hyper_for_indices(self, indices: Sequence[Any], one_by_one: bool) -> Hyper:
+        """adapt: which parameters have a layer-wise rate r; group: how many get the momentum correction."""
         named = [str(self.idx2name.get(i, i)) for i in indices]
-        return (("adapt", tuple(not name.endswith(_FIXED) for name in named)), *self._group(apart))
+        return (("adapt", tuple(not name.endswith(_NOT_ADAPTED) for name in named)), *self._group(one_by_one))
 
-    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """The order of the turns, who has one without an update, and how many see a change of rate."""
-        return (("order", tuple(names)), ("fixed", tuple(fixed)), *self._group(apart))
+    def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
+        """order: names in update order; fixed: those without an update; group: how many get the momentum correction."""
+        return (("order", tuple(names)), ("fixed", tuple(fixed)), *self._group(one_by_one))
 
-    def _group(self, apart: bool) -> Hyper:
-        return (("group", 1 if apart else max(self.aggregate_num, 1)),)
+    def _group(self, one_by_one: bool) -> Hyper:
+        return (("group", 1 if one_by_one else max(self.aggregate_num, 1)),)
 
 
 @Optimizer.register
 class LBSGD(Optimizer):
-    """Every batch_scale-th update: m <- momentum * m - lr * f * (c(mean of g since then) + wd * w);  w <- w + m.
+    """SGD on the mean of batch_scale gradients: m <- momentum * m - lr * f * (c(mean of g) + wd * w);  w <- w + m.
 
-    f climbs from 1 to batch_scale during the warm-up; strategy "lars" has f = sqrt(|w|^2 / (|g|^2 + wd * |w|^2)) instead,
-    within 0.01 and 100, g as it was before rescale_grad.  Updates in between change nothing.  The first parameter gets the
-    scheduler's rate for the update before, as in MXNet.
+    Weights change every batch_scale updates only.  f increases from 1 to batch_scale during the warm-up; strategy "lars" uses
+    f = sqrt(|w|^2 / (|g|^2 + wd * |w|^2)) instead, clipped to [0.01, 100], with g before rescale_grad.  As in MXNet the first
+    parameter gets the scheduler's rate of the previous update.
 
     Args:
-        momentum: 0 keeps none.
-        multi_precision: of `Optimizer`.
-        warmup_strategy: linear, power2, sqrt or lars.
-        warmup_epochs, updates_per_epoch: length of the warm-up.
-        batch_scale: how many gradients are averaged.
-        begin_epoch: epochs that are behind, for the warm-up.
-        num_epochs: unused, as in MXNet.
-        **kwargs: of `Optimizer`.
+        momentum: momentum; 0 needs no momentum state.
+        multi_precision: as in `Optimizer`.
+        warmup_strategy: "linear", "power2", "sqrt" or "lars".
+        warmup_epochs, updates_per_epoch: the warm-up takes warmup_epochs * updates_per_epoch updates.
+        batch_scale: number of gradients that are averaged.
+        begin_epoch: number of epochs already trained, for the warm-up.
+        num_epochs: accepted and ignored, as in MXNet.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> LBSGD(batch_scale=2, begin_epoch=3).init_updates
@@ -162,12 +165,12 @@ class LBSGD(Optimizer):
 
     rule = "lbsgd"
     parameters = ("momentum", "warmup_strategy", "warmup_epochs", "batch_scale", "updates_per_epoch", "begin_epoch")
-    lone_state = True
+    unwrap_single_slot = True
     hidden_slots = ("sum",)
-    rate_first = True
+    rate_before_count = True
     saved_needs: ClassVar = {
         **Optimizer.saved_needs,
-        "batch_scale": saved.Need("a whole number from 1 on", lambda n: saved.is_number(n) and n >= 1 and n == int(n)),
+        "batch_scale": saved.Need("a whole number of at least 1", lambda n: saved.is_number(n) and n >= 1 and n == int(n)),
         **dict.fromkeys(("warmup_epochs", "updates_per_epoch", "begin_epoch"), saved.FROM_0),
     }
 
@@ -191,14 +194,14 @@ class LBSGD(Optimizer):
 
     @property
     def init_updates(self) -> int:
-        """Updates that are behind when the first one comes, for the warm-up."""
+        """Number of updates done before begin_epoch, where the warm-up continues."""
         return self.begin_epoch * self.updates_per_epoch
 
-    def hyper_key(self, turns: Hyper = ()) -> tuple[str, Hyper]:
-        """(rule, its parameters): strategy "lars" needs to know what gradients are multiplied by."""
+    def hyper_key(self, extra: Hyper = ()) -> tuple[str, Hyper]:
+        """(rule name, hyperparameters); strategy "lars" includes rescale_grad, because it uses the norm of the raw gradient."""
         scaled = (("grad_scale", float(self.rescale_grad)),) if self.warmup_strategy == "lars" else ()
-        return super().hyper_key((*scaled, *turns))
+        return super().hyper_key((*scaled, *extra))
 
-    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """A module's gradients share a buffer, which MXNet's first sum is: see `jfit.optim.lbsgd`."""
+    def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
+        """MXNet's first accumulated gradient aliases the Module's gradient buffer; see `one_buffer` of `jfit.optim.lbsgd`."""
         return (("one_buffer", True),)

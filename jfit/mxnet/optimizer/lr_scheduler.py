@@ -1,7 +1,7 @@
-"""MXNet's learning-rate schedulers: objects that remember, called with the number of the update, from 1.
+"""MXNet's learning rate schedulers: stateful callables, update number (from 1) -> learning rate.
 
-They give MXNet 1.9.1's values in Python floats.  `base_lr` moves as the rate decays, so a smaller number asked for later does
-not bring the old rate back; `.schedule` is the pure schedule of `jfit.optim` that gives the same rates from here on.
+They return MXNet 1.9.1's values as Python floats.  Each decay changes `base_lr`, so a later call with a smaller update number
+does not return the earlier rate.  `.schedule` is the equivalent pure schedule of `jfit.optim` from the current state on.
 
 >>> drop = FactorScheduler(step=5, factor=0.5, base_lr=0.1)
 >>> drop(5), drop(6), drop(5)
@@ -22,18 +22,19 @@ from jfit.optim.schedules import Schedule
 
 
 class LRScheduler:
-    """Base of the schedulers: holds the base rate and the warm-up; write `__call__(num_update)`.
+    """Base class of the schedulers, with base learning rate and warm-up; subclasses define `__call__(num_update)`.
 
-    rate = begin + (base - begin) * num_update / warmup_steps while num_update < warmup_steps ("linear"), or begin ("constant").
+    Warm-up, while num_update < warmup_steps: begin + (base - begin) * num_update / warmup_steps ("linear"), or begin
+    ("constant").
 
     Args:
-        base_lr: rate at the start.
-        warmup_steps: updates with a smaller number than this are warm-up.
-        warmup_begin_lr: rate at update 0.
+        base_lr: base learning rate.
+        warmup_steps: updates with a number below this are warm-up.
+        warmup_begin_lr: learning rate at update 0.
         warmup_mode: "linear" or "constant".
 
     Raises:
-        AssertionError: warmup_steps is no int.
+        AssertionError: warmup_steps is not an int.
         ValueError: base_lr is below warmup_begin_lr, warmup_steps is negative, or the mode is unknown.
 
     Example:
@@ -52,34 +53,34 @@ class LRScheduler:
         _whole(self, "warmup_steps", warmup_steps)
         if base_lr < warmup_begin_lr:
             raise ValueError(
-                f"{_of(self)}: base_lr is {base_lr} and warmup_begin_lr {warmup_begin_lr}; a warm-up climbs, so base_lr needs "
-                "to be the larger one."
+                f"{_of(self)}: base_lr is {base_lr} and warmup_begin_lr is {warmup_begin_lr}; the learning rate increases "
+                "during the warm-up, so base_lr needs to be the larger one."
             )
         if warmup_steps < 0:
-            raise ValueError(f"{_of(self)}: warmup_steps is {warmup_steps}, 0 or more are needed.")
+            raise ValueError(f"{_of(self)}: warmup_steps is {warmup_steps}, it needs to be at least 0.")
         if warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"{_of(self)}: warmup_mode is {warmup_mode!r}, 'linear' or 'constant' is needed.")
+            raise ValueError(f"{_of(self)}: warmup_mode is {warmup_mode!r}, it needs to be 'linear' or 'constant'.")
         self.base_lr = base_lr
         self.warmup_steps = warmup_steps
         self.warmup_begin_lr = warmup_begin_lr
-        # stays where it was when an optimizer's learning_rate moves base_lr
+        # not changed when an optimizer's learning_rate replaces base_lr, as in MXNet
         self.warmup_final_lr = base_lr
         self.warmup_mode = warmup_mode
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """The rate of an update of the warm-up."""
+        """The learning rate of an update during the warm-up."""
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
-        climb = (self.warmup_final_lr - self.warmup_begin_lr) * float(num_update) / float(self.warmup_steps)
-        return self.warmup_begin_lr + climb
+        increase = (self.warmup_final_lr - self.warmup_begin_lr) * float(num_update) / float(self.warmup_steps)
+        return self.warmup_begin_lr + increase
 
     def __call__(self, num_update: int) -> float:
-        """The rate of update `num_update`, 1 for the first."""
-        raise NotImplementedError(f"{_of(self)} gives no rates: a scheduler needs its own __call__(num_update).")
+        """The learning rate of update `num_update`; the first update has number 1."""
+        raise NotImplementedError(f"{_of(self)} has no learning rate; define __call__(self, num_update) in the subclass.")
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates from here on, or None where there is none (a subclass with its own call)."""
+        """The pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
         return None
 
     def _warmup(self) -> dict[str, Any]:
@@ -91,13 +92,13 @@ class LRScheduler:
 
 
 class FactorScheduler(LRScheduler):
-    """rate = max(base * factor^floor((num_update - 1) / step), stop_factor_lr).
+    """Decay every `step` updates: rate = max(base_lr * factor^floor((num_update - 1) / step), stop_factor_lr).
 
     Args:
-        step: updates between two decays.
-        factor: what each decay multiplies by, at most 1.
-        stop_factor_lr: the rate never decays below.
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+        step: number of updates between decays.
+        factor: factor of each decay, at most 1.
+        stop_factor_lr: lower bound of the learning rate.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
     Raises:
         ValueError: step below 1 or factor above 1.
@@ -121,7 +122,7 @@ class FactorScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if step < 1:
-            raise ValueError(f"{_of(self)}: step is {step}, at least 1 update between decays is needed.")
+            raise ValueError(f"{_of(self)}: step is {step}, it needs to be at least 1 update between decays.")
         _at_most_one(self, factor)
         self.step = step
         self.factor = factor
@@ -129,7 +130,7 @@ class FactorScheduler(LRScheduler):
         self.count = 0
 
     def __call__(self, num_update: int) -> float:
-        """The rate of update `num_update`; moves `base_lr` and `count` on."""
+        """The learning rate of update `num_update`; advances `base_lr` and `count`."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.count + self.step < num_update:
@@ -146,7 +147,7 @@ class FactorScheduler(LRScheduler):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates from here on."""
+        """The pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
         if type(self).__call__ is not FactorScheduler.__call__:
             return None
         pure = schedules.factor(self.step, self.factor, self.stop_factor_lr, self.base_lr)
@@ -155,15 +156,15 @@ class FactorScheduler(LRScheduler):
 
 
 class MultiFactorScheduler(LRScheduler):
-    """rate = base * factor^(how many of the steps lie below num_update).
+    """Decay after given updates: rate = base_lr * factor^(number of entries of `step` below num_update).
 
     Args:
-        step: list of update numbers after which the rate decays, strictly increasing, from 1 on.
-        factor: what each decay multiplies by, at most 1.
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+        step: list of update numbers after which the rate decays, strictly increasing, at least 1.
+        factor: factor of each decay, at most 1.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
     Raises:
-        AssertionError: step is no list, or empty.
+        AssertionError: step is not a list, or is empty.
         ValueError: steps below 1 or not increasing, factor above 1.
 
     Example:
@@ -185,9 +186,9 @@ class MultiFactorScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not isinstance(step, list) or not step:
-            raise AssertionError(f"{_of(self)}: step is {step!r}, a list of update numbers is needed.")
+            raise AssertionError(f"{_of(self)}: step is {step!r}, expected a non-empty list of update numbers.")
         if step[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(step)):
-            raise ValueError(f"{_of(self)}: step is {step}, an increasing list of numbers from 1 on is needed.")
+            raise ValueError(f"{_of(self)}: step is {step}, it needs to be an increasing list of numbers of at least 1.")
         _at_most_one(self, factor)
         self.step = step
         self.cur_step_ind = 0
@@ -195,7 +196,7 @@ class MultiFactorScheduler(LRScheduler):
         self.count = 0
 
     def __call__(self, num_update: int) -> float:
-        """The rate of update `num_update`; moves `base_lr` and `cur_step_ind` on."""
+        """The learning rate of update `num_update`; advances `base_lr` and `cur_step_ind`."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.cur_step_ind < len(self.step) and self.step[self.cur_step_ind] < num_update:
@@ -207,7 +208,7 @@ class MultiFactorScheduler(LRScheduler):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates from here on."""
+        """The pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
         if type(self).__call__ is not MultiFactorScheduler.__call__:
             return None
         left = self.step[self.cur_step_ind :]
@@ -216,7 +217,7 @@ class MultiFactorScheduler(LRScheduler):
 
 
 class _ToTheEnd(LRScheduler):
-    """A rate that falls from the base the scheduler was made with to `final_lr` at `max_update`, and stays there."""
+    """Base of schedulers that decay from the constructor's `base_lr` to `final_lr` at `max_update`, then stay constant."""
 
     def __init__(
         self,
@@ -230,8 +231,8 @@ class _ToTheEnd(LRScheduler):
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         _whole(self, "max_update", max_update)
         if max_update < 1:
-            raise ValueError(f"{_of(self)}: max_update is {max_update}, 1 or more are needed.")
-        # what an optimizer's learning_rate writes to base_lr has no effect, as in MXNet
+            raise ValueError(f"{_of(self)}: max_update is {max_update}, it needs to be at least 1.")
+        # an optimizer's learning_rate replaces base_lr but not base_lr_orig, so it has no effect, as in MXNet
         self.base_lr_orig = base_lr
         self.max_update = max_update
         self.final_lr = final_lr
@@ -245,11 +246,11 @@ class _ToTheEnd(LRScheduler):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it."""
+        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it; None if there is none."""
         return self._pure() if type(self).__call__ is _ToTheEnd.__call__ and self.max_steps >= 1 else None
 
     def __call__(self, num_update: int) -> float:
-        """The rate of update `num_update`; after `max_update` the one that was given last."""
+        """The learning rate of update `num_update`; after `max_update` the last returned rate."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         if num_update <= self.max_update:
@@ -259,19 +260,20 @@ class _ToTheEnd(LRScheduler):
 
 
 class PolyScheduler(_ToTheEnd):
-    """rate = final + (base - final) * (1 - (num_update - warm) / (max_update - warm))^pwr, frozen after max_update.
+    """Polynomial decay: rate = final_lr + (base_lr - final_lr) * (1 - (num_update - warm) / (max_update - warm))^pwr.
 
-    `base` is the one given here: `learning_rate` of an optimizer does not move it.
+    warm is warmup_steps.  The rate is constant after max_update.  An optimizer's `learning_rate` does not replace this
+    `base_lr`.
 
     Args:
-        max_update: the update that reaches `final_lr`.
-        base_lr: rate at the start.
-        pwr: exponent.
-        final_lr: rate at the end.
-        warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+        max_update: number of the update that reaches `final_lr`.
+        base_lr: learning rate before the decay.
+        pwr: exponent of the polynomial.
+        final_lr: learning rate from `max_update` on.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
     Raises:
-        AssertionError: max_update is no int.
+        AssertionError: max_update is not an int.
         ValueError: max_update below 1.
 
     Example:
@@ -302,18 +304,19 @@ class PolyScheduler(_ToTheEnd):
 
 
 class CosineScheduler(_ToTheEnd):
-    """rate = final + (base - final) * (1 + cos(pi * (num_update - warm) / (max_update - warm))) / 2, frozen after max_update.
+    """Cosine decay: rate = final_lr + (base_lr - final_lr) * (1 + cos(pi * (num_update - warm) / (max_update - warm))) / 2.
 
-    `base` is the one given here: `learning_rate` of an optimizer does not move it.
+    warm is warmup_steps.  The rate is constant after max_update.  An optimizer's `learning_rate` does not replace this
+    `base_lr`.
 
     Args:
-        max_update: the update that reaches `final_lr`.
-        base_lr: rate at the start.
-        final_lr: rate at the end.
-        warmup_steps, warmup_begin_lr, warmup_mode: see `LRScheduler`.
+        max_update: number of the update that reaches `final_lr`.
+        base_lr: learning rate before the decay.
+        final_lr: learning rate from `max_update` on.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
     Raises:
-        AssertionError: max_update is no int.
+        AssertionError: max_update is not an int.
         ValueError: max_update below 1.
 
     Example:
@@ -331,7 +334,7 @@ class CosineScheduler(_ToTheEnd):
 
 
 def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedule:
-    if not scheduler.warmup_steps or decayed:  # numbers only grow, so a rate that has decayed is past its warm-up
+    if not scheduler.warmup_steps or decayed:  # update numbers only increase: once decayed, the warm-up is over
         return pure
     return replace(pure, warmup_final_lr=scheduler.warmup_final_lr, **scheduler._warmup())
 
@@ -342,9 +345,9 @@ def _of(scheduler: LRScheduler) -> str:
 
 def _whole(scheduler: LRScheduler, name: str, value: Any) -> None:
     if not isinstance(value, int):
-        raise AssertionError(f"{_of(scheduler)}: {name} is {value!r}, a whole number (int) is needed.")
+        raise AssertionError(f"{_of(scheduler)}: {name} is {value!r}, expected an int.")
 
 
 def _at_most_one(scheduler: LRScheduler, factor: float) -> None:
     if factor > 1.0:
-        raise ValueError(f"{_of(scheduler)}: factor is {factor}, it needs to be at most 1 so that the rate never grows.")
+        raise ValueError(f"{_of(scheduler)}: factor is {factor}, it needs to be at most 1 so that the rate never increases.")

@@ -1,4 +1,4 @@
-"""Rules with running means of the gradient and of its size: Adam, AdamW, Adamax, Nadam, FTML."""
+"""Optimizers with moving averages of the gradient and of its square: Adam, AdamW, Adamax, Nadam, FTML."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from jfit.mxnet.optimizer.base import Hyper, Optimizer
 
 @Optimizer.register
 class Adam(Optimizer):
-    """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
+    """Adam: G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
-    `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by it, as in MXNet: give the rate to both.
+    mean and var are moving averages of G and G^2; c rescales and clips the gradient.  `learning_rate` always replaces the
+    `base_lr` of a scheduler, as in MXNet, even at its default: pass the learning rate to both.
 
     Args:
-        learning_rate: rate.
-        beta1, beta2: decay of the means of G and of G^2.
-        epsilon: outside the root.
-        lazy_update: of a row_sparse gradient, only the rows that it holds are updated.
-        **kwargs: of `Optimizer`.
+        learning_rate: learning rate.
+        beta1, beta2: decay rates of the moving averages of G and G^2.
+        epsilon: added to the square root.
+        lazy_update: with a row_sparse gradient, update only the rows it contains.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> Adam().learning_rate
@@ -29,7 +30,7 @@ class Adam(Optimizer):
     """
 
     rule = "adam"
-    parameters, switches = ("beta1", "beta2", "epsilon"), ("lazy_update",)
+    parameters, off_switches = ("beta1", "beta2", "epsilon"), ("lazy_update",)
 
     def __init__(
         self,
@@ -47,17 +48,18 @@ class Adam(Optimizer):
 
 @Optimizer.register
 class AdamW(Optimizer):
-    """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected unless told not.
+    """AdamW: w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w), with bias-corrected moving averages of c(g), c(g)^2.
 
-    MXNet 1.9.1 has the kernel only; the defaults are those of `jfit.optim.adamw`.
+    c rescales and clips the gradient.  MXNet 1.9.1 has the operator but no such class; the defaults are those of
+    `jfit.optim.adamw`.
 
     Args:
-        learning_rate: rate.
-        beta1, beta2: decay of the means of g and of g^2.
-        epsilon: outside the root.
-        wd: decay, decoupled from the moments.
-        bias_correction: divide the moments by 1 - beta^t.
-        **kwargs: of `Optimizer`.
+        learning_rate: learning rate.
+        beta1, beta2: decay rates of the moving averages of c(g) and c(g)^2.
+        epsilon: added to the square root.
+        wd: decoupled weight decay; it does not enter the moving averages.
+        bias_correction: divide the moving averages by 1 - beta^t.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> AdamW().wd
@@ -86,15 +88,16 @@ class AdamW(Optimizer):
 
 @Optimizer.register
 class Adamax(Optimizer):
-    """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
+    """Adamax: G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
 
-    Where every gradient so far was 0 the weight stays; MXNet makes it NaN.
+    mean is the moving average of G; c rescales and clips the gradient.  While all gradients of an element are 0 its weight
+    is unchanged; MXNet makes it NaN (0 / 0).
 
     Args:
-        learning_rate: rate.
-        beta1: decay of the mean of G.
-        beta2: decay of its largest size.
-        **kwargs: of `Optimizer`.
+        learning_rate: learning rate.
+        beta1: decay rate of the moving average of G.
+        beta2: decay rate of u, the running maximum of |G|.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> Adamax().learning_rate
@@ -113,18 +116,18 @@ class Adamax(Optimizer):
 
 @Optimizer.register
 class Nadam(Optimizer):
-    """Adam with Nesterov's momentum and a schedule of it; see `jfit.optim.nadam` for the formula.
+    """Adam with scheduled Nesterov momentum; see `jfit.optim.nadam` for the formula.
 
-    One schedule, `m_schedule`, serves all parameters and is multiplied at the turn of each, as in MXNet, so what a parameter
-    gets depends on its index.  On several devices of a module it is multiplied once for each parameter, not once for each
-    copy of it.
+    As in MXNet all parameters share one `m_schedule`, which is multiplied by the current momentum before the update of each
+    parameter; so the result for a parameter depends on its position in the update order.  A Module on several devices
+    multiplies it once per parameter, not once per device.
 
     Args:
-        learning_rate: rate.
-        beta1, beta2: decay of the means of G and of G^2.
-        epsilon: outside the root.
-        schedule_decay: how fast the momentum climbs.
-        **kwargs: of `Optimizer`.
+        learning_rate: learning rate.
+        beta1, beta2: decay rates of the moving averages of G = c(g + wd * w) and G^2.
+        epsilon: added to the square root.
+        schedule_decay: how fast the momentum increases.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> Nadam().m_schedule
@@ -151,28 +154,29 @@ class Nadam(Optimizer):
 
     @property
     def m_schedule(self) -> float:
-        """Product of the momenta of all turns so far; waits for it."""
+        """Product of the momenta of all parameter updates so far; blocks until it is computed."""
         return self.shared.value("m_schedule")
 
     @m_schedule.setter
     def m_schedule(self, value: float) -> None:
         self.shared.set_value("m_schedule", value)
 
-    def turns_by_name(self, names: Sequence[str], apart: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """The order of the turns, and who has one without an update."""
+    def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
+        """order: names in update order; fixed: those that change m_schedule but are not updated."""
         return (("order", tuple(names)), ("fixed", tuple(fixed)))
 
 
 @Optimizer.register
 class FTML(Optimizer):
-    """G = c(g + wd * w);  d_t = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  w <- -z / d_t.
+    """FTML: G = c(g + wd * w);  d_t = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  w <- -z / d_t.
 
-    v is the running mean of G^2, z <- beta1 * z + (1 - beta1) * G - (d_t - beta1 * d) * w.  Its state is (d, v, z).
+    v is the moving average of G^2, z <- beta1 * z + (1 - beta1) * G - (d_t - beta1 * d) * w with the previous d.  c rescales
+    and clips the gradient.  The state is (d, v, z).
 
     Args:
-        beta1, beta2: decay of the means.
-        epsilon: outside the root.
-        **kwargs: of `Optimizer`.
+        beta1, beta2: decay rates of z and v.
+        epsilon: added to the square root.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> FTML().beta1

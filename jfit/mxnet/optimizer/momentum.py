@@ -1,4 +1,4 @@
-"""Gradient descent and its momenta: SGD, NAG, Signum, DCASGD; Test; and SGLD, which samples from a posterior by noise."""
+"""Gradient descent with and without momentum: SGD, NAG, Signum, DCASGD; SGLD, which adds noise; and Test."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jfit.mxnet.optimizer.base import Optimizer, group_size
 
 @Optimizer.register
 class SGD(Optimizer):
-    """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
+    """SGD with momentum: m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m; c rescales and clips the gradient.
 
     Args:
-        momentum: 0 keeps no state.
-        lazy_update: of a row_sparse gradient, only the rows that it holds are updated.
-        **kwargs: of `Optimizer`.
+        momentum: momentum; 0 needs no state.
+        lazy_update: with a row_sparse gradient, update only the rows it contains.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> SGD(learning_rate=0.5).learning_rate
@@ -29,8 +29,8 @@ class SGD(Optimizer):
     """
 
     rule = "sgd"
-    parameters, switches = ("momentum",), ("lazy_update",)
-    lone_state = True
+    parameters, off_switches = ("momentum",), ("lazy_update",)
+    unwrap_single_slot = True
     master_last = True
 
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
@@ -42,7 +42,10 @@ class SGD(Optimizer):
 
 @Optimizer.register
 class ccSGD(SGD):
-    """SGD under its oldest name.
+    """Deprecated alias of `SGD`.
+
+    Args:
+        momentum, lazy_update, **kwargs: as in `SGD`.
 
     Example:
         >>> ccSGD(momentum=0.5).momentum
@@ -52,22 +55,24 @@ class ccSGD(SGD):
 
 @Optimizer.register
 class NAG(Optimizer):
-    """m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w));  m <- m' - lr * (c(g) + wd * w').
+    """Nesterov momentum: m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w)).
+
+    Then m <- m' - lr * (c(g) + wd * w') and w <- w'.  c rescales and clips the gradient.
 
     Args:
-        momentum: 0 is plain SGD, without state.
-        **kwargs: of `Optimizer`.
+        momentum: momentum; 0 is plain SGD, without state.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> NAG(momentum=0.9).momentum
         0.9
 
-    Source: Apache MXNet 1.9.1, `NAG`; the aliased momentum is its kernel's.
+    Source: Apache MXNet 1.9.1, `NAG`; its kernel computes the new momentum with the already updated weight w'.
     """
 
     rule = "nag"
     parameters = ("momentum",)
-    lone_state = True
+    unwrap_single_slot = True
     master_last = True
 
     def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
@@ -77,16 +82,16 @@ class NAG(Optimizer):
 
 @Optimizer.register
 class Signum(Optimizer):
-    """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
+    """Signum: m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
-    The sign of NaN is 0: such a weight rests.  `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by
-    it, as in MXNet.
+    c rescales and clips the gradient.  The sign of NaN is 0, so a weight with a NaN gradient is unchanged (except for
+    wd_lh).  `learning_rate` always replaces the `base_lr` of a scheduler, as in MXNet, even at its default.
 
     Args:
-        learning_rate: rate.
-        momentum: 0 is signSGD, w <- (1 - lr * wd) * w - lr * sign(g), without state.
-        wd_lh: decay apart from the momentum.
-        **kwargs: of `Optimizer`.
+        learning_rate: learning rate.
+        momentum: momentum; 0 is signSGD, w <- (1 - lr * wd) * w - lr * sign(g), without state.
+        wd_lh: decoupled weight decay, applied to the weight and not to the momentum.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> Signum().momentum
@@ -97,7 +102,7 @@ class Signum(Optimizer):
 
     rule = "signum"
     parameters = ("momentum", "wd_lh")
-    lone_state = True
+    unwrap_single_slot = True
 
     def __init__(self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -106,14 +111,15 @@ class Signum(Optimizer):
 
 @Optimizer.register
 class DCASGD(Optimizer):
-    """w <- w - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- the old w.
+    """Delay-compensated SGD: w <- w - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- the old w.
 
-    Its state is (momentum or None, previous).  MXNet fails with a momentum; here m <- momentum * m + the step above.
+    c rescales and clips the gradient.  The state is (momentum or None, previous).  MXNet fails if momentum is not 0; here
+    m <- momentum * m - lr * (...) and w <- w + m.
 
     Args:
-        momentum: 0 keeps none.
-        lamda: how strongly a late gradient is corrected.
-        **kwargs: of `Optimizer`.
+        momentum: momentum; 0 needs no momentum state.
+        lamda: strength of the correction of a delayed gradient.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> DCASGD().lamda
@@ -136,12 +142,12 @@ class DCASGD(Optimizer):
 
 @Optimizer.register
 class Test(Optimizer):
-    """w <- w + rescale_grad * g, the gradient added as it is; its state is the weight.  MXNet tests updaters with it.
+    """Add the gradient: w <- w + rescale_grad * g; the state is a copy of the weight.  MXNet uses it in its own tests.
 
-    It counts its updates, which MXNet's does not.
+    Unlike MXNet's class, this one increments update counts.
 
     Args:
-        **kwargs: of `Optimizer`.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> Test().rule
@@ -150,20 +156,21 @@ class Test(Optimizer):
     Source: Apache MXNet 1.9.1, `Test`.
     """
 
-    __test__ = False  # of pytest
+    __test__ = False  # keeps pytest from collecting a class named Test
     rule = "test"
-    lone_state = True
+    unwrap_single_slot = True
 
 
 @Optimizer.register
 class SGLD(Optimizer):
-    """w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise from the standard normal distribution.
+    """Stochastic gradient Langevin dynamics: w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise ~ N(0, 1).
 
-    The key is drawn from the sequence of `mx.random` when the first update comes, so `mx.random.seed` before it makes a run
-    repeatable.  The noise follows from key, update count and parameter: it is the same on any number of devices.
+    c rescales and clips the gradient.  The PRNG key is the next key of `mx.random` at the first update, so call
+    `mx.random.seed` before it for reproducible runs.  The noise depends on the key, the update count and the parameter only,
+    not on the number of devices.
 
     Args:
-        **kwargs: of `Optimizer`.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> SGLD(learning_rate=0.1).rule
@@ -175,13 +182,13 @@ class SGLD(Optimizer):
     rule = "sgld"
 
     def first_shared(self) -> Mapping[str, Any]:
-        """The key."""
+        """The PRNG key, as uint32 key data."""
         return {"key": jax.random.key_data(next_key())}
 
     def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
-        """The key of these parameters: an update of a list knows them by their place in it only."""
-        key = jax.random.wrap_key_data(self.shared.given()["key"])
+        """The PRNG key folded with the indices: the rule sees only positions in the list, equal for all one-element lists."""
+        key = jax.random.wrap_key_data(self.shared.values()["key"])
         return {"key": jax.random.key_data(jax.random.fold_in(key, zlib.crc32(repr(list(indices)).encode())))}
 
     def keep_shared(self, scalars: Mapping[str, Any]) -> None:
-        """The key stays."""
+        """Ignore the returned key: the key never changes."""

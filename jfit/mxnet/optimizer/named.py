@@ -1,4 +1,4 @@
-"""MXNet's optimizers by name and by class, over the rules of `jfit.optim`.
+"""Registry of MXNet's optimizers: `create` by name, `register` for user classes, and all classes.
 
 >>> fast = create("sgd", momentum=0.9, learning_rate=0.5)
 >>> fast, fast.hyper_key()[0]

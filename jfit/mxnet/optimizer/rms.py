@@ -1,4 +1,4 @@
-"""Rules that divide by a root of summed or averaged squares: RMSProp, AdaGrad, GroupAdaGrad, AdaDelta, Ftrl."""
+"""Optimizers that normalize by accumulated squared gradients: RMSProp, AdaGrad, GroupAdaGrad, AdaDelta, Ftrl."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from jfit.mxnet.optimizer.base import Optimizer
 
 @Optimizer.register
 class RMSProp(Optimizer):
-    """G = c(g + wd * w);  n <- gamma1 * n + (1 - gamma1) * G^2;  w <- w - lr * G / sqrt(n + epsilon); or Graves' form.
+    """RMSProp: G = c(g + wd * w);  n <- gamma1 * n + (1 - gamma1) * G^2;  w <- w - lr * G / sqrt(n + epsilon).
 
-    `learning_rate` has a value always, so a scheduler's `base_lr` is replaced by it, as in MXNet.
+    c rescales and clips the gradient.  `learning_rate` always replaces the `base_lr` of a scheduler, as in MXNet, even at
+    its default.
 
     Args:
-        learning_rate: rate.
-        gamma1: decay of the means.
-        gamma2: momentum of the centered form.
-        epsilon: inside the root.
-        centered: Graves' form.
-        clip_weights: clip the new weight to +-clip_weights.
-        **kwargs: of `Optimizer`.
+        learning_rate: learning rate.
+        gamma1: decay rate of the moving averages.
+        gamma2: momentum of the centered version.
+        epsilon: added inside the square root.
+        centered: use Graves' version, which subtracts the squared moving average of G from n and has momentum.
+        clip_weights: clip the new weight to [-clip_weights, clip_weights]; None or 0 disables it.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> RMSProp(centered=True).gamma2
@@ -54,11 +55,11 @@ class RMSProp(Optimizer):
 
 @Optimizer.register
 class AdaGrad(Optimizer):
-    """h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w).
+    """AdaGrad: h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w); c rescales and clips the gradient.
 
     Args:
-        eps: inside the root; the attribute is `float_stable_eps`.
-        **kwargs: of `Optimizer`.
+        eps: added inside the square root; stored as `float_stable_eps`.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> AdaGrad().float_stable_eps
@@ -69,8 +70,8 @@ class AdaGrad(Optimizer):
 
     rule = "adagrad"
     parameters = ("float_stable_eps",)
-    renamed: ClassVar = {"float_stable_eps": "eps"}
-    lone_state = True
+    rule_names: ClassVar = {"float_stable_eps": "eps"}
+    unwrap_single_slot = True
 
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -79,14 +80,14 @@ class AdaGrad(Optimizer):
 
 @Optimizer.register
 class GroupAdaGrad(Optimizer):
-    """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one rate for each row of a matrix.
+    """AdaGrad per matrix row: h <- h + mean(c(g)^2, axis=1);  w <- w - lr * c(g) / sqrt(h + eps).
+
+    c rescales and clips the gradient.  Updates raise AssertionError for parameters that are not matrices or have weight
+    decay.
 
     Args:
-        eps: inside the root; the attribute is `float_stable_eps`.
-        **kwargs: of `Optimizer`; weight decay must be 0, or switched off by multipliers.
-
-    Raises:
-        AssertionError: where a parameter is no matrix, or decays, as soon as that is known.
+        eps: added inside the square root; stored as `float_stable_eps`.
+        **kwargs: arguments of `Optimizer`; weight decay must be 0 for every parameter (wd=0 or wd_mult 0).
 
     Example:
         >>> GroupAdaGrad().float_stable_eps
@@ -97,46 +98,47 @@ class GroupAdaGrad(Optimizer):
 
     rule = "groupadagrad"
     parameters = ("float_stable_eps",)
-    renamed: ClassVar = {"float_stable_eps": "eps"}
-    lone_state = True
+    rule_names: ClassVar = {"float_stable_eps": "eps"}
+    unwrap_single_slot = True
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 
-    def hyper_key(self, turns: Any = ()) -> Any:
-        """(rule, its parameters) without the decay, which the rule does not have."""
-        rule, hyper = super().hyper_key(turns)
+    def hyper_key(self, extra: Any = ()) -> Any:
+        """(rule name, hyperparameters) without wd, which the rule does not have."""
+        rule, hyper = super().hyper_key(extra)
         return rule, tuple((name, value) for name, value in hyper if name != "wd")
 
     def multipliers(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """(rate, decay) multipliers of the indices; refuses decay."""
+        """Learning rate and weight decay multipliers (P,); raises AssertionError if a parameter decays."""
         lr, wd = super().multipliers(indices)
         if self.wd and wd.any():
             raise AssertionError(
-                f"weight decay is {self.wd}; GroupAdaGrad has none: leave wd at 0, or set wd_mult to 0 for its parameters."
+                f"weight decay is {self.wd}; GroupAdaGrad does not support it: set wd=0, or wd_mult 0 for all parameters."
             )
         return lr, wd
 
     def check_weight(self, weight: Any) -> None:
-        """Refuse what is no matrix."""
+        """Raise AssertionError if the weight is not a matrix."""
         if len(weight.shape) != 2:
             raise AssertionError(
-                f"a weight has shape {tuple(weight.shape)}; GroupAdaGrad needs matrices, as it keeps one rate for each row: "
-                "update other parameters with AdaGrad."
+                f"a weight has shape {tuple(weight.shape)}; GroupAdaGrad needs matrices, because it has one step size per "
+                "row: update other parameters with AdaGrad."
             )
 
 
 @Optimizer.register
 class AdaDelta(Optimizer):
-    """a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
+    """AdaDelta: a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
 
-    Then b <- rho * b + (1 - rho) * d^2.  There is no rate in it, and the decay is multiplied by none.
+    Then b <- rho * b + (1 - rho) * d^2.  c rescales and clips the gradient.  The learning rate is not used, not
+    even for the weight decay.
 
     Args:
-        rho: decay of the means.
-        epsilon: inside both roots.
-        **kwargs: of `Optimizer`.
+        rho: decay rate of the moving averages.
+        epsilon: added inside both square roots.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> AdaDelta().rho
@@ -155,16 +157,17 @@ class AdaDelta(Optimizer):
 
 @Optimizer.register
 class Ftrl(Optimizer):
-    """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2.
+    """FTRL-Proximal: z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2.
 
-    w <- (sign(z) * lamda1 - z) / ((beta + sqrt(n)) / lr + wd) where |z| > lamda1, else 0: what w was first does not count.
-    `learning_rate` is not told to a scheduler, as in MXNet: give the scheduler its `base_lr`.
+    Then w <- (sign(z) * lamda1 - z) / ((beta + sqrt(n)) / lr + wd) where |z| > lamda1, else 0, so the initial weight is lost
+    in the first update.  c rescales and clips the gradient.  `learning_rate` does not replace a scheduler's `base_lr`, as in
+    MXNet: set `base_lr` when creating the scheduler.
 
     Args:
-        lamda1: strength of the 1-norm.
-        learning_rate: rate.
-        beta: smoothing.
-        **kwargs: of `Optimizer`.
+        lamda1: strength of the L1 regularization.
+        learning_rate: learning rate.
+        beta: smoothing term of the learning rate.
+        **kwargs: arguments of `Optimizer`.
 
     Example:
         >>> Ftrl().learning_rate

@@ -1,6 +1,6 @@
-"""Schedulers from the attributes that a file has of them, each checked before it is used.
+"""Restore schedulers from the attributes in a file, each checked before it is used.
 
-A step of 0 would make the scheduler decay for ever, text in place of a number fail somewhere in the middle of an update.
+Unchecked, a step of 0 would make the scheduler loop forever, and text instead of a number would fail during an update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jfit.mxnet.optimizer.lr_scheduler import (
 )
 from jfit.mxnet.optimizer.saved import Need
 
-# Decays that a saved scheduler may have to catch up with; each takes about a microsecond.
+# Largest number of decays that a restored scheduler may have to apply at once; each takes about a microsecond.
 _MOST_DECAYS = 1_000_000
 
 Conflict = tuple[str, str] | None
@@ -36,7 +36,7 @@ _TO_THE_END = {
     "base_lr_orig": saved.NUMBER,
     "max_update": saved.WHOLE_FROM_1,
     "final_lr": saved.NUMBER,
-    "max_steps": Need("max_update less warmup_steps", lambda value: type(value) is int),
+    "max_steps": Need("max_update - warmup_steps", lambda value: type(value) is int),
 }
 _NEEDS: dict[type, Mapping[str, Need]] = {
     LRScheduler: {
@@ -53,7 +53,7 @@ _NEEDS: dict[type, Mapping[str, Need]] = {
         "count": saved.DONE,
     },
     MultiFactorScheduler: {
-        "step": Need("an increasing list of finite numbers from 1 on", _is_steps),
+        "step": Need("an increasing list of finite numbers of at least 1", _is_steps),
         "cur_step_ind": saved.WHOLE,
         "factor": saved.UP_TO_1,
         "count": saved.DONE,
@@ -64,15 +64,15 @@ _NEEDS: dict[type, Mapping[str, Need]] = {
 
 
 def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0) -> LRScheduler:
-    """The scheduler that saved attributes describe: `class` and what `vars(scheduler)` held, progress included.
+    """Create a scheduler from saved attributes: `vars(scheduler)`, including its progress, and the name of its class.
 
     Args:
-        settings: the attributes.
-        path: the file that they are from, for messages.
-        updates: how many updates the file tells of.
+        settings: the attributes, and the class name under "class".
+        path: the file they were read from, for error messages.
+        updates: number of updates that the file records.
 
     Raises:
-        FormatError: a class that is not one of MXNet's, attributes missing, or one that is not what it needs to be.
+        FormatError: the class is not one of MXNet's, an attribute is missing, or a value has the wrong type or range.
 
     Example:
         >>> from_settings({**vars(PolyScheduler(20, base_lr=0.4)), "class": "PolyScheduler"})(10)
@@ -89,8 +89,8 @@ def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", up
         raise FormatError(
             path,
             "lr_scheduler",
-            f"found a {saved.class_of(settings)} with {', '.join(map(str, settings))[:200]}, from which it cannot be made",
-            "give the optimizer a scheduler of that class before loading.",
+            f"found a {saved.class_of(settings)} with {', '.join(map(str, settings))[:200]}; it cannot be created from these",
+            "pass a scheduler of that class to the optimizer before loading.",
         )
     vars(scheduler).update(progress_from(scheduler, settings, path, updates))
     return scheduler
@@ -99,21 +99,21 @@ def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", up
 def progress_from(
     scheduler: Any, settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0
 ) -> dict[str, Any]:
-    """The saved attributes that a scheduler of the same class has, checked.
+    """The saved attributes that the scheduler has, after checking them.
 
     Args:
-        scheduler: one of MXNet's, or of a class of somebody's own: of that, only kinds are compared.
-        settings, path, updates: see `from_settings`.
+        scheduler: a scheduler of the saved class; for user-defined classes only the types of attributes are checked.
+        settings, path, updates: as in `from_settings`.
 
     Raises:
-        FormatError: one of them is not what it needs to be.
+        FormatError: a value has the wrong type or range.
 
     Example:
         >>> progress_from(FactorScheduler(1), {"step": 5, "other": 1})
         {'step': 5}
         >>> progress_from(FactorScheduler(1), {"step": 0}, "a.states")
         Traceback (most recent call last):
-        jfit.formats.atomic.FormatError: a.states: lr_scheduler FactorScheduler, attribute 'step': found 0, needed a finite ...
+        jfit.formats.atomic.FormatError: a.states: lr_scheduler FactorScheduler, attribute 'step': found 0, expected a ...
     """
     where, now = f"lr_scheduler {type(scheduler).__name__}", getattr(scheduler, "__dict__", {})
     needs = {name: need for kind in reversed(type(scheduler).__mro__) for name, need in _NEEDS.get(kind, {}).items()}
@@ -123,8 +123,8 @@ def progress_from(
             fresh[name] = saved.checked(path, where, name, settings[name], needs.get(name) or saved.same_kind(value))
     after = {**now, **fresh}
     for kind, conflict in _CONFLICTS.items():
-        if isinstance(scheduler, kind) and (found := conflict(after, updates)):
-            saved.refuse(path, f"{where}, attribute {found[0]!r}", after[found[0]], found[1])
+        if isinstance(scheduler, kind) and (problem := conflict(after, updates)):
+            saved.reject(path, f"{where}, attribute {problem[0]!r}", after[problem[0]], problem[1])
     return fresh
 
 
@@ -132,7 +132,7 @@ def _count_lags(attributes: Mapping[str, Any], updates: int) -> Conflict:
     step, count = attributes["step"], attributes["count"]
     if (updates - count) / step <= _MOST_DECAYS:
         return None
-    return "count", f"one at most {_MOST_DECAYS} steps of {step} behind the {updates} updates of the file"
+    return "count", f"a count at most {_MOST_DECAYS} steps of {step} behind the {updates} updates of the file"
 
 
 def _past_the_steps(attributes: Mapping[str, Any], updates: int) -> Conflict:
@@ -141,13 +141,13 @@ def _past_the_steps(attributes: Mapping[str, Any], updates: int) -> Conflict:
 
 
 def _no_length(attributes: Mapping[str, Any], updates: int) -> Conflict:
-    needed = attributes["max_update"] - attributes["warmup_steps"]
-    if not needed:
+    length = attributes["max_update"] - attributes["warmup_steps"]
+    if not length:
         return "max_update", f"not warmup_steps ({attributes['warmup_steps']}), because rates divide by the difference"
-    return None if attributes["max_steps"] == needed else ("max_steps", f"max_update less warmup_steps ({needed})")
+    return None if attributes["max_steps"] == length else ("max_steps", f"max_update - warmup_steps ({length})")
 
 
-# (attribute, what it needs to be) where attributes do not go together, or not with so many updates
+# checks across attributes: (attribute, expected value) if it contradicts other attributes or the number of updates
 _CONFLICTS: dict[type, Callable[[Mapping[str, Any], int], Conflict]] = {
     FactorScheduler: _count_lags,
     MultiFactorScheduler: _past_the_steps,

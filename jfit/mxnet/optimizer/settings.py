@@ -1,4 +1,4 @@
-"""The settings of an optimizer as plain data, for files: rate, decay, parameters of the rule, the scheduler's progress."""
+"""Convert an optimizer's settings to plain data for `.states` files, and restore them, with the scheduler's progress."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _TABLES = ("lr_mult", "wd_mult", "idx2name")
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Class, rate, decay, multipliers, parameters of the rule, scalars that parameters share, scheduler, as plain data.
+    """The optimizer as plain data: class, learning rate, decay, multipliers, hyperparameters, shared scalars, scheduler.
 
     Example:
         >>> from jfit.mxnet.optimizer.named import SGD
         >>> settings_of(SGD(momentum=0.5))["momentum"]
         0.5
     """
-    kept = {name: getattr(optimizer, name) for name in (*_SETTINGS, *optimizer.parameters)}
+    values = {name: getattr(optimizer, name) for name in (*_SETTINGS, *optimizer.parameters)}
     scheduler = optimizer.lr_scheduler
     if hasattr(scheduler, "__dict__"):
-        kept["lr_scheduler"] = {**_numbers(vars(scheduler)), "class": type(scheduler).__name__}
+        values["lr_scheduler"] = {**_numbers(vars(scheduler)), "class": type(scheduler).__name__}
     tables = {name: _table(getattr(optimizer, name)) for name in _TABLES}
-    return {**_numbers(kept), **tables, **progress_of(optimizer), "class": type(optimizer).__name__}
+    return {**_numbers(values), **tables, **progress_of(optimizer), "class": type(optimizer).__name__}
 
 
 def progress_of(optimizer: Optimizer) -> dict[str, Any]:
-    """What a training needs beside states and counts to go on: the scalars that parameters share; nothing without them."""
+    """The part of the settings that resuming needs in addition to states and counts: the shared scalars, if any."""
     shared = optimizer.shared.plain()
     return {"shared": shared} if shared else {}
 
@@ -42,17 +42,17 @@ def progress_of(optimizer: Optimizer) -> dict[str, Any]:
 def restore_settings(
     optimizer: Optimizer, settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0
 ) -> None:
-    """Take over what `settings_of` or `progress_of` gave for an optimizer of the same class, or the attributes of one of MXNet.
+    """Restore an optimizer from `settings_of` or `progress_of`, or from the attributes of an MXNet optimizer.
 
     Args:
-        optimizer: who takes them; it stays as it is where one is refused, except where a shared scalar is.
-        settings: the settings.
-        path: the file that they are from, for messages.
-        updates: how many updates the file tells of.
+        optimizer: the optimizer to change; unchanged if an error is raised, unless the error is in a shared scalar.
+        settings: the settings of an optimizer of the same class.
+        path: the file they were read from, for error messages.
+        updates: number of updates that the file records.
 
     Raises:
-        ValueError: another class.
-        FormatError: a value is not what it needs to be.
+        ValueError: the settings are of another class.
+        FormatError: a value has the wrong type or range.
     """
     if "class" in settings:
         _same_class(optimizer, settings)
@@ -66,9 +66,9 @@ def restore_settings(
     scheduler, progress = _scheduler_after(optimizer, settings, path, max(updates, fresh.get("begin_num_update", 0)))
     shared = settings.get("shared")
     if not isinstance(shared, (Mapping, type(None))):
-        saved.refuse(path, f"{where}, 'shared'", shared, "a dict of the scalars that all parameters share")
+        saved.reject(path, f"{where}, 'shared'", shared, "a dict of scalars by name")
     if scheduler is None and fresh.get("lr", 0) is None:
-        saved.refuse(path, f"{where}, attribute 'lr'", None, f"{saved.NUMBER.words}, because there is no lr_scheduler")
+        saved.reject(path, f"{where}, attribute 'lr'", None, f"{saved.NUMBER.words}, because there is no lr_scheduler")
     vars(optimizer).update(fresh, lr_scheduler=scheduler, **tables)
     if progress:
         vars(scheduler).update(progress)
@@ -76,38 +76,38 @@ def restore_settings(
 
 
 def _scheduler_after(optimizer: Optimizer, settings: Mapping[str, Any], path: saved.Path, updates: int) -> tuple[Any, Any]:
-    """(the scheduler that the optimizer is to have, the attributes that it is to take over)."""
-    mine, found = optimizer.lr_scheduler, settings.get("lr_scheduler")
-    if found is None:
-        return mine, None
-    if not isinstance(found, Mapping):
-        saved.refuse(path, "optimizer, attribute 'lr_scheduler'", found, "the attributes of a scheduler")
-    if mine is None:
-        return from_settings(found, path, updates), None
-    _same_class(mine, found)
-    return mine, progress_from(mine, found, path, updates)
+    """(scheduler to set on the optimizer, saved attributes to restore on it or None)."""
+    current, attributes = optimizer.lr_scheduler, settings.get("lr_scheduler")
+    if attributes is None:
+        return current, None
+    if not isinstance(attributes, Mapping):
+        saved.reject(path, "optimizer, attribute 'lr_scheduler'", attributes, "the attributes of a scheduler")
+    if current is None:
+        return from_settings(attributes, path, updates), None
+    _same_class(current, attributes)
+    return current, progress_from(current, attributes, path, updates)
 
 
 def _checked_table(path: saved.Path, where: str, name: str, table: Any) -> dict[Any, Any]:
-    """Names or multipliers by index and name."""
+    """Check names or multipliers by index or name, as read from a file."""
     if not isinstance(table, Mapping):
-        saved.refuse(path, f"{where}, attribute {name!r}", table, "a dict by index or name")
+        saved.reject(path, f"{where}, attribute {name!r}", table, "a dict by index or name")
     need = saved.TEXT if name == "idx2name" else saved.MULTIPLIER
-    kept = {saved.as_plain(key): saved.checked(path, f"{where}, {name}", key, value, need) for key, value in table.items()}
-    for key in kept:
+    table = {saved.as_plain(key): saved.checked(path, f"{where}, {name}", key, value, need) for key, value in table.items()}
+    for key in table:
         if type(key) not in (int, str):
-            saved.refuse(path, f"{where}, attribute {name!r}", key, "an index or a name")
-    return kept
+            saved.reject(path, f"{where}, attribute {name!r}", key, "an index or a name")
+    return table
 
 
 def _table(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Names and multipliers by index and name."""
+    """The entries of a table of names or multipliers that a file may contain."""
     values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
     return {k: v for k, v in values.items() if type(k) in (int, str) and type(v) in (bool, int, float, str)}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that a file may hold: numbers, text, None, and lists and dicts of them."""
+    """The entries that a file may contain: numbers, text, None, and lists and dicts of them."""
 
     def plain(value: Any) -> bool:
         if isinstance(value, (list, tuple)):
@@ -118,7 +118,9 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if plain(value)}
 
 
-def _same_class(mine: Any, settings: Mapping[str, Any]) -> None:
-    found, needed = saved.class_of(settings), type(mine).__name__
-    if found.lower() != needed.lower():
-        raise ValueError(f"the states were saved with {found}, here is {needed}; load them into one of the same class.")
+def _same_class(current: Any, settings: Mapping[str, Any]) -> None:
+    actual, expected = saved.class_of(settings), type(current).__name__
+    if actual.lower() != expected.lower():
+        raise ValueError(
+            f"the states were saved with {actual}, expected {expected}; load them into an object of the same class."
+        )

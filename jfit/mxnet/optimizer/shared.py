@@ -1,4 +1,4 @@
-"""Scalars that all parameters of an optimizer have in common: Nadam's schedule, SGLD's key, the last rate of LARS."""
+"""Shared scalars of an optimizer, one per optimizer rather than per parameter: Nadam's m_schedule, SGLD's PRNG key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jfit.mxnet.optimizer import saved
 
 
 class Shared:
-    """Scalars that each update reads and replaces, kept on the devices; those of a module are part of its training state.
+    """Shared scalars on the devices, read and replaced by each update; stored in a Module's train state while attached to it.
 
     Args:
-        make: the first values, by name.
+        make: function that returns the initial values, by name.
 
     Example:
         >>> shared = Shared(lambda: {"m_schedule": jnp.ones(())})
@@ -29,75 +29,75 @@ class Shared:
 
     def __init__(self, make: Callable[[], Mapping[str, Any]]) -> None:
         self._make = make
-        self._held: dict[str, Any] | None = None
-        self._home: Any = None
+        self._values: dict[str, Any] | None = None
+        self._training_state: Any = None
 
-    def given(self) -> dict[str, Any]:
-        """The scalars now, as arrays; copies where they lie in a training state, whose buffers are donated."""
-        if self._home is not None:
-            return {name: jnp.array(value) for name, value in self._home.shared_scalars().items()}
-        if not self._held:  # a rule that had none may have some with other settings
-            self._held = dict(self._make())
-        return dict(self._held)
+    def values(self) -> dict[str, Any]:
+        """The current scalars as arrays; copies if they are in a train state, because its buffers are donated."""
+        if self._training_state is not None:
+            return {name: jnp.array(value) for name, value in self._training_state.shared_scalars().items()}
+        if not self._values:  # not only None: changing a hyperparameter may give a rule its first shared scalars
+            self._values = dict(self._make())
+        return dict(self._values)
 
     def keep(self, scalars: Mapping[str, Any]) -> None:
-        """Take the scalars that an update gave."""
-        if scalars and self._home is not None:
-            self._home.set_shared_scalars(scalars)
+        """Replace all scalars, for example by those that an update returned; nothing happens if `scalars` is empty."""
+        if scalars and self._training_state is not None:
+            self._training_state.set_shared_scalars(scalars)
         elif scalars:
-            self._held = dict(scalars)
+            self._values = dict(scalars)
 
-    def live_in(self, home: Any) -> None:
-        """Read and write the scalars in the training state of a module's parameters from now on (`shared_scalars`)."""
-        if self.given():
-            self._home = home
+    def attach(self, training_state: Any) -> None:
+        """From now on read and write the scalars of a Module's train state (`shared_scalars`, `set_shared_scalars`)."""
+        if self.values():
+            self._training_state = training_state
 
-    def leave(self, home: Any) -> None:
-        """Take them along, as copies, out of a training state that gets another optimizer."""
-        if self._home is home:
-            self._held, self._home = self.given(), None
+    def detach(self, training_state: Any) -> None:
+        """Copy the scalars back from a Module's train state that gets another optimizer."""
+        if self._training_state is training_state:
+            self._values, self._training_state = self.values(), None
 
     def value(self, name: str) -> Any:
-        """One of them as a number; waits for it."""
-        value = np.asarray(counters.read(self.given()[name]))  # sync: the caller asked for the number
+        """One scalar as a Python number (an array if it is not a scalar); blocks until it is computed."""
+        value = np.asarray(counters.read(self.values()[name]))  # sync: the caller asked for the number
         return value.item() if value.ndim == 0 else value
 
     def set_value(self, name: str, value: Any) -> None:
-        """Replace one of them."""
-        now = self.given()
+        """Replace one scalar."""
+        now = self.values()
         self.keep({**now, name: jnp.asarray(value, now[name].dtype)})
 
     def plain(self) -> dict[str, Any]:
-        """All of them as numbers and lists of numbers, for a file; waits."""
-        return {name: np.asarray(value).tolist() for name, value in counters.read(self.given()).items()}  # sync: for a file
+        """All scalars as numbers and lists of numbers, for a file; blocks until they are computed."""
+        return {name: np.asarray(value).tolist() for name, value in counters.read(self.values()).items()}  # sync: for a file
 
     def restore(self, plain: Mapping[str, Any], path: saved.Path = "settings") -> None:
-        """Take over what `plain` gave; names that are not known here are left out.
+        """Restore the scalars from `plain()`; unknown names are ignored.
 
         Args:
             plain: the scalars by name.
-            path: the file that they are from, for messages.
+            path: the file they were read from, for error messages.
 
         Raises:
-            FormatError: one is no number, not finite, or not as many as there must be.
+            FormatError: a value is not numeric, not finite, or has the wrong shape.
         """
-        self.keep({name: _like(path, name, plain.get(name), value) for name, value in self.given().items()})
+        self.keep({name: _like(path, name, plain.get(name), value) for name, value in self.values().items()})
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy of an optimizer does not belong to the module of the original
-        return {"_make": self._make, "_held": {k: np.asarray(v) for k, v in self.given().items()}, "_home": None}
+        # a copy of an optimizer must not share the train state of the original
+        return {"_make": self._make, "_values": {k: np.asarray(v) for k, v in self.values().items()}, "_training_state": None}
 
 
-def _like(path: saved.Path, name: str, found: Any, value: Any) -> Any:
-    """What a file has for a scalar, in its dtype and shape; the scalar itself where it has nothing."""
-    if found is None:
+def _like(path: saved.Path, name: str, saved_value: Any, value: Any) -> Any:
+    """The saved value of a scalar in the dtype and shape of its current value; the current value if none was saved."""
+    if saved_value is None:
         return value
     try:
-        fits = np.asarray(found).dtype.kind in ("iu" if value.dtype.kind in "iu" else "iuf")
+        fits = np.asarray(saved_value).dtype.kind in ("iu" if value.dtype.kind in "iu" else "iuf")
         with np.errstate(over="ignore"):
-            taken = np.asarray(found, value.dtype) if fits else None
+            array = np.asarray(saved_value, value.dtype) if fits else None
     except (ValueError, TypeError, OverflowError):
-        taken = None
-    if taken is None or taken.shape != value.shape or not np.isfinite(taken).all():
-        saved.refuse(path, f"scalar {name!r} of all parameters", found, f"finite {value.dtype} of shape {value.shape}")
-    return jnp.asarray(taken)
+        array = None
+    if array is None or array.shape != value.shape or not np.isfinite(array).all():
+        saved.reject(path, f"scalar {name!r} of all parameters", saved_value, f"finite {value.dtype} of shape {value.shape}")
+    return jnp.asarray(array)

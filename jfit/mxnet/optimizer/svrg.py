@@ -1,4 +1,4 @@
-"""The optimizers that MXNet's SVRGModule puts into a key-value store: parameters are updated, full gradients are kept."""
+"""Optimizers for SVRGModule's key-value store: parameters are updated, full-batch gradients are stored unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.named import create, register
 
-FULL = "_full"  # a parameter's full gradient has the parameter's name and this
+FULL = "_full"  # suffix of a parameter's full-batch gradient
 _BASE = (
     "rescale_grad",
     "param_idx2name",
@@ -25,7 +25,7 @@ _BASE = (
 
 @register
 class _AssignmentOptimizer(Optimizer):
-    """w <- g: what is pushed is kept.
+    """Store the pushed value: w <- g.
 
     Example:
         >>> from jfit.mxnet.mutable import MutableArray
@@ -45,23 +45,22 @@ class _AssignmentOptimizer(Optimizer):
 
 @register
 class _SVRGOptimizer(Optimizer):
-    """The default optimizer for parameters, assignment for their full gradients, by name.
+    """Update parameters with the default optimizer; assign to their full-batch gradients, recognized by name.
 
-    Where it differs from MXNet 1.9.1, which assigns to every name that has "full" in it, so that a layer called
-    `fullyconnected0`, as layers are called by themselves, never learns: here only `<name>_full` of a parameter `<name>` is
-    a full gradient.
+    Unlike MXNet 1.9.1, only `<name>_full` is the full-batch gradient of a parameter `<name>`.  MXNet assigns to every name
+    that contains "full", so a layer with the automatic name `fullyconnected0` is never trained.
 
     Args:
-        default_optimizer: a name, made with all of `kwargs`, or an `Optimizer`, taken as it is.
-        **kwargs: of `Optimizer`, and of the default optimizer.
+        default_optimizer: a registered name, created with all of `kwargs`, or an `Optimizer` object.
+        **kwargs: arguments of `Optimizer` and of the default optimizer.
 
     Attributes:
-        default_opt: the default optimizer.
-        aux_opt: what assigns.
+        default_opt: the optimizer of the parameters.
+        aux_opt: the optimizer that assigns full-batch gradients.
 
     Example:
-        >>> made = create("_SVRGOptimizer", default_optimizer="sgd", momentum=0.9, param_idx2name={0: "w", 1: "w_full"})
-        >>> made.default_opt.momentum, made.is_full(0), made.is_full(1)
+        >>> svrg = create("_SVRGOptimizer", default_optimizer="sgd", momentum=0.9, param_idx2name={0: "w", 1: "w_full"})
+        >>> svrg.default_opt.momentum, svrg.is_full(0), svrg.is_full(1)
         (0.9, False, True)
 
     Source: Apache MXNet 1.9.1, `_SVRGOptimizer`.
@@ -74,14 +73,14 @@ class _SVRGOptimizer(Optimizer):
         self.aux_opt: Any = create(_AssignmentOptimizer.__name__)
 
     def is_full(self, index: Any) -> bool:
-        """Whether an index, or a name, is that of a full gradient.
+        """Whether an index or name belongs to a full-batch gradient.
 
         Raises:
-            KeyError: it is in no `param_idx2name`.
+            KeyError: it is not in `param_idx2name`.
         """
         names = set(self.idx2name.values())
         if index not in names and index not in self.idx2name:
-            raise KeyError(f"_SVRGOptimizer knows no parameter {index!r}; its param_idx2name has {self.idx2name}")
+            raise KeyError(f"_SVRGOptimizer has no parameter {index!r}; its param_idx2name is {self.idx2name}")
         name = index if index in names else self.idx2name[index]
         return name.endswith(FULL) and name.removesuffix(FULL) in names
 
@@ -89,9 +88,9 @@ class _SVRGOptimizer(Optimizer):
         return self.aux_opt if self.is_full(index) else self.default_opt
 
     def create_state(self, index: Any, weight: Any) -> Any:
-        """The state that the optimizer of this index keeps."""
+        """Create the state of one index: the default optimizer's, or None for a full-batch gradient."""
         return self._of(index).create_state(index, weight)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """One update of one parameter, or a full gradient kept."""
+        """Update one parameter, or store one full-batch gradient."""
         self._of(index).update(index, weight, grad, state)

@@ -1,4 +1,4 @@
-"""The Updater: states of an optimizer by index, and weights updated in place."""
+"""Updater: an optimizer with its states by parameter index; it updates weights in place."""
 
 from __future__ import annotations
 
@@ -14,24 +14,33 @@ from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.mutable import MutableArray, as_array, mutable_class
 from jfit.mxnet.optimizer import saved
-from jfit.mxnet.optimizer.apply import check_arrays, check_shapes, float32_of, mapped, placed, state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.apply import (
+    check_arrays,
+    check_shapes,
+    map_nested,
+    place_like,
+    small_to_float32,
+    state_from_mxnet,
+    state_to_mxnet,
+)
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
 from jfit.optim.core import is_small
 
 
 class Updater:
-    """Keeps the states of an optimizer and updates weights in place: `updater(index, grad, weight)`.
+    """Hold the states of an optimizer and update weights in place: `updater(index, grad, weight)`.
 
     Args:
-        optimizer: an `Optimizer`; one with an `update` of its own is called parameter by parameter.
+        optimizer: an `Optimizer`; a subclass that overrides `update` is called once per parameter.
 
     Attributes:
         optimizer: the optimizer.
-        states: state by index, in MXNet's nesting, of Boxes.
-        states_synced: by index, whether the state lies where its weight lies.
-        aggregate_updates: MXNet would update several parameters per call.
-        apart: a key-value store calls it: MXNet's hands over one key at a time, which matters to counts and rates.
+        states: state by index, mutable arrays in MXNet's nesting.
+        states_synced: by index, whether the state is on the device of its weight.
+        aggregate_updates: whether MXNet updates several parameters per call.
+        one_by_one: set by a key-value store: MXNet's calls the updater with one key at a time, which affects update counts
+            and learning rates.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,15 +61,15 @@ class Updater:
         self.states: dict[Any, Any] = {}
         self.states_synced: dict[Any, bool] = {}
         self.aggregate_updates = optimizer.aggregate_num > 0
-        self.apart = False
+        self.one_by_one = False
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update one parameter, or lists of them in one dispatch; states are made on first sight.
+        """Update one parameter, or lists of them in one dispatch; the first update of an index creates its state.
 
         Args:
-            index: index or name, or a list.
-            grad: array or MutableArray, or a list.
-            weight: MutableArray, or a list.
+            index: index or name, or a list of them.
+            grad: array or `MutableArray` (NDArray) of the weight's shape, or a list.
+            weight: mutable array, or a list.
         """
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
@@ -72,45 +81,45 @@ class Updater:
             self._prepare(i, w)
         states = [self.states[i] for i in index]
         if optimizer.takes_lists:
-            optimizer.update_lists(list(index), list(weight), list(grad), states, apart=self.apart)
+            optimizer.update_lists(list(index), list(weight), list(grad), states, one_by_one=self.one_by_one)
             return
         for i, w, g, s in zip(index, weight, grad, states, strict=True):
             optimizer.update_multi_precision(i, w, g, s)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """The states as the bytes of a `.states` file of MXNet, with the update counts; waits for the values.
+        """Serialize the states and update counts as an MXNet `.states` file; blocks until the values are computed.
 
         Args:
-            dump_optimizer: keep the optimizer's settings too (rate, decay, schedule ...), as gluon's Trainer does.
+            dump_optimizer: include the optimizer's settings (learning rate, decay, scheduler ...), as gluon's Trainer does.
         """
-        plain = {i: mapped(as_array, state) for i, state in self.states.items()}
+        plain = {i: map_nested(as_array, state) for i, state in self.states.items()}
         host = counters.read(plain)  # sync: states go to a file
-        kept = settings_of(self.optimizer) if dump_optimizer else progress_of(self.optimizer)
-        return dump_states(host, self.optimizer.counts(), self.optimizer.num_update, kept or None)
+        settings = settings_of(self.optimizer) if dump_optimizer else progress_of(self.optimizer)
+        return dump_states(host, self.optimizer.counts(), self.optimizer.num_update, settings or None)
 
     def set_states(self, states: Any, where: saved.Path = "bytes") -> None:
-        """Take over states.
+        """Load states, update counts and optimizer settings.
 
         Args:
-            states: bytes of a `.states` file of MXNet or jfit, or a dict by index.  Counts continue where the bytes have
-                them; those of MXNet's Module have none, so its counts start again at begin_num_update, as in MXNet.
-                Settings of the optimizer are taken over where the bytes have them.
-            where: what errors call the bytes, such as the name of their file.
+            states: bytes of a `.states` file of MXNet or jfit, or a dict of states by index.  Update counts and optimizer
+                settings are restored if the bytes contain them; files of MXNet's Module have no counts, so counting
+                starts at begin_num_update, as in MXNet.
+            where: name of the bytes in error messages, such as their file name.
 
         Raises:
-            ValueError: the settings are of another class of optimizer.
-            FormatError: the bytes are damaged, or a number among the settings is not what it needs to be.
+            ValueError: the settings are of another optimizer class.
+            FormatError: the bytes are damaged, or a setting has the wrong type or range.
         """
         if not isinstance(states, dict):
-            found = load_states(states, where)
-            states, updates = found.states, saved.check_counts(where, found.counts, found.num_update)
+            file = load_states(states, where)
+            states, updates = file.states, saved.check_counts(where, file.counts, file.num_update)
             if self.optimizer.takes_lists:
                 check_arrays(where, states)
-            if found.optimizer is not None:
-                restore_settings(self.optimizer, _as_dict(found.optimizer), where, updates)
-            if found.counts is not None:
-                self.optimizer.set_counts(found.counts, found.num_update)
-        self.states = {i: mapped(functools.partial(self._keep, i), state) for i, state in states.items()}
+            if file.optimizer is not None:
+                restore_settings(self.optimizer, _as_dict(file.optimizer), where, updates)
+            if file.counts is not None:
+                self.optimizer.set_counts(file.counts, file.num_update)
+        self.states = {i: map_nested(functools.partial(self._keep, i), state) for i, state in states.items()}
         self.states_synced = dict.fromkeys(self.states, False)
 
     def _keep(self, index: Any, value: Any) -> Any:
@@ -121,11 +130,11 @@ class Updater:
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
         elif not self.states_synced.get(index, False):
-            self.states[index] = self._beside(index, weight)
+            self.states[index] = self._synced(index, weight)
         self.states_synced[index] = True
 
-    def _beside(self, index: Any, weight: Any) -> Any:
-        """A state that came from outside, on the device of its weight and in its kind of MutableArray."""
+    def _synced(self, index: Any, weight: Any) -> Any:
+        """A loaded state, copied to the device of its weight and wrapped in the weight's class of mutable array."""
         optimizer, state, value = self.optimizer, self.states[index], as_array(weight)
         make = mutable_class(weight) if isinstance(weight, MutableArray) else self.arrays.mutable
         if optimizer.takes_lists:
@@ -133,21 +142,33 @@ class Updater:
             if slots is None:
                 return optimizer.create_state_multi_precision(index, weight)
             check_shapes(optimizer, index, slots, value)
-            held = tuple(None if slot is None else make(placed(float32_of(slot), value)) for slot in slots)
-            return state_to_mxnet(optimizer, held)
-        return mapped(lambda part: make(placed(as_array(part), value)) if _is_array(part) else part, state)
+            slots = tuple(None if slot is None else make(place_like(small_to_float32(slot), value)) for slot in slots)
+            return state_to_mxnet(optimizer, slots)
+        return map_nested(lambda part: make(place_like(as_array(part), value)) if _is_array(part) else part, state)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """`Updater(optimizer)`: the function `(index, grad, weight)` that a key-value store calls."""
+    """Create an `Updater`, the function `(index, grad, weight)` that a key-value store calls.
+
+    Args:
+        optimizer: the optimizer to apply.
+
+    Returns:
+        `Updater(optimizer)`, without states.
+
+    Example:
+        >>> from jfit.mxnet.optimizer.named import SGD
+        >>> get_updater(SGD()).states
+        {}
+    """
     return Updater(optimizer)
 
 
 def _as_dict(record: Any, deeper: bool = True) -> Any:
-    """Settings as plain data; MXNet's file describes its optimizer, and the scheduler in it, as objects."""
+    """Settings as plain data; MXNet's file has the pickled optimizer, and its scheduler, as objects with attributes."""
     if not hasattr(record, "attributes"):
         return record
-    # No deeper than that: a hostile optimizer is its own scheduler.
+    # Convert one level only: in a malicious file the scheduler may be the optimizer itself, an endless recursion.
     plain = {key: _as_dict(value, False) if deeper else value for key, value in record.attributes.items()}
     return {**plain, "class": record.name.rpartition(".")[2]}
 
