@@ -79,7 +79,7 @@ def compiled(request: pytest.FixtureRequest):
     programs for a handful of numbers, which no optimization is worth."""
     if request.node.get_closest_marker("optimized"):
         jax.config.update("jax_disable_most_optimizations", False)
-    elif request.path.name.startswith(("test_ops_", "test_lowering", "test_metrics", "test_facade_metric")):
+    elif request.path.name.startswith(("test_ops_", "test_lowering", "test_metrics", "test_mxnet_metric")):
         jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", QUICKLY)

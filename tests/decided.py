@@ -30,43 +30,43 @@ DECIDED = {
     "padded_rows": Decided(
         "counts the rows that an iterator wrapped around in score() and in training metrics",
         "those rows train, as in MXNet, but never count",
-        "test_facade_module_fit.py::test_rows_that_the_iterator_wrapped_around_train_but_never_count",
+        "test_mxnet_module_fit.py::test_rows_that_the_iterator_wrapped_around_train_but_never_count",
     ),
     "device_metric": Decided(
         "metrics that average per update call (mse, f1 ...) are averaged over the slices of the devices",
         "a batch is one update, whatever devices it lay on",
-        "test_facade_module_fit.py::test_a_metric_sees_the_whole_batch_whatever_devices_it_lay_on",
+        "test_mxnet_module_fit.py::test_a_metric_sees_the_whole_batch_whatever_devices_it_lay_on",
     ),
     "unknown_names": Decided(
         "init_params and set_params(allow_missing=False) silently ignore names that the network does not have",
         "they raise, unless allow_extra=True",
-        "test_facade_module.py::test_unknown_names_in_set_params_are_refused_with_the_nearest_name",
+        "test_mxnet_module.py::test_unknown_names_in_set_params_are_refused_with_the_nearest_name",
     ),
     "state_counts": Decided(
         "`.states` files hold no update counts, so Adam starts at t = 0 when a training is resumed",
         "files that jfit writes hold them, so resuming equals going on; MXNet's own files load as MXNet loads them",
-        "test_facade_train.py::test_a_resumed_training_is_bit_for_bit_the_one_that_went_on",
+        "test_mxnet_train.py::test_a_resumed_training_is_bit_for_bit_the_one_that_went_on",
     ),
     "device_statistics": Decided(
         "each device keeps moving statistics of its own until get_params averages them, so an evaluation in between uses "
         "other ones on each device",
         "there is one set, the mean over the devices, after every step; get_params gives the same numbers",
-        "test_facade_module.py::test_moving_statistics_are_the_mean_over_the_devices_after_every_step",
+        "test_mxnet_module.py::test_moving_statistics_are_the_mean_over_the_devices_after_every_step",
     ),
     "output_axis": Decided(
         "joins the devices' outputs along axis 0 unless the output carries a `__layout__` attribute",
         "joins them along the axis where their rows are, which follows from the layout of the data",
-        "test_facade_module_passes.py::test_a_layout_says_which_axis_holds_the_rows",
+        "test_mxnet_module_passes.py::test_a_layout_says_which_axis_holds_the_rows",
     ),
     "rolled_rows": Decided(
         "an iterator that rolls over reports old rows as `pad`, so predict cuts off as many new ones",
         "the report is the same, but rows that rolled over are new: they count, and nothing is cut off",
-        "test_facade_module_fit.py::test_rows_that_rolled_over_are_new_and_count",
+        "test_mxnet_module_fit.py::test_rows_that_rolled_over_are_new_and_count",
     ),
     "idle_gradients": Decided(
         "a Monitor also reports `<node>_backward_output<i>` for gradients that nobody asked for, whatever their memory holds",
         "it reports the gradient itself",
-        "test_facade_monitor.py::test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too",
+        "test_mxnet_monitor.py::test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too",
     ),
     "set_params_on_store": Decided(
         "where the key-value store updates, set_params after init_optimizer is undone by the next update: the store keeps a "
@@ -82,22 +82,22 @@ DECIDED = {
     "fresh_predict": Decided(
         "FeedForward.predict (and MXNet.jl's with overwrite=false) may use the weights of an earlier predict",
         "it always uses the weights of now",
-        "test_facade_feedforward_julia.py::test_predict_without_overwrite_wants_the_same_shapes_and_is_never_stale",
+        "test_mxnet_feedforward_julia.py::test_predict_without_overwrite_wants_the_same_shapes_and_is_never_stale",
     ),
     "julia_validation": Decided(
         "MXNet.jl validates in training mode",
         "validation is an evaluation, as everywhere else; trained weights are the same",
-        "test_facade_feedforward_julia.py::test_validation_is_an_evaluation",
+        "test_mxnet_feedforward_julia.py::test_validation_is_an_evaluation",
     ),
     "validation_tail": Decided(
         "FeedForward rolls the tail of eval_data=(X, y) over to the next validation",
         "every row counts once in each validation",
-        "test_facade_feedforward.py::test_every_validation_row_counts_once_in_each_epoch",
+        "test_mxnet_feedforward.py::test_every_validation_row_counts_once_in_each_epoch",
     ),
     "stale_gradient": Decided(
         "Trainer raises about a stale gradient after others were pushed already",
         "it raises before anything is written",
-        "test_facade_trainer.py::test_a_stale_gradient_is_raised_and_nothing_was_written",
+        "test_mxnet_trainer.py::test_a_stale_gradient_is_raised_and_nothing_was_written",
     ),
     "lazy_update": Decided(
         "Ftrl with row_sparse weights, LARS and LBSGD update only the rows that a row_sparse gradient holds; SGD with 16-bit "
@@ -108,7 +108,7 @@ DECIDED = {
     "whole_passes": Decided(
         "outputs and gradients of the last batch are there after fit",
         "a pass of fit whose steps shared dispatches keeps none; one with a callback that sees every batch does",
-        "test_facade_epochs.py::test_a_pass_of_few_dispatches_keeps_no_outputs",
+        "test_mxnet_epochs.py::test_a_pass_of_few_dispatches_keeps_no_outputs",
     ),
     "concat_open_part": Decided(
         "infer_shape_partial of a Concat adds up the parts it knows and takes the rest for 0",
@@ -216,13 +216,13 @@ DECIDED = {
         "a Module that updates on several devices without its store multiplies Nadam's one schedule for each copy of each "
         "parameter, so the copies drift apart",
         "it is multiplied once for each parameter, so copies stay equal and are those of one device",
-        "test_facade_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
+        "test_mxnet_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
     ),
     "lars_devices": Decided(
         "a Module that updates on several devices without its store shows a new rate to LARS's momentum on the first device "
         "only, so the copies drift apart",
         "every device sees it as one device does, so copies stay equal and are those of one device",
-        "test_facade_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
+        "test_mxnet_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
     ),
     "half_overflow": Decided(
         "with multi_precision a weight of 16 bits that is inf is finite again once its master is",
@@ -232,24 +232,24 @@ DECIDED = {
     "test_counts": Decided(
         "the optimizer named test counts no updates",
         "it does",
-        "test_facade_optimizer_named.py::test_test_adds_gradients_and_counts_its_updates",
+        "test_mxnet_optimizer_named.py::test_test_adds_gradients_and_counts_its_updates",
     ),
     "lbsgd_sums": Decided(
         "LBSGD's first sum is the first gradient's own buffer, which the second gradient overwrites; between sums it runs an "
         "update with rate 0, which spreads a NaN of the gradient",
         "a Module repeats the buffer; an Updater and a Trainer average all gradients; between sums nothing changes",
-        "test_facade_optimizer_named.py::test_sums_of_lbsgd_are_kept_beside_the_states",
+        "test_mxnet_optimizer_named.py::test_sums_of_lbsgd_are_kept_beside_the_states",
     ),
     "adadelta_gradient": Decided(
         "AdaDelta multiplies the caller's gradient by rescale_grad in place",
         "gradients stay as they are",
-        "test_facade_optimizer_named.py::test_adadelta_leaves_the_gradient_alone",
+        "test_mxnet_optimizer_named.py::test_adadelta_leaves_the_gradient_alone",
     ),
     "half_updates": Decided(
         "without multi_precision weights of 16 bits are updated in 16-bit arithmetic with 16-bit state; RMSProp, AdaDelta and "
         "others fail",
         "the arithmetic and the state are float32, and the weight is rounded after every update; bfloat16 too",
-        "test_facade_optimizer.py::test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them",
+        "test_mxnet_optimizer.py::test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them",
     ),
     "momentum_of_rates": Decided(
         "LARS scales momentum by rate / last rate only for the first of its calls with a new rate: four parameters, or one",
@@ -286,7 +286,7 @@ DECIDED = {
     "pearsonr_global": Decided(
         "the global value of a micro PearsonCorrelation is always 0.0",
         "it is that of everything since reset()",
-        "test_facade_metric.py::test_the_global_value_of_a_micro_correlation_is_that_of_everything",
+        "test_mxnet_metric.py::test_the_global_value_of_a_micro_correlation_is_that_of_everything",
     ),
     "pcc_labels": Decided(
         "PCC reads labels and outputs of each batch, and grows by a class for each number that is new",
@@ -301,6 +301,6 @@ DECIDED = {
     "metric_index": Decided(
         "CompositeEvalMetric.get_metric gives a ValueError back where there is no such metric",
         "it raises it",
-        "test_facade_metric.py::test_mistakes_raise_the_classes_that_mxnet_raises",
+        "test_mxnet_metric.py::test_mistakes_raise_the_classes_that_mxnet_raises",
     ),
 }

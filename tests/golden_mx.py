@@ -1,6 +1,7 @@
-"""Recorded MXNet 1.9.1 results, replayed through MXNet's spelling: what is compared, and how close it must come.
+"""Replay of results recorded from MXNet 1.9.1 through MXNet's Python interface, and the tolerances of the comparison.
 
-`api` is a module or namespace with MXNet's names: `jfit.mx`, or `FACADE` with the shells below it (arrays without a box).
+`api` is a module or namespace with MXNet's names: `jfit.mx`, whose arrays are NDArrays, or `PLAIN_MXNET`, the classes of
+`jfit.mxnet`, whose arrays are plain JAX and NumPy arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jfit.mxnet.module.module import Module
 from jfit.mxnet.optimizer import lr_scheduler
 
 GOLDEN = Path(__file__).parent / "golden"
-FACADE = SimpleNamespace(
+PLAIN_MXNET = SimpleNamespace(
     sym=jfit.sym,
     cpu=jfit.cpu,
     mod=SimpleNamespace(Module=Module),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from golden_mx import CASES, FACADE, Trajectory, flat
+from golden_mx import CASES, PLAIN_MXNET, Trajectory, flat
 
 import jfit
 from jfit.mxnet.module.module import Module
@@ -17,7 +17,7 @@ ids = {"ids": lambda c: c["name"]}
 
 def trained(case, monkeypatch, read=()):
     """The trajectory after all steps, each compared with MXNet's."""
-    run = Trajectory(FACADE, case)
+    run = Trajectory(PLAIN_MXNET, case)
     run.environment(monkeypatch)
     run.init_optimizer()
     for t in range(case["n_steps"]):

@@ -1,4 +1,4 @@
-"""Trainings that MXNet recorded (`record_shells.py`) and that `test_facade_optimizer_named.py` repeats.
+"""Trainings that MXNet recorded (`record_optimizer_objects.py`) and that `test_mxnet_optimizer_named.py` repeats.
 
 `mx` is MXNet or `jfit.mx`: the same lines run on both.
 """

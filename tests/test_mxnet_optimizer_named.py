@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases.shells import CASES, MODULES, flat, trained, updates
+from cases.optimizer_objects import CASES, MODULES, flat, trained, updates
 
 import jfit.mx as mx
 from jfit import counters
