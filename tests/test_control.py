@@ -223,7 +223,7 @@ def test_errors_say_what_is_wrong():
     with pytest.raises(GraphError, match=r"make it by sym.contrib"):
         sym._foreach(x, s, num_outputs=1, num_out_data=1, in_state_locs=(), in_data_locs=(), remain_locs=())
     chosen = sym.contrib.cond(x, lambda: x, lambda: x * 2)
-    with pytest.raises(GraphError, match="needed one number"):
+    with pytest.raises(GraphError, match="expected a single number"):
         jfit.lower(chosen, inputs=[]).apply({"x": jnp.ones((2, 2))}, {}, {})
 
 

@@ -240,7 +240,7 @@ def test_what_is_not_registered_is_refused_with_the_nearest_name():
     text = head().tojson().replace("test_softmax", "elsewhere")
     with pytest.raises(GraphError, match="op_type is 'elsewhere'"):
         jfit.sym.load_json(text)
-    with pytest.raises(ValueError, match="cannot be made with"):
+    with pytest.raises(ValueError, match="cannot be created with"):
         mx.sym.Custom(mx.sym.Variable("data"), op_type="test_softmax", unknown=1)
 
 

@@ -287,7 +287,7 @@ def test_shapes_unify_in_both_directions():
 
 ERRORS = [
     (lambda: fill("elemwise_add", (2, 3), (2, 4)), r"shapes \(2, 3\) and \(2, 4\) differ, but must be equal because"),
-    (lambda: fill("broadcast_add", (2, 3), (2, 4)), r"sizes 3 and 4 meet; sizes must be equal or 1"),
+    (lambda: fill("broadcast_add", (2, 3), (2, 4)), r"sizes 3 and 4 differ; sizes must be equal or 1"),
     (lambda: fill("Concat", (2, 3), (4, 3), dim=1), r"only axis 1 may differ"),
     (lambda: fill("dot", (2, 3), (2, 3)), r"sizes 3 and 2 must be equal because they are summed over"),
     (lambda: fill("batch_dot", (2, 3), (2, 3)), r"two stacks of matrices"),

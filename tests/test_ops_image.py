@@ -138,12 +138,12 @@ def test_border_and_resize_of_opencv():
 @pytest.mark.parametrize(
     ("name", "attrs", "sentence"),
     [
-        ("_image_crop", {"x": 5, "y": 0, "width": 3, "height": 2}, "reaches beyond the picture"),
+        ("_image_crop", {"x": 5, "y": 0, "width": 3, "height": 2}, "is not inside the image"),
         ("_image_resize", {}, r"size is \(\)"),
         ("_image_resize", {"size": 3, "interp": 9}, "interp is 9"),
         ("_image_normalize", {"mean": (1, 2)}, "one value or one per channel"),
-        ("_image_adjust_lighting", {"alpha": (1, 2)}, "needed three numbers"),
-        ("_image_random_hue", {"min_factor": 2, "max_factor": 1}, "needed min_factor <= max_factor"),
+        ("_image_adjust_lighting", {"alpha": (1, 2)}, "expected three numbers"),
+        ("_image_random_hue", {"min_factor": 2, "max_factor": 1}, "expected min_factor <= max_factor"),
         ("_cvcopyMakeBorder", {"top": 1, "bot": 1, "left": 1, "right": 1, "type": 7}, "type is 7"),
     ],
 )
@@ -153,7 +153,7 @@ def test_errors(name, attrs, sentence):
 
 
 def test_more_errors():
-    with pytest.raises(ValueError, match="needed a picture"):
+    with pytest.raises(ValueError, match="expected an image"):
         _run("_image_to_tensor", BYTES[0])
     with pytest.raises(ValueError, match="needed uint8 or floats"):
         _run("_image_resize", BYTES.astype(np.int32), size=3)

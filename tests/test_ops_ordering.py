@@ -218,8 +218,11 @@ def test_several_arrays_meet_in_one_dtype():
 
 ERRORS = [
     (lambda: call("topk", draw(2, 3), k=4), r"k is 4, data of shape \(2, 3\) has 3 entries there"),
-    (lambda: call("gather_nd", draw(2), np.zeros((2, 1), np.int32)), r"name 2 axes, the data has shape \(2,\)"),
-    (lambda: call("ravel_multi_index", np.zeros((2, 1), np.int32), shape=(3,)), r"has 1 axes, data of shape \(2, 1\) names 2"),
+    (lambda: call("gather_nd", draw(2), np.zeros((2, 1), np.int32)), r"index 2 axes, but the data has shape \(2,\)"),
+    (
+        lambda: call("ravel_multi_index", np.zeros((2, 1), np.int32), shape=(3,)),
+        r"has 1 axes, but the first axis of data \(2, 1\) has size 2",
+    ),
     (lambda: call("_histogram", draw(2), bin_cnt=3), r"needed a bin or more and \(low, high\)"),
     (lambda: call("moments", draw(2)), r"moments needs the axes to go over"),
     (lambda: call("depth_to_space", draw(1, 3, 1, 1), block_size=2), r"divisible by 4; change block_size"),

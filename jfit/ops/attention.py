@@ -1,6 +1,8 @@
-"""Attention with interleaved projections: queries, keys and values of each head side by side in the last axis.
+"""Multi-head attention with interleaved projections: the last axis holds query, key and value of head 0, then of head 1, ...
 
-Arrays are (time, batch, heads * parts * size); scores and weights are (batch * heads, query time, key time).
+Projections have shape (time, batch, heads * parts * size): parts is 3 for queries, keys and values in one array, 2 for keys and
+values, 1 for queries; size is the width of one head.  Attention scores and weights have shape (batch * heads, query time, key
+time).
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ def div_sqrt_dim(ctx, attrs, data):
 
 
 def _heads(attrs, data: Array, parts: int) -> list[Array]:
-    """The projections: `parts` arrays (batch, heads, time, size) in the dtype that is summed in."""
+    """Split interleaved projections into `parts` arrays (batch, heads, time, size), in the accumulation dtype."""
     if data.ndim != 3 or attrs.heads < 1 or data.shape[2] % (attrs.heads * parts):
         raise ValueError(
-            f"projections have shape {data.shape}, needed (time, batch, heads * {parts} * size) with heads={attrs.heads}; "
+            f"projections have shape {data.shape}, expected (time, batch, heads * {parts} * size) with heads={attrs.heads}; "
             "change the projection or heads"
         )
     time, batch, _ = data.shape
@@ -38,17 +40,17 @@ def _heads(attrs, data: Array, parts: int) -> list[Array]:
 
 
 def _scores(queries: Array, keys: Array, dtype: Any) -> Array:
-    """Q Kᵀ / √size as (batch * heads, query time, key time)."""
+    """Return Q Kᵀ / √size, (batch * heads, query time, key time)."""
     scores = jnp.einsum("bhqd,bhkd->bhqk", queries / math.sqrt(queries.shape[-1]), keys)
     return scores.reshape((-1, *scores.shape[2:])).astype(dtype)
 
 
 def _attended(attrs, values: Array, attention: Array) -> Array:
-    """Weights times values as (query time, batch, heads * size)."""
+    """Return the attention-weighted values, (query time, batch, heads * size)."""
     batch, heads, time, size = values.shape
     if attention.ndim != 3 or attention.shape[0] != batch * heads or attention.shape[2] != time:
         raise ValueError(
-            f"attention has shape {attention.shape}, needed ({batch * heads}, query time, {time}): one matrix for each of "
+            f"attention has shape {attention.shape}, expected ({batch * heads}, query time, {time}): one matrix for each of "
             f"{batch} sequences and {heads} heads; reshape it"
         )
     weights = attention.astype(values.dtype).reshape((batch, heads, *attention.shape[1:]))
@@ -57,26 +59,26 @@ def _attended(attrs, values: Array, attention: Array) -> Array:
 
 
 def _score_rows(attrs, rows, shapes, outs):
-    """Sequences of the batch (axis 1) become runs of `heads` on axis 0."""
-    found = common_rows(rows)
-    if not isinstance(found, RowLayout):
-        return [found]
-    return [found._replace(axis=0, after=found.after * attrs.heads) if found.axis == 1 else LOST]
+    """Row rule: rows on axis 1 of the projections are on axis 0 of the scores, each row `heads` consecutive entries."""
+    common = common_rows(rows)
+    if not isinstance(common, RowLayout):
+        return [common]
+    return [common._replace(axis=0, after=common.after * attrs.heads) if common.axis == 1 else LOST]
 
 
 def _attended_rows(attrs, rows, shapes, outs):
-    """The other way: runs of `heads` on axis 0 of the weights are sequences on axis 1."""
+    """Row rule, the inverse of `_score_rows`: rows on axis 0 of the attention weights are on axis 1 of the output."""
     projections, weights = rows
     if isinstance(weights, RowLayout):
         whole = weights.axis == 0 and weights.after % attrs.heads == 0
         weights = weights._replace(axis=1, after=weights.after // attrs.heads) if whole else LOST
-    found = common_rows([projections, weights])
-    return [LOST if isinstance(found, RowLayout) and found.axis != 1 else found]
+    common = common_rows([projections, weights])
+    return [LOST if isinstance(common, RowLayout) and common.axis != 1 else common]
 
 
 @operator("_contrib_interleaved_matmul_selfatt_qk", inputs=("queries_keys_values",), attrs=HEADS, rows=_score_rows)
 def selfatt_qk(ctx, attrs, projections):
-    """y = Q Kᵀ / √size for each sequence and head, of interleaved queries, keys and values."""
+    """y = Q Kᵀ / √size for each sequence and head; the input holds interleaved queries, keys and values."""
     queries, keys, _ = _heads(attrs, projections, 3)
     return _scores(queries, keys, projections.dtype)
 
@@ -88,18 +90,18 @@ def selfatt_qk(ctx, attrs, projections):
     rows=_attended_rows,
 )
 def selfatt_valatt(ctx, attrs, projections, attention):
-    """y = attention V, heads side by side, of interleaved queries, keys and values."""
+    """y = attention V, heads concatenated on the last axis; the first input holds interleaved queries, keys and values."""
     return _attended(attrs, _heads(attrs, projections, 3)[2], attention)
 
 
 @operator("_contrib_interleaved_matmul_encdec_qk", inputs=("queries", "keys_values"), attrs=HEADS, rows=_score_rows)
 def encdec_qk(ctx, attrs, queries, keys_values):
-    """y = Q Kᵀ / √size for each sequence and head, of queries and of interleaved keys and values."""
-    (asked,), (keys, _) = _heads(attrs, queries, 1), _heads(attrs, keys_values, 2)
-    return _scores(asked, keys, queries.dtype)
+    """y = Q Kᵀ / √size for each sequence and head; the second input holds interleaved keys and values."""
+    (split_queries,), (keys, _) = _heads(attrs, queries, 1), _heads(attrs, keys_values, 2)
+    return _scores(split_queries, keys, queries.dtype)
 
 
 @operator("_contrib_interleaved_matmul_encdec_valatt", inputs=("keys_values", "attention"), attrs=HEADS, rows=_attended_rows)
 def encdec_valatt(ctx, attrs, keys_values, attention):
-    """y = attention V, heads side by side, of interleaved keys and values."""
+    """y = attention V, heads concatenated on the last axis; the first input holds interleaved keys and values."""
     return _attended(attrs, _heads(attrs, keys_values, 2)[1], attention)

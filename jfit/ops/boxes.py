@@ -1,6 +1,7 @@
-"""Boxes: overlap, encoding against anchors, non-maximum suppression, one-to-one matching.
+"""Bounding boxes: overlap (IoU), encoding relative to anchors, non-maximum suppression, bipartite matching.
 
-A box is (left, top, right, bottom) in format `corner`, (x, y, width, height) of its centre in format `center`.
+A box is (left, top, right, bottom) in the format "corner", and (x, y, width, height) with its centre at (x, y) in the format
+"center".  In `box_nms` and `bipartite_matching` all leading axes are batch axes; comments call their product "images".
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FORMAT = choice("center", "corner", default="corner")
 
 # ------------------------------------------------------------------------------------------ shared with other families
 class Corners(NamedTuple):
-    """Boxes as one array per side: rows of single numbers are what the loops below run fast on."""
+    """Boxes as one array for each side: the loops below are faster on four arrays than on one array (..., 4)."""
 
     left: Array
     top: Array
@@ -33,7 +34,7 @@ class Corners(NamedTuple):
 
 
 def corners(boxes: Array, form: str = "corner") -> Corners:
-    """Boxes (..., 4) as their sides, each (...)."""
+    """Convert boxes (..., 4) of format `form` to four arrays (...), one for each side."""
     first, second, third, fourth = (boxes[..., k] for k in range(4))
     if form == "corner":
         return Corners(first, second, third, fourth)
@@ -41,22 +42,23 @@ def corners(boxes: Array, form: str = "corner") -> Corners:
 
 
 def survivors(suppresses: Callable[[Array], Array], alive: Array, limit: int) -> Array:
-    """Greedy suppression of candidates in order of rank: whoever is reached alive stays and removes others behind it.
+    """Select candidates greedily, best first: a selected candidate suppresses candidates of lower rank.
 
-    Each step handles one survivor of every image and needs memory for one row of overlaps only.
+    Each iteration selects one candidate in every image; memory is linear in the number of candidates.
 
     Args:
-        suppresses: rank of one candidate per image (images, 1) -> which candidates it would remove (images, candidates).
-        alive: which candidates take part, (images, candidates) bool, best first.
-        limit: how many may stay in each image.
+        suppresses: function from the rank of one candidate in each image, (images, 1) int32, to the candidates that it
+            suppresses, (images, candidates) bool.
+        alive: candidates to choose from, (images, candidates) bool, sorted by rank, best first.
+        limit: maximum number of selected candidates in each image.
 
     Returns:
-        Which candidates stay, (images, candidates) bool.
+        The selected candidates, (images, candidates) bool.
     """
     count = alive.shape[1]
     ranks = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], alive.shape)
 
-    def following(alive: Array, now: Array) -> Array:
+    def following(alive: Array, now: Array) -> Array:  # the next rank that is alive, `count` if there is none
         return jnp.min(jnp.where(alive & (ranks > now), ranks, count), axis=1, keepdims=True)
 
     def unfinished(carry: tuple[Array, Array, Array]) -> Array:
@@ -75,16 +77,16 @@ def survivors(suppresses: Callable[[Array], Array], alive: Array, limit: int) ->
 
 
 def matched(scores: Array, allowed: Array, above: float, limit: int) -> Array:
-    """Greedy one-to-one matching: again and again the best free pair, the first one of equal pairs.
+    """Greedy bipartite matching: repeatedly match the unmatched pair with the highest score (the first one among equal scores).
 
     Args:
-        scores: (images, first, second).
-        allowed: which of the second may be matched, (images, second) bool.
-        above: a pair must score more than this.
-        limit: how many pairs at most in each image.
+        scores: score of each pair, (images, first, second).
+        allowed: which entries of `second` may be matched, (images, second) bool.
+        above: only pairs with a score above this are matched.
+        limit: maximum number of pairs in each image.
 
     Returns:
-        The partner of each of the first, -1 where it has none, (images, first) int32.
+        Index into `second` of the partner of each entry of `first`, -1 for unmatched ones, (images, first) int32.
     """
     images, first, second = scores.shape
     places = jnp.arange(first * second, dtype=jnp.int32).reshape(1, first, second)
@@ -94,17 +96,17 @@ def matched(scores: Array, allowed: Array, above: float, limit: int) -> Array:
         open_pair = (partner < 0)[:, :, None] & free[:, None, :] & (scores > above)
         best = jnp.max(jnp.where(open_pair, scores, -jnp.inf), axis=(1, 2), keepdims=True)
         place = jnp.min(jnp.where(open_pair & (scores == best), places, first * second), axis=(1, 2))[:, None]
-        found = place < first * second
-        here = found & (jnp.arange(first, dtype=jnp.int32)[None] == place // second)
-        there = found & (jnp.arange(second, dtype=jnp.int32)[None] == place % second)
-        return jnp.where(here, place % second, partner), free & ~there, steps + 1, jnp.any(found)
+        exists = place < first * second
+        here = exists & (jnp.arange(first, dtype=jnp.int32)[None] == place // second)
+        there = exists & (jnp.arange(second, dtype=jnp.int32)[None] == place % second)
+        return jnp.where(here, place % second, partner), free & ~there, steps + 1, jnp.any(exists)
 
     start = (jnp.full((images, first), -1, jnp.int32), allowed, jnp.int32(0), jnp.any(allowed))
     return lax.while_loop(lambda carry: (carry[2] < limit) & carry[3], step, start)[0]
 
 
 def gathered(chosen: Array, values: Array, fill: int) -> Array:
-    """The chosen values of each row at its front, in their order, then `fill`; both (rows, count)."""
+    """Move the values where `chosen` is True to the front of each row, in order, and fill the rest; all (rows, count)."""
     rows, count = chosen.shape
     places = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, count)  # count: out of range, dropped
     which = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], chosen.shape)
@@ -112,10 +114,10 @@ def gathered(chosen: Array, values: Array, fill: int) -> Array:
 
 
 def need_last(op: str, what: str, shape: tuple[int, ...], count: int, axes: int = 2) -> None:
-    """Raise a sentence unless the last axis has `count` entries and there are at least `axes` axes."""
+    """Raise a ValueError unless the last axis has `count` entries and there are at least `axes` axes."""
     if len(shape) < axes or shape[-1] != count:
         raise ValueError(
-            f"{op}: {what} has shape {shape}, needed at least {axes} axes with {count} entries on the last one; reshape {what}"
+            f"{op}: {what} has shape {shape}, expected at least {axes} axes with {count} entries on the last; reshape {what}"
         )
 
 
@@ -131,7 +133,7 @@ def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
 
 @operator("_contrib_box_iou", inputs=("lhs", "rhs"), attrs={"format": FORMAT}, rows=_iou_rows)
 def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
-    """y[i, j] = |lhs[i] ∩ rhs[j]| / |lhs[i] ∪ rhs[j]|, 0 where they are apart; its gradient is 0."""
+    """y[i, j] = |lhs[i] ∩ rhs[j]| / |lhs[i] ∪ rhs[j]|, 0 where they do not intersect; the gradient is 0."""
     need_last("box_iou", "lhs", lhs.shape, 4)
     need_last("box_iou", "rhs", rhs.shape, 4)
     wide = accumulating(lhs.dtype)
@@ -144,20 +146,20 @@ def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
 
 
 def _shared(one: Corners, two: Corners) -> Array:
-    """The area that boxes have in common."""
+    """Return the area of the intersection."""
     width = jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left)
     height = jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top)
     return jnp.maximum(width, 0) * jnp.maximum(height, 0)
 
 
 def _area(box: Corners) -> Array:
-    """The area of boxes; 0 of one that is turned inside out."""
+    """Return the area of boxes; 0 for a box with right < left or bottom < top."""
     width, height = box.right - box.left, box.bottom - box.top
     return jnp.where((width < 0) | (height < 0), 0, width * height)
 
 
 def _centred(boxes: Array) -> tuple[Array, Array]:
-    """Centre and size of corner boxes, each (..., 2)."""
+    """Return the centre (x, y) and the size (width, height) of boxes in corner format, each (..., 2)."""
     size = boxes[..., 2:] - boxes[..., :2]
     return boxes[..., :2] + size * 0.5, size
 
@@ -169,9 +171,10 @@ def _centred(boxes: Array) -> tuple[Array, Array]:
     rows=shared_batch_rows,
 )
 def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
-    """y = (((x', y') - (x, y)) / (w, h), log((w', h') / (w, h)) less means) / stds where sample > 0.5, else 0; gradient 0.
+    """y = ((((x', y') - (x, y)) / (w, h), log((w', h') / (w, h))) - means) / stds where sample > 0.5, else 0; gradient 0.
 
-    The primed box is the one of `refs` that `matches` names; the second output is 1 where the first one counts.
+    (x, y, w, h) is the anchor, (x', y', w', h') the box of `refs` that `matches` selects for it, both as centre and size.  The
+    second output is a mask: 1 where sample > 0.5, else 0.
     """
     need_last("box_encode", "anchors", anchors.shape, 4, 3)
     need_last("box_encode", "refs", refs.shape, 4, 3)
@@ -201,7 +204,10 @@ def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     rows=shared_batch_rows,
 )
 def box_decode(ctx, attrs, data, anchors):
-    """y = corners of the box at (x, y) + std · d₀₁ (w, h) of size (w, h) eᵐⁱⁿ⁽ˢᵗᵈ ᵈ²³, ᶜˡⁱᵖ⁾; its gradient is 0."""
+    """y = corners of the box with centre (x, y) + std · d₀₁ (w, h) and size (w, h) eᵐⁱⁿ⁽ˢᵗᵈ ᵈ²³, ᶜˡⁱᵖ⁾; the gradient is 0.
+
+    (x, y, w, h) is the anchor and d the four entries of data; clip <= 0 means no clipping.
+    """
     need_last("box_decode", "data", data.shape, 4, 3)
     need_last("box_decode", "anchors", anchors.shape, 4, 3)
     wide = accumulating(data.dtype)
@@ -217,8 +223,8 @@ def box_decode(ctx, attrs, data, anchors):
 
 
 # ------------------------------------------------------------------------------------------ box_nms
-def _beside_boxes(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Boxes of an image are mixed; the axes before them are not."""
+def _leading_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
+    """Row rule: rows on the last two axes (boxes and their entries) become LOST, rows on leading axes are unchanged."""
     first = rows[0]
     mixed = isinstance(first, RowLayout) and first.axis >= len(shapes[0]) - 2
     return [LOST if mixed else first] * len(outs)
@@ -228,7 +234,7 @@ def _check_nms(attrs: Attrs, shape: tuple[int, ...]) -> None:
     width, start = shape[-1] if shape else 0, attrs.coord_start
     if len(shape) < 2 or width < 5 + (attrs.id_index >= 0):
         raise ValueError(
-            f"box_nms: data has shape {shape}, needed (..., boxes, entries) with a score, four coordinates"
+            f"box_nms: data has shape {shape}, expected (..., boxes, entries) with a score, four coordinates"
             f"{' and a class' if attrs.id_index >= 0 else ''} for each box; reshape data or change id_index"
         )
     places = [attrs.score_index, *([attrs.id_index] if attrs.id_index >= 0 else [])]
@@ -241,12 +247,12 @@ def _check_nms(attrs: Attrs, shape: tuple[int, ...]) -> None:
 
 
 def _nms_order(attrs: Attrs, data: Array) -> Array:
-    """Which box comes out at each place, -1 where none does; data (images, boxes, entries)."""
+    """Return for each output position the index of the input box, -1 where no box is left; data (images, boxes, entries)."""
     score, start = data[:, :, attrs.score_index], attrs.coord_start
     valid = score > attrs.valid_thresh
     if attrs.id_index >= 0 and attrs.background_id >= 0:
         valid &= data[:, :, attrs.id_index].astype(jnp.int32) != attrs.background_id
-    order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: the first of equal scores goes first
+    order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: equal scores keep their order
     ranked = jnp.take_along_axis(data, order[:, :, None], axis=1).astype(accumulating(data.dtype))
     boxes = corners(ranked[:, :, start : start + 4], attrs.in_format)
     sizes = _area(boxes)
@@ -266,7 +272,7 @@ def _nms_order(attrs: Attrs, data: Array) -> Array:
 
 
 def _reformed(attrs: Attrs, data: Array) -> Array:
-    """Coordinates in the format that is wanted; boxes whose first coordinate is negative stay as they are, as in MXNet."""
+    """Convert coordinates from in_format to out_format, except for boxes with a negative first coordinate, as in MXNet."""
     if attrs.in_format == attrs.out_format:
         return data
     start = attrs.coord_start
@@ -281,7 +287,7 @@ def _reformed(attrs: Attrs, data: Array) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _suppress(attrs: Attrs, data: Array) -> Array:
-    """Boxes that stay, best first, then rows of -1; the gradient goes back to the boxes they were, format aside."""
+    """Return the remaining boxes, best first, then rows of -1; the gradient ignores the change of format, as in MXNet."""
     return _suppress_forward(attrs, data)[0]
 
 
@@ -317,12 +323,12 @@ _suppress.defvjp(_suppress_forward, _suppress_backward)
         "out_format": FORMAT,
     },
     aliases=("_contrib_box_non_maximum_suppression",),
-    rows=_beside_boxes,
+    rows=_leading_rows,
 )
 def box_nms(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = boxes by falling score, without those that overlap a better one (of their class) by more than overlap_thresh.
 
-    Rows of -1 fill the rest.  The gradient of each row goes to the box it came from.
+    The remaining boxes are -1.  The gradient of each output box flows to the input box that it is a copy of.
     """
     _check_nms(attrs, data.shape)
     if attrs.topk == 0:
@@ -336,15 +342,15 @@ def box_nms(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     "_contrib_bipartite_matching",
     outputs=("output0", "output1"),
     attrs={"is_ascend": flag(False), "threshold": number(), "topk": integer(-1)},
-    rows=_beside_boxes,
+    rows=_leading_rows,
 )
 def bipartite_matching(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array]:
-    """y = the column of each row and the row of each column, paired greedily by score; -1 without one; gradient 0.
+    """y = the column matched to each row, and the row matched to each column, greedily by score; -1 if unmatched; gradient 0.
 
-    Only pairs that score more (less, if is_ascend) than threshold count; topk > 0 allows topk + 1 of them, as in MXNet.
+    Only pairs with a score above threshold (below it, if is_ascend) match; topk > 0 allows topk + 1 pairs, as in MXNet.
     """
     if data.ndim < 2:
-        raise ValueError(f"bipartite_matching: data has shape {data.shape}, needed (..., rows, columns); reshape data")
+        raise ValueError(f"bipartite_matching: data has shape {data.shape}, expected (..., rows, columns); reshape data")
     rows, columns = data.shape[-2:]
     flat = lax.stop_gradient(data).reshape(-1, rows, columns).astype(accumulating(data.dtype))
     sign = -1 if attrs.is_ascend else 1

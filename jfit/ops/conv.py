@@ -1,4 +1,4 @@
-"""Convolution and transposed convolution in one, two and three dimensions."""
+"""Convolution and transposed convolution in 1, 2 and 3 dimensions, deformable convolution, im2col and col2im."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ LAYOUTS = ("NCDHW", "NCHW", "NCW", "NDHWC", "NHWC")
 
 
 def _spatial(attrs: Attrs, key: str, default: int) -> tuple[int, ...]:
-    """An attribute with one entry per spatial axis; empty means the default."""
-    given, dims = attrs[key], len(attrs.kernel)
-    if given and len(given) != dims:
-        raise ValueError(f"{key} is {given}, needed {dims} entries because kernel is {attrs.kernel}")
-    return given or (default,) * dims
+    """Return an attribute with one entry per spatial axis; an empty tuple means `default` for every axis."""
+    value, dims = attrs[key], len(attrs.kernel)
+    if value and len(value) != dims:
+        raise ValueError(f"{key} is {value}, expected {dims} entries because kernel is {attrs.kernel}")
+    return value or (default,) * dims
 
 
 def _layout(op: str, attrs: Attrs) -> str:
     dims = len(attrs.kernel)
     if dims not in CHANNELS_FIRST:
-        raise ValueError(f"{op}: kernel is {attrs.kernel}, needed one to three entries")
+        raise ValueError(f"{op}: kernel is {attrs.kernel}, expected one to three entries")
     layout = attrs.layout or CHANNELS_FIRST[dims]
     if len(layout) != dims + 2:
-        raise ValueError(f"{op}: layout is {layout} and kernel is {attrs.kernel}; needed one kernel entry per spatial axis")
+        raise ValueError(f"{op}: layout is {layout} and kernel is {attrs.kernel}; expected one kernel entry per spatial axis")
     return layout
 
 
@@ -42,7 +42,7 @@ def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
     layout = _layout(op, attrs)
     if len(data) != len(layout):
         raise ValueError(
-            f"{op}: data has shape {data}, needed {len(layout)} axes {layout} because kernel is {attrs.kernel}; "
+            f"{op}: data has shape {data}, expected {len(layout)} axes {layout} because kernel is {attrs.kernel}; "
             "reshape the data or fix kernel"
         )
     channels = data[layout.index("C")]
@@ -55,7 +55,7 @@ def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
 
 
 def _weight_shape(layout: str, first: int, second: int, kernel: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels-last layouts keep their second channel axis at the end of the weight too."""
+    """Return the shape of the weight: its second channel axis is last if the layout of the data is channels-last."""
     return (first, second, *kernel) if layout[1] == "C" else (first, *kernel, second)
 
 
@@ -68,7 +68,7 @@ def _inputs(attrs: Attrs) -> tuple[str, ...]:
 
 
 def _batch_known(data: tuple[int, ...] | None, outs: list) -> tuple[int, ...] | None:
-    """The data with the batch of the output where its own is open (begin states of convolutional cells)."""
+    """Take an unknown batch size of the data from the output (initial states of convolutional RNN cells)."""
     if data and not data[0] and outs and outs[0]:
         return (outs[0][0], *data[1:])
     return data
@@ -109,7 +109,7 @@ def _attributes(workspace: int, no_bias: bool) -> dict:
 
 
 def _runs_in(ctx: Ctx, layout: str) -> str:
-    """The layout the data really has: the lowering may hand over (N, H, W, C) for a graph that says (N, C, H, W)."""
+    """Return the layout of the arrays, which the lowering may have changed from the graph's NCHW to NHWC."""
     return "NHWC" if ctx.channels_last else layout
 
 
@@ -119,7 +119,7 @@ def _kernel_last(weight: Array) -> Array:
 
 
 def _convolve(data: Array, weight: Array, layout: str, stride, pads, dilate, groups: int, spread=None) -> Array:
-    """Convolve with a weight of shape (out, in / groups, *kernel), whatever the layout of the data."""
+    """Convolve data of the given layout with a weight of shape (out, in / groups, *kernel)."""
     last = layout[-1] == "C"
     axes = layout.strip("NC")
     spec = (layout, axes + "IO" if last else "OI" + axes, layout)
@@ -135,14 +135,14 @@ def _convolve(data: Array, weight: Array, layout: str, stride, pads, dilate, gro
     )
 
 
-SLICES = 8  # of the batch, in the weight gradient on CPU; 16 are 3 to 5 % faster and compile twice as long
+SLICES = 8  # slices of the batch in the weight gradient on CPU; 16 are 3 to 5 % faster, but take twice as long to compile
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _convolve_sliced(pads: tuple[tuple[int, int], ...], data: Array, weight: Array) -> Array:
-    """Stride-1 convolution of (N, H, W, C) whose weight gradient is summed over slices of the batch.
+    """Stride-1 convolution of (N, H, W, C) data whose weight gradient is computed slice by slice of the batch and summed.
 
-    On CPU that gradient is the slowest part of a step; summed slice by slice it takes half the time (LeNet, batch 128).
+    On CPU this gradient is the slowest part of a training step; in slices it takes half the time (LeNet, batch size 128).
     """
     return _convolve(data, weight, "NHWC", (1, 1), pads, (1, 1), 1)
 
@@ -151,19 +151,19 @@ def _sliced_forward(pads, data, weight):
     return _convolve_sliced(pads, data, weight), (data, weight)
 
 
-def _sliced_backward(pads, kept, grad):
-    data, weight = kept
+def _sliced_backward(pads, residuals, grad):
+    data, weight = residuals
     d_data = jax.vjp(lambda x: _convolve(x, weight, "NHWC", (1, 1), pads, (1, 1), 1), data)[1](grad)[0]
 
     def part(x: Array, g: Array) -> Array:
-        # Channels become the batch and rows the channels.  Without the barriers XLA folds the transposes into the
-        # convolution, which then misses its fast form inside a loop.
+        # The weight gradient is a convolution with the channels as batch and the rows as channels.  Without the barriers XLA
+        # folds the transposes into it, and then does not use its fast convolution kernel inside a loop.
         x = lax.optimization_barrier(jnp.transpose(x, (3, 1, 2, 0)))
         g = lax.optimization_barrier(jnp.transpose(g, (1, 2, 0, 3)))
         return lax.conv_general_dilated(x, g, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    # Written out and not a scan: the slices then run beside each other on several cores (LeNet on two: 0.99 of the
-    # speed of a hand-written loop, the scan 0.92).
+    # Unrolled instead of lax.scan, so that the slices run in parallel on several cores (LeNet on two cores: 0.99 of the speed
+    # of a hand-written loop, with lax.scan 0.92).
     parts = zip(jnp.split(data, SLICES), jnp.split(grad, SLICES), strict=True)
     total = functools.reduce(jnp.add, [part(x, g) for x, g in parts])  # (channels, *kernel, filters)
     return d_data, jnp.transpose(total, (3, 0, 1, 2))
@@ -173,15 +173,17 @@ _convolve_sliced.defvjp(_sliced_forward, _sliced_backward)
 
 
 def _slices_help(data: Array, runs: str, stride, dilate, groups: int) -> bool:
-    """Where the sliced gradient was measured to be faster: large batches of (N, H, W, C) on CPU in float32."""
+    """Return True where measurements found the sliced gradient faster: large float32 batches of (N, H, W, C) on CPU."""
     plain = groups == 1 and stride == (1, 1) and dilate == (1, 1)
     rows = data.shape[0]
-    even = isinstance(rows, int) and rows >= 4 * SLICES and rows % SLICES == 0  # an exported program may leave rows open
+    even = (
+        isinstance(rows, int) and rows >= 4 * SLICES and rows % SLICES == 0
+    )  # no int in an exported program with a symbolic batch size
     return plain and even and runs == "NHWC" and data.dtype == jnp.float32 and jax.default_backend() == "cpu"
 
 
 def _conv_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
-    """The output of a convolution that fits; any other is traced, which says what is wrong."""
+    """Compute the output shape; None if the inputs do not fit, because tracing `convolution` then raises a precise error."""
     data, layout = shapes[0], _layout("Convolution", attrs)
     if list(shapes) != _conv_fill(attrs, [data, None, None], []):
         return None
@@ -230,24 +232,24 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array 
 
 
 def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(pad, adj) of each spatial axis; target_shape, where given, decides both."""
+    """Return (pad, adj) of each spatial axis; a nonzero target_shape determines both."""
     stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
     if not any(attrs.target_shape):
         adj = _spatial(attrs, "adj", 0)
         for a, s in zip(adj, stride, strict=True):
             if a >= s:
-                raise ValueError(f"Deconvolution: adj is {adj}, needed less than stride {stride} on every axis")
+                raise ValueError(f"Deconvolution: adj is {adj}, expected less than stride {stride} on every axis")
         return list(zip(_spatial(attrs, "pad", 0), adj, strict=True))
-    found = []
+    pads = []
     for n, s, d, k, target in zip(sizes, stride, dilate, attrs.kernel, _spatial(attrs, "target_shape", 0), strict=True):
         full = s * (n - 1) + d * (k - 1) + 1
         if target > full:
             raise ValueError(
-                f"Deconvolution: target_shape is {attrs.target_shape}, but {n} entries with stride {s} reach only {full}; "
+                f"Deconvolution: target_shape is {attrs.target_shape}, but {n} entries with stride {s} produce at most {full}; "
                 "make target_shape smaller or stride larger"
             )
-        found.append(((full - target + 1) // 2, (full - target) % 2))
-    return found
+        pads.append(((full - target + 1) // 2, (full - target) % 2))
+    return pads
 
 
 @operator(
@@ -273,30 +275,30 @@ def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Arra
 
 
 def transposed(data: Array, weight: Array, stride, dilate, pads, groups: int, runs: str = "NCHW") -> Array:
-    """The transposed convolution with weight (channels, filters / groups, *kernel); `pads` is (pad, adj) of each axis."""
+    """Compute a transposed convolution with weight (channels, filters / groups, *kernel) and (pad, adj) of each axis."""
     kernel = weight.shape[2:]
     dims = len(kernel)
     around = [(d * (k - 1) - p, d * (k - 1) - p + a) for (p, a), d, k in zip(pads, dilate, kernel, strict=True)]
-    # (groups * in, out, *k) -> (groups * out, in, *k), turned round: the weight of the equivalent convolution
+    # (groups * in, out, *k) -> (groups * out, in, *k), flipped in space: the weight of the equivalent convolution
     split = weight.astype(data.dtype).reshape(groups, -1, *weight.shape[1:])
-    turned = jnp.flip(jnp.swapaxes(split, 1, 2), range(3, 3 + dims))
-    turned = turned.reshape(groups * weight.shape[1], -1, *kernel)
-    return _convolve(data, turned, runs, (1,) * dims, around, dilate, groups, spread=stride)
+    flipped = jnp.flip(jnp.swapaxes(split, 1, 2), range(3, 3 + dims))
+    flipped = flipped.reshape(groups * weight.shape[1], -1, *kernel)
+    return _convolve(data, flipped, runs, (1,) * dims, around, dilate, groups, spread=stride)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Convolutions whose samples move (Dai and others, 2017), and may be weighted one by one (Zhu and others, 2018).
+# Deformable convolution (Dai et al., 2017) and modulated deformable convolution (Zhu et al., 2018).
 
 
 def _pair(attrs: Attrs, key: str, default: int) -> tuple[int, int]:
-    given = attrs[key] or (default, default)
-    if len(given) != 2:
-        raise ValueError(f"{key} is {attrs[key]}, needed two numbers (height, width); change {key}")
-    return given
+    pair = attrs[key] or (default, default)
+    if len(pair) != 2:
+        raise ValueError(f"{key} is {attrs[key]}, expected two numbers (height, width); change {key}")
+    return pair
 
 
 def _outputs(attrs: Attrs, data: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width of the output."""
+    """Return the height and width of the output."""
     sizes = []
     kernel, stride = _pair(attrs, "kernel", 1), _pair(attrs, "stride", 1)
     for n, k, s, d, p in zip(data[2:], kernel, stride, _pair(attrs, "dilate", 1), _pair(attrs, "pad", 0), strict=True):
@@ -311,15 +313,15 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     groups, parts = attrs.num_group, attrs.num_deformable_group
     if len(data) != 4 or data[1] % max(groups, 1) or data[1] % max(parts, 1) or attrs.num_filter % max(groups, 1):
         raise ValueError(
-            f"data has shape {data}, needed (batch, channels, height, width) with channels that num_group {groups} and "
-            f"num_deformable_group {parts} divide; num_group must divide num_filter {attrs.num_filter} too"
+            f"data has shape {data}, expected (batch, channels, height, width); num_group {groups} must divide channels and "
+            f"num_filter {attrs.num_filter}, and num_deformable_group {parts} must divide channels"
         )
     taps = attrs.kernel[0] * attrs.kernel[1] * parts
     weight = (attrs.num_filter, data[1] // groups, *_pair(attrs, "kernel", 1))
-    moved = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
+    offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
     bias = [] if attrs.no_bias else [(attrs.num_filter,)]
-    wanted = [*moved[: len(ins) - 2 - len(bias)], weight, *bias]
-    return [data, *(fill_unknown(given, shape) for given, shape in zip(ins[1:], wanted, strict=True))]
+    expected = [*offset_and_mask[: len(ins) - 2 - len(bias)], weight, *bias]
+    return [data, *(fill_unknown(actual, shape) for actual, shape in zip(ins[1:], expected, strict=True))]
 
 
 def _record(extra: tuple[str, ...], **more) -> dict:
@@ -345,13 +347,14 @@ def _record(extra: tuple[str, ...], **more) -> dict:
 
 
 def _sampled(fade: bool, maps: Array, y: Array, x: Array) -> Array:
-    """Bilinear samples of maps (height, width, channels) at y, x (...).
+    """Sample maps (height, width, channels) bilinearly at the positions y, x (...); the result is (..., channels).
 
-    Outside they are 0.  With `fade` they fall to 0 over the pixel beyond each edge; without it the last pixel is held up
-    to `height` and `width`, and they are 0 at once before the first: MXNet's modulated and plain operators differ so.
+    Samples outside the map are 0.  MXNet's operators differ in what is outside: the modulated operator (fade=True) pads the map
+    with zeros, so that samples fall linearly to 0 within one pixel beyond each edge.  The plain operator (fade=False) returns 0
+    for y < 0, y >= height, x < 0 or x >= width, and repeats the last row and column for y > height - 1 and x > width - 1.
     """
     height, width = maps.shape[:2]
-    here = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
     if not fade:
         y, x = jnp.minimum(y, height - 1), jnp.minimum(x, width - 1)
     low_y, low_x = jnp.floor(y), jnp.floor(x)
@@ -361,43 +364,45 @@ def _sampled(fade: bool, maps: Array, y: Array, x: Array) -> Array:
         for step_x in (0, 1):
             row, column = low_y + step_y, low_x + step_x
             weight = (part_y if step_y else 1 - part_y) * (part_x if step_x else 1 - part_x)
-            counts = (row >= 0) & (row < height) & (column >= 0) & (column < width) if fade else here
+            valid = (row >= 0) & (row < height) & (column >= 0) & (column < width) if fade else inside
             row, column = (jnp.clip(v, 0, n - 1).astype(jnp.int32) for v, n in ((row, height), (column, width)))
-            total = total + maps[row, column] * jnp.where(counts, weight, 0)[..., None]
+            total = total + maps[row, column] * jnp.where(valid, weight, 0)[..., None]
     return jnp.asarray(total)
 
 
 def _columns(attrs: Attrs, data: Array, offset: Array, mask: Array | None) -> Array:
-    """What each tap of the kernel sees at each place of the output, (batch, channels, taps, places)."""
+    """Sample the input of each kernel tap at each output position, (batch, channels, taps, output height * width)."""
     batch, channels, height, width = data.shape
     parts, (kernel_y, kernel_x) = attrs.num_deformable_group, _pair(attrs, "kernel", 1)
     taps, (out_y, out_x) = kernel_y * kernel_x, _outputs(attrs, data.shape)
     (stride_y, stride_x), (dilate_y, dilate_x) = _pair(attrs, "stride", 1), _pair(attrs, "dilate", 1)
     pad_y, pad_x = _pair(attrs, "pad", 0)
-    moves = offset.reshape(batch, parts, taps, 2, out_y, out_x)
+    offsets = offset.reshape(batch, parts, taps, 2, out_y, out_x)
     tap_y, tap_x = jnp.divmod(jnp.arange(taps, dtype=data.dtype), kernel_x)
     rows = (tap_y * dilate_y - pad_y)[:, None] + (jnp.arange(out_y, dtype=data.dtype) * stride_y)[None]
     columns = (tap_x * dilate_x - pad_x)[:, None] + (jnp.arange(out_x, dtype=data.dtype) * stride_x)[None]
-    y = moves[:, :, :, 0] + rows[None, None, :, :, None]  # (batch, parts, taps, out_y, out_x)
-    x = moves[:, :, :, 1] + columns[None, None, :, None, :]
+    y = offsets[:, :, :, 0] + rows[None, None, :, :, None]  # (batch, parts, taps, out_y, out_x)
+    x = offsets[:, :, :, 1] + columns[None, None, :, None, :]
     maps = jnp.transpose(data.reshape(batch, parts, -1, height, width), (0, 1, 3, 4, 2))
-    seen = jax.vmap(jax.vmap(functools.partial(_sampled, mask is not None)))(
+    samples = jax.vmap(jax.vmap(functools.partial(_sampled, mask is not None)))(
         maps, y, x
     )  # (batch, parts, taps, out_y, out_x, channels of a part)
     if mask is not None:
-        seen = seen * mask.reshape(*y.shape, 1)
-    return jnp.moveaxis(seen, -1, 2).reshape(batch, channels, taps, out_y * out_x)
+        samples = samples * mask.reshape(*y.shape, 1)
+    return jnp.moveaxis(samples, -1, 2).reshape(batch, channels, taps, out_y * out_x)
 
 
-def _convolve_sampled(op: str, attrs: Attrs, data: Array, moved: list[Array], weight: Array, bias: Array | None) -> Array:
-    given = [data.shape, *(m.shape for m in moved), weight.shape, *([] if bias is None else [bias.shape])]
-    blank = [data.shape, *[None] * (len(given) - 1)]
-    needed = _fill(attrs, blank, [None])
-    if given != needed:
-        raise ValueError(f"{op}: inputs have shapes {given}, needed {needed} because of kernel, stride, dilate, pad and groups")
+def _convolve_sampled(op: str, attrs: Attrs, data: Array, sampling: list[Array], weight: Array, bias: Array | None) -> Array:
+    """Convolve at the sampling points; `sampling` is [offset] or [offset, mask]."""
+    shapes = [data.shape, *(s.shape for s in sampling), weight.shape, *([] if bias is None else [bias.shape])]
+    expected = _fill(attrs, [data.shape, *[None] * (len(shapes) - 1)], [None])
+    if shapes != expected:
+        raise ValueError(
+            f"{op}: inputs have shapes {shapes}, expected {expected}; change the inputs, kernel, stride, dilate or pad"
+        )
     wide, groups = accumulating(data.dtype), attrs.num_group
-    data_wide, *moves = (v.astype(wide) for v in (data, *moved))
-    columns = _columns(attrs, data_wide, moves[0], moves[1] if len(moves) > 1 else None)
+    data_wide, *sampling = (v.astype(wide) for v in (data, *sampling))
+    columns = _columns(attrs, data_wide, sampling[0], sampling[1] if len(sampling) > 1 else None)
     split = columns.reshape(data.shape[0], groups, -1, *columns.shape[2:])
     kernel = weight.astype(wide).reshape(groups, attrs.num_filter // groups, -1, columns.shape[2])
     out = jnp.einsum("ngckl,gfck->ngfl", split, kernel, precision=lax.Precision.HIGHEST)
@@ -407,42 +412,42 @@ def _convolve_sampled(op: str, attrs: Attrs, data: Array, moved: list[Array], we
 
 @operator("_contrib_DeformableConvolution", **_record(()))
 def deformable_convolution(ctx, attrs, data, offset, weight, bias=None):
-    """y = Σₖ w[k] · x(place of tap k + offset[k]) + b, x read bilinearly, 0 outside the data.
+    """y = Σₖ w[k] · x(position of tap k + offset[k]) + b, x sampled bilinearly, 0 outside the data.
 
-    offset (batch, 2 * taps * num_deformable_group, height, width) holds (y, x) of each tap.
+    offset has shape (batch, 2 * taps * num_deformable_group, height, width), in the order (y, x) for each tap.
     """
     return _convolve_sampled("DeformableConvolution", attrs, data, [offset], weight, bias)
 
 
 @operator("_contrib_ModulatedDeformableConvolution", **_record(("mask",), im2col_step=integer(64)))
 def modulated_deformable_convolution(ctx, attrs, data, offset, mask, weight, bias=None):
-    """y = Σₖ w[k] · mask[k] · x(place of tap k + offset[k]) + b, x read bilinearly, 0 outside the data."""
+    """y = Σₖ w[k] · mask[k] · x(position of tap k + offset[k]) + b, x sampled bilinearly, 0 outside the data."""
     return _convolve_sampled("ModulatedDeformableConvolution", attrs, data, [offset, mask], weight, bias)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Patches of images as columns, and columns added up to images.
+# im2col: patches of images as columns; col2im: its transpose, columns summed into images.
 
 
 def _geometry(op: str, attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int, int, int, int]]:
-    """(kernel, stride, dilate, pad, windows) of each spatial axis."""
-    dims, found = len(attrs.kernel), []
+    """Return (kernel, stride, dilate, pad, number of windows) of each spatial axis."""
+    dims, axes = len(attrs.kernel), []
     if len(sizes) != dims:
-        raise ValueError(f"{op}: kernel is {attrs.kernel}, needed one entry for each of the {len(sizes)} spatial axes")
-    given = [attrs.stride or (1,) * dims, attrs.dilate or (1,) * dims, attrs.pad or (0,) * dims]
-    for n, k, s, d, p in zip(sizes, attrs.kernel, *given, strict=True):
+        raise ValueError(f"{op}: kernel is {attrs.kernel}, expected one entry for each of the {len(sizes)} spatial axes")
+    options = [attrs.stride or (1,) * dims, attrs.dilate or (1,) * dims, attrs.pad or (0,) * dims]
+    for n, k, s, d, p in zip(sizes, attrs.kernel, *options, strict=True):
         reach = d * (k - 1) + 1
         if n + 2 * p < reach:
             raise ValueError(
-                f"{op}: a kernel that reaches over {reach} entries does not fit {n} entries with pad {p}; pad more, or make "
+                f"{op}: a dilated kernel of {reach} entries does not fit into {n} entries with pad {p}; make pad larger, or "
                 "kernel or dilate smaller"
             )
-        found.append((k, s, d, p, (n + 2 * p - reach) // s + 1))
-    return found
+        axes.append((k, s, d, p, (n + 2 * p - reach) // s + 1))
+    return axes
 
 
 def _patch_columns(geometry: list[tuple[int, int, int, int, int]], data: Array) -> Array:
-    """(rows, channels * kernel entries, windows): channels first, then the kernel's entries in reading order."""
+    """Return the patches as (rows, channels * kernel entries, windows), kernel entries in C order within each channel."""
     padded = jnp.pad(data, ((0, 0), (0, 0), *((p, p) for _, _, _, p, _ in geometry)))
     taps = []
     for tap in itertools.product(*(range(k) for k, *_ in geometry)):
@@ -458,19 +463,19 @@ _ATTRS = {"kernel": shape(), "stride": shape(()), "dilate": shape(()), "pad": sh
 
 @operator("im2col", attrs=_ATTRS, rows=batch_rows)
 def im2col(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[n, (c, k), w] = x[n, c, start of window w + k]: the patches a convolution sees, a column a window."""
+    """y[n, (c, k), w] = x[n, c, start of window w + k]: the patches that a convolution multiplies by its kernel, as columns."""
     return _patch_columns(_geometry("im2col", attrs, data.shape[2:]), data)
 
 
 @operator("col2im", attrs={"output_size": shape(), **_ATTRS}, rows=batch_rows)
 def col2im(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = im2colᵀ(x): every entry of a column is added where im2col took it from; `output_size` is the image's."""
+    """y = im2colᵀ(x): every entry is added to the position that im2col reads it from; `output_size` is the size of y."""
     geometry = _geometry("col2im", attrs, attrs.output_size)
     taps, windows = math.prod(attrs.kernel), math.prod(count for *_, count in geometry)
     if data.ndim != 3 or data.shape[1] % taps or data.shape[2] != windows:
         raise ValueError(
-            f"col2im: data has shape {data.shape}, needed (rows, channels * {taps}, {windows}) because kernel, stride, dilate "
-            "and pad make so many windows of output_size; change one of them"
+            f"col2im: data has shape {data.shape}, expected (rows, channels * {taps}, {windows}) because output_size has "
+            f"{windows} windows with this kernel, stride, dilate and pad; change one of them"
         )
     image = jax.ShapeDtypeStruct((data.shape[0], data.shape[1] // taps, *attrs.output_size), data.dtype)
     (out,) = jax.linear_transpose(lambda x: _patch_columns(geometry, x), image)(data)

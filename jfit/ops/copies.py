@@ -1,4 +1,4 @@
-"""Operators that hand their input on: copies between devices and storages, casts of several arrays, gradients made other."""
+"""Copies between devices and storage types, casts of several arrays, and operators that change only the gradient."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ operator(
 
 @operator("_identity_with_attr_like_rhs", inputs=("lhs", "rhs"), fill=same_shape, types=first_types)
 def identity_like(ctx, attrs, lhs, rhs):
-    """y = lhs, which has the shape of rhs; zero gradient to rhs."""
+    """y = lhs, which has the shape of rhs; the gradient of rhs is 0."""
     return lhs
 
 
@@ -44,14 +44,14 @@ def identity_like(ctx, attrs, lhs, rhs):
 def sparse_retain(ctx, attrs, data, indices):
     """y[i] = x[i] where i is one of the indices, else 0."""
     rows = jnp.arange(data.shape[0], dtype=jnp.int32)
-    kept = jnp.any(rows[:, None] == indices.astype(jnp.int32).reshape((1, -1)), 1)
-    return jnp.where(kept.reshape((-1,) + (1,) * (data.ndim - 1)), data, jnp.zeros_like(data))
+    selected = jnp.any(rows[:, None] == indices.astype(jnp.int32).reshape((1, -1)), 1)
+    return jnp.where(selected.reshape((-1,) + (1,) * (data.ndim - 1)), data, jnp.zeros_like(data))
 
 
 def _multicast_types(attrs, ins):
-    """Half precision and float32 meet in the wider, with cast_narrow in the narrower one; other dtypes stay."""
-    known = [np.dtype(t) for t in ins if t is not None]
-    floats = [t for t in known if t in HALVES or t == DTYPES["float32"]]
+    """Dtype rule: float inputs are cast to float32, or to half precision with cast_narrow; other dtypes are unchanged."""
+    dtypes = [np.dtype(t) for t in ins if t is not None]
+    floats = [t for t in dtypes if t in HALVES or t == DTYPES["float32"]]
     halves = [t for t in floats if t in HALVES]
     if not halves or (len(halves) == len(floats) and len(set(halves)) == 1):
         return ins, list(ins)
@@ -81,17 +81,17 @@ def _output_names(attrs):
     rows=_multicast_rows,
 )
 def amp_multicast(ctx, attrs, *data):
-    """yᵢ = xᵢ in the widest of the float dtypes among them, the narrowest with cast_narrow; integers stay."""
-    wanted = _multicast_types(attrs, [d.dtype for d in data])[1]
-    return tuple(d.astype(t) for d, t in zip(data, wanted, strict=True))
+    """yᵢ = xᵢ cast to the widest float dtype among all xᵢ, the narrowest with cast_narrow; integers are unchanged."""
+    dtypes = _multicast_types(attrs, [d.dtype for d in data])[1]
+    return tuple(d.astype(t) for d, t in zip(data, dtypes, strict=True))
 
 
-# ------------------------------------------------------------------ the value of one function, the gradient of another
+# ------------------------------------------------------------------ operators whose gradient is not that of their value
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _straight(function: Any, data: Array) -> Array:
-    """function(x) with the gradient of x."""
+    """Straight-through estimator: function(x), with the gradient of the identity."""
     return function(data)
 
 
@@ -106,13 +106,13 @@ def _rounded(data: Array) -> Array:
 
 @operator("_contrib_round_ste", aliases=("_sparse__contrib_round_ste",), fill=same_shape, layout="any")
 def round_ste(ctx, attrs, data):
-    """y = the nearest integer, halves away from 0; the gradient passes straight through."""
+    """y = the nearest integer, halves away from 0; the gradient is that of the identity (straight-through estimator)."""
     return _straight(_rounded, data)
 
 
 @operator("_contrib_sign_ste", aliases=("_sparse__contrib_sign_ste",), fill=same_shape, layout="any")
 def sign_ste(ctx, attrs, data):
-    """y = -1, 0 or 1 as x < 0, x = 0, x > 0; the gradient passes straight through."""
+    """y = -1, 0 or 1 as x < 0, x = 0, x > 0; the gradient is that of the identity (straight-through estimator)."""
     return _straight(jnp.sign, data)
 
 
@@ -133,7 +133,7 @@ def _scaled_gradient_jvp(scale, primals, tangents):
     layout="any",
 )
 def gradientmultiplier(ctx, attrs, data):
-    """y = x; the gradient is multiplied by scalar (a negative one turns it round)."""
+    """y = x; the gradient is multiplied by scalar (gradient reversal if it is negative)."""
     return _scaled_gradient(attrs.scalar, data) if jnp.issubdtype(data.dtype, jnp.floating) else data
 
 

@@ -1,4 +1,4 @@
-"""Correlation of two feature maps over displacements (FlowNet)."""
+"""Correlation of two feature maps over displacements (FlowNet, Dosovitskiy et al., 2015)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jfit.ops.rules import accumulating, shared_batch_rows
 
 
 def _size(attrs: Attrs, n: int) -> int:
-    """Output pixels of an axis of `n` pixels."""
+    """Return the output size of an axis of `n` pixels."""
     border = attrs.max_displacement + (attrs.kernel_size - 1) // 2
     return -(-(n + 2 * attrs.pad_size - 2 * border) // attrs.stride1)
 
 
 @jax.custom_jvp
 def _distance(a: Array, b: Array) -> Array:
-    """|a - b|, with slope 1 where both are equal, as in MXNet."""
+    """Return |a - b|; where both are equal, the derivative by a is 1 and by b -1, as in MXNet."""
     return jnp.abs(a - b)
 
 
@@ -45,11 +45,13 @@ def _distance_slope(primals, tangents):
     rows=shared_batch_rows,
 )
 def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
-    """y[n, d, i, j] = mean over channels and kernel of a · b(+ d), or |a - b(+ d)|, for displacements d, rows first."""
+    """y[n, d, i, j] = mean over channels and kernel window of a[i, j] · b[(i, j) + d], or of |a - b|; d in C order."""
     if data1.ndim != 4 or data1.shape != data2.shape:
-        raise ValueError(f"Correlation: inputs have shapes {data1.shape} and {data2.shape}, needed two equal ones of 4 axes")
+        raise ValueError(
+            f"Correlation: inputs have shapes {data1.shape} and {data2.shape}, expected two equal shapes of 4 axes"
+        )
     if attrs.kernel_size % 2 != 1 or min(attrs.stride1, attrs.stride2) < 1:
-        raise ValueError(f"Correlation: kernel_size is {attrs.kernel_size}, needed an odd number, and strides of at least 1")
+        raise ValueError(f"Correlation: kernel_size is {attrs.kernel_size}, expected an odd number, and strides of at least 1")
     rows, channels, *sizes = data1.shape
     high, wide = (_size(attrs, n) for n in sizes)
     if high < 1 or wide < 1:
@@ -58,14 +60,14 @@ def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
     dtype = accumulating(data1.dtype)
     pads = ((0, 0), (0, 0), *((attrs.pad_size, attrs.pad_size),) * 2)
     first, second = (jnp.pad(d.astype(dtype), pads) for d in (data1, data2))
-    # what one displacement sees: `span` pixels from max_displacement on
+    # one displacement reads `span` pixels, starting at max_displacement plus the displacement
     span = ((high - 1) * step + kernel, (wide - 1) * step + kernel)
     start = attrs.max_displacement
     fixed = first[:, :, start : start + span[0], start : start + span[1]]
 
-    @jax.checkpoint  # keeps the displaced copies out of the memory of the gradient
+    @jax.checkpoint  # do not store the displaced copies for the gradient
     def at(shift: Array) -> Array:
-        zero = jnp.zeros((), shift.dtype)  # of one dtype in 64-bit mode, too
+        zero = jnp.zeros((), shift.dtype)  # dynamic_slice needs indices of equal dtypes, also in 64-bit mode
         moved = lax.dynamic_slice(second, (zero, zero, start + shift[0], start + shift[1]), (rows, channels, *span))
         values = fixed * moved if attrs.is_multiply else _distance(fixed, moved)
         summed = jnp.sum(values, axis=1)
@@ -74,5 +76,5 @@ def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
 
     offsets = np.arange(-reach, reach + 1) * attrs.stride2
     shifts = np.stack(np.meshgrid(offsets, offsets, indexing="ij"), axis=-1).reshape(-1, 2)
-    found = lax.map(at, jnp.asarray(shifts, jnp.int32))  # (displacements, rows, high, wide)
-    return (jnp.moveaxis(found, 0, 1) / (kernel * kernel * channels)).astype(data1.dtype)
+    maps = lax.map(at, jnp.asarray(shifts, jnp.int32))  # (displacements, rows, high, wide)
+    return (jnp.moveaxis(maps, 0, 1) / (kernel * kernel * channels)).astype(data1.dtype)

@@ -1,4 +1,4 @@
-"""Arrays made from nothing (_zeros, _arange, _eye, ...) or from a shape (arange_like, index_array, shape_array, ...)."""
+"""Arrays created from attributes (_zeros, _arange, _eye, ...) or from a shape (arange_like, index_array, shape_array, ...)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jfit.ops.registry import operator
 from jfit.ops.rows import RowLayout, lost_rows, no_rows
 from jfit.ops.rules import dtype_attr_types, dtype_of, normalize_axis
 
-MADE = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
-RANGED = [name for name in MADE if name != "bool"]
+DTYPES_OUT = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
+RANGE_DTYPES = [name for name in DTYPES_OUT if name != "bool"]
 RECORD: dict[str, Any] = {"inputs": (), "types": dtype_attr_types, "rows": no_rows}
-SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*MADE, default="float32")}
+SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*DTYPES_OUT, default="float32")}
 
 
 @operator("_zeros", attrs=SHAPED, **RECORD)
@@ -47,21 +47,21 @@ def full(ctx, attrs):
         "repeat": integer(1),
         "infer_range": flag(False),
         "ctx": text(""),
-        "dtype": choice(*RANGED, default="float32"),
+        "dtype": choice(*RANGE_DTYPES, default="float32"),
     },
     **RECORD,
 )
 def arange(ctx, attrs):
-    """y = start, start + step, ... below stop, each `repeat` times; without stop from 0 to start."""
+    """y = start, start + step, ... below stop, each repeated `repeat` times; without stop the range is [0, start)."""
     if attrs.infer_range:
-        raise ValueError("infer_range leaves the size open, jfit needs it before a call; pass stop")
+        raise ValueError("infer_range leaves the size of the array unknown, but jfit needs it to compile; pass stop")
     start, stop = (0.0, attrs.start) if attrs.stop is None else (attrs.start, attrs.stop)
     count = max(math.ceil((stop - start) / attrs.step), 0)
     return jnp.repeat(_stepped(start, attrs.step, jnp.arange(count, dtype=jnp.int32), dtype_of(attrs.dtype)), attrs.repeat)
 
 
 def _stepped(start: float, step: float, numbers: Array, dtype: Any) -> Array:
-    """start + step * numbers; among integers start and step lose their fractions first, as in MXNet."""
+    """Return start + step * numbers; for an integer dtype, start and step are truncated first, as in MXNet."""
     if jnp.issubdtype(dtype, jnp.floating):
         return (start + step * numbers.astype(dtype_of("float64"))).astype(dtype)
     return (int(start) + int(step) * numbers).astype(dtype)
@@ -75,7 +75,7 @@ def _stepped(start: float, step: float, numbers: Array, dtype: Any) -> Array:
     rows=no_rows,
 )
 def zeros_without_dtype(ctx, attrs):
-    """y = 0 everywhere; float32 where no dtype (by number) is given."""
+    """y = 0 everywhere; dtype is MXNet's number of a dtype, -1 for float32."""
     return jnp.zeros(attrs.shape, dtype_of(_numbered(attrs.dtype).name))
 
 
@@ -90,12 +90,12 @@ def _numbered(code: int) -> np.dtype:
         "M": integer(0),
         "k": integer(0),
         "ctx": text(""),
-        "dtype": choice(*(n for n in RANGED if n != "bfloat16"), default="float32"),
+        "dtype": choice(*(n for n in RANGE_DTYPES if n != "bfloat16"), default="float32"),
     },
     **RECORD,
 )
 def eye(ctx, attrs):
-    """y[i, i + k] = 1, else 0, of N rows and M columns (N without M)."""
+    """y[i, i + k] = 1, else 0, with N rows and M columns (N columns if M is 0)."""
     return jnp.eye(attrs.N, attrs.M if attrs.M > 0 else attrs.N, attrs.k, dtype_of(attrs.dtype))
 
 
@@ -110,20 +110,20 @@ def eye(ctx, attrs):
         "repeat": integer(1),
         "infer_range": flag(False),
         "ctx": text(""),
-        "dtype": choice(*RANGED, default="float32"),
+        "dtype": choice(*RANGE_DTYPES, default="float32"),
     },
     **RECORD,
 )
 def linspace(ctx, attrs):
-    """y = num numbers at equal distances from start to stop (without endpoint: below it); step and repeat mean nothing."""
+    """y = num evenly spaced numbers from start to stop (endpoint=False excludes stop); step and repeat are ignored."""
     if attrs.stop is None or attrs.num < 0:
-        raise ValueError(f"stop is {attrs.stop} and num {attrs.num}, needed a number and a count of 0 or more; pass both")
-    # in double precision on the host: MXNet rounds once, at the end
+        raise ValueError(f"stop is {attrs.stop} and num {attrs.num}, expected a number and a count of at least 0; pass both")
+    # computed in float64 on the host, because MXNet rounds only the result
     return jnp.asarray(np.linspace(attrs.start, attrs.stop, attrs.num, attrs.endpoint), dtype_of(attrs.dtype))
 
 
 def _arange_like_rows(attrs, rows, shapes, outs):
-    """Numbers along the batch axis belong to its rows; along another axis they do not depend on the batch."""
+    """Row rule: a range along the axis of the rows has the same rows; along another axis it does not depend on the batch."""
     first = rows[0]
     if not isinstance(first, RowLayout) or attrs.axis is None:
         return [first]
@@ -143,7 +143,7 @@ def _arange_like_rows(attrs, rows, shapes, outs):
     rows=_arange_like_rows,
 )
 def arange_like(ctx, attrs, data):
-    """y = start, start + step, ..., each `repeat` times, as many as the data has entries (in its shape) or along the axis."""
+    """y = start, start + step, ..., each repeated `repeat` times; of the shape of x, or a vector as long as `axis` of x."""
     size = data.shape if attrs.axis is None else (data.shape[normalize_axis(attrs.axis, data.ndim)],)
     numbers = jnp.arange(math.prod(size), dtype=jnp.int32) // attrs.repeat
     return _stepped(attrs.start, attrs.step, numbers, data.dtype).reshape(size)
@@ -160,7 +160,7 @@ def _long_types(attrs, ins):
     rows=lambda attrs, rows, shapes, outs: list(rows),
 )
 def index_array(ctx, attrs, data):
-    """y[i, j, ..., :] = (i, j, ...), the place of each entry, or its part along `axes`."""
+    """y[i, j, ..., :] = (i, j, ...), the index of each entry of x, or its components for `axes` only."""
     axes = range(data.ndim) if attrs.axes is None else [normalize_axis(a, data.ndim, "axes") for a in attrs.axes]
     places = [lax.broadcasted_iota(dtype_of("int64"), data.shape, a) for a in axes]
     return jnp.stack(places, -1) if places else jnp.zeros((*data.shape, 0), dtype_of("int64"))
@@ -168,11 +168,11 @@ def index_array(ctx, attrs, data):
 
 @operator("shape_array", aliases=("_npx_shape_array",), types=_long_types, rows=lost_rows)
 def shape_array(ctx, attrs, data):
-    """y = the sizes of the axes of x; a count of the batch, so batches are fed without padding."""
+    """y = the shape of x; it counts all rows of the batch, so padding rows cannot be excluded."""
     return jnp.asarray(data.shape, dtype_of("int64"))
 
 
 @operator("size_array", types=_long_types, rows=lost_rows)
 def size_array(ctx, attrs, data):
-    """y = how many entries x has; a count of the batch, so batches are fed without padding."""
+    """y = the number of entries of x; it counts all rows of the batch, so padding rows cannot be excluded."""
     return jnp.asarray([data.size], dtype_of("int64"))

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: the loss of a label sequence that no one has aligned with the data."""
+"""Connectionist temporal classification (CTC, Graves et al., 2006): a sequence loss without alignment of labels and data."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, common_rows, fill_unknown, label_types
 
-NEVER = -1e30  # the logarithm of an impossible event: finite, so that no difference of two is NaN
+NEVER = -1e30  # logarithm of probability 0: finite, because -inf - (-inf) is NaN
 TINY = 1e-37
 
 
 def _losses(logs: Array, labels: Array, label_lengths: Array, data_lengths: Array, blank: int) -> Array:
-    """-log P(labels | logs) of each sequence; 0, with gradient 0, where the data are too short for the labels.
+    """Return -log P(labels | logs) of each sequence, (batch,); 0, with gradient 0, if the data are too short for the labels.
 
     Args:
-        logs: (time, batch, classes) logarithms of probabilities.
-        labels: (batch, length) class numbers; those at and beyond the label's own length are not read.
-        label_lengths: (batch,) labels of each sequence.
-        data_lengths: (batch,) time steps of each sequence.
-        blank: the class that stands between labels.
+        logs: log probabilities, (time, batch, classes).
+        labels: class indices, (batch, length); entries at and after the length of the label are ignored.
+        label_lengths: number of labels of each sequence, (batch,).
+        data_lengths: number of time steps of each sequence, (batch,).
+        blank: index of the blank class.
     """
     batch, longest = labels.shape
     inside = jnp.arange(longest).reshape(1, -1) < label_lengths.reshape(-1, 1)
@@ -37,7 +37,7 @@ def _losses(logs: Array, labels: Array, label_lengths: Array, data_lengths: Arra
     states = jnp.pad(states, ((0, 0), (0, 1)), constant_values=blank)
     emitted = jnp.take_along_axis(logs, states.reshape(1, batch, -1), axis=2)  # (time, batch, states)
     before = jnp.pad(states, ((0, 0), (2, 0)), constant_values=blank)[:, :-2]
-    may_skip = (states != blank) & (states != before)  # the blank between two different labels
+    may_skip = (states != blank) & (states != before)  # the blank between two different labels is optional
     never = jnp.asarray(NEVER, logs.dtype)
 
     def step(alpha: Array, at: tuple[Array, Array]) -> tuple[Array, None]:
@@ -68,7 +68,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     if data is None:
         return ins
     if len(data) != 3:
-        raise ValueError(f"CTCLoss: data has shape {data}, needed (time, batch, classes); reshape the data")
+        raise ValueError(f"CTCLoss: data has shape {data}, expected (time, batch, classes); reshape the data")
     return [data, fill_unknown(ins[1], (data[1], 0)), *(fill_unknown(i, (data[1],)) for i in ins[2:])]
 
 
@@ -96,20 +96,20 @@ def _rows(attrs, rows, shapes, outs):
 def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array) -> Array:
     """y[n] = -log Σ P(alignment), P = softmax of x (time, batch, classes), over all alignments of label[n] (batch, length).
 
-    The blank is class 0 (blank_label=first, labels end at the first 0) or the last class (labels end at the first -1).
-    A sequence that is too short for its labels has loss 0 and gradient 0.
+    With blank_label=first the blank is class 0, and labels are padded with 0; with blank_label=last it is the last class, and
+    labels are padded with -1.  A sequence that is too short for its labels has loss 0 and gradient 0.
     """
     steps, batch, classes = data.shape
     if label.ndim != 2 or label.shape[0] != batch or label.shape[1] > steps:
         raise ValueError(
-            f"CTCLoss: label has shape {label.shape}, needed ({batch}, at most {steps}) because data has shape {data.shape} "
-            "(time, batch, classes); reshape or cut the labels"
+            f"CTCLoss: label has shape {label.shape}, expected ({batch}, at most {steps}) because data has shape {data.shape} "
+            "(time, batch, classes); reshape or truncate the labels"
         )
-    given = dict(zip(_names(attrs)[2:], lengths, strict=True))
+    optional = dict(zip(_names(attrs)[2:], lengths, strict=True))
     labels = label.astype(jnp.int32)
     padding = 0 if attrs.blank_label == "first" else -1
-    counts = given.get("label_lengths", jnp.sum(jnp.cumprod((labels != padding).astype(jnp.int32), axis=1), axis=1))
-    times = given.get("data_lengths", jnp.full((batch,), steps))
+    counts = optional.get("label_lengths", jnp.sum(jnp.cumprod((labels != padding).astype(jnp.int32), axis=1), axis=1))
+    times = optional.get("data_lengths", jnp.full((batch,), steps))
     times = jnp.clip(times.reshape(batch).astype(jnp.int32), 0, steps)
     logs = jax.nn.log_softmax(data.astype(accumulating(data.dtype)), axis=2)
     blank = 0 if attrs.blank_label == "first" else classes - 1
@@ -118,17 +118,17 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
 
 # ------------------------------------------------------------------------------------------ WarpCTC
 def _sizes(attrs: Attrs, rows: int) -> tuple[int, int]:
-    """(time steps, sequences) of data with this many rows."""
+    """Return (time steps, sequences) of data with `rows` entries on axis 0."""
     if attrs.input_length < 1 or attrs.label_length < 1 or rows % attrs.input_length:
         raise ValueError(
-            f"WarpCTC: {rows} rows of data, input_length {attrs.input_length}, label_length {attrs.label_length}; needed "
-            "lengths of at least 1 and input_length * batch rows, all sequences at one time step side by side"
+            f"WarpCTC: {rows} rows of data, input_length {attrs.input_length}, label_length {attrs.label_length}; expected "
+            "lengths of at least 1 and input_length * batch rows, the time axis first"
         )
     return attrs.input_length, rows // attrs.input_length
 
 
 def _warp_losses(attrs: Attrs, scores: Array, label: Array) -> Array:
-    """Losses (batch,) of scores (time * batch, classes): zeros among the labels are padding, wherever they stand."""
+    """Return the losses (batch,) of scores (time * batch, classes); labels of 0 are padding, at any position."""
     steps, batch = _sizes(attrs, scores.shape[0])
     labels = label.astype(jnp.int32).reshape(batch, attrs.label_length)
     order = jnp.argsort(labels == 0, axis=1, stable=True)
@@ -148,7 +148,7 @@ _warp = head(
 
 
 def _warp_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """The CTC loss of each sequence."""
+    """Return the CTC loss of each sequence."""
     losses = _warp_losses(attrs, jnp.log(jnp.maximum(output.astype(jnp.float32), TINY)), label)
     return losses, jnp.ones(losses.shape, jnp.float32)
 
@@ -172,12 +172,15 @@ def _warp_fill(attrs: Attrs, ins: list, outs: list) -> list:
     loss=_warp_loss,
 )
 def warp_ctc(ctx: Ctx, attrs: Attrs, data: Array, label: Any = None) -> Array:
-    """y = softmax(x), x (time * batch, classes); its gradient is that of the CTC loss with blank 0, whatever comes from above.
+    """y = softmax(x), x (time * batch, classes); a head with the gradient of the CTC loss with blank 0.
 
-    An operator of MXNet's plugin of that name, which 1.9.1 no longer has; labels are (batch * label_length), 0 is padding.
+    This is the operator of MXNet's WarpCTC plugin, which MXNet 1.9.1 no longer contains.  Labels have shape
+    (batch * label_length,); 0 is padding.
     """
     _, batch = _sizes(attrs, data.shape[0])
     if data.ndim != 2 or (label is not None and label.size != batch * attrs.label_length):
-        found = None if label is None else label.shape
-        raise ValueError(f"WarpCTC: data {data.shape}, label {found}; needed 2 axes and {batch} x {attrs.label_length} labels")
+        labels = None if label is None else label.shape
+        raise ValueError(
+            f"WarpCTC: data {data.shape} and label {labels}; expected 2 axes and {batch} * {attrs.label_length} labels"
+        )
     return _warp(attrs, data, label, ctx.row_weight(data.ndim))

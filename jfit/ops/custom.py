@@ -1,8 +1,8 @@
-"""Custom: an operator whose work is done by Python code of the user, on the host, in the middle of a compiled program.
+"""The operator `Custom`: Python code of the user that a compiled program calls on the host (`jax.pure_callback`).
 
-What the code is called by (`op_type`) is looked up in `HOSTS`; `jfit.mx.operator.register` puts MXNet's classes there.  Such
-an operator costs a round trip to the host in each pass.  One that can be written with `jax.numpy` had better be a record,
-which compiles with the rest, has its gradient for free, and takes part in everything from inference to export:
+The attribute `op_type` selects the code in the dict `HOSTS`; `jfit.mx.operator.register` adds CustomOpProp classes to it.
+Every forward and backward pass then copies data to the host and back.  If the operator can be written with `jax.numpy`,
+register it with `jfit.ops.operator` instead: it is compiled, differentiated by JAX, and works with shape inference and export:
 
 >>> import jax.numpy as jnp, jfit
 >>> @jfit.ops.operator("doc_swish", attrs={"beta": jfit.ops.attributes.number(1.0)})
@@ -11,7 +11,7 @@ which compiles with the rest, has its gradient for free, and takes part in every
 ...     return data / (1 + jnp.exp(-attrs.beta * data))
 >>> jfit.sym.doc_swish(jfit.sym.Variable("x"), beta=2.0).infer_shape(x=(2, 3))[1]
 [(2, 3)]
->>> _ = jfit.ops.REGISTRY.pop("doc_swish"), jfit.ops.ALIASES.pop("doc_swish")  # it was an example only
+>>> _ = jfit.ops.REGISTRY.pop("doc_swish"), jfit.ops.ALIASES.pop("doc_swish")  # remove the example again
 """
 
 from __future__ import annotations
@@ -33,58 +33,62 @@ from jfit.ops.rows import RowsLost, first_rows
 
 
 class Host(Protocol):
-    """The Python side of a custom operator, for one set of arguments."""
+    """The Python code of a custom operator, created for one set of arguments."""
 
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[str, ...]  # auxiliary states
-    head: bool  # it makes its own gradient and does not look at that of its outputs
+    head: bool  # True: `backward` ignores the cotangents of the outputs (an output layer with its own gradient)
 
     def shapes(self, ins: list[MaybeShape]) -> tuple[list[MaybeShape], list[MaybeShape], list[MaybeShape]]:
-        """(input shapes, output shapes, state shapes)."""
+        """Return (input shapes, output shapes, shapes of auxiliary states)."""
         ...
 
     def types(self, ins: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """(input dtypes, output dtypes, state dtypes)."""
+        """Return (input dtypes, output dtypes, dtypes of auxiliary states)."""
         ...
 
     def forward(
         self, place: tuple[Any, ...], train: bool, ins: list[np.ndarray], outs: list[np.ndarray], states: list[np.ndarray]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """(outputs, states); `outs` are zeros; `place` says for which node and device."""
+        """Return (outputs, new states); `outs` are zeros of the right shapes; `place` is (node name, device index)."""
         ...
 
     def backward(
         self, place: tuple[Any, ...], heads: list[np.ndarray], ins: list[np.ndarray], outs: list[np.ndarray], grads: list[Any]
     ) -> list[np.ndarray]:
-        """Gradients of the inputs; `grads` are zeros (None where an input has no gradient), states follow the inputs."""
+        """Return the gradients of the inputs.
+
+        `heads` are the cotangents of the outputs; `ins` are the inputs and then the auxiliary states; `grads` are zeros of the
+        right shapes, None for inputs without a gradient.
+        """
         ...
 
 
 class CustomError(RuntimeError):
-    """The Python code of a custom operator failed; names the node, and the error of the code is its cause."""
+    """The Python code of a custom operator raised an error, which is the cause of this one; the message names the node."""
 
 
-HOSTS: dict[str, Callable[[dict[str, str]], Host]] = {}  # op_type -> host for these arguments, all strings
+HOSTS: dict[str, Callable[[dict[str, str]], Host]] = {}  # op_type -> function from the arguments (strings) to the host code
 
 
 def _record(attrs: Mapping[str, Any]) -> Op:
-    """The record for an op_type and its arguments."""
+    """Create the record for an op_type and its arguments."""
     kind = attrs.get("op_type")
     if kind not in HOSTS:
         near = nearest(str(kind), HOSTS)
         hint = f"did you mean {near}?" if near else f"registered are {', '.join(map(repr, HOSTS)) or 'none'}."
-        raise UnknownOperator(f"Custom: op_type is {kind!r}, and nothing is registered by that name; {hint}")
-    own = {k: str(v) for k, v in attrs.items() if k != "op_type" and v is not None and not (k[:2] == "__" == k[-2:])}
-    return _made(str(kind), HOSTS[str(kind)], tuple(sorted(own.items())))
+        raise UnknownOperator(f"Custom: op_type is {kind!r}, but no custom operator is registered with that name; {hint}")
+    args = {k: str(v) for k, v in attrs.items() if k != "op_type" and v is not None and not (k[:2] == "__" == k[-2:])}
+    return _cached_record(str(kind), HOSTS[str(kind)], tuple(sorted(args.items())))
 
 
 @functools.lru_cache(maxsize=4096)
-def _made(kind: str, factory: Callable[[dict[str, str]], Host], own: tuple[tuple[str, str], ...]) -> Op:
+def _cached_record(kind: str, factory: Callable[[dict[str, str]], Host], args: tuple[tuple[str, str], ...]) -> Op:
     try:
-        host = factory(dict(own))
+        host = factory(dict(args))
     except Exception as error:
-        raise ValueError(f"Custom: {kind!r} cannot be made with {dict(own)}: {error}") from error
+        raise ValueError(f"Custom: {kind!r} cannot be created with {dict(args)}: {error}") from error
     return Op(
         name="Custom",
         fn=functools.wraps(custom)(functools.partial(_run, host, kind)),
@@ -92,7 +96,7 @@ def _made(kind: str, factory: Callable[[dict[str, str]], Host], own: tuple[tuple
         aux=host.states,
         aux_init=("zero",) * len(host.states),
         outputs=host.outputs,
-        attrs={"op_type": text(), **{k: text("") for k, _ in own}},
+        attrs={"op_type": text(), **{k: text("") for k, _ in args}},
         shapes=lambda attrs, ins, outs: _shapes(host, ins, outs),
         types=lambda attrs, ins: _types(host, ins),
         rows=first_rows,
@@ -104,31 +108,31 @@ def _made(kind: str, factory: Callable[[dict[str, str]], Host], own: tuple[tuple
 
 def _shapes(host: Host, ins: list[MaybeShape], outs: list[MaybeShape]) -> tuple[list[MaybeShape], list[MaybeShape]]:
     count = len(host.arguments)
-    known = all(s is not None and 0 not in s for s in ins[:count])
+    complete = all(s is not None and 0 not in s for s in ins[:count])
     try:
-        found, made, states = host.shapes(list(ins[:count]))
+        in_shapes, out_shapes, states = host.shapes(list(ins[:count]))
     except Exception as error:
-        if not known:  # it was written for complete shapes
+        if not complete:  # the user's infer_shape may support complete shapes only
             return ins, outs
         raise ValueError(f"infer_shape of the operator failed: {error}") from error
-    return [*found, *states], made
+    return [*in_shapes, *states], out_shapes
 
 
 def _types(host: Host, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     try:
-        found, made, states = host.types(list(ins[: len(host.arguments)]))
+        in_types, out_types, states = host.types(list(ins[: len(host.arguments)]))
     except Exception:
         if all(t is not None for t in ins):
             raise
         return ins, [None] * len(host.outputs)
-    return [*found, *states], made
+    return [*in_types, *states], out_types
 
 
 def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
     if ctx.weight is not None:
         raise RowsLost(
-            f"{ctx.node}: the Python code of {kind!r} sees whole batches, so rows of weight 0 cannot be left out; feed batches "
-            "without padding and equal slices per device"
+            f"{ctx.node}: the Python code of {kind!r} receives whole batches, so rows of weight 0 cannot be excluded; "
+            "pass batches without padding and equal slices per device"
         )
     ins = _present(host, arrays)
     place = lax.axis_index(ctx.axis_name) if ctx.axis_name else jnp.zeros((), jnp.int32)
@@ -139,7 +143,7 @@ def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
 
 
 def _present(host: Host, arrays: Sequence[Any]) -> tuple[Array, ...]:
-    """The inputs; a label that was not fed is zeros, for nobody reads it outside training."""
+    """Return the inputs, with zeros for a label that was not passed (it is only read in training)."""
     shapes, _ = _shapes(host, [None if a is None else a.shape for a in arrays], [])
     first = next(a for a in arrays if a is not None)
     pairs = zip(arrays[: len(host.arguments)], shapes, strict=False)
@@ -147,37 +151,38 @@ def _present(host: Host, arrays: Sequence[Any]) -> tuple[Array, ...]:
 
 
 class _Call:
-    """One node's calls of its Python code."""
+    """Call the Python code of one node: the host side of the callbacks."""
 
     def __init__(self, host: Host, kind: str, node: str, train: bool) -> None:
         self.host, self.kind, self.node, self.train = host, kind, node, train
 
     def specs(self, ins: Sequence[Any], states: Sequence[Any]) -> tuple[Any, Any]:
-        """What a forward pass gives: (outputs, states)."""
+        """Return the shapes and dtypes of (outputs, states)."""
         _, shapes, _ = self.host.shapes([a.shape for a in ins])
         _, dtypes, _ = self.host.types([a.dtype for a in ins])
-        made = [jax.ShapeDtypeStruct(tuple(s or ()), _held(t)) for s, t in zip(shapes, dtypes, strict=True)]
-        return tuple(made), tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in states)
+        outs = [jax.ShapeDtypeStruct(tuple(s or ()), _device_dtype(t)) for s, t in zip(shapes, dtypes, strict=True)]
+        return tuple(outs), tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in states)
 
     def forward(self, specs: Any, at: Any, ins: Any, states: Any) -> Any:
-        """On the host: (outputs, states)."""
-        outs = [np.zeros(s.shape, s.dtype) for s in specs[0]]
-        with self._told("forward"):
-            made, moved = self.host.forward(self._place(at), self.train, _host(ins), outs, _host(states))
-        return _fitted(made, specs[0]), _fitted(moved, specs[1])
+        """Compute (outputs, new states) on the host."""
+        zeros = [np.zeros(s.shape, s.dtype) for s in specs[0]]
+        with self._errors_of("forward"):
+            outs, new_states = self.host.forward(self._place(at), self.train, _host(ins), zeros, _host(states))
+        return _fitted(outs, specs[0]), _fitted(new_states, specs[1])
 
     def backward(self, specs: Any, at: Any, heads: Any, ins: Any, outs: Any) -> Any:
-        """On the host: gradients of the inputs that have one."""
-        grads = [None if s is None else np.zeros(s.shape, s.dtype) for s in specs]
-        with self._told("backward"):
-            made = self.host.backward(self._place(at), _host(heads), _host(ins), _host(outs), grads)
-        pairs = [(g, s) for g, s in zip(made, specs, strict=True) if s is not None]
+        """Compute on the host the gradients of the inputs that have one."""
+        zeros = [None if s is None else np.zeros(s.shape, s.dtype) for s in specs]
+        with self._errors_of("backward"):
+            grads = self.host.backward(self._place(at), _host(heads), _host(ins), _host(outs), zeros)
+        pairs = [(g, s) for g, s in zip(grads, specs, strict=True) if s is not None]
         return _fitted([g for g, _ in pairs], [s for _, s in pairs])
 
     def _place(self, at: Any) -> tuple[Any, ...]:
         return self.node, int(at)
 
-    def _told(self, what: str) -> Any:
+    def _errors_of(self, what: str) -> Any:
+        """Convert errors of the user's code to CustomError."""
         return counters.host_code(
             lambda error: CustomError(f"{self.node}: {what} of the custom operator {self.kind!r} failed: {error!r}")
         )
@@ -190,41 +195,40 @@ def _call(call: _Call, place: Array, ins: tuple[Array, ...], states: tuple[Array
 
 
 def _call_forward(call: _Call, place: Array, ins: tuple[Array, ...], states: tuple[Array, ...]) -> Any:
-    made: Any = _call
-    outs, moved = made(call, place, ins, states)
-    return (outs, moved), (place, ins, states, outs, moved)
+    called: Any = _call
+    outs, new_states = called(call, place, ins, states)
+    return (outs, new_states), (place, ins, states, outs, new_states)
 
 
 def _call_backward(call: _Call, saved: Any, cotangents: Any) -> Any:
-    place, ins, states, outs, moved = saved
+    place, ins, states, outs, new_states = saved
     heads = tuple(
         jnp.zeros(o.shape, o.dtype) if h.dtype == jax.dtypes.float0 else h for h, o in zip(cotangents[0], outs, strict=True)
     )
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else None for a in ins]
-    wanted = tuple(s for s in specs if s is not None)
-    run = functools.partial(call.backward, specs)
-    found = iter(jax.pure_callback(run, wanted, place, heads, (*ins, *moved), outs, vmap_method="sequential"))
-    return None, tuple(None if s is None else next(found) for s in specs), tuple(None for _ in states)
+    run, result = functools.partial(call.backward, specs), tuple(s for s in specs if s is not None)
+    grads = iter(jax.pure_callback(run, result, place, heads, (*ins, *new_states), outs, vmap_method="sequential"))
+    return None, tuple(None if s is None else next(grads) for s in specs), tuple(None for _ in states)
 
 
 _call.defvjp(_call_forward, _call_backward)
 
 
 def _host(arrays: Sequence[Any]) -> list[np.ndarray]:
-    """Copies on the host: the code may write into what it is given, and the program's buffers must not change."""
+    """Copy arrays to the host: the user's code may write into its arguments, and JAX's buffers must not change."""
     return [np.array(a) for a in arrays]
 
 
-def _fitted(made: Sequence[Any], specs: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    return tuple(np.asarray(m, s.dtype).reshape(s.shape) for m, s in zip(made, specs, strict=True))
+def _fitted(arrays: Sequence[Any], specs: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(a, s.dtype).reshape(s.shape) for a, s in zip(arrays, specs, strict=True))
 
 
-def _held(dtype: Any) -> Any:
-    """The dtype as the device holds it; float32 where the code says none."""
+def _device_dtype(dtype: Any) -> Any:
+    """Return the dtype as JAX stores it (32-bit unless 64-bit mode is on); float32 for None."""
     return jax.dtypes.canonicalize_dtype(DTYPES["float32"] if dtype is None else np.dtype(dtype))
 
 
 @operator("Custom", attrs={"op_type": text()}, resolve=_record, rows=first_rows)
 def custom(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Any:
-    """y = what the Python code registered as `op_type` computes on the host; its backward is the gradient."""
-    raise ValueError(f"Custom needs op_type, one of {', '.join(map(repr, HOSTS)) or 'none: register one first'}")
+    """y = output of the Python code registered as `op_type`, computed on the host; its `backward` computes the gradient."""
+    raise ValueError(f"Custom needs op_type, one of: {', '.join(map(repr, HOSTS)) or 'none is registered yet'}")

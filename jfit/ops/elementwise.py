@@ -1,4 +1,4 @@
-"""Functions element by element: of one array, of two (of equal shapes, or with broadcasting), of an array and a number."""
+"""Elementwise operators: of one array, of two arrays (of equal shapes, or with broadcasting), of an array and a number."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from jfit.ops.rows import LOST, RowLayout, elementwise_rows
 from jfit.ops.rules import argument_names, dtype_attr_types, dtype_of, same_shape, unify
 
 # ----------------------------------------------------------------------------------------------------
-# Functions of one array, element by element.  Each row of the table is one operator: y = f(x).
+# Elementwise functions of one array.  Each row of the table is one operator, y = f(x).
 
 CAST_TO = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
 
 def sign(x: Array) -> Array:
-    """-1, 0 or 1; 0 for nan."""
+    """Return -1, 0 or 1; 0 for nan."""
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
 def magnitude(x: Array) -> Array:
-    """|x| with gradient sign(x), so 0 at 0 (JAX's own has 1 there)."""
+    """Return |x| with the gradient sign(x), which is 0 at 0 (that of jnp.abs is 1 there)."""
     return x * sign(x)
 
 
 @jax.custom_jvp
 def tanh(x: Array) -> Array:
-    """tanh(x), to the last bit where it is nearly 1: on a CPU XLA's is 1 from 7.9 on, where the slope 1 - y² is not 0 yet."""
+    """Return tanh(x), accurate to the last bit near ±1: XLA on CPU returns 1 for x > 7.9, and so the derivative 1 - y² = 0."""
     if x.dtype != jnp.float32:
         return jnp.tanh(x)
     tail = jnp.copysign(1 - 2 * jnp.exp(-2 * jnp.abs(x)), x)
-    return jnp.where(jnp.abs(x) > 5, tail, jnp.tanh(x))  # the next term of the tail is e⁻⁴ˣ, below half a bit from 5 on
+    return jnp.where(jnp.abs(x) > 5, tail, jnp.tanh(x))  # above 5 the next term of this series, e⁻⁴ˣ, is below rounding
 
 
 @tanh.defjvp
@@ -121,8 +121,9 @@ EXTRA_ALIASES = {
     "gammaln": ("_npx_gammaln",),
     "_copy": ("identity",),
 }
-ON_INTEGERS = ("relu", "floor", "ceil", "round", "rint", "fix", "trunc", "_copy")  # leave integers as exact as they are
-INTEGER_TOO = ("square", "abs", "sign", "negative", "logical_not", "ones_like", "zeros_like")  # the others go through floats
+ON_INTEGERS = ("relu", "floor", "ceil", "round", "rint", "fix", "trunc", "_copy")  # identities on integers, except relu
+# computed in the integer dtype; all operators that are in neither tuple compute integers in float32
+INTEGER_TOO = ("square", "abs", "sign", "negative", "logical_not", "ones_like", "zeros_like")
 
 
 def _add_unary(name: str, function: Callable[[Array], Array], formula: str, sparse: bool) -> None:
@@ -157,7 +158,7 @@ def hard_sigmoid(ctx, attrs, data):
     layout="any",
 )
 def clip(ctx, attrs, data):
-    """y = min(max(x, a_min), a_max); the gradient passes at the bounds themselves."""
+    """y = min(max(x, a_min), a_max); the gradient is 1 for a_min <= x <= a_max, else 0."""
     if not jnp.issubdtype(data.dtype, jnp.floating):
         return _clip_integers(data, attrs.a_min, attrs.a_max)
     low, high = jnp.asarray(attrs.a_min, data.dtype), jnp.asarray(attrs.a_max, data.dtype)
@@ -165,7 +166,7 @@ def clip(ctx, attrs, data):
 
 
 def _clip_integers(data: Array, low: float, high: float) -> Array:
-    """Bounds that no integer of the dtype reaches do nothing; fractions are cut off towards 0, as in MXNet."""
+    """Clip integers; bounds outside the range of the dtype have no effect, and fractional bounds are truncated, as in MXNet."""
     least, most = int(jnp.iinfo(data.dtype).min), int(jnp.iinfo(data.dtype).max)
     clipped = data
     if low > least:
@@ -176,7 +177,7 @@ def _clip_integers(data: Array, low: float, high: float) -> Array:
 
 
 def _cast(ctx, attrs, data):
-    """y = x in another dtype; the gradient is cast back, integers pass none."""
+    """y = x in another dtype; the gradient is cast back, and is 0 for integers."""
     return data.astype(dtype_of(attrs.dtype))
 
 
@@ -198,26 +199,26 @@ operator(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Functions of two arrays, element by element: equal shapes (`elemwise_*`, `_maximum`, ...) or with broadcasting. Ties follow
-# MXNet: where lhs = rhs, maximum and minimum give the whole gradient to lhs; nan on either side is the result. Comparisons
-# give 0 or 1 in the dtype of lhs and have zero gradient.
+# Elementwise functions of two arrays, of equal shapes (`elemwise_*`, `_maximum`, ...) or with broadcasting.  As in MXNet, the
+# whole gradient of maximum and minimum goes to lhs where lhs = rhs, and nan on either side results in nan.  Comparisons return
+# 0 or 1 in the dtype of lhs and have gradient 0.
 
 
 def maximum(lhs: Array, rhs: Array) -> Array:
-    """The larger one; a tie gives its gradient to lhs."""
+    """Return the maximum; where both are equal, the gradient goes to lhs."""
     return jnp.where((lhs >= rhs) | (lhs != lhs), lhs, rhs)
 
 
 def minimum(lhs: Array, rhs: Array) -> Array:
-    """The smaller one; a tie gives its gradient to lhs."""
+    """Return the minimum; where both are equal, the gradient goes to lhs."""
     return jnp.where((lhs <= rhs) | (lhs != lhs), lhs, rhs)
 
 
 @jax.custom_jvp
 def mod(lhs: Array, rhs: Array) -> Array:
-    """lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0; the gradients are 1 and -⌊lhs / rhs⌋, also there, as MXNet has them."""
-    none = rhs == 0
-    return jnp.where(none, jnp.zeros_like(lhs), jnp.mod(lhs, jnp.where(none, jnp.ones_like(rhs), rhs)))
+    """Return lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0; the derivatives are 1 and -⌊lhs / rhs⌋, also at rhs = 0, as in MXNet."""
+    zero = rhs == 0
+    return jnp.where(zero, jnp.zeros_like(lhs), jnp.mod(lhs, jnp.where(zero, jnp.ones_like(rhs), rhs)))
 
 
 def _mod_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
@@ -226,7 +227,7 @@ def _mod_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     change = jnp.zeros(out.shape, jax.dtypes.float0 if not jnp.issubdtype(out.dtype, jnp.floating) else out.dtype)
     if not isinstance(d_lhs, SymbolicZero):
         change = change + d_lhs
-    if not isinstance(d_rhs, SymbolicZero):  # a fixed divisor of 0 must not make 0 times infinity of it
+    if not isinstance(d_rhs, SymbolicZero):  # symbolic, because a constant divisor of 0 would add inf * 0
         change = change - jnp.floor(lhs / rhs) * d_rhs
     return out, change
 
@@ -235,7 +236,7 @@ mod.defjvp(_mod_jvp, symbolic_zeros=True)
 
 
 def power(base: Array, exponent: Array) -> Array:
-    """base to the power exponent; integers to negative powers are cut to integers, so they are 0 beside those of 1 and -1."""
+    """Return base ** exponent; negative powers of integers are truncated to integers: 0, except for bases 1 and -1."""
     if jnp.issubdtype(base.dtype, jnp.floating) or jnp.issubdtype(exponent.dtype, jnp.unsignedinteger):
         return jnp.power(base, exponent)
     whole = jnp.power(base, jnp.maximum(exponent, 0))
@@ -244,34 +245,34 @@ def power(base: Array, exponent: Array) -> Array:
 
 
 def hypot(lhs: Array, rhs: Array) -> Array:
-    """√(lhs² + rhs²) without overflow; the gradient at (0, 0) is 0."""
+    """Return √(lhs² + rhs²) without overflow; the gradient at (0, 0) is 0."""
     if not jnp.issubdtype(lhs.dtype, jnp.floating):
         return hypot(lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(lhs.dtype)
     big = jnp.maximum(jnp.abs(lhs), jnp.abs(rhs))
     fixed = (big == 0) | jnp.isinf(lhs) | jnp.isinf(rhs)
     scale = jnp.where(fixed, jnp.ones_like(big), big)
     a, b = jnp.where(fixed, jnp.ones_like(lhs), lhs / scale), jnp.where(fixed, jnp.ones_like(rhs), rhs / scale)
-    there = jnp.where(big == 0, jnp.zeros_like(big), jnp.full_like(big, jnp.inf))
-    return jnp.where(fixed, there, scale * jnp.sqrt(a * a + b * b))
+    limit = jnp.where(big == 0, jnp.zeros_like(big), jnp.full_like(big, jnp.inf))
+    return jnp.where(fixed, limit, scale * jnp.sqrt(a * a + b * b))
 
 
 def truth(test: Callable[..., Array]) -> Callable[..., Array]:
-    """A comparison that answers with 0 and 1 in the dtype of its first argument."""
+    """Convert a comparison to return 0 and 1 in the dtype of its first argument."""
     return lambda lhs, rhs: test(lhs, rhs).astype(lhs.dtype)
 
 
 def both(lhs: Array, rhs: Any) -> Array:
-    """1 where both are nonzero."""
+    """Return True where both are nonzero."""
     return (lhs != 0) & (jnp.asarray(rhs) != 0)
 
 
 def either(lhs: Array, rhs: Any) -> Array:
-    """1 where at least one is nonzero."""
+    """Return True where at least one is nonzero."""
     return (lhs != 0) | (jnp.asarray(rhs) != 0)
 
 
 def one_of_two(lhs: Array, rhs: Any) -> Array:
-    """1 where exactly one is nonzero."""
+    """Return True where exactly one is nonzero."""
     return (lhs != 0) ^ (jnp.asarray(rhs) != 0)
 
 
@@ -307,8 +308,22 @@ BINARY_TABLE: list[tuple[str, str, str, str, Callable[[Array, Array], Array], st
     ),
     ("elemwise_div", "_Div _div _sparse_elemwise_div", "broadcast_div", "_sparse_broadcast_div", _divide, "y = lhs / rhs."),
     ("_mod", "_Mod", "broadcast_mod", "", mod, "y = lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0."),
-    ("_maximum", "_Maximum", "broadcast_maximum", "", maximum, "y = max(lhs, rhs); a tie gives its gradient to lhs."),
-    ("_minimum", "_Minimum", "broadcast_minimum", "", minimum, "y = min(lhs, rhs); a tie gives its gradient to lhs."),
+    (
+        "_maximum",
+        "_Maximum",
+        "broadcast_maximum",
+        "",
+        maximum,
+        "y = max(lhs, rhs); where both are equal, the gradient goes to lhs.",
+    ),
+    (
+        "_minimum",
+        "_Minimum",
+        "broadcast_minimum",
+        "",
+        minimum,
+        "y = min(lhs, rhs); where both are equal, the gradient goes to lhs.",
+    ),
     ("_power", "_Power", "broadcast_power", "", power, "y = lhs to the power rhs."),
     ("_hypot", "_Hypot", "broadcast_hypot", "", hypot, "y = √(lhs² + rhs²)."),
     ("_equal", "_Equal", "broadcast_equal", "", truth(python.eq), "y = 1 where lhs = rhs, else 0."),
@@ -345,14 +360,14 @@ def check_broadcast(attrs, ins, outs):
         for a, b in zip(reversed(lhs), reversed(rhs), strict=False):
             if a != b and 1 not in (a, b) and 0 not in (a, b):
                 raise ValueError(
-                    f"lhs has shape {lhs} and rhs {rhs}, which do not broadcast because sizes {a} and {b} meet; "
-                    "sizes must be equal or 1, so reshape one of them"
+                    f"lhs has shape {lhs} and rhs {rhs}, which do not broadcast because sizes {a} and {b} differ; "
+                    "sizes must be equal or 1; reshape one of them"
                 )
     return ins
 
 
 def broadcast_shapes(attrs, ins, outs):
-    """The output as far as both shapes tell it: an open size beside 1 stays open, beside any other size it is that size."""
+    """Shape rule of broadcasting: an unknown size (0) broadcasts with 1 to unknown, and with any other size to that size."""
     lhs, rhs = check_broadcast(attrs, ins, outs)
     if lhs is None or rhs is None:
         return [lhs, rhs], [None]
@@ -374,8 +389,8 @@ def _add_broadcast(name: str, aliases: str, function: Callable[[Array, Array], A
 for equal, equal_aliases, broadcast, broadcast_aliases, how, words in BINARY_TABLE:
     _add_binary(equal, equal_aliases, how, words)
     _add_broadcast(broadcast, broadcast_aliases, how, words)
-_add_binary("_grad_add", "", python.add, "y = lhs + rhs, as gradients are summed.")
-_add_binary("_scatter_elemwise_div", "", _divide, "y = lhs / rhs; all entries of an array are stored here.")
+_add_binary("_grad_add", "", python.add, "y = lhs + rhs; MXNet's operator for summing gradients.")
+_add_binary("_scatter_elemwise_div", "", _divide, "y = lhs / rhs, for all entries (arrays are dense in jfit).")
 
 
 @operator(
@@ -402,7 +417,7 @@ def _where_shapes(attrs, ins, outs):
 
 def _where_rows(attrs, rows, shapes, outs):
     condition = rows[0]
-    if len(shapes[0]) < len(shapes[1]) and isinstance(condition, RowLayout):  # one condition per entry of the leading axis
+    if len(shapes[0]) < len(shapes[1]) and isinstance(condition, RowLayout):  # a vector, see `where`
         others = [r for r in rows[1:] if r is not None]
         return [condition if all(r == condition for r in others) else LOST]
     return elementwise_rows(attrs, rows, shapes, outs)
@@ -422,13 +437,13 @@ def _where_types(attrs, ins):
     rows=_where_rows,
 )
 def where(ctx, attrs, condition, x, y):
-    """y = x where condition ≠ 0, else y; a condition of one axis chooses along the leading axis of x."""
+    """y = x where condition ≠ 0, else y; a condition with one axis selects along the first axis of x."""
     condition = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
     return jnp.where(jnp.broadcast_to(condition != 0, x.shape), x, y)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Functions of an array and a number: what Python operators between a Symbol and a number make.
+# Functions of an array and a number; Python operators between a Symbol and a number create these.
 
 # name, alias, function, formula; s is the attribute `scalar`
 SCALAR_TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
@@ -440,8 +455,8 @@ SCALAR_TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
     ("_rdiv_scalar", "_RDivScalar", lambda x, s: s / x, "y = s / x."),
     ("_power_scalar", "_PowerScalar", power, "y = x to the power s."),
     ("_rpower_scalar", "_RPowerScalar", lambda x, s: power(jnp.broadcast_to(s, x.shape), x), "y = s to the power x."),
-    ("_maximum_scalar", "_MaximumScalar", maximum, "y = max(x, s); the gradient passes where x = s."),
-    ("_minimum_scalar", "_MinimumScalar", minimum, "y = min(x, s); the gradient passes where x = s."),
+    ("_maximum_scalar", "_MaximumScalar", maximum, "y = max(x, s); the gradient at x = s is 1."),
+    ("_minimum_scalar", "_MinimumScalar", minimum, "y = min(x, s); the gradient at x = s is 1."),
     ("_mod_scalar", "_ModScalar", mod, "y = x - s ⌊x / s⌋, 0 where s = 0."),
     ("_rmod_scalar", "_RModScalar", lambda x, s: mod(jnp.broadcast_to(s, x.shape), x), "y = s - x ⌊s / x⌋."),
     ("_hypot_scalar", "_HypotScalar", lambda x, s: hypot(x, jnp.broadcast_to(s, x.shape)), "y = √(x² + s²)."),
@@ -463,14 +478,14 @@ SCALAR_TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
 
 
 def _floats(attrs: Any, dtype: Any) -> bool:
-    """True where integers and a number that is no integer make floats: arithmetic and comparisons alike."""
+    """Return True if the data are integers and the number is not (is_int=False): the operator then computes in floats."""
     return not attrs.is_int and np.dtype(dtype).kind in "iub"
 
 
 def _number(value: Any, dtype: Any) -> Any:
-    """The number in the dtype of the data: integers lose the fraction and wrap round, as in C."""
+    """Cast the number to the dtype of the data; for integers it is truncated and wraps around, as in C."""
     if isinstance(value, Array):
-        return value.astype(dtype)  # eager calls pass the number as data, so that another one compiles nothing
+        return value.astype(dtype)  # eager calls pass the number as an array, so that a new number does not compile again
     if np.dtype(dtype).kind not in "iu":
         return np.asarray(value, dtype)
     return np.asarray(int(np.clip(np.nan_to_num(value), -(2.0**63), 2.0**63 - 1024)), np.int64).astype(dtype)
@@ -483,8 +498,8 @@ def _add_scalar(name: str, alias: str, function: Callable[[Array, Array], Array]
         return function(data, jnp.asarray(_number(attrs.scalar, data.dtype))).astype(data.dtype)
 
     def types(attrs: Any, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-        known = ins[0] is not None and _floats(attrs, ins[0])
-        return ins, [DTYPES["float64"] if known else ins[0]]
+        floats = ins[0] is not None and _floats(attrs, ins[0])
+        return ins, [DTYPES["float64"] if floats else ins[0]]
 
     fn.__doc__ = formula
     attrs = {"scalar": number(1.0), "is_int": flag(True)}
@@ -493,5 +508,5 @@ def _add_scalar(name: str, alias: str, function: Callable[[Array, Array], Array]
 
 for row in SCALAR_TABLE:
     _add_scalar(*row)
-_add_scalar("_scatter_plus_scalar", "", python.add, "y = x + s; all entries of an array are stored here.")
-_add_scalar("_scatter_minus_scalar", "", python.sub, "y = x - s; all entries of an array are stored here.")
+_add_scalar("_scatter_plus_scalar", "", python.add, "y = x + s, for all entries (arrays are dense in jfit).")
+_add_scalar("_scatter_minus_scalar", "", python.sub, "y = x - s, for all entries (arrays are dense in jfit).")

@@ -1,4 +1,4 @@
-"""The log-likelihood of marked self-exciting point processes."""
+"""The log-likelihood of marked self-exciting point processes (Hawkes processes with exponential kernels)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jfit.ops.rules import accumulating, shared_batch_rows
 
 
 def _shapes(attrs, ins, outs):
-    """Rates and states are (sequences, marks), alpha and beta (marks,), lags and marks (sequences, time)."""
+    """Shape rule: lda and state (sequences, marks), alpha and beta (marks,), lags and marks (sequences, time)."""
     rates = ins[0]
     if rates is None or len(rates) != 2:
         return ins
     sequences, marks = rates
     times = ins[4] if ins[4] is not None else ins[5]
-    wanted = [rates, (marks,), (marks,), rates, times, times, (sequences,), (sequences,)]
-    return [w if i is None else i for w, i in zip(wanted, ins, strict=True)]
+    expected = [rates, (marks,), (marks,), rates, times, times, (sequences,), (sequences,)]
+    return [e if i is None else i for e, i in zip(expected, ins, strict=True)]
 
 
 def _types(attrs, ins):
@@ -28,7 +28,7 @@ def _types(attrs, ins):
 
 
 def _rows(attrs, rows, shapes, outs):
-    """Sequences are the rows; alpha and beta belong to all of them."""
+    """Row rule: the rows are the sequences; alpha and beta, shared by all sequences, must not depend on the batch."""
     if any(r is not None for r in rows[1:3]):
         return [LOST] * 2
     return shared_batch_rows(attrs, [*rows[:1], *rows[3:]], shapes, outs)
@@ -45,7 +45,8 @@ def _rows(attrs, rows, shapes, outs):
 def hawkesll(ctx, attrs, lda, alpha, beta, state, lags, marks, valid_length, max_time):
     """y₀ = Σ ln λ(tᵢ) - ∫ λ dt with λₖ(t) = lda + alpha beta state exp(-beta dt); y₁ = the state at max_time.
 
-    An event of mark k adds 1 to state k, which decays with rate beta.  As in MXNet the state has no gradient on either side.
+    An event of mark k adds 1 to state k, which decays with rate beta.  As in MXNet, neither the input nor the output state has
+    a gradient.
     """
     dtype, wide = lda.dtype, accumulating(lda.dtype)
     lda, alpha, beta, lags, max_time = (v.astype(wide) for v in (lda, alpha, beta, lags, max_time))
@@ -55,24 +56,24 @@ def hawkesll(ctx, attrs, lda, alpha, beta, state, lags, marks, valid_length, max
     marked = marks.astype(jnp.int32)[:, :, None] == jnp.arange(lda.shape[1], dtype=jnp.int32).reshape((1, 1, -1))
     valid = steps.reshape((1, -1)) < valid_length.astype(jnp.int32).reshape((-1, 1))
 
-    def passed(state: Array, since: Array) -> tuple[Array, Array]:
-        """(state after a pause of each mark, ∫ λ over the pause)."""
-        left = jnp.exp(-decay * since)
-        return state * left, lda * since + grow * state * (1 - left)
+    def wait(state: Array, since: Array) -> tuple[Array, Array]:
+        """Return (state of each mark after the time `since` without events, ∫ λ over this time)."""
+        remaining = jnp.exp(-decay * since)
+        return state * remaining, lda * since + grow * state * (1 - remaining)
 
-    def event(kept, at):
-        total, state, time, last = kept
-        lag, own, real = at
+    def event(carry, at):
+        total, state, time, last = carry
+        lag, mark, real = at
         now = time + jnp.where(real, lag, jnp.zeros_like(lag))
-        hit = own & real[:, None]
-        decayed, area = passed(state, jnp.where(hit, now[:, None] - last, jnp.zeros_like(last)))
+        hit = mark & real[:, None]
+        decayed, area = wait(state, jnp.where(hit, now[:, None] - last, jnp.zeros_like(last)))
         rate = jnp.where(hit, lda + grow * decay * decayed, jnp.ones_like(lda))
         gained = jnp.where(hit, jnp.log(rate) - area, jnp.zeros_like(area))
         state, last = jnp.where(hit, decayed + 1, state), jnp.where(hit, now[:, None], last)
         return (total + jnp.sum(gained, 1), state, now, last), None
 
-    nothing = jnp.zeros_like(lda[:, 0])
-    moving = (lags.T, jnp.swapaxes(marked, 0, 1), valid.T)
-    (total, state, _, last), _ = lax.scan(event, (nothing, state, nothing, jnp.zeros_like(lda)), moving)
-    after, area = passed(state, max_time[:, None] - last)
+    zero = jnp.zeros_like(lda[:, 0])
+    events = (lags.T, jnp.swapaxes(marked, 0, 1), valid.T)
+    (total, state, _, last), _ = lax.scan(event, (zero, state, zero, jnp.zeros_like(lda)), events)
+    after, area = wait(state, max_time[:, None] - last)
     return (total - jnp.sum(area, 1)).astype(dtype), lax.stop_gradient(after).astype(dtype)

@@ -1,4 +1,4 @@
-"""Pictures as arrays (height, width, channels), alone or in a batch: to tensor, normalise, crop, resize, flip, light."""
+"""Image operators on arrays (height, width, channels) or batches of them: convert, normalize, crop, resize, flip, jitter."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jfit.ops.resize import resized
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import along
 
-# principal components of the colours of ImageNet, each times its standard deviation (Krizhevsky et al. 2012)
-SHARES = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], np.float32)
-COLOURS = SHARES * np.array([55.46, 4.794, 1.148], np.float32)
+# principal components of ImageNet's colours (columns), and the same scaled by their deviations (Krizhevsky et al., 2012)
+COMPONENTS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], np.float32)
+SCALED_COMPONENTS = COMPONENTS * np.array([55.46, 4.794, 1.148], np.float32)
 
 
-# ------------------------------------------------------------------------------------------ what all share
-def need_picture(op: str, data: Array, axes: str = "(height, width, channels)") -> None:
-    """Raise a sentence unless data is a picture or a batch of them."""
+# ------------------------------------------------------------------------------------------ shared helpers
+def check_image(op: str, data: Array, axes: str = "(height, width, channels)") -> None:
+    """Raise a ValueError unless data is an image (3 axes) or a batch of images (4 axes)."""
     if data.ndim not in (3, 4):
-        raise ValueError(f"{op}: data has shape {data.shape}, needed a picture {axes} or a batch of them; reshape the data")
+        raise ValueError(f"{op}: data has shape {data.shape}, expected an image {axes} or a batch of them; reshape the data")
 
 
 def batch_only(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Rows of a batch of pictures stay on axis 0; within one picture they are lost."""
+    """Row rule: the rows of a batch of images stay on axis 0; rows on an axis of an image become LOST."""
     first = rows[0]
     if isinstance(first, RowLayout) and (first.axis != 0 or len(shapes[0]) != 4):
         return [LOST]
@@ -38,30 +38,30 @@ def batch_only(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
 
 
 def saturated(values: Array, dtype: Any) -> Array:
-    """Floats in the dtype of a picture: integers are cut towards zero, bytes also to 0 ... 255."""
+    """Cast floats to the dtype of an image: truncated towards 0 for integers, and clipped to [0, 255] for uint8."""
     if dtype == jnp.uint8:
         return jnp.clip(values, 0, 255).astype(dtype)
     return values.astype(dtype)
 
 
 @jax.custom_vjp
-def _instead(data: Array, changed: Array) -> Array:
+def _identity_gradient(data: Array, changed: Array) -> Array:
     return changed
 
 
-_instead.defvjp(lambda data, changed: (changed, None), lambda _, grad: (grad, jnp.zeros_like(grad)))
+_identity_gradient.defvjp(lambda data, changed: (changed, None), lambda _, grad: (grad, jnp.zeros_like(grad)))
 
 
 def straight(data: Array, changed: Array) -> Array:
-    """`changed`, made from data, whose gradient MXNet hands to the data as it came: dx = dy."""
-    return _instead(data, lax.stop_gradient(changed)) if jnp.issubdtype(data.dtype, jnp.floating) else changed
+    """Return `changed` with the gradient of the identity, dx = dy, which MXNet uses for operators that change an image."""
+    return _identity_gradient(data, lax.stop_gradient(changed)) if jnp.issubdtype(data.dtype, jnp.floating) else changed
 
 
 # ------------------------------------------------------------------------------------------ operators
 @operator("_image_to_tensor", types=lambda attrs, ins: (ins, [DTYPES["float32"]]), rows=batch_only)
 def to_tensor(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[c, h, w] = x[h, w, c] / 255 in float32."""
-    need_picture("_image_to_tensor", data)
+    check_image("_image_to_tensor", data)
     return jnp.moveaxis(data, -1, -3).astype(jnp.float32) / 255
 
 
@@ -70,8 +70,8 @@ def _per_channel(name: str, values: tuple[float, ...], channels: int) -> Array:
         values = values[:1]
     if len(values) not in (1, channels):
         raise ValueError(
-            f"_image_normalize: {name} is {values} and the data has {channels} channels, needed one value or one per channel; "
-            f"change {name}"
+            f"_image_normalize: {name} is {values} and the data has {channels} channels, expected one value or one "
+            f"per channel; change {name}"
         )
     return jnp.asarray(values, jnp.float32)
 
@@ -82,8 +82,8 @@ def _per_channel(name: str, values: tuple[float, ...], channels: int) -> Array:
     rows=batch_only,
 )
 def normalize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = (x - mean[c]) / std[c] of pictures (channels, height, width)."""
-    need_picture("_image_normalize", data, "(channels, height, width)")
+    """y = (x - mean[c]) / std[c] for images (channels, height, width)."""
+    check_image("_image_normalize", data, "(channels, height, width)")
     mean, std = (along(_per_channel(k, attrs[k], data.shape[-3]), data.ndim - 3, data.ndim) for k in ("mean", "std"))
     return ((data - mean) / std).astype(data.dtype)
 
@@ -95,21 +95,21 @@ def normalize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 )
 def crop(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x[y : y + height, x : x + width]."""
-    need_picture("_image_crop", data)
+    check_image("_image_crop", data)
     high, wide = data.shape[-3:-1]
     inside = 0 <= attrs.x < attrs.x + attrs.width <= wide and 0 <= attrs.y < attrs.y + attrs.height <= high
     if not inside:
         raise ValueError(
-            f"_image_crop: the part {attrs.width} x {attrs.height} at ({attrs.x}, {attrs.y}) reaches beyond the picture of "
-            f"{wide} x {high}, needed one inside; change x, y, width or height"
+            f"_image_crop: the crop {attrs.width} x {attrs.height} at ({attrs.x}, {attrs.y}) is not inside the image of "
+            f"{wide} x {high}; change x, y, width or height"
         )
     return data[..., attrs.y : attrs.y + attrs.height, attrs.x : attrs.x + attrs.width, :]
 
 
 def new_size(attrs: Attrs, high: int, wide: int) -> tuple[int, int]:
-    """(height, width) that `size` means: (width, height), or one number for both, or for the shorter side (keep_ratio)."""
+    """Return (height, width) for `size`: (width, height), or one number for both sides (shorter side with keep_ratio)."""
     if len(attrs.size) not in (1, 2) or min(attrs.size) < 1:
-        raise ValueError(f"_image_resize: size is {attrs.size}, needed one positive number or (width, height)")
+        raise ValueError(f"_image_resize: size is {attrs.size}, expected one positive number or (width, height)")
     if len(attrs.size) == 2:
         return attrs.size[1], attrs.size[0]
     size = attrs.size[0]
@@ -120,8 +120,8 @@ def new_size(attrs: Attrs, high: int, wide: int) -> tuple[int, int]:
 
 @operator("_image_resize", attrs={"size": shape(()), "keep_ratio": flag(False), "interp": integer(1)}, rows=batch_only)
 def resize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x in another size: nearest entry, linear, cubic, area or Lanczos (interp 0 to 4, numbered as in OpenCV)."""
-    need_picture("_image_resize", data)
+    """y = x resized to `size`; interp is 0 nearest, 1 linear, 2 cubic, 3 area or 4 Lanczos, as in OpenCV."""
+    check_image("_image_resize", data)
     return resized("_image_resize", data, new_size(attrs, *data.shape[-3:-1]), attrs.interp)
 
 
@@ -132,12 +132,12 @@ def resize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     rows=batch_only,
 )
 def cv_resize(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
-    """y = x of height h and width w, as _image_resize does it."""
-    need_picture("_cvimresize", src)
+    """y = x resized to height h and width w; interp as in _image_resize."""
+    check_image("_cvimresize", src)
     return resized("_cvimresize", src, (attrs.h, attrs.w), attrs.interp)
 
 
-BORDERS = {1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}  # as OpenCV numbers them; 0 is a constant
+BORDERS = {1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}  # OpenCV's numbers; 0 is a constant
 
 
 @operator(
@@ -155,16 +155,18 @@ BORDERS = {1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}  # as OpenCV numb
     rows=batch_only,
 )
 def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
-    """y = x inside a border: a constant (type 0; `values` per channel), the edge, mirrored with and without it, or wrapped."""
-    need_picture("_cvcopyMakeBorder", src)
+    """y = x padded with a constant (type 0; `values` per channel) or as jnp.pad: 1 edge, 2 symmetric, 3 wrap, 4 reflect."""
+    check_image("_cvcopyMakeBorder", src)
     pads = [(0, 0)] * (src.ndim - 3) + [(attrs.top, attrs.bot), (attrs.left, attrs.right), (0, 0)]
     if attrs.type in BORDERS:
         return jnp.pad(src, pads, mode=BORDERS[attrs.type])
     if attrs.type != 0:
-        raise ValueError(f"_cvcopyMakeBorder: type is {attrs.type}, needed 0 to 4 (constant, edge, symmetric, wrap, reflect)")
+        raise ValueError(f"_cvcopyMakeBorder: type is {attrs.type}, expected 0 to 4 (constant, edge, symmetric, wrap, reflect)")
     values: Any = attrs["values"] or attrs["value"]
     if len(values) not in (1, src.shape[-1]):
-        raise ValueError(f"_cvcopyMakeBorder: values is {values}, needed one per channel of {src.shape[-1]}")
+        raise ValueError(
+            f"_cvcopyMakeBorder: values is {values}, expected one value, or one for each of {src.shape[-1]} channels"
+        )
     inside = jnp.pad(jnp.ones(src.shape[-3:-1], bool), pads[-3:-1])[..., None]
     colour = jnp.asarray(values, jnp.float32).astype(src.dtype).reshape((1,) * (src.ndim - 1) + (-1,))
     padded = jnp.pad(src, pads)
@@ -174,74 +176,74 @@ def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
 
 @operator("_image_flip_left_right", rows=batch_only)
 def flip_left_right(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[h, w] = x[h, W - 1 - w]; the gradient is handed back unflipped, as MXNet does."""
-    need_picture("_image_flip_left_right", data)
+    """y[h, w] = x[h, W - 1 - w]; the gradient is not flipped (dx = dy), as in MXNet."""
+    check_image("_image_flip_left_right", data)
     return straight(data, jnp.flip(data, -2))
 
 
 @operator("_image_flip_top_bottom", rows=batch_only)
 def flip_top_bottom(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[h, w] = x[H - 1 - h, w]; the gradient is handed back unflipped, as MXNet does."""
-    need_picture("_image_flip_top_bottom", data)
+    """y[h, w] = x[H - 1 - h, w]; the gradient is not flipped (dx = dy), as in MXNet."""
+    check_image("_image_flip_top_bottom", data)
     return straight(data, jnp.flip(data, -3))
 
 
-def lit(data: Array, alpha: Array) -> Array:
-    """Colours moved by alpha (3,) along their principal components; pictures of one channel stay."""
+def add_lighting(data: Array, alpha: Array) -> Array:
+    """Add PCA lighting noise: alpha (3,) times the scaled principal components; other than 3 channels are unchanged."""
     if data.shape[-1] != 3:
         return data
-    moved = jnp.sum(jnp.asarray(COLOURS) * alpha.astype(jnp.float32).reshape(1, 3), axis=1)
-    return saturated(data.astype(jnp.float32) + along(moved, data.ndim - 1, data.ndim), data.dtype)
+    offset = jnp.sum(jnp.asarray(SCALED_COMPONENTS) * alpha.astype(jnp.float32).reshape(1, 3), axis=1)
+    return saturated(data.astype(jnp.float32) + along(offset, data.ndim - 1, data.ndim), data.dtype)
 
 
 @operator("_image_adjust_lighting", attrs={"alpha": numbers()}, rows=batch_only)
 def adjust_lighting(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x + P (s · alpha), P and s the principal components of ImageNet's colours and their deviations; dx = dy."""
-    need_picture("_image_adjust_lighting", data)
+    """y = x + P (s · alpha), P and s the principal components of ImageNet's colours and their standard deviations; dx = dy."""
+    check_image("_image_adjust_lighting", data)
     if len(attrs.alpha) != 3:
-        raise ValueError(f"_image_adjust_lighting: alpha is {attrs.alpha}, needed three numbers, one for each component")
-    return straight(data, lit(data, jnp.asarray(attrs.alpha, jnp.float32)))
+        raise ValueError(f"_image_adjust_lighting: alpha is {attrs.alpha}, expected three numbers, one per component")
+    return straight(data, add_lighting(data, jnp.asarray(attrs.alpha, jnp.float32)))
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pictures changed at random: brightness, contrast, saturation, hue, lighting, flips.  Each picture of a batch on its own.
-# MXNet takes single pictures (height, width, channels) here; batches are jfit's.  All hand the gradient back as it came.
+# Random augmentation: brightness, contrast, saturation, hue, lighting, flips, independent for each image of a batch (MXNet
+# supports only single images here).  The gradient of all of them is that of the identity, dx = dy.
 
-Change = Callable[[Array, Array], Array]  # (picture, factor or key) -> picture
+Change = Callable[[Array, Array], Array]  # (image, factor or key) -> image
 RANGE = {"min_factor": number(), "max_factor": number()}
 
 
-# ------------------------------------------------------------------------------------------ changes of one picture
+# ------------------------------------------------------------------------------------------ changes of one image
 def _grey(x: Array) -> Array:
-    """Brightness of each point (height, width, 1); itself where there is one channel."""
-    shares = along(jnp.asarray([0.299, 0.587, 0.114], x.dtype), x.ndim - 1, x.ndim)
-    return x if x.shape[-1] != 3 else jnp.sum(x * shares, axis=-1, keepdims=True)
+    """Return the brightness of each pixel, (height, width, 1); the image itself unless it has 3 channels."""
+    weights = along(jnp.asarray([0.299, 0.587, 0.114], x.dtype), x.ndim - 1, x.ndim)
+    return x if x.shape[-1] != 3 else jnp.sum(x * weights, axis=-1, keepdims=True)
 
 
-def brighter(picture: Array, factor: Array) -> Array:
+def adjust_brightness(image: Array, factor: Array) -> Array:
     """y = factor x."""
-    return saturated(picture.astype(jnp.float32) * factor, picture.dtype)
+    return saturated(image.astype(jnp.float32) * factor, image.dtype)
 
 
-def contrasted(picture: Array, factor: Array) -> Array:
-    """y = factor x + (1 - factor) mean brightness."""
-    x = picture.astype(jnp.float32)
-    return saturated(x * factor + (1 - factor) * jnp.mean(_grey(x)), picture.dtype)
+def adjust_contrast(image: Array, factor: Array) -> Array:
+    """y = factor x + (1 - factor) (mean brightness of x)."""
+    x = image.astype(jnp.float32)
+    return saturated(x * factor + (1 - factor) * jnp.mean(_grey(x)), image.dtype)
 
 
-def coloured(picture: Array, factor: Array) -> Array:
-    """y = factor x + (1 - factor) 0.114 blue.  (MXNet means the brightness of the point, and keeps its last term only.)"""
-    if picture.shape[-1] != 3:
-        return picture
-    x = picture.astype(jnp.float32)
-    return saturated(x * factor + (1 - factor) * (0.114 * x[..., 2:]), picture.dtype)
+def adjust_saturation(image: Array, factor: Array) -> Array:
+    """y = factor x + (1 - factor) 0.114 blue, as in MXNet, whose sum for the brightness keeps only its last term."""
+    if image.shape[-1] != 3:
+        return image
+    x = image.astype(jnp.float32)
+    return saturated(x * factor + (1 - factor) * (0.114 * x[..., 2:]), image.dtype)
 
 
-def turned(picture: Array, factor: Array) -> Array:
-    """y = x with its hue turned by `factor` of the colour circle, lightness and saturation as they are."""
-    if picture.shape[-1] != 3:
-        return picture
-    x = picture.astype(jnp.float32) / 255
+def adjust_hue(image: Array, factor: Array) -> Array:
+    """y = x with its hue rotated by `factor` of the colour circle; lightness and saturation are unchanged."""
+    if image.shape[-1] != 3:
+        return image
+    x = image.astype(jnp.float32) / 255
     r, g, b = x[..., 0], x[..., 1], x[..., 2]
     top, low = jnp.max(x, axis=-1), jnp.min(x, axis=-1)
     spread, light = top - low, (top + low) * 0.5
@@ -262,13 +264,13 @@ def turned(picture: Array, factor: Array) -> Array:
     green = jnp.stack([rising, high, high, falling, base, base])
     blue = jnp.stack([base, base, rising, high, high, falling])
     chosen = [jnp.take_along_axis(c, sector[None], axis=0)[0] for c in (red, green, blue)]
-    return saturated(jnp.stack(chosen, axis=-1) * 255, picture.dtype)
+    return saturated(jnp.stack(chosen, axis=-1) * 255, image.dtype)
 
 
 # ------------------------------------------------------------------------------------------ operators
 def _each(op: str, ctx: Ctx, data: Array, change: Change) -> Array:
-    """change(picture, key) of the picture, or of each picture of a batch with the key of its row."""
-    need_picture(op, data)
+    """Apply change(image, key) to an image, or to each image of a batch with its own key (that of its row)."""
+    check_image(op, data)
     if data.ndim == 3:
         key = ctx.random(lambda key, _: jax.random.split(key, 1), (1,), which=None)[0]
         return straight(data, change(lax.stop_gradient(data), key))
@@ -286,14 +288,19 @@ def _add(name: str, change: Change) -> None:
     def fn(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         low, high = attrs.min_factor, attrs.max_factor
         if low > high:
-            raise ValueError(f"{op}: min_factor is {low} and max_factor {high}, needed min_factor <= max_factor; change them")
-        return _each(op, ctx, data, lambda picture, key: change(picture, _factor(key, low, high)))
+            raise ValueError(f"{op}: min_factor is {low} and max_factor {high}, expected min_factor <= max_factor; change them")
+        return _each(op, ctx, data, lambda image, key: change(image, _factor(key, low, high)))
 
-    fn.__doc__ = f"{change.__doc__} The factor is drawn from U(min_factor, max_factor)."
+    fn.__doc__ = f"{change.__doc__} factor ~ U(min_factor, max_factor)."
     operator(op, attrs=RANGE, rows=batch_only, needs_rng=True)(fn)
 
 
-for _name, _change in (("brightness", brighter), ("contrast", contrasted), ("saturation", coloured), ("hue", turned)):
+for _name, _change in (
+    ("brightness", adjust_brightness),
+    ("contrast", adjust_contrast),
+    ("saturation", adjust_saturation),
+    ("hue", adjust_hue),
+):
     _add(_name, _change)
 
 
@@ -304,34 +311,34 @@ for _name, _change in (("brightness", brighter), ("contrast", contrasted), ("sat
     needs_rng=True,
 )
 def color_jitter(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = brightness, contrast, saturation (factors of 1 ± the attribute) and hue (0 ± it) changed in a random order."""
+    """y = x with brightness, contrast, saturation (factors 1 ± attribute) and hue (0 ± attribute) changed in random order."""
     changes: list[tuple[Change, float, float]] = [
-        (brighter, 1, attrs.brightness),
-        (contrasted, 1, attrs.contrast),
-        (coloured, 1, attrs.saturation),
-        (turned, 0, attrs.hue),
+        (adjust_brightness, 1, attrs.brightness),
+        (adjust_contrast, 1, attrs.contrast),
+        (adjust_saturation, 1, attrs.saturation),
+        (adjust_hue, 0, attrs.hue),
     ]
-    wanted = [c for c in changes if c[2] > 0]
+    active = [c for c in changes if c[2] > 0]
 
-    def jitter(picture: Array, key: Array) -> Array:
-        order, *keys = jax.random.split(key, len(wanted) + 1)
+    def jitter(image: Array, key: Array) -> Array:
+        order, *keys = jax.random.split(key, len(active) + 1)
         branches = [
-            lambda x, c=c, k=k: c[0](x, _factor(k, c[1] - c[2], c[1] + c[2])) for c, k in zip(wanted, keys, strict=True)
+            lambda x, c=c, k=k: c[0](x, _factor(k, c[1] - c[2], c[1] + c[2])) for c, k in zip(active, keys, strict=True)
         ]
-        places = jax.random.permutation(order, len(wanted))
-        for i in range(len(wanted)):
-            picture = lax.switch(places[i], branches, picture)
-        return picture
+        places = jax.random.permutation(order, len(active))
+        for i in range(len(active)):
+            image = lax.switch(places[i], branches, image)
+        return image
 
-    return _each("_image_random_color_jitter", ctx, data, jitter) if wanted else data
+    return _each("_image_random_color_jitter", ctx, data, jitter) if active else data
 
 
 @operator("_image_random_lighting", attrs={"alpha_std": number(0.05)}, rows=batch_only, needs_rng=True)
 def random_lighting(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y as _image_adjust_lighting makes it, its three alpha ~ N(0, alpha_std²)."""
+    """y = x + P (s · alpha) as in _image_adjust_lighting, with three random alpha ~ N(0, alpha_std²)."""
 
-    def light(picture: Array, key: Array) -> Array:
-        return lit(picture, attrs.alpha_std * jax.random.normal(key, (3,)))
+    def light(image: Array, key: Array) -> Array:
+        return add_lighting(image, attrs.alpha_std * jax.random.normal(key, (3,)))
 
     return _each("_image_random_lighting", ctx, data, light)
 
@@ -340,14 +347,14 @@ def _add_flip(name: str, axis: int, words: str) -> None:
     op = f"_image_random_flip_{name}"
 
     def fn(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-        def flip(picture: Array, key: Array) -> Any:
-            return jnp.where(jax.random.bernoulli(key), jnp.flip(picture, axis), picture)
+        def flip(image: Array, key: Array) -> Any:
+            return jnp.where(jax.random.bernoulli(key), jnp.flip(image, axis), image)
 
         return _each(op, ctx, data, flip)
 
-    fn.__doc__ = f"y = x, or with probability 1/2 x {words}; the gradient is handed back unflipped."
+    fn.__doc__ = f"y = x, or with probability 1/2 x {words}; the gradient is not flipped (dx = dy)."
     operator(op, rows=batch_only, needs_rng=True)(fn)
 
 
-_add_flip("left_right", -2, "turned left to right")
-_add_flip("top_bottom", -3, "turned upside down")
+_add_flip("left_right", -2, "flipped left to right")
+_add_flip("top_bottom", -3, "flipped upside down")

@@ -1,4 +1,4 @@
-"""Choosing entries by number (take, pick, one_hot) and by sequence length (SequenceMask, SequenceLast, SequenceReverse)."""
+"""Indexing operators (take, pick, one_hot, gather_nd, scatter_nd, ...) and sequence operators (SequenceMask, ...)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "in
 
 
 def _within(ids: Array, size: int, mode: str) -> Array:
-    """Ids as int32 in [0, size): cut off at the ends, or counted round."""
+    """Return indices as int32 in [0, size): out-of-range ones are taken modulo size in mode "wrap", otherwise clipped."""
     ids = ids.astype(jnp.int32)
     return jnp.mod(ids, size) if mode == "wrap" else jnp.clip(ids, 0, size - 1)
 
@@ -44,7 +44,7 @@ def _take_rows(attrs, rows, shapes, outs):
     rows=_take_rows,
 )
 def take(ctx, attrs, a, indices):
-    """y = a[indices] along the axis; ids outside are clipped (also in mode raise: compiled code cannot stop) or wrapped."""
+    """y = a[indices] along the axis; out-of-range indices are wrapped (mode wrap) or clipped (modes clip and raise)."""
     axis = normalize_axis(attrs.axis, a.ndim)
     return jnp.take(a, _within(indices, a.shape[axis], attrs.mode), axis, mode="clip")
 
@@ -58,10 +58,9 @@ def _pick_shapes(attrs, ins, outs):
     if data is None or attrs.axis is None:
         return ins
     axis = _pick_axis(attrs, len(data))
-    dropped, kept = data[:axis] + data[axis + 1 :], (*data[:axis], 1, *data[axis + 1 :])
-    if index is not None and len(index) == len(data):
-        return [data, unify([kept, index], f"index needs one entry for each position of the data beside axis {axis}")]
-    return [data, unify([dropped, index], f"index needs one entry for each position of the data beside axis {axis}")]
+    keepdims = index is not None and len(index) == len(data)
+    expected = (*data[:axis], *((1,) if keepdims else ()), *data[axis + 1 :])
+    return [data, unify([expected, index], f"index has the shape of the data without axis {axis}, or with size 1 there")]
 
 
 def _pick_rows(attrs, rows, shapes, outs):
@@ -73,7 +72,7 @@ def _pick_rows(attrs, rows, shapes, outs):
 
 
 def _index_rows(index, axis, shapes, attrs):
-    """Rows of the index in the axes of the output."""
+    """Return the row layout of the index, with its axis numbered as in the output."""
     if not isinstance(index, RowLayout):
         return index
     full = len(shapes[1]) == len(shapes[0])
@@ -92,13 +91,13 @@ def _index_rows(index, axis, shapes, attrs):
     rows=_pick_rows,
 )
 def pick(ctx, attrs, data, index):
-    """y = one entry of the data along the axis for each index: y[i] = data[i, index[i]]."""
+    """y[i] = data[i, index[i]] for the last axis, or for `axis`; axis=None indexes the flattened data."""
     if attrs.axis is None:
         return jnp.take(data.reshape(-1), _within(index, data.size, attrs.mode), mode="clip")
     axis = _pick_axis(attrs, data.ndim)
-    kept = (*data.shape[:axis], 1, *data.shape[axis + 1 :])
-    found = jnp.take_along_axis(data, _within(index, data.shape[axis], attrs.mode).reshape(kept), axis)
-    return found if attrs.keepdims else found.reshape(kept[:axis] + kept[axis + 1 :])
+    size_1 = (*data.shape[:axis], 1, *data.shape[axis + 1 :])  # keepdims
+    picked = jnp.take_along_axis(data, _within(index, data.shape[axis], attrs.mode).reshape(size_1), axis)
+    return picked if attrs.keepdims else jnp.squeeze(picked, axis)
 
 
 @operator(
@@ -115,7 +114,7 @@ def pick(ctx, attrs, data, index):
     rows=first_rows,
 )
 def one_hot(ctx, attrs, indices):
-    """y[..., k] = on_value where indices = k, else off_value; ids outside [0, depth) give no on_value."""
+    """y[..., k] = on_value where indices = k, else off_value; only off_value for indices outside [0, depth)."""
     places = jnp.arange(attrs.depth, dtype=jnp.int32).reshape((1,) * indices.ndim + (attrs.depth,))
     hit = indices.astype(jnp.int32)[..., None] == places
     dtype = dtype_of(attrs.dtype)
@@ -134,7 +133,7 @@ def _length_shapes(attrs, ins, outs):
     if len(ins) == 1 or data is None:
         return [data, *ins[1:]]
     if len(data) < 2:
-        raise ValueError(f"data has shape {data}, sequences need a time and a batch axis first; add the missing axis")
+        raise ValueError(f"data has shape {data}, expected a time and a batch axis as the first two; add the missing axis")
     lengths = unify([(data[1 - attrs.axis],), ins[1]], "each sequence of the batch has one length")
     assert lengths is not None
     return [tuple(lengths[0] if a == 1 - attrs.axis else d for a, d in enumerate(data)), lengths]
@@ -142,11 +141,12 @@ def _length_shapes(attrs, ins, outs):
 
 def _sequence_axis(attrs) -> int:
     if attrs.axis not in (0, 1):
-        raise ValueError(f"axis is {attrs.axis}, time can be axis 0 or 1; change axis")
+        raise ValueError(f"axis is {attrs.axis}, expected the time axis to be 0 or 1; change axis")
     return attrs.axis
 
 
-def _beside_time(attrs, rows, shapes, outs):
+def _not_time_rows(attrs, rows, shapes, outs):
+    """Row rule: rows on the time axis become LOST, others are unchanged."""
     r = rows[0]
     if r is None and any(x is not None for x in rows[1:]):
         return [LOST]
@@ -154,7 +154,7 @@ def _beside_time(attrs, rows, shapes, outs):
 
 
 def _lengths_as(lengths: Array, data: Array, axis: int) -> Array:
-    """Lengths (batch,) as int32 that broadcast against the data."""
+    """Reshape lengths (batch,) to int32 that broadcast against the data."""
     return lengths.astype(jnp.int32).reshape([-1 if a == 1 - axis else 1 for a in range(data.ndim)])
 
 
@@ -169,7 +169,7 @@ def _times(data: Array, axis: int) -> Array:
     aliases=("_npx_sequence_mask",),
     fill=_length_shapes,
     types=first_types,
-    rows=_beside_time,
+    rows=_not_time_rows,
 )
 def sequence_mask(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[t, n] where t < length[n], else value."""
@@ -186,7 +186,7 @@ def sequence_mask(ctx, attrs, data, sequence_length=None):
     attrs={"use_sequence_length": flag(False), "axis": integer(0)},
     fill=_length_shapes,
     types=first_types,
-    rows=lambda attrs, rows, shapes, outs: [drop_axes(r, (attrs.axis,)) for r in _beside_time(attrs, rows, shapes, outs)],
+    rows=lambda attrs, rows, shapes, outs: [drop_axes(r, (attrs.axis,)) for r in _not_time_rows(attrs, rows, shapes, outs)],
 )
 def sequence_last(ctx, attrs, data, sequence_length=None):
     """y[n] = x[length[n] - 1, n], the last entry of each sequence."""
@@ -203,7 +203,7 @@ def sequence_last(ctx, attrs, data, sequence_length=None):
     attrs={"use_sequence_length": flag(False), "axis": integer(0)},
     fill=_length_shapes,
     types=first_types,
-    rows=_beside_time,
+    rows=_not_time_rows,
 )
 def sequence_reverse(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[length[n] - 1 - t, n] where t < length[n], else x[t, n]."""
@@ -216,28 +216,28 @@ def sequence_reverse(ctx, attrs, data, sequence_length=None):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Reading and writing entries by number: gather_nd, scatter_nd, index_copy, slices that are assigned, raveled numbers. Numbers
-# outside are clipped and negative ones count from the end; MXNet stops at the former, compiled code cannot.
+# Reading and writing at indices: gather_nd, scatter_nd, index_copy, slice assignment, raveled indices.  Negative indices count
+# from the end.  Out-of-range indices are clipped, where MXNet raises an error, which compiled code cannot.
 
 
 def _places(indices: Array, shape_: tuple[int, ...]) -> tuple[Array, ...]:
-    """One int32 array of numbers for each leading axis, all inside."""
+    """Return one int32 index array for each leading axis of `shape_`, all within bounds."""
     if len(indices) > len(shape_):
         raise ValueError(
-            f"indices of shape {indices.shape} name {len(indices)} axes, the data has shape {shape_}; the first axis of "
-            "indices must not be longer than the data has axes"
+            f"indices of shape {indices.shape} index {len(indices)} axes, but the data has shape {shape_}; the first axis of "
+            "indices must not be longer than the number of axes of the data"
         )
     ids = indices.astype(jnp.int32)
     return tuple(jnp.clip(jnp.where(i < 0, i + d, i), 0, d - 1) for i, d in zip(ids, shape_, strict=False))
 
 
 def _gather_rows(attrs, rows, shapes, outs):
-    """Rows stay where the indices carry them past their first axis, or data has them in an axis that is not indexed."""
+    """Row rule: outputs keep rows on axes of the indices after the first, and on axes of data that are not indexed."""
     data, ids = rows
-    named = shapes[1][0]
+    indexed = shapes[1][0]  # number of axes of data that are indexed
     moved = []
     if isinstance(data, RowLayout):
-        moved.append(LOST if data.axis < named else data._replace(axis=data.axis - named + len(shapes[1]) - 1))
+        moved.append(LOST if data.axis < indexed else data._replace(axis=data.axis - indexed + len(shapes[1]) - 1))
     elif data is LOST:
         moved.append(LOST)
     if isinstance(ids, RowLayout):
@@ -263,7 +263,7 @@ def _scattered_forward(data, indices, size):
 
 
 def _scattered_backward(size, indices, head):
-    # MXNet reads the gradient back at every number, also at those that a later one overwrote
+    # as in MXNet, the gradient is read at every index, even where a later duplicate index has overwritten the value
     return head[_places(indices, size)], jnp.zeros_like(indices) if jnp.issubdtype(indices.dtype, jnp.floating) else None
 
 
@@ -272,10 +272,10 @@ _scattered.defvjp(_scattered_forward, _scattered_backward)
 
 @operator("scatter_nd", inputs=("data", "indices"), attrs={"shape": shape()}, types=first_types, rows=lost_rows)
 def scatter_nd(ctx, attrs, data, indices):
-    """y[indices[0, i...], indices[1, i...], ...] = x[i...], all other entries 0; of equal numbers the last one counts."""
-    wanted = (*indices.shape[1:], *attrs.shape[indices.shape[0] :])
-    if data.shape != wanted:
-        raise ValueError(f"data has shape {data.shape}, needed {wanted} for these indices and shape {attrs.shape}")
+    """y[indices[0, i...], indices[1, i...], ...] = x[i...], all other entries 0; the last of equal indices wins."""
+    expected = (*indices.shape[1:], *attrs.shape[indices.shape[0] :])
+    if data.shape != expected:
+        raise ValueError(f"data has shape {data.shape}, expected {expected} for these indices and shape {attrs.shape}")
     return _scattered(data, indices, attrs.shape)
 
 
@@ -301,10 +301,10 @@ def _copied_forward(old, index, new):
 
 
 def _copied_backward(index, head):
-    # every row of `new` reads the gradient back, also one that a later row overwrote
+    # as in MXNet, every row of `new` gets its gradient, even one that a later duplicate index has overwritten
     at = _places(index[None], head.shape)
-    none = jnp.zeros_like(index) if jnp.issubdtype(index.dtype, jnp.floating) else None
-    return head.at[at].set(jnp.zeros((), head.dtype)), none, head[at]
+    d_index = jnp.zeros_like(index) if jnp.issubdtype(index.dtype, jnp.floating) else None
+    return head.at[at].set(jnp.zeros((), head.dtype)), d_index, head[at]
 
 
 _copied.defvjp(_copied_forward, _copied_backward)
@@ -319,12 +319,16 @@ def _copied_rows(attrs, rows, shapes, outs):
 
 @operator("_contrib_index_copy", inputs=("old_tensor", "index_vector", "new_tensor"), types=first_types, rows=_copied_rows)
 def index_copy(ctx, attrs, old, index, new):
-    """y = old with y[index[i]] = new[i]; of equal numbers the last one counts."""
+    """y = old with y[index[i]] = new[i]; the last of equal indices wins."""
     return _copied(old, index, new)
 
 
 def _batch_take_shapes(attrs, ins, outs):
-    return ins if ins[0] is None else [ins[0], unify([ins[0][:-1], ins[1], *outs], "each row of a needs one number")]
+    return (
+        ins
+        if ins[0] is None
+        else [ins[0], unify([ins[0][:-1], ins[1], *outs], "each vector along the last axis of a needs one index")]
+    )
 
 
 def _batch_take_rows(attrs, rows, shapes, outs):
@@ -341,13 +345,13 @@ def _batch_take_rows(attrs, rows, shapes, outs):
     rows=_batch_take_rows,
 )
 def batch_take(ctx, attrs, a, indices):
-    """y[i] = a[i, indices[i]]; numbers outside are clipped."""
+    """y[i] = a[i, indices[i]]; out-of-range indices are clipped."""
     ids = jnp.clip(indices.astype(jnp.int32), 0, a.shape[-1] - 1).reshape((*a.shape[:-1], 1))
     return jnp.take_along_axis(a, ids, -1).reshape(indices.shape)
 
 
 def _slice_assign_rows(attrs, rows, shapes, outs):
-    """Rows stay where the slice takes in the whole batch axis."""
+    """Row rule: the common rows of the inputs if the slice covers their whole axis, else LOST."""
     for r in rows:
         if isinstance(r, RowLayout) and r.axis < len(attrs.begin):
             size = shapes[0][r.axis]
@@ -395,11 +399,11 @@ def _dropped(attrs, rows, shapes, outs):
 
 @operator("_ravel_multi_index", attrs={"shape": shape()}, aliases=("ravel_multi_index",), rows=_dropped)
 def ravel_multi_index(ctx, attrs, data):
-    """y = the number in an array of `shape`, C order, of the entry whose number along axis k is x[k]."""
+    """y = Σₖ x[k] strides[k]: the flat index (C order) of multi-index x in an array of `shape`, as np.ravel_multi_index."""
     if len(attrs.shape) != data.shape[0]:
         raise ValueError(
-            f"shape {attrs.shape} has {len(attrs.shape)} axes, data of shape {data.shape} names {data.shape[0]}; needed a row "
-            "of data for each axis"
+            f"shape {attrs.shape} has {len(attrs.shape)} axes, but the first axis of data {data.shape} has size "
+            f"{data.shape[0]}; expected one index per axis"
         )
     ids = data.astype(jnp.int32)
     total: Any = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))
@@ -412,7 +416,7 @@ def _lifted(attrs, rows, shapes, outs):
 
 @operator("_unravel_index", attrs={"shape": shape()}, aliases=("unravel_index",), rows=_lifted)
 def unravel_index(ctx, attrs, data):
-    """y[k] = the number along axis k of the entry with number x in an array of `shape`, C order."""
+    """y[k] = index along axis k of the entry with flat index x (C order) in an array of `shape`, as np.unravel_index."""
     ids = data.astype(jnp.int32)
-    found = [ids // s for s in _strides(attrs.shape)]
-    return jnp.stack([found[0], *(f % d for f, d in zip(found[1:], attrs.shape[1:], strict=True))]).astype(data.dtype)
+    first, *others = [ids // s for s in _strides(attrs.shape)]
+    return jnp.stack([first, *(i % d for i, d in zip(others, attrs.shape[1:], strict=True))]).astype(data.dtype)
