@@ -76,10 +76,10 @@ def test_an_input_without_rows_is_not_padded():
     ("call", "message"),
     [
         (lambda: pad_rows(Batch({"data": X}), 4), "a batch of 10 rows cannot be padded to 4"),
-        (lambda: pad_rows(Batch({"data": X[:0]}), 4), "no real row to repeat"),
+        (lambda: pad_rows(Batch({"data": X[:0]}), 4), "there is no row to repeat"),
         (lambda: rows(Batch({})), "has no rows"),
-        (lambda: rows(Batch({"data": np.float32(1)})), "input 'data' has shape (), its rows are needed on axis 0"),
-        (lambda: check_batch(Batch({})), "non-empty dict of inputs"),
+        (lambda: rows(Batch({"data": np.float32(1)})), "input 'data' has shape (), but its batch axis is axis 0"),
+        (lambda: check_batch(Batch({})), "must be a non-empty dict, input name -> array"),
         (lambda: check_batch(Batch({"data": X, "label": Y[:2]})), "'data' has 10 rows, input 'label' has 2"),
         (lambda: check_batch(Batch({"data": X}, np.ones(3))), "weight has shape (3,), the batch has 10 rows"),
         (lambda: check_batch(Batch({"data": X}, None, np.ones((10, 1)))), "metric_weight has shape (10, 1)"),
@@ -190,7 +190,7 @@ def test_data_that_is_ready_passes_through():
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ({"dta": X, "label": Y}, ValueError, "'dta' is no input of the graph (nearest: 'data'); input 'data' is missing"),
+        ({"dta": X, "label": Y}, ValueError, "'dta' is not an input of the graph (nearest: 'data'); input 'data' is missing"),
         ({"data": X}, ValueError, "input 'label' is missing. The graph needs 'data', 'label', the data has 'data'"),
         (X, ValueError, "input 'label' is missing"),
         (([X, X], Y), ValueError, "input 'data' has 2 rows, input 'label' has 10"),
@@ -205,9 +205,9 @@ def test_wrong_data_is_told_what_is_needed(source, error, message):
 
 
 def test_wrong_numbers_of_arrays_name_the_inputs():
-    with pytest.raises(ValueError, match=re.escape("x holds 1 array, the graph has 2 data inputs ('a', 'b')")):
+    with pytest.raises(ValueError, match=re.escape("x has 1 array, the graph has 2 data inputs ('a', 'b')")):
         data((X, Y), inputs=("a", "b"))
-    with pytest.raises(ValueError, match="y holds 1 array, the graph has 0 label inputs"):
+    with pytest.raises(ValueError, match="y has 1 array, the graph has 0 label inputs"):
         data((X, Y), labels=())
 
 
@@ -269,7 +269,7 @@ def test_peek_gives_the_first_batch_without_losing_it():
 def test_a_generator_serves_one_epoch_and_then_says_so():
     stream = data((X, Y) for _ in range(2))
     assert len(labels_of(stream)) == 2
-    with pytest.raises(ValueError, match=r"epoch 1: the generator was used up .* pass a callable"):
+    with pytest.raises(ValueError, match=r"epoch 1: the generator was exhausted .* pass a callable"):
         labels_of(stream, epoch=1)
 
 
@@ -278,7 +278,7 @@ def test_an_empty_source_is_named():
         labels_of(data(lambda epoch: ()))
     with pytest.raises(ValueError, match="empty data"):
         data([], labels=())
-    with pytest.raises(TypeError, match="<lambda> gives a int, an iterable over batches is needed"):
+    with pytest.raises(TypeError, match="<lambda> returned a int, expected an iterable of batches"):
         labels_of(data(lambda: 3))
 
 
@@ -297,7 +297,7 @@ def test_an_error_of_the_source_passes_through_unchanged():
 
 
 def test_single_samples_are_told_to_be_batched():
-    with pytest.raises(ValueError, match="the data seems to give samples one by one"):
+    with pytest.raises(ValueError, match="the data seems to yield single samples"):
         labels_of(data([(X[0], Y[0])]))
 
 
@@ -401,7 +401,7 @@ def test_iterators_with_next_only_are_read():
 
 
 def test_an_iterator_with_another_label_name_is_told_the_names():
-    with pytest.raises(ValueError, match="'softmax_label' is no input of the graph"):
+    with pytest.raises(ValueError, match="'softmax_label' is not an input of the graph"):
         labels_of(data(NDArrayIter(X, Y, batch_size=4)))
 
 
@@ -495,7 +495,7 @@ def test_ndarrayiter_reads_everything_but_device_arrays_as_float32():
     [
         (
             lambda: NDArrayIter(X, last_batch_handle="keep"),
-            "last_batch_handle is 'keep', needed one of pad, discard, roll_over",
+            "last_batch_handle is 'keep', expected one of pad, discard, roll_over",
         ),
         (lambda: NDArrayIter(X, Y[:3]), "arrays have unequal numbers of rows: {'data': 10, 'softmax_label': 3}"),
         (lambda: NDArrayIter(X[:0]), "empty data"),
@@ -512,7 +512,7 @@ def test_descriptions_and_batches_print_as_mxnet_has_them():
     assert repr(DataDesc("data", (2, 3))) == "DataDesc[data,(2, 3),<class 'numpy.float32'>,NCHW]"
     assert DataDesc.get_batch_axis(None) == 0 and DataDesc.get_list([("a", (1,))], [("a", np.int32)])[0].dtype == np.int32
     assert str(DataBatch([X], [Y])) == "DataBatch: data shapes: [(10, 2)] label shapes: [(10,)]"
-    with pytest.raises(TypeError, match="data of a DataBatch is a ndarray, a list of arrays is needed"):
+    with pytest.raises(TypeError, match="data of a DataBatch is a ndarray, expected a list of arrays"):
         DataBatch(X)
 
 
@@ -522,7 +522,7 @@ def test_descriptions_and_batches_print_as_mxnet_has_them():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 3, 5], "label 'y': row 2 is 5, allowed are the classes 0..4"),
+        ([0, 3, 5], "label 'y': row 2 is 5, expected classes 0..4"),
         ([0, -1], "row 1 is -1"),
         ([0.0, float("nan")], "row 1 is nan"),
         ([0.0, 1.5], "row 1 is 1.5"),
@@ -618,7 +618,7 @@ def test_prefetch_survives_an_interrupt_of_the_reader(monkeypatch):
 
 
 def test_prefetch_needs_room_for_an_item():
-    with pytest.raises(ValueError, match="prefetch size is 0, at least 1 is needed"):
+    with pytest.raises(ValueError, match="prefetch size is 0, expected at least 1"):
         prefetch([], size=0)
 
 
@@ -659,7 +659,7 @@ def test_positions_hold_bytes_and_the_tensors_of_torchs_generators(monkeypatch):
     assert decode(kept)["loader"] == b"\x00\xff" and decode(kept)["generator"].tolist() == [0, 1, 2]
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert isinstance(decode(kept)["generator"], Tensor) and decode(kept)["generator"].numpy().tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="a saved position is damaged: no bytes"):
+    with pytest.raises(ValueError, match="a saved position is damaged: a bytes value"):
         decode({"__bytes__": "?"})
 
 

@@ -109,7 +109,7 @@ def test_what_a_saved_position_continues_is_what_would_have_come(kind, size, epo
 
 def test_a_position_in_the_middle_of_many_blocks(folder, monkeypatch):
     monkeypatch.setattr(text, "BLOCK", 50)
-    monkeypatch.setattr(text, "KEPT", 200)  # some of the blocks
+    monkeypatch.setattr(text, "CACHE", 200)  # some of the blocks
     small = makers(folder, 7)
     for kind in ("csv", "csv kept", "libsvm"):
         monkeypatch.setattr(text, "BLOCK", 8 << 20)
@@ -144,11 +144,11 @@ def test_positions_of_other_data_are_refused(folder):
     small, other = makers(folder), CSVIter(folder / "x.csv", (6,), batch_size=4)
     with pytest.raises(ValueError, match="the saved position is of files with"):
         small["csv"]().load_state_dict({**small["csv"]().state_dict(), "bytes": [1, 2]})
-    with pytest.raises(ValueError, match=r"the saved position is of 40 rows that begin with number \d+, this iterator"):
+    with pytest.raises(ValueError, match=r"the saved position is of 40 rows of which the first is row \d+, this iterator"):
         MNISTIter(folder / "images40", folder / "labels40", 8, seed=3).load_state_dict(small["mnist"]().state_dict())
-    with pytest.raises(ValueError, match=r"the position \(byte 99999, row 0\) does not lie in bytes 0 to"):
+    with pytest.raises(ValueError, match=r"the position \(byte 99999, row 0\) is outside of bytes 0 to"):
         other.load_state_dict({**other.state_dict(), "before": [[99999, 0, 0]], "batch": 1})
-    with pytest.raises(ValueError, match="has no state_dict, so its position cannot be kept"):
+    with pytest.raises(ValueError, match="has no state_dict, so its position cannot be saved"):
         ResizeIter(type("Bare", (), {"batch_size": 1, "provide_data": [], "provide_label": []})(), 2).state_dict()
 
 
@@ -165,7 +165,7 @@ def test_positions_of_other_data_are_refused(folder):
 def test_damaged_positions_are_refused(damaged):
     with pytest.raises(ValueError, match="a saved position is damaged"):
         decode({"order": damaged})
-    with pytest.raises(TypeError, match="a position holds a set"):
+    with pytest.raises(TypeError, match="the state of an iterator contains a set"):
         encode({"order": {1}})
 
 
@@ -269,7 +269,7 @@ def test_an_error_in_a_file_comes_through_the_thread_with_its_line(folder, tmp_p
     lines[30] = "1,2,oops,4"
     (tmp_path / "bad.csv").write_text("\n".join(lines))
     it = PrefetchingIter(CSVIter(tmp_path / "bad.csv", (4,), batch_size=4))
-    with pytest.raises(FormatError, match=r"bad\.csv: line 31: column 3 is 'oops', needed a number"):
+    with pytest.raises(FormatError, match=r"bad\.csv: line 31: column 3 is 'oops', expected a number"):
         list(it)
     it.close()
 
@@ -347,16 +347,16 @@ def test_sparse_lines_as_scikit_learn_reads_them(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"1,2\n3\n", "line 2: found 1 number, needed 2"),
-        (b"1,2,3\n4,5,6\n", "line 1: found 3 numbers, needed 2"),
-        (b"a,b\n1,2\n", "line 1: column 1 is 'a', needed a number; delete a header line"),
-        (b"1,2\n\n3,\n", "line 3: column 2 is empty, needed a number"),
-        (b"1,2\n3,1_0\n", "line 2: column 2 is '1_0', needed a number"),
-        (b'1,"2"\n', "line 1: column 2 is '\"2\"', needed a number"),
+        (b"1,2\n3\n", "line 2: found 1 number, expected 2"),
+        (b"1,2,3\n4,5,6\n", "line 1: found 3 numbers, expected 2"),
+        (b"a,b\n1,2\n", "line 1: column 1 is 'a', expected a number; delete a header line"),
+        (b"1,2\n\n3,\n", "line 3: column 2 is empty, expected a number"),
+        (b"1,2\n3,1_0\n", "line 2: column 2 is '1_0', expected a number"),
+        (b'1,"2"\n', "line 1: column 2 is '\"2\"', expected a number"),
         (b"1,2\n3,1e300\n", "line 2: column 2 is '1e300', which float32 cannot hold"),
         (b"1,\xff\xfe" + b"\0" * 60 + b"\n", "line 1: column 2 is"),
-        (b"", "there is nothing in it"),
-        (b"\n \n\n", "there is no row in it"),
+        (b"", "the files are empty"),
+        (b"\n \n\n", "the file (or its part) has no rows"),
     ],
 )
 def test_broken_tables_are_told_where(content, message, tmp_path):
@@ -368,16 +368,16 @@ def test_broken_tables_are_told_where(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"1 0:1\n2 1 0:3\n", "line 2: word 2 is '1', needed index:value"),
-        (b"1:2 0:1\n", "line 1: word 1 is '1:2', needed a number, the label"),
-        (b"1 0:1: 1:2\n", "line 1: word 2 is '0:1:', needed index:value"),
-        (b"1 0: 1:2\n", "line 1: word 2 is '0:', needed index:value"),
-        (b"1 0:1\n# note\n1 :1 2:\n", "line 3: word 2 is ':1', needed index:value"),
-        (b"1 -1:1\n", "line 1: found the index -1, the 4 columns of data_shape are 0 to 3"),
+        (b"1 0:1\n2 1 0:3\n", "line 2: word 2 is '1', expected index:value"),
+        (b"1:2 0:1\n", "line 1: word 1 is '1:2', expected a number, the label"),
+        (b"1 0:1: 1:2\n", "line 1: word 2 is '0:1:', expected index:value"),
+        (b"1 0: 1:2\n", "line 1: word 2 is '0:', expected index:value"),
+        (b"1 0:1\n# note\n1 :1 2:\n", "line 3: word 2 is ':1', expected index:value"),
+        (b"1 -1:1\n", "line 1: found the index -1, expected 0 to 3 because data_shape is (4,)"),
         (b"1 1.5:1\n", "line 1: found the index 1.5"),
-        (b"1 0:1\n1 4:1\n", "line 2: found the index 4, the 4 columns of data_shape are 0 to 3; indices count from 0"),
-        (b"x 0:1\n", "line 1: word 1 is 'x', needed a number, the label"),
-        (b"# only a note\n", "there is no row in it"),
+        (b"1 0:1\n1 4:1\n", "line 2: found the index 4, expected 0 to 3 because data_shape is (4,); indices start at 0"),
+        (b"x 0:1\n", "line 1: word 1 is 'x', expected a number, the label"),
+        (b"# only a note\n", "the file (or its part) has no rows"),
     ],
 )
 def test_broken_sparse_lines_are_told_where(content, message, tmp_path):
@@ -394,12 +394,12 @@ def test_more_rows_than_labels_is_an_error_and_more_labels_are_not(folder):
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "BLOCK", 4)
-    monkeypatch.setattr(text, "KEPT", 0)
+    monkeypatch.setattr(text, "CACHE", 0)
     (tmp_path / "x.csv").write_text("1\n2\n3\n4\n5\n6\n")
     it = CSVIter(tmp_path / "x.csv", (1,), batch_size=2)
     it.next()
     (tmp_path / "x.csv").write_text("1\n2\n")
-    with pytest.raises(FormatError, match=r"x\.csv: byte 4: it ends here, it was longer before"):
+    with pytest.raises(FormatError, match=r"x\.csv: byte 4: the file is shorter than when it was opened"):
         it.next()
 
 
@@ -442,18 +442,18 @@ HEAD = bytes([0, 0, 8, 1])
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "byte 0: found nothing, needed 00 00 08 01"),
+        (b"", "byte 0: found nothing, expected 00 00 08 01"),
         (HEAD, "byte 0: found 00 00 08 01"),
         (
             bytes([0, 0, 13, 1]) + struct.pack(">I", 1) + b"abcd",
-            "byte 0: found 00 00 0d 01, needed 00 00 08 01 (bytes, 1 axes)",
+            "byte 0: found 00 00 0d 01, expected 00 00 08 01 (uint8, 1 axes)",
         ),
-        (HEAD + struct.pack(">I", 9) + b"abc", "byte 4: its head says (9,), 9 bytes, but at most 3 follow"),
-        (HEAD + struct.pack(">I", 2**32 - 1), "byte 4: its head says (4294967295,), 4294967295 bytes, but at most 0 follow"),
+        (HEAD + struct.pack(">I", 9) + b"abc", "byte 4: the header gives shape (9,), 9 bytes, but at most 3 bytes follow"),
+        (HEAD + struct.pack(">I", 2**32 - 1), "byte 4: the header gives shape (4294967295,), 4294967295 bytes, but at most 0 bytes follow"),
         (gzip.compress(HEAD + struct.pack(">I", 2**31), mtime=0), "2147483648 bytes, but at most"),
-        (gzip.compress(HEAD + struct.pack(">I", 9) + b"abc", mtime=0), "byte 8: found 3 bytes behind the head, needed 9"),
-        (gzip.compress(HEAD + struct.pack(">I", 999) + b"abc" * 333, mtime=0)[:-9], "content: it is no whole gzip file"),
-        (b"\x1f\x8bnonsense", "content: it is no whole gzip file"),
+        (gzip.compress(HEAD + struct.pack(">I", 9) + b"abc", mtime=0), "byte 8: found 3 bytes after the header, expected 9"),
+        (gzip.compress(HEAD + struct.pack(">I", 999) + b"abc" * 333, mtime=0)[:-9], "content: the gzip file is damaged or truncated"),
+        (b"\x1f\x8bnonsense", "content: the gzip file is damaged or truncated"),
     ],
 )
 def test_broken_idx_files_are_told_what_is_wrong(content, message, tmp_path):
@@ -463,11 +463,11 @@ def test_broken_idx_files_are_told_what_is_wrong(content, message, tmp_path):
 
 
 def test_images_and_labels_belong_together(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"holds 103 images, .* 40 labels"):
+    with pytest.raises(ValueError, match=r"has 103 images, .* 40 labels"):
         MNISTIter(folder / "images", folder / "labels40")
     with pytest.raises(ValueError, match=r"40 images \(of this part\) do not fill a batch of 41"):
         MNISTIter(folder / "images40", folder / "labels40", 41)
-    with pytest.raises(ValueError, match="a floating type is needed"):
+    with pytest.raises(ValueError, match="expected a floating dtype"):
         MNISTIter(folder / "images40", folder / "labels40", dtype="uint8")
 
 

@@ -90,7 +90,7 @@ def test_streams_of_the_same_batches_train_alike():
 
 def test_a_generator_serves_one_epoch_and_says_so_in_the_second():
     assert train(data=(b for b in batches_of()), num_epoch=1).position["step"] == 7
-    with pytest.raises(ValueError, match="was used up by an earlier pass"):
+    with pytest.raises(ValueError, match="was exhausted by an earlier pass"):
         train(data=(b for b in batches_of()), num_epoch=2)
 
 

@@ -15,7 +15,7 @@ from record_images import AUGMENTERS, BATCHES, FOLDER, pictures, png
 import jfit.mx as mx
 from jfit.data.images import Recipe, colour, decode, encode, resize
 from jfit.data.images.crops import interpolation
-from jfit.data.images.recipe import checked, draws, follow, random_numbers
+from jfit.data.images.recipe import check_recipe, decode_into, is_random, random_numbers
 from jfit.data.images.resample import reach, resample
 from jfit.formats import FormatError
 
@@ -144,18 +144,18 @@ def test_a_small_file_that_announces_a_huge_image_is_refused_before_it_is_decode
         decode(bytes(content))
     narrow = encode(np.zeros((1, 5000, 3), np.uint8), 9, ".png")
     with pytest.raises(FormatError, match="would grow to a side of 1280000"):
-        follow(Recipe((3, 8, 8), resize=256), narrow, None, np.zeros((3, 8, 8), np.float32))
+        decode_into(Recipe((3, 8, 8), resize=256), narrow, None, np.zeros((3, 8, 8), np.float32))
 
 
 # ------------------------------------------------------------------------------------------------ the recipe
 PHOTO = (FOLDER / "photo.jpg").read_bytes()  # 48 high, 64 wide
 
 
-def followed(seed=0, epoch=0, row=0, content=PHOTO, **fields):
-    recipe = checked(Recipe(**({"data_shape": (3, 24, 32)} | fields)))
+def decoded(seed=0, epoch=0, row=0, content=PHOTO, **fields):
+    recipe = check_recipe(Recipe(**({"data_shape": (3, 24, 32)} | fields)))
     channels, height, width = recipe.data_shape
     out = np.zeros((height, width, channels) if recipe.channels_last else (channels, height, width), recipe.dtype)
-    follow(recipe, content, random_numbers(seed, epoch, row) if draws(recipe) else None, out)
+    decode_into(recipe, content, random_numbers(seed, epoch, row) if is_random(recipe) else None, out)
     return out
 
 
@@ -173,41 +173,41 @@ RANDOM = {
 
 @pytest.mark.parametrize("fields", RANDOM.values(), ids=RANDOM)
 def test_random_numbers_follow_from_seed_epoch_and_row(fields):
-    assert np.array_equal(followed(1, 2, 3, **fields), followed(1, 2, 3, **fields))
-    assert len({followed(1, epoch, row, **fields).tobytes() for epoch in range(5) for row in range(5)}) > 1
-    assert np.isfinite(followed(1, 2, 3, data_shape=(1, 24, 32), **fields)).all()
+    assert np.array_equal(decoded(1, 2, 3, **fields), decoded(1, 2, 3, **fields))
+    assert len({decoded(1, epoch, row, **fields).tobytes() for epoch in range(5) for row in range(5)}) > 1
+    assert np.isfinite(decoded(1, 2, 3, data_shape=(1, 24, 32), **fields)).all()
 
 
 def test_layouts_and_dtypes_hold_the_same_numbers():
-    first = followed(mean=(1, 2, 3), std=(2, 2, 2))
-    assert np.array_equal(followed(mean=(1, 2, 3), std=(2, 2, 2), channels_last=True), first.transpose(1, 2, 0))
-    assert np.array_equal(followed(dtype="uint8"), followed())
-    assert np.array_equal(followed(dtype="int8"), np.minimum(followed(), 127))
-    assert np.array_equal(followed(mirror=True), followed()[:, :, ::-1])
+    first = decoded(mean=(1, 2, 3), std=(2, 2, 2))
+    assert np.array_equal(decoded(mean=(1, 2, 3), std=(2, 2, 2), channels_last=True), first.transpose(1, 2, 0))
+    assert np.array_equal(decoded(dtype="uint8"), decoded())
+    assert np.array_equal(decoded(dtype="int8"), np.minimum(decoded(), 127))
+    assert np.array_equal(decoded(mirror=True), decoded()[:, :, ::-1])
 
 
 def test_a_draft_or_smoothed_image_looks_the_same_from_afar():
-    exact = followed(data_shape=(3, 12, 16), resize=12, inter_method=3)
+    exact = decoded(data_shape=(3, 12, 16), resize=12, inter_method=3)
     for fields in ({"draft": True}, {"antialias": True}, {"antialias": True, "draft": True}):
-        assert np.abs(followed(data_shape=(3, 12, 16), resize=12, **fields) - exact).mean() < 8
+        assert np.abs(decoded(data_shape=(3, 12, 16), resize=12, **fields) - exact).mean() < 8
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"data_shape": (3, 8)}, "data_shape is"),
-        ({"dtype": "float16"}, "dtype is 'float16', needed one of float32"),
+        ({"dtype": "float16"}, "dtype is 'float16', expected one of float32"),
         ({"inter_method": 7}, "inter_method is 7"),
         ({"resize": 0}, "resize is 0"),
         ({"min_random_area": 0.0}, "min_random_area is 0.0"),
-        ({"random_resized_crop": True, "max_aspect_ratio": 2.0}, "ratios width / height"),
+        ({"random_resized_crop": True, "max_aspect_ratio": 2.0}, "range of aspect ratios"),
         ({"min_crop_size": 4}, "min_crop_size and max_crop_size"),
-        ({"std": (1.0, 0.0, 1.0)}, "cannot be divided by 0"),
+        ({"std": (1.0, 0.0, 1.0)}, "the image is divided by it"),
     ],
 )
 def test_a_recipe_that_cannot_be_followed_is_refused(fields, says):
     with pytest.raises(ValueError, match=says):
-        checked(Recipe(**({"data_shape": (3, 8, 8)} | fields)))
+        check_recipe(Recipe(**({"data_shape": (3, 8, 8)} | fields)))
 
 
 # ------------------------------------------------------------------------------------------------ functions

@@ -141,7 +141,7 @@ def test_labels_out_of_a_list_and_keys_out_of_an_index(tmp_path):
     it = ImageRecords(TEN, (3, 16, 16), 4, path_list=lines, label_width=2, path_index=FOLDER / "images.idx")
     assert it.provide_label[0].shape == (4, 2)
     assert it.next().label[0].tolist() == [[100 + k, k / 2] for k in range(4)]
-    with pytest.raises(FormatError, match=r"line 1: found .*needed a number, 1 labels"):
+    with pytest.raises(FormatError, match=r"line 1: found .*expected a number, 1 labels"):
         ImageRecords(TEN, (3, 16, 16), 4, path_list=lines).next()
     lines.write_text("0\t1.0\tx.png\n")
     with pytest.raises(FormatError, match=r"row 1, byte .* id 1: the image list .* has no line for it"):
@@ -200,8 +200,8 @@ from jfit.data.images.pool import Pool
 from jfit.data.images.recipe import Recipe
 from jfit.data.images.source import Job
 pool = Pool(Job(sys.argv[1], None, 1, 0, Recipe((3, 16, 16))), 2, 4, 2)
-pool.ask([(0, 0)] * 4, 0)
-pool.ask([(0, 0)] * 4, 0)
+pool.submit([(0, 0)] * 4, 0)
+pool.submit([(0, 0)] * 4, 0)
 pool.take()
 print(*pool.pids, flush=True)
 {then}
@@ -390,6 +390,6 @@ def test_broken_images_end_the_packing_or_are_left_out(folder, capsys):
         pack_list(folder / "a.lst", folder, folder / "a")
     assert not list(folder.glob("*.rec")) and not list(folder.glob(".*"))
     assert pack_list(folder / "a.lst", folder, folder / "a", shorter_side=12, skip_broken=True) == 4
-    assert "left out: " in capsys.readouterr().err
+    assert "skipped: " in capsys.readouterr().err
     batch = ImageRecords(folder / "a.rec", (3, 12, 12), 4, label_width=2).next()
     assert batch.label[0].tolist() == [[0, 0], [1, 0.5], [2, 1], [4, 2]]

@@ -97,7 +97,7 @@ def test_a_batch_larger_than_the_file_repeats_its_rows(folder):
 def test_text_that_is_no_number_is_refused(folder, tmp_path):
     """MXNet reads what comes before it, or 0 (decided.text_in_tables)."""
     (tmp_path / "x.csv").write_text("1,2\n3,0x10\n")
-    with pytest.raises(mx.base.MXNetError, match=r"x\.csv: line 2: column 2 is '0x10', needed a number"):
+    with pytest.raises(mx.base.MXNetError, match=r"x\.csv: line 2: column 2 is '0x10', expected a number"):
         mx.io.CSVIter(data_csv=str(tmp_path / "x.csv"), data_shape=(2,), batch_size=1)
     (tmp_path / "y.csv").write_text("1,1.5\n")
     with pytest.raises(mx.base.MXNetError, match=r"line 1: column 2 is '1\.5', which int32 cannot hold"):
@@ -107,7 +107,7 @@ def test_text_that_is_no_number_is_refused(folder, tmp_path):
 def test_an_index_beyond_the_columns_is_refused(tmp_path):
     """MXNet gives matrices that read beyond their rows (decided.text_in_tables)."""
     (tmp_path / "a").write_text("1 0:1\n0 4:2\n")
-    with pytest.raises(mx.base.MXNetError, match="line 2: found the index 4, the 4 columns of data_shape are 0 to 3"):
+    with pytest.raises(mx.base.MXNetError, match="line 2: found the index 4, expected 0 to 3"):
         mx.io.LibSVMIter(data_libsvm=str(tmp_path / "a"), data_shape=(4,), batch_size=1)
 
 
@@ -146,7 +146,7 @@ def test_arguments_are_named_texts_are_read_and_unknown_ones_said(folder):
         mx.io.CSVIter(str(folder / "x.csv"), (6,), batch_size=4)
     with pytest.raises(mx.base.MXNetError, match="the argument data_shape, batch_size is missing"):
         mx.io.CSVIter(data_csv=str(folder / "x.csv"))
-    with pytest.raises(mx.base.MXNetError, match=r"'nope\.csv': there is no such file"):
+    with pytest.raises(mx.base.MXNetError, match=r"'nope\.csv': no such file"):
         mx.io.CSVIter(data_csv="nope.csv", data_shape=(6,), batch_size=4)
     with pytest.raises(mx.base.MXNetError, match="batch_size is 'many'; expected a number"):
         table(folder, size="many")
@@ -163,13 +163,13 @@ def test_arguments_are_named_texts_are_read_and_unknown_ones_said(folder):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"data_shape": (5, 10)}, "rows of this format have one axis"),
-        ({"label_shape": (2,)}, "without label_libsvm a label is one number"),
-        ({"label_libsvm": "c.libsvm"}, "labels of one number are read from data_libsvm"),
-        ({"round_batch": False}, "always filled up with rows of the start"),
-        ({"num_parts": 2, "part_index": 2}, "needed 0 <= part_index < num_parts"),
-        ({"label_libsvm": "c.libsvm", "label_shape": (50,), "num_parts": 2}, "rows and labels are cut together"),
-        ({"batch_size": 0}, "batch_size is 0, at least 1 is needed"),
+        ({"data_shape": (5, 10)}, "expected one axis each"),
+        ({"label_shape": (2,)}, "without label_libsvm, expected"),
+        ({"label_libsvm": "c.libsvm"}, "labels of one number must be in data_libsvm"),
+        ({"round_batch": False}, "always padded with rows from the start"),
+        ({"num_parts": 2, "part_index": 2}, "expected 0 <= part_index < num_parts"),
+        ({"label_libsvm": "c.libsvm", "label_shape": (50,), "num_parts": 2}, "only a file with its labels can be read in parts"),
+        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
     ],
 )
 def test_what_such_files_cannot_have_is_refused(given, message, folder):

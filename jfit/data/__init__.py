@@ -1,4 +1,4 @@
-"""Data on its way to the step: batches, arrays in memory, streams from elsewhere, reading ahead."""
+"""Input pipeline: batches, arrays in memory, streams of batches, MXNet-style iterators, prefetching."""
 
 from jfit.data.adapters import as_data
 from jfit.data.arrays import ArrayData, to_array

@@ -1,7 +1,7 @@
-"""One batch: inputs by name, and how much each row counts in training and in metrics; the names that a graph needs.
+"""`Batch`: a dict of input arrays with row weights for training and for metrics; and `Names`, the inputs of a graph.
 
-Every data source gives batches as this one tuple.  Rows lie on axis 0 of every input unless `axes` says otherwise
-(`{"data": 1}` for time-major sequences, `{"table": None}` for an input that has no rows at all).
+Every data source yields `Batch` tuples.  The batch axis is axis 0 of every input unless `axes` maps the input to another one
+(`{"data": 1}` for time-major sequences, `{"table": None}` for an input without a batch axis).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ Axes = Mapping[str, int | None]
 
 
 class Batch(NamedTuple):
-    """inputs by name (labels included), weight of each row in training, weight of each row in metrics.
+    """One batch: arrays by input name (labels included), row weights for the loss, row weights for metrics.
 
     Attributes:
-        inputs: name -> array, numpy or jax, rows on axis 0.
-        weight: (rows,) float32, finite and at least 0, or None for all 1.  A batch whose weights are all 0 changes nothing.
-        metric_weight: (rows,) float32, or None for the same as `weight`.
+        inputs: input name -> NumPy or JAX array, batch axis first.
+        weight: (rows,) float32, finite and non-negative: weight of each row in the loss; None: all 1.  A step on a batch whose
+            weights are all 0 does not change the parameters.
+        metric_weight: (rows,) float32: weight of each row in metrics; None: the same as `weight`.
 
     Example:
         >>> import numpy as np
@@ -39,7 +40,7 @@ class Batch(NamedTuple):
 
 
 def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
-    """(inputs, weight, metric weight) of a Batch or of a plain dict of inputs; weights float32."""
+    """Split a `Batch` or a dict of inputs into (inputs, weight, metric weight), with weights cast to float32."""
     if isinstance(batch, dict):
         return batch, None, None
     weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
@@ -47,22 +48,22 @@ def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
 
 
 def row_axis(name: str, axes: Axes | None) -> int | None:
-    """The axis of an input that counts rows; None where the input has none."""
+    """Batch axis of an input; None for an input without a batch axis."""
     return 0 if axes is None else axes.get(name, 0)
 
 
 def rows(batch: Batch, axes: Axes | None = None) -> int:
-    """Number of rows in a batch, padded ones included.
+    """Number of rows in a batch, padding rows included.
 
     Args:
         batch: the batch.
-        axes: input name -> axis of its rows (0 where not named; None: the input has no rows).
+        axes: input name -> batch axis (default 0; None: the input has no batch axis).
 
     Returns:
-        The row count of the first input that has rows.
+        int: size of the batch axis of the first input that has one.
 
     Raises:
-        ValueError: no input has rows.
+        ValueError: no input has a batch axis, or an array has too few axes.
 
     Example:
         >>> import numpy as np
@@ -75,14 +76,14 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
             shape = np.shape(value)
             if len(shape) <= axis:
                 raise ValueError(
-                    f"input {name!r} has shape {shape}, its rows are needed on axis {axis}; pass arrays with a batch axis."
+                    f"input {name!r} has shape {shape}, but its batch axis is axis {axis}; pass arrays with a batch axis."
                 )
             return shape[axis]
-    raise ValueError(f"a batch with the inputs {list(batch.inputs)} has no rows; at least one input needs a batch axis.")
+    raise ValueError(f"a batch with inputs {list(batch.inputs)} has no rows: at least one input needs a batch axis.")
 
 
 def wrapped_rows(batch: Batch) -> int:
-    """Number of rows at the end that an iterator repeated to fill the batch: they train, but their metric weight is 0.
+    """Number of trailing rows that an iterator repeated from the start of the data: they train, their metric weight is 0.
 
     Example:
         >>> import numpy as np
@@ -91,26 +92,27 @@ def wrapped_rows(batch: Batch) -> int:
     """
     if batch.weight is not None or batch.metric_weight is None:
         return 0
-    counted = np.flatnonzero(np.asarray(batch.metric_weight))
-    return len(batch.metric_weight) - (int(counted[-1]) + 1 if len(counted) else 0)
+    weighted = np.flatnonzero(np.asarray(batch.metric_weight))
+    return len(batch.metric_weight) - (int(weighted[-1]) + 1 if len(weighted) else 0)
 
 
 def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
-    """Σᵢ wᵢ xᵢ is the same before and after: a batch grown to `size` rows whose new rows weigh 0.
+    """Pad a batch to `size` rows with rows of weight 0, so that weighted sums Σᵢ wᵢ xᵢ do not change.
 
-    The new rows repeat the real ones cyclically: zeros could make 0 · inf = NaN in a gradient, real rows cannot make
-    anything that was not there before.
+    The padding rows repeat the batch cyclically.  Rows of zeros could produce inf in the forward pass, and 0 · inf = NaN would
+    then reach the gradient; repeated rows produce only values that the batch produces anyway.
 
     Args:
-        batch: a batch of at least 1 and at most `size` rows.
-        size: rows wanted.
-        axes: input name -> axis of its rows (0 where not named; None: the input has no rows).
+        batch: a batch of 1 to `size` rows.
+        size: number of rows of the result.
+        axes: input name -> batch axis (default 0; None: the input has no batch axis).
 
     Returns:
-        A batch of `size` rows with both weights filled in, (size,) float32; the same batch when it already has `size` rows.
+        Batch of `size` rows with `weight` and `metric_weight` filled in, (size,) float32; `batch` itself if it already has
+        `size` rows.
 
     Raises:
-        ValueError: the batch has no row to repeat, or more rows than `size`.
+        ValueError: the batch has 0 rows, or more than `size`.
 
     Example:
         >>> import numpy as np
@@ -122,17 +124,17 @@ def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
     if count == size:
         return batch
     if count > size:
-        raise ValueError(f"a batch of {count} rows cannot be padded to {size}; pass a size of at least {count}.")
+        raise ValueError(f"a batch of {count} rows cannot be padded to {size} rows; pass a size of at least {count}.")
     if count == 0:
-        raise ValueError("a batch of 0 rows cannot be padded: there is no real row to repeat; leave empty batches out.")
+        raise ValueError("a batch of 0 rows cannot be padded: there is no row to repeat; drop empty batches.")
     index = np.arange(size) % count
     inputs = {}
     for name, value in batch.inputs.items():
         axis = row_axis(name, axes)
         array = value if hasattr(value, "take") else np.asarray(value)
         inputs[name] = value if axis is None else array.take(index, axis=axis)
-    counted = batch.weight if batch.metric_weight is None else batch.metric_weight
-    return Batch(inputs, _pad_weight(batch.weight, count, size), _pad_weight(counted, count, size))
+    metric_weight = batch.weight if batch.metric_weight is None else batch.metric_weight
+    return Batch(inputs, _pad_weight(batch.weight, count, size), _pad_weight(metric_weight, count, size))
 
 
 def _pad_weight(weight: Any | None, count: int, size: int) -> np.ndarray:
@@ -142,12 +144,12 @@ def _pad_weight(weight: Any | None, count: int, size: int) -> np.ndarray:
 
 
 def check_weights(weight: Any, name: str, where: str = "") -> None:
-    """Raises an error unless every row weight is a finite number of at least 0.
+    """Raise an error unless every row weight is finite and non-negative.
 
     Args:
-        weight: (rows,) numbers.  An array on a device is not read: that would make the host wait.
+        weight: (rows,) numbers.  A JAX array is not checked: reading it would block the host.
         name: "weight" or "metric_weight", for the message.
-        where: the beginning of the message.
+        where: prefix of the message.
 
     Raises:
         ValueError: a weight is nan, infinite or negative; the message names the first such row.
@@ -156,9 +158,9 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
         >>> check_weights([1.0, -2.0], "weight")
         Traceback (most recent call last):
         ...
-        ValueError: weight of row 1 is -2.0; row weights must be finite and at least 0; use 0 for a row that must not count.
+        ValueError: weight of row 1 is -2.0; row weights must be finite and at least 0; use 0 to exclude a row.
     """
-    if hasattr(weight, "addressable_shards"):  # a jax array
+    if hasattr(weight, "addressable_shards"):  # a jax.Array
         return
     values = np.asarray(weight)
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
@@ -166,24 +168,24 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
         more = f" ({len(bad)} such rows)" if len(bad) > 1 else ""
         raise ValueError(
             f"{where}{name} of row {bad[0]} is {values[bad[0]]}{more}; row weights must be finite and at least 0; "
-            "use 0 for a row that must not count."
+            "use 0 to exclude a row."
         )
 
 
 def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batch:
-    """The batch itself, if its inputs and weights agree on the number of rows and no weight is nan, infinite or negative.
+    """Check that the inputs and weights of a batch have the same number of rows and that all weights are valid.
 
     Args:
         batch: the batch to check.
-        axes: input name -> axis of its rows (0 where not named; None: the input has no rows).
-        where: the beginning of a message, such as the number of the batch.
+        axes: input name -> batch axis (default 0; None: the input has no batch axis).
+        where: prefix of the error message, such as "batch 3: ".
 
     Returns:
         `batch`, unchanged.
 
     Raises:
-        ValueError: no inputs, inputs or weights that disagree on the number of rows (the message names both), or a weight
-            that is nan, infinite or negative (weights on a device are not read: the host would wait).
+        ValueError: no inputs; unequal numbers of rows (the message names both inputs); or a weight that is nan, infinite or
+            negative (weights that are JAX arrays are not checked: reading them would block the host).
 
     Example:
         >>> import numpy as np
@@ -193,17 +195,19 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs of a batch need the same number of rows.
     """
     if not isinstance(batch.inputs, dict) or not batch.inputs:
-        raise ValueError(f"{where}a batch needs a non-empty dict of inputs by name, found {type(batch.inputs).__name__}.")
+        raise ValueError(
+            f"{where}inputs of a batch must be a non-empty dict, input name -> array; found {type(batch.inputs).__name__}."
+        )
     first, count = "", None
     for name in batch.inputs:
         if row_axis(name, axes) is None:
             continue
-        found = rows(Batch({name: batch.inputs[name]}), axes)
+        size = rows(Batch({name: batch.inputs[name]}), axes)
         if count is None:
-            first, count = name, found
-        elif found != count:
+            first, count = name, size
+        elif size != count:
             raise ValueError(
-                f"{where}input {first!r} has {count} rows, input {name!r} has {found}; "
+                f"{where}input {first!r} has {count} rows, input {name!r} has {size}; "
                 "all inputs of a batch need the same number of rows."
             )
     for name, weight in (("weight", batch.weight), ("metric_weight", batch.metric_weight)):
@@ -219,108 +223,120 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
 
 
 def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float | None = None) -> None:
-    """0 ≤ labelᵢ ≤ n − 1 for every row, or a sentence that names the first row where it does not hold.
+    """Check that class labels are whole numbers with 0 ≤ labelᵢ < num_classes.
 
     Args:
-        labels: class indices, any shape with rows on axis 0, integer or float.
-        num_classes: n, the number of classes.
-        name: the label input's name, for messages.
-        ignore_label: a value that is allowed besides, for rows that do not count.
+        labels: class indices, integer or float array of any shape, batch axis first.
+        num_classes: number of classes.
+        name: name of the label input, for the message.
+        ignore_label: one more value that is valid: the label of entries excluded from the loss.
 
     Raises:
-        ValueError: a label is NaN, outside 0..n-1, or not a whole number.
+        ValueError: a label is NaN, out of range, or not a whole number; the message names the first such row.
 
     Example:
         >>> check_labels([0, 2, 5], 5, "y")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: label 'y': row 2 is 5, allowed are the classes 0..4; renumber them from 0, or give the last layer ...
+        ValueError: label 'y': row 2 is 5, expected classes 0..4; renumber the labels from 0, or give the last layer ...
     """
     array = np.asarray(labels)
     whole = array if array.dtype.kind in "iub" else np.trunc(array)
-    good = (array >= 0) & (array < num_classes) & (whole == array)  # NaN compares false
+    valid = (array >= 0) & (array < num_classes) & (whole == array)  # NaN compares false
     if ignore_label is not None:
-        good |= array == ignore_label
-    if good.all():
+        valid |= array == ignore_label
+    if valid.all():
         return
-    where = np.unravel_index(np.argmin(good), array.shape)
+    where = np.unravel_index(np.argmin(valid), array.shape)
     place = f"row {where[0]}" + (f", position {tuple(int(k) for k in where[1:])}" if len(where) > 1 else "")
     extra = "" if ignore_label is None else f" and {ignore_label:g} (ignored)"
     raise ValueError(
-        f"label {name!r}: {place} is {array[where]}, allowed are the classes 0..{num_classes - 1}{extra}; "
-        "renumber them from 0, or give the last layer more outputs."
+        f"label {name!r}: {place} is {array[where]}, expected classes 0..{num_classes - 1}{extra}; "
+        "renumber the labels from 0, or give the last layer more outputs."
     )
 
 
 # ------------------------------------------------------------------------------------------------ names
 def is_array(value: Any) -> bool:
-    """Whether a value is an array object of some library (lists of numbers are not)."""
+    """Whether a value is an array, tensor or data frame of any library (a list of numbers is not)."""
     return (
         isinstance(value, np.ndarray) or hasattr(value, "__array__") or hasattr(value, "asnumpy") or hasattr(value, "to_numpy")
     )
 
 
 def is_mxnet_iter(value: Any) -> bool:
-    """Whether a value walks and resets like an MXNet DataIter."""
+    """Whether a value has the interface of an MXNet DataIter: `provide_data`, `reset`, and `next` or `__next__`."""
     return hasattr(value, "provide_data") and hasattr(value, "reset") and (hasattr(value, "next") or hasattr(value, "__next__"))
 
 
 class Names(NamedTuple):
-    """The inputs a graph needs: data and labels in order, and whether labels may be absent."""
+    """Input names of a graph: data inputs and label inputs, in order.
+
+    Attributes:
+        inputs: names of the data inputs.
+        labels: names of the label inputs.
+        require_labels: whether data without labels is an error.
+        axes: input name -> batch axis of the batches in a stream (default 0; None: the input has no batch axis).
+
+    Example:
+        >>> Names.of(["data", "label"], ["label"]).inputs
+        ('data',)
+    """
 
     inputs: tuple[str, ...]
     labels: tuple[str, ...]
     require_labels: bool = True
-    axes: Axes | None = None  # input name -> axis of its rows, where a stream has it elsewhere than on axis 0
+    axes: Axes | None = None
 
     @classmethod
     def of(
         cls, inputs: Iterable[str], labels: Iterable[str] = (), require_labels: bool = True, axes: Axes | None = None
     ) -> Names:
-        """Names from any sequences; a label listed among the inputs is a label."""
+        """Build `Names` from iterables of names; a name in both is a label."""
         labels = tuple(labels)
         return cls(tuple(n for n in inputs if n not in labels), labels, require_labels, axes)
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Data inputs, then labels."""
+        """All names: data inputs, then labels."""
         return self.inputs + self.labels
 
-    def check(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays in the graph's order, if their names are the ones it needs.
+    def check(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the names of the arrays and return them in the order of the graph's inputs.
 
         Raises:
-            ValueError: a needed input is missing or a name is unknown; the message lists both sides and the nearest name.
+            ValueError: an input is missing or a name is unknown; the message lists expected and actual names, and the nearest
+                match.
         """
-        unknown = [n for n in found if n not in self.all]
-        missing = [n for n in self.inputs + (self.labels if self.require_labels else ()) if n not in found]
+        unknown = [n for n in arrays if n not in self.all]
+        missing = [n for n in self.inputs + (self.labels if self.require_labels else ()) if n not in arrays]
         if not unknown and not missing:
-            return {n: found[n] for n in self.all if n in found}
+            return {n: arrays[n] for n in self.all if n in arrays}
         problem = []
         for name in unknown:
             near = nearest(str(name), missing or self.all)
-            problem.append(f"{name!r} is no input of the graph" + (f" (nearest: {near})" if near else ""))
+            problem.append(f"{name!r} is not an input of the graph" + (f" (nearest: {near})" if near else ""))
         problem += [f"input {name!r} is missing" for name in missing]
         raise ValueError(
-            f"{'; '.join(problem)}. The graph needs {quoted(self.all)}, the data has {quoted(found)}; "
+            f"{'; '.join(problem)}. The graph needs {quoted(self.all)}, the data has {quoted(arrays)}; "
             "rename the arrays or pass a dict with the graph's input names."
         )
 
 
 def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[str, Any]:
-    """Arrays by name from one array, a list of arrays in the order of `names`, a dict, or None.
+    """Convert `x` or `y` of a data argument `(x, y)` to a dict, input name -> array.
 
     Args:
-        value: one half of `(x, y)`.
-        names: the inputs that this half feeds, in order.
-        what: `x` or `y`, for messages.
-        graph: all inputs, for messages.
+        value: an array, a list of arrays in the order of `names`, a dict (returned as it is), or None for no arrays.
+        names: input names, in order.
+        what: "x" or "y", for messages.
+        graph: all inputs of the graph, for messages.
 
     Returns:
-        name -> value, not yet converted.
+        dict: name -> array, not converted to NumPy yet.
 
     Raises:
-        ValueError: the number of arrays is not the number of names.
+        ValueError: the number of arrays differs from the number of names.
 
     Example:
         >>> to_named([1.0, 2.0], ["data"], "x", Names.of(["data"]))
@@ -331,15 +347,15 @@ def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[
     if isinstance(value, Mapping):
         return dict(value)
     several = isinstance(value, (list, tuple)) and (len(names) != 1 or (len(value) == 1 and _has_rows(value[0])))
-    given = list(value) if several else [value]
-    if len(given) != len(names):
+    arrays = list(value) if several else [value]
+    if len(arrays) != len(names):
         kind = "data" if what == "x" else "label"
         raise ValueError(
-            f"{what} holds {len(given)} array{'s' * (len(given) != 1)}, the graph has {len(names)} {kind} "
-            f"input{'s' * (len(names) != 1)} ({quoted(names)}); its inputs are {quoted(graph.all)}: pass one array for each, "
-            "as a list in this order or as a dict by name."
+            f"{what} has {len(arrays)} array{'s' * (len(arrays) != 1)}, the graph has {len(names)} {kind} "
+            f"input{'s' * (len(names) != 1)} ({quoted(names)}); pass one array per input, as a list in this order or as a dict "
+            f"by name (all inputs of the graph: {quoted(graph.all)})."
         )
-    return dict(zip(names, given, strict=True))
+    return dict(zip(names, arrays, strict=True))
 
 
 def _has_rows(value: Any) -> bool:
@@ -347,5 +363,5 @@ def _has_rows(value: Any) -> bool:
 
 
 def quoted(names: Iterable[Any]) -> str:
-    """Names for a sentence."""
+    """Format names for an error message: 'a', 'b'."""
     return ", ".join(repr(n) for n in names) or "none"

@@ -1,4 +1,4 @@
-"""Iterators made of iterators: epochs of another length, several side by side and read ahead."""
+"""Iterators that wrap other iterators: `ResizeIter` changes the epoch length, `PrefetchingIter` merges and reads ahead."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 
 
 def position_of(source: Any) -> Any:
-    """The `state_dict()` of an iterator.
+    """Return `state_dict()` of an iterator.
 
     Raises:
-        ValueError: it keeps no position.
+        ValueError: the iterator has no `state_dict` method.
     """
     if not hasattr(source, "state_dict"):
-        raise ValueError(f"a {type(source).__name__} has no state_dict, so its position cannot be kept; give it one.")
+        raise ValueError(
+            f"a {type(source).__name__} has no state_dict, so its position cannot be saved; implement state_dict and "
+            "load_state_dict."
+        )
     return source.state_dict()
 
 
 class ResizeIter(WholeBatches):
-    """So many batches an epoch, whatever the inner iterator's epoch is; it starts again where it ends.
+    """Iterator with `size` batches per epoch; the inner iterator is reset and continued whenever it ends.
 
     Args:
-        data_iter: the inner iterator.
-        size: batches an epoch.
-        reset_internal: `reset` resets the inner iterator too.
+        data_iter: the inner iterator (a `DataIter`).
+        size: number of batches per epoch.
+        reset_internal: whether `reset` also resets the inner iterator.
 
     Raises:
-        ValueError: size is below 1.
+        ValueError: size is less than 1.
 
     Example:
         >>> import numpy as np
@@ -43,7 +46,7 @@ class ResizeIter(WholeBatches):
 
     def __init__(self, data_iter: Any, size: int, reset_internal: bool = True) -> None:
         if size < 1:
-            raise ValueError(f"size of a ResizeIter is {size}, at least 1 batch an epoch is needed.")
+            raise ValueError(f"size of a ResizeIter is {size}, expected at least 1 batch per epoch.")
         super().__init__(data_iter.batch_size)
         self.data_iter, self.size, self.reset_internal = data_iter, size, reset_internal
         self.cur = 0
@@ -59,7 +62,7 @@ class ResizeIter(WholeBatches):
             self.data_iter.reset()
 
     def iter_next(self) -> bool:
-        """Move on by one batch; False at the end of the epoch."""
+        """Advance to the next batch; return False at the end of the epoch."""
         if self.cur == self.size:
             return False
         try:
@@ -71,24 +74,27 @@ class ResizeIter(WholeBatches):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches of the epoch, and the inner iterator's position."""
+        """Position: number of batches read in this epoch, and the state of the inner iterator."""
         return {"cur": self.cur, "inner": position_of(self.data_iter)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of an iterator over the same data."""
+        """Continue from the `state_dict` of an iterator over the same data."""
         self.data_iter.load_state_dict(state["inner"])
         self.cur = int(state["cur"])
 
 
 class PrefetchingIter(WholeBatches):
-    """Several iterators side by side, each read one batch ahead by a thread; their data and labels are put together.
+    """Merge the data and labels of several iterators, reading each iterator one batch ahead in its own thread.
 
-    The threads end with `close()`, or when the last reference is dropped; `reset` starts them again.
+    The threads end on `close()` or when the last reference is dropped; `reset` starts them again.
 
     Args:
-        iters: iterator, or list of iterators of equal length and batch size.
-        rename_data: for each iterator a dict old name -> new name.
-        rename_label: the same for labels.
+        iters: an iterator, or a list of iterators of equal length and batch size.
+        rename_data: one dict per iterator, old data name -> new data name; None: keep the names.
+        rename_label: the same for label names.
+
+    Raises:
+        ValueError: the list of iterators is empty.
 
     Example:
         >>> import numpy as np
@@ -103,13 +109,13 @@ class PrefetchingIter(WholeBatches):
     def __init__(self, iters: Any, rename_data: Any = None, rename_label: Any = None) -> None:
         self.iters: Sequence[Any] = list(iters) if isinstance(iters, Iterable) and not hasattr(iters, "next") else [iters]
         if not self.iters:
-            raise ValueError("PrefetchingIter needs at least one iterator")
+            raise ValueError("PrefetchingIter needs at least one iterator.")
         self.rename_data, self.rename_label = rename_data, rename_label
         super().__init__(self.provide_data[0].shape[0])
         self.last_batch_handle = getattr(self.iters[0], "last_batch_handle", "pad")
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: list[Future[Any]] = []
-        self._positions: list[Any] = []  # of the iterators, behind what was handed out
+        self._ahead: list[Future[Any]] = []  # the next batch of each iterator
+        self._positions: list[Any] = []  # states of the iterators before the batches in `_ahead` were read
         self._failed = False
         self._read_ahead()
 
@@ -124,13 +130,13 @@ class PrefetchingIter(WholeBatches):
         return _renamed([it.provide_label for it in self.iters], self.rename_label)
 
     def _read_ahead(self) -> None:
-        kept = all(hasattr(it, "state_dict") for it in self.iters)
-        self._positions = [it.state_dict() for it in self.iters] if kept else []
+        resumable = all(hasattr(it, "state_dict") for it in self.iters)
+        self._positions = [it.state_dict() for it in self.iters] if resumable else []
         self._pool = self._pool or ThreadPoolExecutor(len(self.iters), thread_name_prefix="jfit-prefetch")
         self._ahead = [self._pool.submit(_next_or_none, it) for it in self.iters]
 
     def reset(self) -> None:
-        """Start the next epoch; what was read ahead is dropped, an error of an iterator too."""
+        """Start the next epoch; drop batches read ahead, and a pending error of an iterator."""
         wait(self._ahead)
         for it in self.iters:
             it.reset()
@@ -138,48 +144,52 @@ class PrefetchingIter(WholeBatches):
         self._read_ahead()
 
     def iter_next(self) -> bool:
-        """Move on by one batch; False at the end of the epoch.
+        """Advance to the next batch; return False at the end of the epoch.
 
         Raises:
-            ValueError: the iterators end at different batches, or pad differently.
-            Exception: what one of the iterators raised, once; RuntimeError from then on, and after `close`, until `reset`.
+            ValueError: the iterators end at different batches, or have different `pad`.
+            RuntimeError: the iterator is closed, or an earlier call raised an iterator's error; call `reset`.
+            Exception: an error of one of the iterators, raised once.
         """
         if self._pool is None:
-            raise RuntimeError("this PrefetchingIter was closed; call reset()")
+            raise RuntimeError("this PrefetchingIter was closed; call reset().")
         if self._failed:
-            raise RuntimeError("an iterator of this PrefetchingIter has raised, and the others went on; call reset()")
+            raise RuntimeError("an iterator of this PrefetchingIter raised an error and is out of step; call reset().")
         wait(self._ahead)
         self._failed = any(future.exception() for future in self._ahead)
-        found = [future.result() for future in self._ahead]
-        ended = [b is None for b in found]
+        batches = [future.result() for future in self._ahead]
+        ended = [b is None for b in batches]
         if any(ended):
             if not all(ended):
-                raise ValueError("the iterators of a PrefetchingIter end at different batches; give them equal lengths")
+                raise ValueError("the iterators of a PrefetchingIter end at different batches; give them equal lengths.")
             return False
-        if len({b.pad for b in found}) > 1:
-            raise ValueError(f"the iterators of a PrefetchingIter pad differently: {[b.pad for b in found]} rows")
+        if len({b.pad for b in batches}) > 1:
+            raise ValueError(
+                f"the batches of a PrefetchingIter's iterators have different pad: {[b.pad for b in batches]} rows; give all "
+                "iterators the same number of rows."
+            )
         self._read_ahead()
         self.current_batch = DataBatch(
-            [a for b in found for a in b.data],
-            [a for b in found for a in b.label or []],
-            found[0].pad,
-            found[0].index,
+            [a for b in batches for a in b.data],
+            [a for b in batches for a in b.label or []],
+            batches[0].pad,
+            batches[0].index,
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
-        self.current_batch.rolled = getattr(found[0], "rolled", False)
+        self.current_batch.rolled = getattr(batches[0], "rolled", False)
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Positions of the iterators behind the batch that was handed out last; what was read ahead does not count.
+        """Positions of the iterators after the last batch returned (batches read ahead are not included).
 
         Raises:
-            ValueError: an iterator keeps no position.
+            ValueError: an iterator has no `state_dict` method.
         """
         return {"iters": self._positions or [position_of(it) for it in self.iters]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of iterators over the same data."""
+        """Continue from the `state_dict` of iterators over the same data."""
         wait(self._ahead)
         for it, position in zip(self.iters, state["iters"], strict=True):
             it.load_state_dict(position)
@@ -187,7 +197,7 @@ class PrefetchingIter(WholeBatches):
         self._read_ahead()
 
     def close(self) -> None:
-        """End the threads; what was read ahead is dropped."""
+        """End the threads and drop batches read ahead."""
         if self._pool is not None:
             self._pool.shutdown()
         self._pool, self._ahead = None, []
@@ -202,5 +212,5 @@ def _next_or_none(it: Any) -> Any:
 
 def _renamed(groups: Sequence[Sequence[Any]], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:
     maps = names or [{}] * len(groups)
-    found = [(d, m.get(d[0], d[0])) for group, m in zip(groups, maps, strict=True) for d in group]
-    return [DataDesc(name, d[1], getattr(d, "dtype", "float32"), getattr(d, "layout", "NCHW")) for d, name in found]
+    pairs = [(d, m.get(d[0], d[0])) for group, m in zip(groups, maps, strict=True) for d in group]
+    return [DataDesc(name, d[1], getattr(d, "dtype", "float32"), getattr(d, "layout", "NCHW")) for d, name in pairs]

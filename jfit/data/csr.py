@@ -1,4 +1,4 @@
-"""Rows of matrices in compressed rows (CSR): cut, picked, put one under the other; what iterators do with sparse data."""
+"""Row operations on CSR (compressed sparse row) matrices for the data iterators: slice, index, concatenate, copy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jfit.formats.sparse import SparseArray
 
 
 def as_csr(value: Any) -> SparseArray | None:
-    """The compressed rows of a sparse matrix, None where it is none.
+    """Convert a sparse matrix to a CSR `SparseArray`; return None for any other value.
 
     Args:
-        value: a `SparseArray`, MXNet's box of one (`mx.nd.sparse.csr_matrix`), or a `scipy.sparse` matrix.
+        value: a CSR `SparseArray`, `jfit.mx.nd.sparse.csr_matrix` or `scipy.sparse` matrix, or anything else.
 
     Example:
         >>> as_csr(np.eye(2)) is None
@@ -26,7 +26,7 @@ def as_csr(value: Any) -> SparseArray | None:
         return value.record
     if hasattr(value, "tocsr") and hasattr(value, "nnz"):
         rows = value.tocsr()
-        if not rows.has_canonical_format:  # several values of one place count as their sum
+        if not rows.has_canonical_format:  # scipy's duplicate entries mean their sum
             rows = rows.copy()
             rows.sum_duplicates()
         parts = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64))
@@ -35,7 +35,7 @@ def as_csr(value: Any) -> SparseArray | None:
 
 
 def pick_rows(matrix: SparseArray, pick: slice | np.ndarray) -> SparseArray:
-    """The rows that a slice or an index array picks, in its order.
+    """Index the rows of a CSR matrix: `matrix[pick]` for a slice or an integer array.
 
     Example:
         >>> matrix = SparseArray("csr", np.array([5.0, 7.0]), (np.array([0, 1, 1, 2]), np.array([0, 1])), (3, 2))
@@ -52,14 +52,14 @@ def pick_rows(matrix: SparseArray, pick: slice | np.ndarray) -> SparseArray:
             return SparseArray("csr", matrix.data[values], parts, (high - low, *matrix.shape[1:]))
         pick = np.arange(low, high, step)
     counts = np.diff(starts)[pick]
-    found = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    # the k-th value of a row stands k behind the row's start, there as here
-    places = np.repeat(starts[pick] - found[:-1], counts) + np.arange(found[-1])
-    return SparseArray("csr", matrix.data[places], (found, columns[places]), (len(pick), *matrix.shape[1:]))
+    new_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    # Value k of a row has the index start + k, in the old matrix as in the new one: shift by the difference of the starts.
+    places = np.repeat(starts[pick] - new_starts[:-1], counts) + np.arange(new_starts[-1])
+    return SparseArray("csr", matrix.data[places], (new_starts, columns[places]), (len(pick), *matrix.shape[1:]))
 
 
 def stack_rows(parts: Sequence[SparseArray]) -> SparseArray:
-    """Matrices of equal width, one under the other.
+    """Concatenate CSR matrices with equal numbers of columns along the rows.
 
     Example:
         >>> one = SparseArray("csr", np.array([5.0]), (np.array([0, 1]), np.array([1])), (1, 2))
@@ -75,21 +75,21 @@ def stack_rows(parts: Sequence[SparseArray]) -> SparseArray:
     return SparseArray("csr", np.concatenate([p.data for p in parts]), (starts, columns), shape)
 
 
-def cut(column: Any, pick: slice | np.ndarray) -> Any:
-    """Rows of an array or of a sparse matrix."""
+def take_rows(column: Any, pick: slice | np.ndarray) -> Any:
+    """Index the rows of an array or CSR matrix: `column[pick]`."""
     return pick_rows(column, pick) if isinstance(column, SparseArray) else column[pick]
 
 
-def own(column: Any) -> Any:
-    """A copy of an array or of compressed rows, which its holder may write into."""
+def copy_rows(column: Any) -> Any:
+    """Copy an array or CSR matrix, so that the caller may write into it."""
     if isinstance(column, SparseArray):
         starts, columns = column.aux
         return column._replace(data=column.data.copy(), aux=(starts.copy(), columns.copy()))
     return column.copy()
 
 
-def stack(parts: Sequence[Any]) -> Any:
-    """Arrays, or sparse matrices, one under the other."""
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays or CSR matrices along axis 0."""
     if len(parts) == 1:
         return parts[0]
     return stack_rows(parts) if isinstance(parts[0], SparseArray) else np.concatenate(parts)

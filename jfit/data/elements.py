@@ -1,4 +1,4 @@
-"""One element of a stream as a batch."""
+"""Convert one element of a stream of batches (tuple, dict, MXNet DataBatch ...) to a `Batch`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from jfit.data.batch import Axes, Batch, Names, check_batch, is_array, quoted, r
 def to_batch(
     element: Any, names: Names, *, described: Any = None, train_pad: bool = True, wraps: bool = True, where: str = ""
 ) -> Batch:
-    """A checked `Batch` from one element of a stream.
+    """Convert one element of a stream to a checked `Batch`.
 
     Args:
         element: `Batch`, dict by input name, `x`, `(x, y)`, `(x, y, weight)`, or an MXNet-style batch (.data, .label, .pad).
-        names: the inputs the graph needs.
-        described: the iterator whose `provide_data` names the arrays of an MXNet-style batch.
-        train_pad: whether padded rows of an MXNet-style batch weigh 1 in training.
-        wraps: whether `pad` counts wrapped rows (in a roll_over iterator it counts real ones).
-        where: which batch it is, as the beginning of messages.
+        names: the inputs of the graph.
+        described: iterator whose `provide_data` and `provide_label` name the arrays of an MXNet-style batch that has none.
+        train_pad: whether padding rows of an MXNet-style batch have weight 1 (True) or 0 (False) in the loss.
+        wraps: whether `pad` is the number of padding rows (in a roll_over iterator it is the number of rows carried over
+            from the previous epoch, which are not padding).
+        where: prefix of error messages, such as "batch 3: ".
 
     Returns:
-        The batch; arrays on a device stay there, others become NumPy arrays of 32 bits at most.
+        Batch; JAX arrays stay on their device, all others become NumPy arrays with dtypes of at most 32 bits.
 
     Raises:
-        ValueError: wrong names, unequal numbers of rows, or row weights that are not finite numbers of at least 0.
+        ValueError: wrong names, unequal numbers of rows, or row weights that are not finite and non-negative.
 
     Example:
         >>> to_batch(([[1.0], [2.0]], [0, 1]), Names.of(["data"], ["label"])).inputs["label"]
@@ -37,21 +38,21 @@ def to_batch(
     weight = metric_weight = None
     pad = 0
     if isinstance(element, Batch):
-        found, weight, metric_weight = (dict(element.inputs), element.weight, element.metric_weight)
+        arrays, weight, metric_weight = (dict(element.inputs), element.weight, element.metric_weight)
     elif isinstance(element, Mapping):
-        found = dict(element)
+        arrays = dict(element)
     elif _is_mxnet_batch(element):
-        found = _mxnet_arrays(element, described, names)
+        arrays = _mxnet_arrays(element, described, names)
         pad = int(element.pad or 0) if wraps else 0
     else:
-        found, weight = _split(element, names)
+        arrays, weight = _split(element, names)
         metric_weight = weight
-    inputs = {n: _device_or_host(v, n) for n, v in names.check(found).items()}
+    inputs = {n: _device_or_host(v, n) for n, v in names.check(arrays).items()}
     for name, value in inputs.items():
         if np.ndim(value) == 0:
             raise ValueError(
-                f"input {name!r} of a batch is the single number {value}, an array with one entry per row is needed; "
-                "the data seems to give samples one by one: batch them first (a DataLoader, .batch(n), or arrays as (x, y))."
+                f"input {name!r} of a batch is the scalar {value}, expected an array with a batch axis; "
+                "the data seems to yield single samples: batch them first (a DataLoader, .batch(n), or arrays as (x, y))."
             )
     batch = check_batch(Batch(inputs, _weight(weight, "weight"), _weight(metric_weight, "metric_weight")), names.axes, where)
     return _mark_pad(batch, pad, train_pad, names.axes) if pad else batch
@@ -72,8 +73,8 @@ def _split(element: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
         return dict(zip(names.all, parts, strict=False)), None
     if len(parts) not in (1, 2, 3):
         raise ValueError(
-            f"a batch is a {type(element).__name__} of {len(parts)}, x, (x, y) or (x, y, weight) is needed; the graph has the "
-            f"inputs {quoted(names.all)}: a dict by name is the safest."
+            f"a batch is a {type(element).__name__} of length {len(parts)}, expected x, (x, y) or (x, y, weight); the inputs "
+            f"of the graph are {quoted(names.all)}: pass a dict by input name."
         )
     x, y, weight = (*parts, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
@@ -84,21 +85,21 @@ def _is_mxnet_batch(element: Any) -> bool:
 
 
 def _mxnet_arrays(element: Any, described: Any, names: Names) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for side, fallback in (("data", names.inputs), ("label", names.labels)):
         arrays = getattr(element, side, None) or []
         descs = getattr(element, "provide_" + side, None) or getattr(described, "provide_" + side, None)
         keys = [d[0] for d in descs] if descs else fallback
         if len(keys) != len(arrays):
             raise ValueError(
-                f"a batch has {len(arrays)} {side} arrays for the names {quoted(keys)}; one array for each is needed."
+                f"a batch has {len(arrays)} {side} arrays for the names {quoted(keys)}; expected one array per name."
             )
-        found.update(zip(keys, arrays, strict=True))
-    return found
+        named.update(zip(keys, arrays, strict=True))
+    return named
 
 
 def _device_or_host(value: Any, name: str) -> Any:
-    if hasattr(value, "addressable_shards"):  # a jax array: already where it is wanted
+    if hasattr(value, "addressable_shards"):  # a jax.Array: leave it on its device
         return value
     return to_array(value, name)
 

@@ -1,7 +1,8 @@
-"""MXNet's array iterator and its small vocabulary (DataDesc, DataBatch, DataIter), on host arrays.
+"""MXNet's data iterator interface on NumPy arrays: `DataDesc`, `DataBatch`, `DataIter` and `NDArrayIter`.
 
-Batches have one size always; the three ways to treat a tail are those of MXNet 1.9.1: `pad` wraps to the start and reports how
-many rows it wrapped, `discard` drops the tail, `roll_over` gives it to the next epoch.
+All batches have the same size.  `last_batch_handle` decides what happens to the rows that do not fill a batch, as in MXNet
+1.9.1: `pad` fills the last batch with rows from the start of the epoch and reports their number, `discard` drops it,
+`roll_over` moves its rows to the next epoch.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import to_array
-from jfit.data.csr import as_csr, cut
+from jfit.data.csr import as_csr, take_rows
 
 HANDLES = ("pad", "discard", "roll_over")
 
 
 class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
-    """Name, shape, dtype and layout of one array that an iterator gives.
+    """Name, shape, dtype and layout of one array in the batches of an iterator.
 
     Args:
         name: input name.
-        shape: shape of a whole batch.
+        shape: shape of the array, batch axis included.
         dtype: NumPy scalar type.
-        layout: a letter per axis, the batch axis is `N`.
+        layout: one letter per axis, such as "NCHW" ("N" is the batch axis), or None.
 
     Example:
         >>> DataDesc("data", (2, 3)).layout, DataDesc.get_batch_axis("TNC")
@@ -48,27 +49,27 @@ class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
 
     @staticmethod
     def get_batch_axis(layout: str | None) -> int:
-        """Index of `N` in a layout; 0 where there is no layout."""
+        """Index of "N" in a layout; 0 if the layout is None."""
         return 0 if layout is None else layout.find("N")
 
     @staticmethod
     def get_list(shapes, types=None) -> list[DataDesc]:
-        """Descriptions from (name, shape) pairs and, optionally, (name, dtype) pairs."""
-        known = dict(types or ())
-        return [DataDesc(s[0], s[1], known.get(s[0], np.float32)) if types else DataDesc(s[0], s[1]) for s in shapes]
+        """Build a list of `DataDesc` from (name, shape) pairs and, optionally, (name, dtype) pairs."""
+        dtypes = dict(types or ())
+        return [DataDesc(s[0], s[1], dtypes.get(s[0], np.float32)) if types else DataDesc(s[0], s[1]) for s in shapes]
 
 
 class DataBatch:
-    """Data and label lists of one batch, how many of its last rows are padding, and the rows' indices.
+    """One batch of an MXNet-style iterator: lists of data and label arrays, the number of padding rows, the row indices.
 
     Args:
-        data: list or tuple of arrays.
+        data: list or tuple of arrays, batch axis first.
         label: list or tuple of arrays, or None.
-        pad: number of padded rows at the end.
-        index: indices of the rows in the data set, where known.
-        bucket_key: which bucket the batch belongs to.
-        provide_data: descriptions of `data`.
-        provide_label: descriptions of `label`.
+        pad: number of padding rows at the end of the batch.
+        index: (batch_size,) indices of the rows in the data set, or None.
+        bucket_key: key of the batch's bucket, for `BucketingModule`.
+        provide_data: list of `DataDesc`, one per data array, or None.
+        provide_label: list of `DataDesc`, one per label array, or None.
 
     Raises:
         TypeError: data or label is not a list or tuple.
@@ -91,9 +92,7 @@ class DataBatch:
     ):
         for side, value in (("data", data), ("label", label)):
             if value is not None and not isinstance(value, (list, tuple)):
-                raise TypeError(
-                    f"{side} of a DataBatch is a {type(value).__name__}, a list of arrays is needed: pass [{side}]."
-                )
+                raise TypeError(f"{side} of a DataBatch is a {type(value).__name__}, expected a list of arrays: pass [{side}].")
         self.data: Any = data
         self.label: Any = label
         self.pad, self.index = pad, index
@@ -102,7 +101,7 @@ class DataBatch:
 
     @property
     def wrapped(self) -> int:
-        """Rows at the end that were seen before: `pad`, but none where `pad` counts rows rolled over from the last epoch."""
+        """Number of padding rows at the end; 0 for a roll_over iterator, whose `pad` counts rows of the previous epoch."""
         return 0 if self.rolled else int(self.pad or 0)
 
     def __str__(self) -> str:
@@ -111,10 +110,10 @@ class DataBatch:
 
 
 class DataIter:
-    """Base of MXNet-style iterators: write `iter_next`, `getdata`, `getlabel`, `getpad` and `reset`.
+    """Base class of MXNet-style iterators: override `iter_next`, `getdata`, `getlabel`, `getpad` and `reset`.
 
     Args:
-        batch_size: rows of a batch.
+        batch_size: number of rows per batch.
 
     Example:
         >>> class Twice(DataIter):
@@ -138,16 +137,16 @@ class DataIter:
         return self.next()
 
     def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
+        """Return the next batch; raise StopIteration at the end of the epoch."""
         if not self.iter_next():
             raise StopIteration
         return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
 
     def reset(self) -> None:
-        """Go back to the start."""
+        """Start the next epoch."""
 
     def iter_next(self) -> bool:
-        """Move on by one batch; False at the end."""
+        """Advance to the next batch; return False at the end of the epoch."""
         return False
 
     def getdata(self) -> list[Any]:
@@ -159,35 +158,36 @@ class DataIter:
         return []
 
     def getindex(self) -> np.ndarray | None:
-        """Row indices of the current batch, where known."""
+        """Row indices of the current batch, or None if unknown."""
         return None
 
     def getpad(self) -> int:
-        """Number of padded rows in the current batch."""
+        """Number of padding rows in the current batch."""
         return 0
 
 
 class NDArrayIter(DataIter):
-    """Batches of equal size from arrays in memory, with MXNet's three ways to end an epoch.
+    """Iterate over arrays in memory in batches of equal size.
 
     Args:
-        data: array, list of arrays or dict name -> array, rows on axis 0.  A dict is read in the order of its sorted keys;
-            arrays of a list with more than one element are named `_0_data`, `_1_data` ...  Sparse matrices (CSR) give
-            sparse batches; datasets of h5py are read batch by batch.
+        data: array, list of arrays or dict name -> array, batch axis first.  The entries of a dict are sorted by name; the
+            arrays of a list of several are named `_0_data`, `_1_data` ...  CSR matrices yield sparse batches; h5py datasets
+            are read batch by batch.  Other values than jax.Array and NDArray are converted to float32.
         label: the same for labels, or None.
-        batch_size: rows of a batch.
-        shuffle: a new order at construction and at each reset.
-        last_batch_handle: `pad`, `discard` or `roll_over`.
+        batch_size: number of rows per batch.
+        shuffle: whether to shuffle the rows at construction and at each reset.
+        last_batch_handle: what to do with the last rows if they do not fill a batch: "pad" (add rows from the start of the
+            epoch), "discard" (drop them) or "roll_over" (move them to the start of the next epoch).
         data_name: name of a single data array.
         label_name: name of a single label array.
-        layout: layout that the descriptions report.
-        seed: integer for an order of its own; None draws from NumPy's global generator, as MXNet does.
+        layout: layout in `provide_data` and `provide_label`.
+        seed: integer seed of the shuffle; None: NumPy's global generator, as in MXNet.
 
     Raises:
-        ValueError: no rows, unequal row counts, or an unknown `last_batch_handle`.
+        ValueError: no rows, unequal numbers of rows, or an unknown `last_batch_handle`.
 
-    A `roll_over` epoch whose data and cache together do not fill one batch gives no batch and keeps its rows (MXNet fails
-    where the data is far smaller than a batch).
+    With "roll_over", an epoch with fewer rows than a batch (rolled-over rows included) yields no batch and rolls all its rows
+    over (MXNet fails if the data is much smaller than a batch).
 
     Example:
         >>> import numpy as np
@@ -198,7 +198,7 @@ class NDArrayIter(DataIter):
     Source: mxnet.io.NDArrayIter of Apache MXNet 1.9.1.
     """
 
-    plain = True  # of this very class: batches are rows of the arrays in `epoch_rows` order; a subclass may do anything
+    plain = True  # whether batches are exactly the rows of the arrays in `epoch_rows` order; a subclass may change them
 
     def __init__(
         self,
@@ -214,15 +214,15 @@ class NDArrayIter(DataIter):
     ):
         super().__init__(batch_size)
         if last_batch_handle not in HANDLES:
-            raise ValueError(f"last_batch_handle is {last_batch_handle!r}, needed one of {', '.join(HANDLES)}.")
+            raise ValueError(f"last_batch_handle is {last_batch_handle!r}, expected one of {', '.join(HANDLES)}.")
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, at least 1 is needed.")
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
         self.data, self.label = _named(data, data_name), _named(label, label_name)
         self.num_data = _count(self.data + self.label)
         self.shuffle, self.last_batch_handle, self.layout = (shuffle, last_batch_handle, layout)
-        self._rng = None if seed is None else np.random.Generator(np.random.Philox(seed))  # None: numpy's global one
-        self._order = self._mix = np.arange(self.num_data)  # rows in reading order; the permutation that reset applies
-        self._carry = self._order[:0]  # rows that roll over into this epoch
+        self._rng = None if seed is None else np.random.Generator(np.random.Philox(seed))  # None: NumPy's global generator
+        self._order = self._mix = np.arange(self.num_data)  # rows in reading order; the permutation that `reset` applies
+        self._carry = self._order[:0]  # rows rolled over into this epoch
         self._begin(self._carry)
 
     @property
@@ -237,46 +237,46 @@ class NDArrayIter(DataIter):
 
     @property
     def num_batches(self) -> int:
-        """Batches of the current epoch."""
+        """Number of batches in the current epoch."""
         if self.last_batch_handle == "pad":
             return -(-self.num_data // self.batch_size)
         return len(self._stream) // self.batch_size
 
     @property
     def in_memory(self) -> bool:
-        """Whether all arrays are dense ones of the host: none is sparse, or read from its file batch by batch."""
+        """Whether all arrays are NumPy arrays (none is sparse or an h5py dataset)."""
         return all(isinstance(array, np.ndarray) for _, array in self.data + self.label)
 
     @property
     def started(self) -> bool:
-        """Whether a batch of the current epoch was read."""
+        """Whether a batch of the current epoch has been read."""
         return self._position >= 0
 
     @property
     def batches_read(self) -> int:
-        """Batches of the current epoch that were read or skipped."""
+        """Number of batches of the current epoch that were read or skipped."""
         return self._position + 1
 
     def epoch_rows(self) -> np.ndarray:
-        """Row numbers of the current epoch in reading order, what a short last batch wraps around left out."""
+        """Row indices of the current epoch in reading order, without padding rows; (rows,) int64."""
         return self._stream
 
     def skip(self, batches: int) -> None:
-        """Move on as if so many batches had been read."""
+        """Skip a number of batches without reading them."""
         self._position = min(self._position + batches, self.num_batches)
 
     def reset(self) -> None:
-        """Start the next epoch; `roll_over` takes the unread tail of a finished one along."""
+        """Start the next epoch; with "roll_over", the last rows of a finished epoch come first."""
         finished = self._position >= self.num_batches
         rest = self._stream[self.num_batches * self.batch_size :] if finished else self._order[:0]
         self._begin(rest if self.last_batch_handle == "roll_over" else self._order[:0])
 
     def hard_reset(self) -> None:
-        """Start the next epoch and forget what rolled over."""
+        """Start the next epoch and drop rolled-over rows."""
         self._begin(self._order[:0])
 
     def iter_next(self) -> bool:
-        """Move on by one batch; False at the end of the epoch."""
+        """Advance to the next batch; return False at the end of the epoch."""
         self._position = min(self._position + 1, self.num_batches)
         return self._position < self.num_batches
 
@@ -289,38 +289,40 @@ class NDArrayIter(DataIter):
         return self._pick(self.label)
 
     def getindex(self) -> np.ndarray:
-        """Indices of the current rows in the arrays given at construction, (batch_size,)."""
+        """Row indices of the current batch in the arrays passed to the constructor, (batch_size,)."""
         low = self._position * self.batch_size
         if low + self.batch_size <= len(self._stream):
             return self._stream[low : low + self.batch_size]
         return self._stream[np.arange(low, low + self.batch_size) % len(self._stream)]
 
     def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
+        """Return the next batch; raise StopIteration at the end of the epoch."""
         batch = super().next()
         batch.rolled = self.last_batch_handle == "roll_over"
         return batch
 
     def getpad(self) -> int:
-        """`pad`: rows wrapped from the start; `roll_over`: rows of the first batch that come from the epoch before."""
+        """Number of padding rows ("pad"), or of rows rolled over from the previous epoch into the first batch ("roll_over")."""
         if self.last_batch_handle == "pad":
             return max(0, (self._position + 1) * self.batch_size - self.num_data)
         return len(self._carry) if self._position == 0 else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, order and rolled-over rows: what it takes to continue this epoch (and, with a seed, the later ones)."""
+        """Return position, order and rolled-over rows: enough to continue this epoch and, with `seed`, all later ones."""
         rng = None if self._rng is None else self._rng.bit_generator.state
         return {"position": self._position, "order": self._order, "mix": self._mix, "carry": self._carry, "rng": rng}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of an iterator over the same data.
+        """Continue from the `state_dict` of an iterator over the same data.
 
         Raises:
-            ValueError: the state belongs to data with another number of rows.
+            ValueError: the state was saved with a different number of rows.
         """
         order, mix, carry = (np.array(state[key], np.int64) for key in ("order", "mix", "carry"))
         if len(order) != self.num_data:
-            raise ValueError(f"the saved position is of data with {len(order)} rows, this iterator has {self.num_data}.")
+            raise ValueError(
+                f"the saved position is of data with {len(order)} rows, this iterator has {self.num_data}; pass the same data."
+            )
         self._order, self._mix, self._carry, self._position = order, mix, carry, int(state["position"])
         self._stream = np.concatenate([carry, order])
         if state.get("rng") is not None and self._rng is not None:
@@ -328,7 +330,7 @@ class NDArrayIter(DataIter):
 
     def _begin(self, carry: np.ndarray) -> None:
         if self.shuffle:
-            # MXNet shuffles its index again and permutes data already permuted: with one global seed the orders agree.
+            # MXNet permutes data that is already permuted; doing the same gives MXNet's order for the same global seed.
             self._mix = self._mix[(self._rng or np.random).permutation(self.num_data)]
             self._order = self._order[self._mix]
         self._carry, self._position = carry, -1
@@ -338,7 +340,7 @@ class NDArrayIter(DataIter):
         low = self._position * self.batch_size
         plain = not self.shuffle and not len(self._carry) and low + self.batch_size <= self.num_data
         pick = slice(low, low + self.batch_size) if plain else self.getindex()
-        return [cut(array, pick) for _, array in named]
+        return [take_rows(array, pick) for _, array in named]
 
     def _describe(self, named: list[tuple[str, Any]]) -> list[DataDesc]:
         return [DataDesc(k, (self.batch_size, *a.shape[1:]), a.dtype.type, self.layout) for k, a in named]
@@ -364,25 +366,25 @@ def _array(value: Any, name: str) -> Any:
     if lazy is not None:
         return lazy
     array = to_array(value, name)
-    # MXNet keeps the dtype of device arrays and reads everything else as float32.
-    keeps = hasattr(value, "asnumpy") or hasattr(value, "addressable_shards")
-    return array if keeps else array.astype(np.float32, copy=False)
+    # MXNet keeps the dtype of NDArrays and converts all other arrays to float32.
+    keep_dtype = hasattr(value, "asnumpy") or hasattr(value, "addressable_shards")
+    return array if keep_dtype else array.astype(np.float32, copy=False)
 
 
 def _count(named: list[tuple[str, Any]]) -> int:
     counts = {name: array.shape[0] if array.shape else 0 for name, array in named}
     if not counts or min(counts.values()) == 0:
-        raise ValueError(f"empty data: rows by name are {counts}; at least one array with one row is needed.")
+        raise ValueError(f"empty data: the numbers of rows are {counts}; expected at least one array with at least one row.")
     if len(set(counts.values())) > 1:
-        raise ValueError(f"arrays have unequal numbers of rows: {counts}; every array needs one entry per sample on axis 0.")
+        raise ValueError(f"arrays have unequal numbers of rows: {counts}; pass arrays of equal length along axis 0.")
     return next(iter(counts.values()))
 
 
 class LazyRows:
-    """A dataset of h5py as rows of float32.
+    """Rows of an h5py dataset, read on indexing and converted to float32.
 
     Args:
-        source: something with a shape and a dtype whose rows are read by a slice or by increasing indices.
+        source: h5py dataset, or another object with `shape` that is indexed by a slice or by increasing row indices.
 
     Example:
         >>> LazyRows(np.arange(6.0).reshape(3, 2))[np.array([2, 0, 2])].tolist()
@@ -395,20 +397,23 @@ class LazyRows:
     def __getitem__(self, pick: slice | np.ndarray) -> np.ndarray:
         if isinstance(pick, slice):
             return np.asarray(self.source[pick], np.float32)
-        once, back = np.unique(pick, return_inverse=True)  # such files want increasing indices
-        return np.asarray(self.source[once], np.float32)[back]
+        rows, inverse = np.unique(pick, return_inverse=True)  # h5py accepts increasing indices only
+        return np.asarray(self.source[rows], np.float32)[inverse]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.source[:], dtype or np.float32)
 
 
 def as_lazy(value: Any) -> LazyRows | None:
-    """The rows of a dataset of h5py, None where it is something else."""
+    """Wrap an h5py dataset in `LazyRows`; return None for any other value."""
     return LazyRows(value) if type(value).__module__.startswith("h5py.") and hasattr(value, "chunks") else None
 
 
 class WholeBatches(DataIter):
-    """An iterator whose `iter_next` writes `current_batch`; the rest of the protocol follows.
+    """Base class of iterators that read whole batches: override `iter_next`, which sets `current_batch`, and `reset`.
+
+    Args:
+        batch_size: number of rows per batch.
 
     Example:
         >>> class Once(WholeBatches):
@@ -425,7 +430,7 @@ class WholeBatches(DataIter):
         self.current_batch: Any = None
 
     def next(self) -> DataBatch:
-        """The next batch.  Raises StopIteration at the end of the epoch."""
+        """Return the next batch; raise StopIteration at the end of the epoch."""
         if not self.iter_next():
             raise StopIteration
         return self.current_batch
@@ -439,11 +444,11 @@ class WholeBatches(DataIter):
         return self._current().label
 
     def getindex(self) -> Any:
-        """Row indices of the current batch, where known."""
+        """Row indices of the current batch, or None if unknown."""
         return self._current().index
 
     def getpad(self) -> int:
-        """Padded rows of the current batch."""
+        """Number of padding rows in the current batch."""
         return self._current().pad or 0
 
     def _current(self) -> DataBatch:

@@ -1,4 +1,4 @@
-"""Positions of iterators as plain JSON: what a checkpoint keeps of them."""
+"""Encode the state of an iterator (`state_dict()`) as JSON values for a checkpoint, and decode it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _ARRAY, _BYTES = "__array__", "__bytes__"
 
 
 def encode(state: Any) -> Any:
-    """Dicts, lists, numbers, texts, bytes, arrays and torch tensors as what JSON can hold.
+    """Convert nested dicts, lists, numbers, strings, bytes, arrays and torch tensors to values that `json.dumps` accepts.
 
     Args:
-        state: what a `state_dict()` gave; keys are texts, tuples become lists.
+        state: result of a `state_dict()`; keys must be strings, tuples become lists.
 
     Returns:
-        The same, arrays as {"__array__": dtype, "shape": [...], "data": text}, bytes as {"__bytes__": text}.
+        The same structure, arrays as {"__array__": dtype, "shape": [...], "data": base64 of zlib}, bytes as
+        {"__bytes__": base64}.
 
     Raises:
-        TypeError: something else is in it.
+        TypeError: the state contains a value of any other type.
 
     Example:
         >>> decode(encode({"order": np.array([2, 0, 1]), "batch": 4}))
@@ -34,7 +35,7 @@ def encode(state: Any) -> Any:
         return state
     if isinstance(state, np.generic):
         return state.item()
-    if isinstance(state, bytes):  # grain's DataLoader
+    if isinstance(state, bytes):  # the state of grain's DataLoader
         return {_BYTES: base64.b64encode(state).decode("ascii")}
     if hasattr(state, "detach") and hasattr(state, "numpy"):  # the state of torch's generators
         return {**encode(np.asarray(state.detach().cpu().numpy())), "tensor": True}
@@ -46,19 +47,20 @@ def encode(state: Any) -> Any:
     if isinstance(state, (list, tuple)):
         return [encode(value) for value in state]
     raise TypeError(
-        f"a position holds a {type(state).__name__}, needed numbers, texts, arrays, lists and dicts with texts as keys."
+        f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store; expected numbers, "
+        "strings, bytes, arrays, lists and dicts with string keys."
     )
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given, tuples as lists; tensors are tensors where torch has been imported, else arrays.
+    """Invert `encode`; tuples come back as lists, torch tensors as NumPy arrays unless torch has been imported.
 
     Raises:
-        ValueError: an array is damaged.
+        ValueError: an array or bytes value is damaged.
     """
     if isinstance(value, Mapping) and _ARRAY in value:
-        found, torch = _array(value), sys.modules.get("torch")
-        return torch.from_numpy(found) if torch is not None and value.get("tensor") else found
+        array, torch = _array(value), sys.modules.get("torch")
+        return torch.from_numpy(array) if torch is not None and value.get("tensor") else array
     if isinstance(value, Mapping) and set(value) == {_BYTES}:
         return _bytes(value[_BYTES])
     if isinstance(value, Mapping):
@@ -70,7 +72,7 @@ def _bytes(text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a saved position is damaged: no bytes can be made of it ({error}).") from error
+        raise ValueError(f"a saved position is damaged: a bytes value cannot be decoded ({error}).") from error
 
 
 def _array(value: Mapping[str, Any]) -> np.ndarray:
@@ -79,10 +81,10 @@ def _array(value: Mapping[str, Any]) -> np.ndarray:
         size = math.prod(shape) * dtype.itemsize
         if dtype.kind not in "biuf" or min(shape, default=0) < 0:
             raise ValueError(f"dtype {dtype}, shape {shape}")
-        # no more is unpacked than the shape says
+        # Bound the output by the size in `shape`: a small damaged text could decompress to any size.
         data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), size + 1)
         if len(data) != size:
             raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
     except (KeyError, OverflowError, SyntaxError, TypeError, ValueError, zlib.error) as error:
-        raise ValueError(f"a saved position is damaged: no array can be made of it ({error}).") from error
+        raise ValueError(f"a saved position is damaged: an array cannot be decoded ({error}).") from error
     return np.frombuffer(data, dtype).reshape(shape).copy()

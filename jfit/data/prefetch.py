@@ -1,4 +1,4 @@
-"""Read ahead in a background thread: bounded, honest about errors, and gone when nobody listens any more."""
+"""`prefetch`: read an iterable ahead in a background thread with a bounded queue; errors reach the reader in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-_JOIN_SECONDS = 5.0  # a source that blocks longer than this is left to its daemon thread
+_JOIN_SECONDS = 5.0  # after this, `close` stops waiting for a source that blocks; its thread is a daemon
 
 
 class _Channel:
-    """A bounded queue between two threads that either side can end."""
+    """Bounded queue between a writer thread and a reader thread; either one can end it."""
 
     def __init__(self, size: int):
         self.items: collections.deque[Any] = collections.deque()
@@ -22,7 +22,7 @@ class _Channel:
         self.error: BaseException | None = None
 
     def put(self, item: Any) -> bool:
-        """False once the reader has gone."""
+        """Add an item, waiting while the queue is full; return False once the reader has closed the queue."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or len(self.items) < self.size)
             if not self.closed:
@@ -31,7 +31,7 @@ class _Channel:
             return not self.closed
 
     def get(self) -> Any:
-        """The next item; at the end StopIteration, or once the writer's error."""
+        """Return the next item; at the end, raise the writer's error once, then StopIteration."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self.items or self.finished)
             if self.items and not self.closed:
@@ -62,8 +62,8 @@ def _read(channel: _Channel, source: Iterable[Any], transform: Callable[[Any], A
         for item in iterator:
             if not channel.put(item if transform is None else transform(item)):
                 break
-            del item  # the queue bounds memory only if the thread keeps no item of its own
-    except BaseException as err:  # every error is the caller's to see
+            del item  # the queue bounds memory only if this thread holds no reference to an item
+    except BaseException as err:  # raised in the reading thread
         error = err
     try:
         if hasattr(iterator, "close"):
@@ -81,11 +81,22 @@ def _stop(channel: _Channel, thread: threading.Thread) -> None:
 
 
 class Prefetch(Iterator[Any]):
-    """Iterator that a background thread keeps up to `size` items ahead; made by `prefetch`."""
+    """Iterator over items that a background thread reads up to `size` ahead; created by `prefetch`.
+
+    Args:
+        source: iterable to read.
+        size: maximum number of items in the queue.
+        transform: function applied to each item in the thread, or None.
+
+    Example:
+        >>> items = Prefetch(range(3), 1, None)
+        >>> next(items), items.close(), list(items)
+        (0, None, [])
+    """
 
     def __init__(self, source: Iterable[Any], size: int, transform: Callable[[Any], Any] | None):
         self._channel = _Channel(size)
-        # The thread knows the channel, never this object: dropping the last reference to it ends the thread.
+        # The thread refers to the queue, never to this object, so that dropping the last reference to it ends the thread.
         thread = threading.Thread(target=_read, args=(self._channel, source, transform), name="jfit-prefetch", daemon=True)
         self._finalizer = weakref.finalize(self, _stop, self._channel, thread)
         thread.start()
@@ -94,13 +105,13 @@ class Prefetch(Iterator[Any]):
         try:
             return self._channel.get()
         except KeyboardInterrupt:
-            raise  # the caller may catch it and go on: no item is lost
+            raise  # the caller may catch it and continue: no item is lost
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Stop the thread and drop what it had read; iterating ends.  May be called again."""
+        """Stop the thread and drop its items; iteration ends.  Calling it again has no effect."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -111,22 +122,22 @@ class Prefetch(Iterator[Any]):
 
 
 def prefetch(iterable: Iterable[Any], size: int = 2, transform: Callable[[Any], Any] | None = None) -> Prefetch:
-    """Items of an iterable in their order, read ahead by a background thread.
+    """Iterate over an iterable in order, reading up to `size` items ahead in a background thread.
 
-    An exception of the iterable or of `transform` reaches the caller in place of the item it prevented, after all items
-    before it, with its original traceback.  No thread remains after the end, an error, `close()`, leaving the `with`
-    block, or when the last reference is dropped.
+    An exception raised by the iterable or by `transform` is raised in the caller after all items before it, with its original
+    traceback.  The thread ends at the end of the iterable, on an error, on `close()`, on leaving the `with` block, or when the
+    last reference to the iterator is dropped.
 
     Args:
-        iterable: what to read; a generator is closed in the thread that ran it.
-        size: items kept ready, at least 1.
-        transform: applied to each item in the thread (decoding, putting on a device).
+        iterable: the iterable; a generator is closed in the background thread.
+        size: maximum number of items read ahead, at least 1.
+        transform: function applied to each item in the thread, such as decoding or `jax.device_put`; None: no function.
 
     Returns:
-        An iterator with `close()`, also a context manager.
+        Prefetch: an iterator with a `close()` method, also a context manager.
 
     Raises:
-        ValueError: size is below 1.
+        ValueError: size is less than 1.
 
     Example:
         >>> with prefetch(range(4), size=2, transform=lambda k: k * k) as squares:
@@ -134,5 +145,5 @@ def prefetch(iterable: Iterable[Any], size: int = 2, transform: Callable[[Any], 
         [0, 1, 4, 9]
     """
     if size < 1:
-        raise ValueError(f"prefetch size is {size}, at least 1 is needed; to read without a thread, iterate directly.")
+        raise ValueError(f"prefetch size is {size}, expected at least 1; to read without a thread, iterate directly.")
     return Prefetch(iterable, size, transform)

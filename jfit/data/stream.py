@@ -1,4 +1,4 @@
-"""Batches that come from elsewhere: loaders, MXNet iterators, generators and callables, epoch after epoch."""
+"""`StreamData`: training data from an iterable of batches (loader, MXNet iterator, generator) or a function returning one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _STATE_METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
 
 class StreamData:
-    """Batches of any iterable over batches, or of a callable that makes one per epoch.
+    """Training data from an iterable of batches, or from a callable that returns one for each epoch.
+
+    An iterable that can be iterated again serves all epochs, a generator only one.  If the source or its iterators have
+    `state_dict` and `load_state_dict`, or `get_state` and `set_state`, `epoch_start` returns their state for a checkpoint.
 
     Args:
-        source: an iterable, or a callable `f(epoch)` or `f()` that returns one.
-        names: the inputs the graph needs.
-        train_pad: whether rows that an MXNet iterator wraps weigh 1 in training.
+        source: an iterable of batches, or a callable `f(epoch)` or `f()` that returns one.
+        names: the inputs of the graph.
+        train_pad: whether padding rows of an MXNet iterator have weight 1 (True, as in MXNet) or 0 (False) in the loss.
 
     Raises:
-        TypeError: `source` cannot be iterated or called.
-
-    A generator serves one epoch; anything that can be iterated again serves all.  Where the source or its iterators have
-    `state_dict` and `load_state_dict`, or `get_state` and `set_state`, `epoch_start` tells where they stood.
+        TypeError: from `batches` or `peek`: `source`, or the result of calling it, is not iterable.
 
     Example:
         >>> stream = StreamData(lambda epoch: [([[1.0], [2.0]], [epoch, 1])], Names.of(["data"], ["label"]))
@@ -39,22 +39,22 @@ class StreamData:
 
     def __init__(self, source: Any, names: Names, *, train_pad: bool = True):
         self.source, self.names, self.train_pad = source, names, train_pad
-        self._makes = callable(source) and not hasattr(source, "__iter__") and not hasattr(source, "as_numpy_iterator")
-        self._passes_epoch = self._makes and _takes_argument(source)
-        self._seeks = hasattr(source, "seek_batch")  # it can go to a batch of an epoch by itself
-        # Whether the source keeps a position; otherwise the iterators it opens may.
-        self._keeps = not self._makes and not self._seeks and _state_methods(source) is not None
-        self._waiting: tuple[int, Any] | None = None  # (epoch, position) for the iterator that is opened next
-        self._begun: tuple[int, Any] | None = None  # the epoch last begun, and the source's position then
-        self._spent = False  # a one-shot iterator has been used
-        self._dirty = False  # an MXNet iterator stands in mid-epoch
-        self._loader: Any = None  # what was last iterated: the source, or what it made
-        self._current: Any = None  # the iterator last opened
-        self._opened: Iterator[Any] | None = None  # an iterator waiting to be read (after `restore`)
-        self._first: tuple[int, Batch, Iterator[Batch]] | None = None  # after `peek`
+        self._is_factory = callable(source) and not hasattr(source, "__iter__") and not hasattr(source, "as_numpy_iterator")
+        self._passes_epoch = self._is_factory and _takes_argument(source)
+        self._seekable = hasattr(source, "seek_batch")  # the source itself can go to a batch of an epoch
+        # Whether the source itself has a state; otherwise the iterators opened from it may have one.
+        self._has_state = not self._is_factory and not self._seekable and _state_methods(source) is not None
+        self._pending: tuple[int, Any] | None = None  # (epoch, state) to load into the iterator that is opened next
+        self._epoch_start: tuple[int, Any] | None = None  # (epoch, state) at the start of the last epoch that was begun
+        self._exhausted = False  # the source is a one-shot iterator, and has been used
+        self._mid_epoch = False  # an MXNet iterator needs a reset before it is read from the start
+        self._loader: Any = None  # the last iterable: the source, or the result of calling it
+        self._current: Any = None  # the last iterator
+        self._opened: Iterator[Any] | None = None  # an iterator at a restored position, for the next `batches`
+        self._first: tuple[int, Batch, Iterator[Batch]] | None = None  # after `peek`: epoch, first batch, the other batches
 
     def num_batches(self, batch_size: int | None = None) -> int | None:
-        """Batches of an epoch where the source knows it, else None; `batch_size` is ignored, the source has its own."""
+        """Number of batches per epoch, or None if the source does not report it; `batch_size` is ignored."""
         count = getattr(self.source, "num_batches", None)
         if isinstance(count, int):
             return count
@@ -65,82 +65,85 @@ class StreamData:
         return count if count < sys.maxsize else None
 
     def batches(self, epoch: int, batch_size: int | None = None, start: int = 0) -> Generator[Batch, None, None]:
-        """The batches of an epoch, from batch `start` on.
+        """Iterate over the batches of an epoch, starting at batch `start`.
 
         Args:
-            epoch: index of the epoch, from 0; a callable `f(epoch)` receives it.
-            batch_size: ignored, the source has its own.
-            start: batches to leave out, the saved position of an interrupted epoch; not used right after `restore`.  They are
-                read, unless the source has `seek_batch(epoch, batch)`, which is called instead.
+            epoch: index of the epoch, from 0; passed to a callable `f(epoch)`.
+            batch_size: ignored: the source determines it.
+            start: index of the first batch, the saved position of an interrupted epoch; ignored right after `restore`.  The
+                batches before it are read and dropped, unless the source has `seek_batch(epoch, batch)`.
 
         Returns:
             Iterator of `Batch`.
 
         Raises:
-            ValueError: the source yields no batch or fewer than `start`, or is a generator that was used up.  An exception of
-                the source passes through unchanged.
+            ValueError: the source yields no batch or fewer than `start`, or is an exhausted generator.  Exceptions of the
+                source propagate unchanged.
         """
         if self._first is not None:
             (at, first, rest), self._first = self._first, None
-            if (at, start) == (epoch, 0) or not (self._seeks or (self._makes and at != epoch)):
+            if (at, start) == (epoch, 0) or not (self._seekable or (self._is_factory and at != epoch)):
                 yield from _skip(_chain(first, rest), start)
                 return
         restored = self._opened is not None
-        if self._seeks and not restored:
+        if self._seekable and not restored:
             self.source.seek_batch(epoch, start)
-            self._dirty = False
+            self._mid_epoch = False
             if start:
                 self._opened, restored = self._open(epoch), True
-        if start and not restored and self._begun is not None and self._begun[0] == epoch:
-            self._go_to(*self._begun)  # the same order again, not the next one
+        if start and not restored and self._epoch_start is not None and self._epoch_start[0] == epoch:
+            self._go_to(*self._epoch_start)  # the same epoch again: its order, not that of the next epoch
         yield from _skip(self._read(epoch, start if restored else 0), 0 if restored else start)
 
     def epoch_start(self, epoch: int) -> Any | None:
-        """Where the source stood when an epoch began, as JSON: with it, and a number of batches, a training is resumed.
+        """Return the state of the source at the start of an epoch, as JSON values for a checkpoint.
+
+        Together with the number of batches read since then it is what a resumed run needs.
 
         Args:
-            epoch: the epoch last begun, or the one that comes next.
+            epoch: the last epoch that was begun, or the next one.
 
         Returns:
-            The `state_dict()` or `get_state()` of the source, or of the iterator it opened, by `jfit.data.positions.encode`;
-            None where there is none (its batches are counted instead), or the source finds a batch by itself (`seek_batch`).
+            `state_dict()` or `get_state()` of the source or of the iterator opened from it, encoded by
+            `jfit.data.positions.encode`.  None if there is no such method or the state cannot be encoded (a resumed run then
+            skips batches by counting), or if the source has `seek_batch`.
         """
-        if self._begun is not None and self._begun[0] == epoch:
-            position = self._begun[1]
+        if self._epoch_start is not None and self._epoch_start[0] == epoch:
+            position = self._epoch_start[1]
         else:
-            position = _position((self.source,) if self._keeps else ())
+            position = _position((self.source,) if self._has_state else ())
         try:
             return encode(position)
-        except TypeError:  # a position that JSON cannot hold: the batches are counted
+        except TypeError:  # not encodable as JSON: a resumed run skips batches by counting
             return None
 
     def start_epoch(self, epoch: int, position: Any) -> None:
-        """Go to what `epoch_start` gave for an epoch; sources that keep no position stay where they are."""
-        if not self._seeks:
+        """Load the state that `epoch_start` returned for an epoch; no effect on a source without a state."""
+        if not self._seekable:
             self._go_to(epoch, decode(position))
 
     def _go_to(self, epoch: int, position: Any) -> None:
-        if self._keeps:
+        if self._has_state:
             _put(self.source, position)
-            self._begun, self._spent = (epoch, position), False
-        elif self._spent:
-            return  # a one-shot iterator without a position: its batches are counted from the first
+            self._epoch_start, self._exhausted = (epoch, position), False
+        elif self._exhausted:
+            return  # a one-shot iterator without a state: batches are counted from where it is
         else:
-            self._waiting = (epoch, position)
-        self._first, self._opened, self._dirty = None, None, False
+            self._pending = (epoch, position)
+        self._first, self._opened, self._mid_epoch = None, None, False
 
     def peek(self, epoch: int = 0) -> Batch:
-        """The first batch of an epoch, which `batches` will give again: shapes and dtypes before training starts."""
+        """Return the first batch of an epoch without consuming it: for shapes and dtypes before training starts."""
         if self._first is None:
             stream = self._read(epoch)
             self._first = (epoch, next(stream), stream)
         return self._first[1]
 
     def state(self) -> Any | None:
-        """The source's own position (`state_dict()` of torchdata, `get_state()` of grain), None where it keeps none.
+        """Return the current state of the source (`state_dict()` of torchdata, `get_state()` of grain), or None without one.
 
-        It is the position of the SOURCE: read it where no prefetch thread runs ahead, otherwise save the batch index and use
-        `start`.
+        It includes batches that a prefetch thread has read ahead.  With a prefetch thread, save the batch index instead and
+        pass it as `start`.
         """
         for owner in (self._current, self.source):
             for get, _ in _STATE_METHODS:
@@ -149,18 +152,18 @@ class StreamData:
         return None
 
     def restore(self, state: Any) -> None:
-        """Continue from a saved `state()`: the next `batches` call goes on where it was taken.
+        """Load a state returned by `state()`; the next call of `batches` continues from it.
 
         Raises:
-            ValueError: the source has no method to restore a state.
+            ValueError: neither the source nor its iterator has `load_state_dict` or `set_state`.
         """
         for _, put in _STATE_METHODS:
             if hasattr(self.source, put):
                 getattr(self.source, put)(state)
-                self._dirty = False
+                self._mid_epoch = False
                 self._opened = self._open(0)
                 return
-        if not self._makes:
+        if not self._is_factory:
             iterator = self._open(0)
             for _, put in _STATE_METHODS:
                 if hasattr(iterator, put):
@@ -173,26 +176,26 @@ class StreamData:
         )
 
     def _read(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Batches of a freshly opened source, or of one restored at batch `first`; an MXNet iterator is reset at its end."""
+        """Yield the batches of a newly opened source, or of one restored at batch `first`; reset an MXNet iterator after it."""
         restored = self._opened is not None
         iterator: Any = self._opened if restored else self._open(epoch)
         self._opened = None
         resets = is_mxnet_iter(iterator)
-        # A roll_over batch is all real: its pad counts rows that the epoch before has left over.
+        # In a roll_over iterator `pad` is the number of rows carried over from the previous epoch: they are not padding.
         wraps = getattr(iterator, "last_batch_handle", "pad") != "roll_over"
-        found = False
-        twice = not restored and (resets or (self._keeps and iterator is not self.source))
+        any_batch = False
+        twice = not restored and (resets or (self._has_state and iterator is not self.source))
         for attempt in range(2 if twice else 1):
-            if attempt and resets:  # it was read to its end before it came here
+            if attempt and resets:  # the user had read it to its end before passing it
                 iterator.reset()
-            elif attempt:  # its position was the end of the epoch before
+            elif attempt:  # its state was the end of the previous epoch
                 iterator = self._open(epoch)
-            if not self._seeks and not restored:
-                position = _position((self.source,) if self._keeps else (self._loader, iterator))
-                self._begun = None if position is None else (epoch, position)
-            self._dirty = resets
+            if not self._seekable and not restored:
+                position = _position((self.source,) if self._has_state else (self._loader, iterator))
+                self._epoch_start = None if position is None else (epoch, position)
+            self._mid_epoch = resets
             for number, element in enumerate(_steps(iterator), first):
-                found = True
+                any_batch = True
                 yield to_batch(
                     element,
                     self.names,
@@ -201,28 +204,28 @@ class StreamData:
                     wraps=wraps,
                     where=f"batch {number} of epoch {epoch}: ",
                 )
-            if found:
+            if any_batch:
                 break
         if resets:
             iterator.reset()
-        self._dirty = False
-        if not found and not restored:
+        self._mid_epoch = False
+        if not any_batch and not restored:
             raise ValueError(
-                f"epoch {epoch}: the {_kind(self.source)} yielded no batch; at least one is needed: check its length, its "
-                "filter and, where it drops a short last batch, its batch size."
+                f"epoch {epoch}: the {_kind(self.source)} yielded no batch, expected at least one; check its length, its "
+                "filter and, if it drops a short last batch, its batch size."
             )
 
     def _open(self, epoch: int) -> Any:
         source = self.source
-        if self._makes:
+        if self._is_factory:
             source = source(epoch) if self._passes_epoch else source()
         if hasattr(source, "as_numpy_iterator"):
             source = source.as_numpy_iterator()
-        waiting, self._waiting = self._waiting, None
+        waiting, self._pending = self._pending, None
         position = waiting[1] if waiting is not None and waiting[0] == epoch else None
         self._loader = source
         if is_mxnet_iter(source):
-            if self._dirty:
+            if self._mid_epoch:
                 source.reset()
             if position is not None:
                 _put(source, position)
@@ -234,16 +237,16 @@ class StreamData:
             iterator = iter(source)
         except TypeError:
             raise TypeError(
-                f"{_kind(self.source)} gives a {type(source).__name__}, an iterable over batches is needed: "
-                "a list of batches, a loader, a generator."
+                f"{_kind(self.source)} returned a {type(source).__name__}, expected an iterable of batches: "
+                "a list of batches, a loader or a generator."
             ) from None
         if iterator is self.source:
-            if self._spent:
+            if self._exhausted:
                 raise ValueError(
-                    f"epoch {epoch}: the {_kind(self.source)} was used up by an earlier pass and cannot start again; pass a "
-                    "callable that makes a new one for every epoch, or something that can be iterated again."
+                    f"epoch {epoch}: the {_kind(self.source)} was exhausted by an earlier pass and cannot restart; pass a "
+                    "callable that returns a new one for every epoch, or an iterable that can be iterated again."
                 )
-            self._spent = True
+            self._exhausted = True
         if position is not None:
             _put(iterator, position)
         self._current = iterator
@@ -251,22 +254,22 @@ class StreamData:
 
 
 def _state_methods(owner: Any) -> tuple[Any, Any] | None:
-    """The methods of a loader or iterator that give and set its position, or None."""
+    """Methods of a loader or iterator that return and load its state, or None."""
     pairs = ((getattr(owner, get, None), getattr(owner, put, None)) for get, put in _STATE_METHODS)
     return next((pair for pair in pairs if None not in pair), None)
 
 
 def _position(owners: tuple[Any, ...]) -> Any | None:
-    """The position of the first of `owners` that has one, or None."""
-    methods = next((found for owner in owners if (found := _state_methods(owner)) is not None), None)
+    """State of the first of `owners` that has one, or None."""
+    methods = next((pair for owner in owners if (pair := _state_methods(owner)) is not None), None)
     try:
         return None if methods is None else methods[0]()
-    except Exception:  # a wrapper around one without a position, or a loader whose workers cannot give it: batches are counted
+    except Exception:  # a wrapper of a loader without a state, or workers that cannot return theirs: fall back to counting
         return None
 
 
 def _put(owner: Any, position: Any) -> bool:
-    """Let a loader or iterator go to a position; False where it keeps none."""
+    """Load a state into a loader or iterator; return False if it has no method for it."""
     methods = _state_methods(owner)
     if methods is not None:
         methods[1](position)
@@ -275,10 +278,10 @@ def _put(owner: Any, position: Any) -> bool:
 
 def _steps(iterator: Any) -> Iterator[Any]:
     if hasattr(iterator, "__next__"):
-        for element in iterator:  # `yield from` would call its close() when this generator is left
+        for element in iterator:  # `yield from` would close the iterator when this generator is closed
             yield element
         return
-    while True:  # iterators of Python 2's days have next() only
+    while True:  # Python 2 style iterators have only next()
         try:
             element = iterator.next()
         except StopIteration:
@@ -295,8 +298,8 @@ def _skip(stream: Iterator[Batch], start: int) -> Iterator[Batch]:
     for done in range(start):
         if next(stream, None) is None:
             raise ValueError(
-                f"cannot continue at batch {start}: the source ended after {done}; it must give the same batches as when the "
-                "position was saved."
+                f"cannot continue at batch {start}: the source ended after {done} batches; it must yield the same batches as "
+                "when the position was saved."
             )
     yield from stream
 

@@ -18,14 +18,14 @@ class FormatError(ValueError):
     """A file is not what it should be: names the file, the place in it, what was found and what to do.
 
     Args:
-      path: the file.
-      where: the field or byte offset.
-      problem: found and needed.
-      remedy: what to do about it.
+        path: the file.
+        where: the field or byte offset.
+        problem: found and needed.
+        remedy: what to do about it.
 
     Example:
-      >>> print(FormatError("a.bin", "byte 0", "found b'PK', needed a header", "save it again."))
-      a.bin: byte 0: found b'PK', needed a header; save it again.
+        >>> print(FormatError("a.bin", "byte 0", "found b'PK', needed a header", "save it again."))
+        a.bin: byte 0: found b'PK', needed a header; save it again.
     """
 
     def __init__(self, path: str | os.PathLike[str], where: str, problem: str, remedy: str):
@@ -40,17 +40,17 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
     """Replaces a file as a whole: a reader, or a machine that dies, sees the old content or the new one.
 
     Args:
-      path: the file; its folder is made when missing.
-      data: the content (text is written as UTF-8), or a function that writes it to a binary file.
-      sync: wait until the bytes are on the disk; without it a power loss may lose the new content.
+        path: the file; its folder is made when missing.
+        data: the content (text is written as UTF-8), or a function that writes it to a binary file.
+        sync: wait until the bytes are on the disk; without it a power loss may lose the new content.
 
     Returns:
-      The path.
+        The path.
 
     Example:
-      >>> import tempfile
-      >>> atomic_write(tempfile.mkdtemp() + "/note.txt", "kept").read_text()
-      'kept'
+        >>> import tempfile
+        >>> atomic_write(tempfile.mkdtemp() + "/note.txt", "kept").read_text()
+        'kept'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,19 +82,19 @@ def atomic_path(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Pat
     """`atomic_write` for libraries that open the file themselves: replaces a file as a whole.
 
     Args:
-      path: the file; its folder is made when missing.
-      sync: wait until the bytes are on the disk.
+        path: the file; its folder is made when missing.
+        sync: wait until the bytes are on the disk.
 
     Yields:
-      The path to write to, alone in a temporary folder beside `path`. After an exception `path` is as it was.
+        The path to write to, alone in a temporary folder beside `path`. After an exception `path` is as it was.
 
     Example:
-      >>> import tempfile
-      >>> target = Path(tempfile.mkdtemp()) / "note.txt"
-      >>> with atomic_path(target) as path:
-      ...     _ = path.write_text("kept")
-      >>> target.read_text()
-      'kept'
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "note.txt"
+        >>> with atomic_path(target) as path:
+        ...     _ = path.write_text("kept")
+        >>> target.read_text()
+        'kept'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,20 +121,20 @@ def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path
     """Makes a folder that appears with all its files or not at all.
 
     Args:
-      path: the folder to make. One that exists is replaced at the end: it is moved aside, and back by `sweep` where the
-        process died in between.
-      sync: wait until the files are on the disk.
+        path: the folder to make. One that exists is replaced at the end: it is moved aside, and back by `sweep` where the
+          process died in between.
+        sync: wait until the files are on the disk.
 
     Yields:
-      A temporary folder beside it, to write into. After an exception it is removed and `path` is as it was.
+        A temporary folder beside it, to write into. After an exception it is removed and `path` is as it was.
 
     Example:
-      >>> import tempfile
-      >>> target = Path(tempfile.mkdtemp()) / "saved"
-      >>> with atomic_dir(target) as folder:
-      ...     _ = (folder / "note.txt").write_text("kept")
-      >>> (target / "note.txt").read_text()
-      'kept'
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "saved"
+        >>> with atomic_dir(target) as folder:
+        ...     _ = (folder / "note.txt").write_text("kept")
+        >>> (target / "note.txt").read_text()
+        'kept'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,15 +159,15 @@ def sweep(folder: str | os.PathLike[str]) -> list[str]:
     """Removes what a killed process left behind, and puts back a folder that it had moved aside.
 
     Args:
-      folder: where atomic writes happened. Temporary files of processes that still live are left alone.
+        folder: where atomic writes happened. Temporary files of processes that still live are left alone.
 
     Returns:
-      The names that were removed or put back.
+        The names that were removed or put back.
 
     Example:
-      >>> import tempfile
-      >>> sweep(tempfile.mkdtemp())
-      []
+        >>> import tempfile
+        >>> sweep(tempfile.mkdtemp())
+        []
     """
     swept = []
     folder = Path(folder)
@@ -191,15 +191,15 @@ def trash(folder: str | os.PathLike[str]) -> None:
     """Removes a folder so that a death midway leaves no half of it under its name.
 
     Args:
-      folder: the folder to remove.
+        folder: the folder to remove.
 
     Example:
-      >>> import tempfile
-      >>> folder = Path(tempfile.mkdtemp()) / "old"
-      >>> folder.mkdir()
-      >>> trash(folder)
-      >>> folder.exists()
-      False
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "old"
+        >>> folder.mkdir()
+        >>> trash(folder)
+        >>> folder.exists()
+        False
     """
     folder = Path(folder)
     hidden = _beside(folder, _TMP)

@@ -45,22 +45,22 @@ def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any]
     """Reads a file of arrays; every size is checked against the bytes that are there before anything is allocated.
 
     Args:
-      path: a .params file or what `nd.save` wrote, of any MXNet version.
-      sparse: what row_sparse and csr arrays become: "keep" (a `SparseArray`, the parts as they are in the file), "bcoo"
-        (`jax.experimental.sparse.BCOO`) or "dense" (in at most 64 MB + 64 times what the file holds of it).
+        path: a .params file or what `nd.save` wrote, of any MXNet version.
+        sparse: what row_sparse and csr arrays become: "keep" (a `SparseArray`, the parts as they are in the file), "bcoo"
+          (`jax.experimental.sparse.BCOO`) or "dense" (in at most 64 MB + 64 times what the file holds of it).
 
     Returns:
-      Arrays by name, or a list where the file has no names. None stands for a missing array.
+        Arrays by name, or a list where the file has no names. None stands for a missing array.
 
     Raises:
-      FormatError: the file is damaged, cut off, or no array file, or a sparse array is too large to become dense.
-      FileNotFoundError: there is no such file.
+        FormatError: the file is damaged, cut off, or no array file, or a sparse array is too large to become dense.
+        FileNotFoundError: there is no such file.
 
     Example:
-      >>> import tempfile
-      >>> path = save_arrays(tempfile.mkdtemp() + "/net-0001.params", {"arg:w": np.ones((2, 3), "float32")})
-      >>> load_arrays(path)["arg:w"].shape
-      (2, 3)
+        >>> import tempfile
+        >>> path = save_arrays(tempfile.mkdtemp() + "/net-0001.params", {"arg:w": np.ones((2, 3), "float32")})
+        >>> load_arrays(path)["arg:w"].shape
+        (2, 3)
 
     Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
     """
@@ -75,12 +75,12 @@ def _as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) ->
     """A sparse array of a file as one of `SPARSE`; anything else as it is.
 
     Raises:
-      ValueError: there is no such kind.
-      FormatError: it is too large to become dense.
+        ValueError: there is no such kind.
+        FormatError: it is too large to become dense.
 
     Example:
-      >>> _as_kind(np.ones(1), "dense", "w.params", "w")
-      array([1.])
+        >>> _as_kind(np.ones(1), "dense", "w.params", "w")
+        array([1.])
     """
     if kind not in SPARSE:
         raise ValueError(f"sparse is {kind!r}; needed one of {', '.join(SPARSE)}")
@@ -93,15 +93,15 @@ def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:
     """Reads arrays from the content of a file, as `load_arrays` does.
 
     Args:
-      data: the content.
-      where: what error messages call it.
+        data: the content.
+        where: what error messages call it.
 
     Raises:
-      FormatError: the content is damaged, cut off, or no array file.
+        FormatError: the content is damaged, cut off, or no array file.
 
     Example:
-      >>> loads(dumps([np.int8([1, 2])]))
-      [array([1, 2], dtype=int8)]
+        >>> loads(dumps([np.int8([1, 2])]))
+        [array([1, 2], dtype=int8)]
 
     Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
     """
@@ -112,16 +112,16 @@ def load_record(data: bytes, path: str | os.PathLike[str], where: str) -> Array:
     """Reads one array without list or name: what an NDArray is inside a pickle.
 
     Args:
-      data: the record.
-      path: the file it came from, for messages.
-      where: its place there, for messages.
+        data: the record.
+        path: the file it came from, for messages.
+        where: its place there, for messages.
 
     Raises:
-      FormatError: the record is damaged or cut off, or bytes follow it.
+        FormatError: the record is damaged or cut off, or bytes follow it.
 
     Example:
-      >>> load_record(dump_record(np.int8([1, 2])), "net.states", "index 0")
-      array([1, 2], dtype=int8)
+        >>> load_record(dump_record(np.int8([1, 2])), "net.states", "index 0")
+        array([1, 2], dtype=int8)
     """
     source = _Source(io.BytesIO(data), len(data), path)
     source.where = where
@@ -268,20 +268,20 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
     """Writes arrays, by name or as a list, to a file that MXNet reads; the file is the old one or the new one, never half.
 
     Args:
-      path: the file.
-      arrays: name -> array, or arrays: numpy, jax.Array, NDArray, SparseArray, BCOO, or None for a missing one.
-      sync: wait until the bytes are on the disk.
+        path: the file.
+        arrays: name -> array, or arrays: numpy, jax.Array, NDArray, SparseArray, BCOO, or None for a missing one.
+        sync: wait until the bytes are on the disk.
 
     Returns:
-      The path.
+        The path.
 
     Raises:
-      TypeError: a name is no text, or an array has a dtype that the format does not know.
+        TypeError: a name is no text, or an array has a dtype that the format does not know.
 
     Example:
-      >>> import tempfile
-      >>> load_arrays(save_arrays(tempfile.mkdtemp() + "/a.params", [np.float16([1, 2])]))
-      [array([1., 2.], dtype=float16)]
+        >>> import tempfile
+        >>> load_arrays(save_arrays(tempfile.mkdtemp() + "/a.params", [np.float16([1, 2])]))
+        [array([1., 2.], dtype=float16)]
 
     Source: MXNet 1.9.1, NDArray::Save (facts of the format only).
     """
@@ -293,14 +293,14 @@ def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
     """The content of the file that `save_arrays` writes.
 
     Args:
-      arrays: as for `save_arrays`.
+        arrays: as for `save_arrays`.
 
     Raises:
-      TypeError: a name is no text, or an array has a dtype that the format does not know.
+        TypeError: a name is no text, or an array has a dtype that the format does not know.
 
     Example:
-      >>> len(dumps({}))
-      32
+        >>> len(dumps({}))
+        32
     """
     file = io.BytesIO()
     _write_list(file, *_prepared(arrays))
@@ -311,14 +311,14 @@ def dump_record(array: Any) -> bytes:
     """One array without list or name: what an NDArray is inside a pickle.
 
     Args:
-      array: numpy, jax.Array, NDArray, SparseArray, or None for a missing one.
+        array: numpy, jax.Array, NDArray, SparseArray, or None for a missing one.
 
     Raises:
-      TypeError: the array has a dtype that the format does not know.
+        TypeError: the array has a dtype that the format does not know.
 
     Example:
-      >>> len(dump_record(np.zeros((2, 3), "float32")))
-      64
+        >>> len(dump_record(np.zeros((2, 3), "float32")))
+        64
     """
     file = io.BytesIO()
     value = plain(array, "array")
@@ -340,8 +340,8 @@ def to_host(values: Iterable[Any]) -> list[Any]:
     """The values with the device's arrays among them brought to the host, all in one wait.
 
     Example:
-      >>> to_host([None, jax.numpy.ones(2)])
-      [None, array([1., 1.], dtype=float32)]
+        >>> to_host([None, jax.numpy.ones(2)])
+        [None, array([1., 1.], dtype=float32)]
     """
     values = list(values)
     at = [i for i, value in enumerate(values) if isinstance(value, jax.Array)]
@@ -354,11 +354,11 @@ def plain(value: Any, where: str) -> Array:
     """A C-contiguous little-endian host array of a dtype that the format knows; SparseArray and None stay what they are.
 
     Raises:
-      TypeError: the dtype is another one; the message says `where`.
+        TypeError: the dtype is another one; the message says `where`.
 
     Example:
-      >>> plain([1.0, 2.0], "array 0").dtype
-      dtype('float64')
+        >>> plain([1.0, 2.0], "array 0").dtype
+        dtype('float64')
     """
     if value is None:
         return None
@@ -423,8 +423,8 @@ def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An array of undefined values; a large one begins where a device can use it without a copy.
 
     Example:
-      >>> _room((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
-      0
+        >>> _room((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
+        0
     """
     count = math.prod(shape) * dtype.itemsize
     if count < 4096:

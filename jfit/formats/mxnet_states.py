@@ -32,14 +32,14 @@ class States(NamedTuple):
     """What a .states file holds.
 
     Args:
-      states: index or parameter name -> None, array, SparseArray, number, or nested tuples and lists of them.
-      counts: index or name -> number of updates, or None where the file has none.
-      num_update: number of updates of the run, or None.
-      optimizer: gluon Trainer's optimizer as an inert record (class name, attributes), what `dump_states` got, or None.
+        states: index or parameter name -> None, array, SparseArray, number, or nested tuples and lists of them.
+        counts: index or name -> number of updates, or None where the file has none.
+        num_update: number of updates of the run, or None.
+        optimizer: gluon Trainer's optimizer as an inert record (class name, attributes), what `dump_states` got, or None.
 
     Example:
-      >>> load_states(dump_states({0: None}, counts={0: 7}, num_update=7)).counts
-      {0: 7}
+        >>> load_states(dump_states({0: None}, counts={0: 7}, num_update=7)).counts
+        {0: 7}
     """
 
     states: dict[Any, Any]
@@ -52,20 +52,20 @@ def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str |
     """Reads a .states file of MXNet or of jfit; no class is imported and no code of the file runs.
 
     Args:
-      source: the file, or its content.
-      where: what error messages call the content.
+        source: the file, or its content.
+        where: what error messages call the content.
 
     Returns:
-      The states with their arrays as numpy, and the update counts where the file has them: gluon's Trainer stores them in its
-      optimizer, jfit under `__jfit__`; MXNet's Module does not store them.
+        The states with their arrays as numpy, and the update counts where the file has them: gluon's Trainer stores them in its
+        optimizer, jfit under `__jfit__`; MXNet's Module does not store them.
 
     Raises:
-      FormatError: the file is damaged or cut off, or uses a class that is not MXNet's, numpy's or a plain container.
-      FileNotFoundError: there is no such file.
+        FormatError: the file is damaged or cut off, or uses a class that is not MXNet's, numpy's or a plain container.
+        FileNotFoundError: there is no such file.
 
     Example:
-      >>> load_states(dump_states({"fc_weight": (np.float32([1, 2]), None)})).states
-      {'fc_weight': (array([1., 2.], dtype=float32), None)}
+        >>> load_states(dump_states({"fc_weight": (np.float32([1, 2]), None)})).states
+        {'fc_weight': (array([1., 2.], dtype=float32), None)}
 
     Source: MXNet 1.9.1, Updater.set_states (facts of the format only).
     """
@@ -164,8 +164,8 @@ def digest(states: Mapping[Any, Any]) -> int:
     """A checksum of all arrays in states, whatever device or order they were written in.
 
     Example:
-      >>> digest({0: None, 1: np.float32([1])}) == digest({1: np.float32([1]), 0: None})
-      True
+        >>> digest({0: None, 1: np.float32([1])}) == digest({1: np.float32([1]), 0: None})
+        True
     """
     total = 0
     for index in sorted(states, key=str):
@@ -198,18 +198,18 @@ def dump_states(
     """The content of a .states file that MXNet's Updater.set_states reads.
 
     Args:
-      states: index or parameter name -> None, array, number, or nested tuples and lists of them.
-      counts: index or name -> number of updates; kept under `__jfit__`.
-      num_update: number of updates of the run; kept there too.
-      optimizer: plain values to keep there too; or an `Inert` record of an MXNet optimizer, written as gluon's Trainer writes
-        its own: as a pair with the states. Its attributes then hold the counts, and `counts` and `num_update` are not written.
+        states: index or parameter name -> None, array, number, or nested tuples and lists of them.
+        counts: index or name -> number of updates; kept under `__jfit__`.
+        num_update: number of updates of the run; kept there too.
+        optimizer: plain values to keep there too; or an `Inert` record of an MXNet optimizer, written as gluon's Trainer writes
+          its own: as a pair with the states. Its attributes then hold the counts, and `counts` and `num_update` are not written.
 
     Raises:
-      TypeError: a value is of a kind that a .states file does not hold.
+        TypeError: a value is of a kind that a .states file does not hold.
 
     Example:
-      >>> load_states(dump_states({0: np.float32([1, 2])}, num_update=3)).num_update
-      3
+        >>> load_states(dump_states({0: np.float32([1, 2])}, num_update=3)).num_update
+        3
 
     Source: MXNet 1.9.1, Updater.get_states (facts of the format only).
     """

@@ -25,7 +25,7 @@ class Held:
     """Stands for an NDArray while its pickle is read.
 
     Args:
-      names: the table that made it.
+        names: the table that made it.
     """
 
     def __init__(self, names: Names) -> None:
@@ -47,7 +47,7 @@ class HeldNumpy:
     """Stands for a numpy array while its pickle is read.
 
     Args:
-      names: the table that made it.
+        names: the table that made it.
     """
 
     def __init__(self, names: Names) -> None:
@@ -65,7 +65,7 @@ class HeldDtype:
     """Stands for a numpy dtype while its pickle is read.
 
     Args:
-      code: kind and size, as numpy writes it.
+        code: kind and size, as numpy writes it.
     """
 
     def __init__(self, code: str) -> None:
@@ -82,11 +82,11 @@ class Names:
     """The table of one file.
 
     Args:
-      path: the file, for messages.
+        path: the file, for messages.
 
     Example:
-      >>> Names("a.states").resolve("os.system") is None
-      True
+        >>> Names("a.states").resolve("os.system") is None
+        True
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -39,12 +39,12 @@ class Inert:
     """An object of a pickle whose class is never imported: the class's name and the attributes, as data.
 
     Args:
-      name: dotted name of the class.
-      attributes: name -> value.
+        name: dotted name of the class.
+        attributes: name -> value.
 
     Example:
-      >>> Inert("mxnet.optimizer.optimizer.SGD", {"lr": 0.1}).attributes["lr"]
-      0.1
+        >>> Inert("mxnet.optimizer.optimizer.SGD", {"lr": 0.1}).attributes["lr"]
+        0.1
     """
 
     def __init__(self, name: str, attributes: Mapping[str, Any] | None = None) -> None:
@@ -66,17 +66,17 @@ class Machine:
     """Runs one pickle.
 
     Args:
-      data: the pickle.
-      path: the file it came from, for messages.
-      resolve: dotted name -> the `Name` that stands for it, or None where the file may not use it.
+        data: the pickle.
+        path: the file it came from, for messages.
+        resolve: dotted name -> the `Name` that stands for it, or None where the file may not use it.
 
     Raises:
-      FormatError: from `run`: the pickle is damaged or cut off, or names what `resolve` refuses.
+        FormatError: from `run`: the pickle is damaged or cut off, or names what `resolve` refuses.
 
     Example:
-      >>> import pickle
-      >>> Machine(pickle.dumps({"a": (1, [2.5])}), "a.states", lambda name: None).run()
-      {'a': (1, [2.5])}
+        >>> import pickle
+        >>> Machine(pickle.dumps({"a": (1, [2.5])}), "a.states", lambda name: None).run()
+        {'a': (1, [2.5])}
     """
 
     def __init__(self, data: bytes, path: str | os.PathLike[str], resolve: Callable[[str], Name | None]) -> None:
@@ -204,11 +204,11 @@ def key(value: Any) -> Any:
     """A value that may be a key: plain, or a tuple of plain ones (deeper ones could lead the hash into the C stack).
 
     Raises:
-      ValueError: any other value.
+        ValueError: any other value.
 
     Example:
-      >>> key(("data", 0))
-      ('data', 0)
+        >>> key(("data", 0))
+        ('data', 0)
     """
     for part in value if isinstance(value, tuple) else (value,):
         if not isinstance(part, _KEYS):

@@ -37,17 +37,17 @@ class RecordWriter:
     then a `FormatError` with the byte at which the cut one begins.
 
     Args:
-      path: the file to make.
+        path: the file to make.
 
     Example:
-      >>> import tempfile
-      >>> path = tempfile.mkdtemp() + "/a.rec"
-      >>> with RecordWriter(path) as file:
-      ...     file.write(b"abc"), file.write(b"")
-      (0, 12)
-      >>> with RecordReader(path) as file:
-      ...     file.read(), file.read(), file.read()
-      (b'abc', b'', None)
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/a.rec"
+        >>> with RecordWriter(path) as file:
+        ...     file.write(b"abc"), file.write(b"")
+        (0, 12)
+        >>> with RecordReader(path) as file:
+        ...     file.read(), file.read(), file.read()
+        (b'abc', b'', None)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,14 +57,14 @@ class RecordWriter:
         """Appends a record.
 
         Args:
-          data: its content.
+            data: its content.
 
         Returns:
-          The byte at which it begins, for an index.
+            The byte at which it begins, for an index.
 
         Raises:
-          TypeError: no bytes.
-          ValueError: a part would be longer than 512 MB, which the format cannot say.
+            TypeError: no bytes.
+            ValueError: a part would be longer than 512 MB, which the format cannot say.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(
@@ -122,10 +122,10 @@ class RecordReader:
     """Reads records one after the other, or from any byte at which one begins.
 
     Args:
-      path: the file.
+        path: the file.
 
     Raises:
-      FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -137,7 +137,7 @@ class RecordReader:
         """The next record, None at the end of the file.
 
         Raises:
-          FormatError: there is no record, or the file ends within it; sizes are checked before anything is read.
+            FormatError: there is no record, or the file ends within it; sizes are checked before anything is read.
         """
         self._unshare()
         start = self._at
@@ -167,7 +167,7 @@ class RecordReader:
         """Moves to a byte at which a record begins.
 
         Raises:
-          FormatError: the file is shorter.
+            FormatError: the file is shorter.
         """
         if not 0 <= at <= self.size:
             raise FormatError(
@@ -248,18 +248,18 @@ def record_offsets(path: str | os.PathLike[str]) -> np.ndarray:
     """The byte at which each record of a file begins, (records,) int64; reads their heads only.
 
     Args:
-      path: a .rec file.
+        path: a .rec file.
 
     Raises:
-      FormatError: the file is damaged or cut off.
+        FormatError: the file is damaged or cut off.
 
     Example:
-      >>> import tempfile
-      >>> path = tempfile.mkdtemp() + "/a.rec"
-      >>> with RecordWriter(path) as file:
-      ...     _ = file.write(b"abc"), file.write(b"x")
-      >>> record_offsets(path).tolist()
-      [0, 12]
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/a.rec"
+        >>> with RecordWriter(path) as file:
+        ...     _ = file.write(b"abc"), file.write(b"x")
+        >>> record_offsets(path).tolist()
+        [0, 12]
     """
     with RecordReader(path) as file:
         return np.fromiter(iter(file.skip, None), np.int64)
@@ -269,18 +269,18 @@ def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = in
     """Key -> byte at which its record begins, in the order of an index file: a line is the key, a tab, the byte.
 
     Args:
-      path: a .idx file.
-      key_type: makes a key from its text.
+        path: a .idx file.
+        key_type: makes a key from its text.
 
     Raises:
-      FormatError: a line is not that.
+        FormatError: a line is not that.
 
     Example:
-      >>> import tempfile, pathlib
-      >>> path = pathlib.Path(tempfile.mkdtemp() + "/a.idx")
-      >>> _ = path.write_text("7\\t0\\n9\\t12\\n")
-      >>> read_index(path)
-      {7: 0, 9: 12}
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp() + "/a.idx")
+        >>> _ = path.write_text("7\\t0\\n9\\t12\\n")
+        >>> read_index(path)
+        {7: 0, 9: 12}
     """
     found: dict[Any, int] = {}
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -308,16 +308,16 @@ def pack(header: Any, content: bytes) -> bytes:
     """Header, labels and content as one record.
 
     Args:
-      header: an `IRHeader` or (flag, label, id, id2). A number as label is written with flag 0; an array of n labels as n
-        float32 behind a header with flag n. The flag given counts for nothing.
-      content: the bytes of the image file.
+        header: an `IRHeader` or (flag, label, id, id2). A number as label is written with flag 0; an array of n labels as n
+          float32 behind a header with flag n. The flag given counts for nothing.
+        content: the bytes of the image file.
 
     Raises:
-      ValueError: id or id2 is no unsigned number of 64 bits.
+        ValueError: id or id2 is no unsigned number of 64 bits.
 
     Example:
-      >>> pack(IRHeader(0, [1.0, 2.0], 9, 0), b"xyz").hex()
-      '0200000000000000090000000000000000000000000000000000803f0000004078797a'
+        >>> pack(IRHeader(0, [1.0, 2.0], 9, 0), b"xyz").hex()
+        '0200000000000000090000000000000000000000000000000000803f0000004078797a'
     """
     header = IRHeader(*header)
     labels, flag, label = b"", 0, header.label
@@ -334,20 +334,20 @@ def unpack(record: bytes, path: str | os.PathLike[str] = "record", where: str = 
     """Header and content of a record that `pack` made.
 
     Args:
-      record: the record.
-      path: the file it came from, for messages.
-      where: its place there, for messages.
+        record: the record.
+        path: the file it came from, for messages.
+        where: its place there, for messages.
 
     Returns:
-      An `IRHeader`, whose label is a number (flag 0) or (flag,) float32, and the content.
+        An `IRHeader`, whose label is a number (flag 0) or (flag,) float32, and the content.
 
     Raises:
-      FormatError: the record is too short for a header or for the labels that it announces.
+        FormatError: the record is too short for a header or for the labels that it announces.
 
     Example:
-      >>> header, content = unpack(pack(IRHeader(0, [1.0, 2.0], 9, 0), b"xyz"))
-      >>> header.flag, header.label.tolist(), header.id, content
-      (2, [1.0, 2.0], 9, b'xyz')
+        >>> header, content = unpack(pack(IRHeader(0, [1.0, 2.0], 9, 0), b"xyz"))
+        >>> header.flag, header.label.tolist(), header.id, content
+        (2, [1.0, 2.0], 9, b'xyz')
     """
     needed = _IMAGE.size
     header = None

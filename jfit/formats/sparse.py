@@ -18,14 +18,14 @@ class SparseArray(NamedTuple):
     """A sparse array as the file has it.
 
     Args:
-      stype: 'row_sparse' (data holds whole rows) or 'csr' (data holds single values of a matrix).
-      data: the values, (rows present, *shape[1:]) or (values present,).
-      aux: integer arrays: (row indices,) or (indptr, column indices).
-      shape: shape of the array it stands for.
+        stype: 'row_sparse' (data holds whole rows) or 'csr' (data holds single values of a matrix).
+        data: the values, (rows present, *shape[1:]) or (values present,).
+        aux: integer arrays: (row indices,) or (indptr, column indices).
+        shape: shape of the array it stands for.
 
     Example:
-      >>> SparseArray("row_sparse", np.ones((1, 2)), (np.array([1]),), (3, 2)).todense().tolist()
-      [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+        >>> SparseArray("row_sparse", np.ones((1, 2)), (np.array([1]),), (3, 2)).todense().tolist()
+        [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
     """
 
     stype: str
@@ -51,8 +51,8 @@ class SparseArray(NamedTuple):
         """The same as a `jax.experimental.sparse.BCOO`: of whole rows (`n_dense`) or of single values; no zeros are made.
 
         Example:
-          >>> SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2)).tobcoo().shape
-          (3, 2)
+            >>> SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2)).tobcoo().shape
+            (3, 2)
         """
         from jax.experimental.sparse import BCOO  # where it is asked for: most files hold nothing sparse
 
@@ -67,12 +67,12 @@ def from_bcoo(array: Any) -> SparseArray:
     """A BCOO of whole rows or of single values of a matrix as the file holds it: in order, values of one place added up.
 
     Raises:
-      ValueError: MXNet's files have no such sparse array.
+        ValueError: MXNet's files have no such sparse array.
 
     Example:
-      >>> rows = SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2))
-      >>> from_bcoo(rows.tobcoo()).aux[0].tolist()
-      [1]
+        >>> rows = SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2))
+        >>> from_bcoo(rows.tobcoo()).aux[0].tolist()
+        [1]
     """
     if array.n_batch or (array.n_sparse, array.n_dense) not in ((1, array.ndim - 1), (2, 0)):
         raise ValueError(
@@ -94,17 +94,17 @@ def bounded_dense(sparse: Any, path: str | os.PathLike[str], where: str, shape: 
     """The dense array of a file's sparse one; of more than 64 MB + 64 times what the file holds only where it was expected.
 
     Args:
-      sparse: what the file gave; anything but a SparseArray comes back as it is.
-      path: the file, for the message.
-      where: the field, for the message.
-      shape: the shape that is known to be needed, which makes any size right.
+        sparse: what the file gave; anything but a SparseArray comes back as it is.
+        path: the file, for the message.
+        where: the field, for the message.
+        shape: the shape that is known to be needed, which makes any size right.
 
     Raises:
-      FormatError: it would take far more memory than the file's size lets one expect.
+        FormatError: it would take far more memory than the file's size lets one expect.
 
     Example:
-      >>> bounded_dense(SparseArray("row_sparse", np.ones((1, 2)), (np.array([1]),), (2, 2)), "w.params", "w").tolist()
-      [[0.0, 0.0], [1.0, 1.0]]
+        >>> bounded_dense(SparseArray("row_sparse", np.ones((1, 2)), (np.array([1]),), (2, 2)), "w.params", "w").tolist()
+        [[0.0, 0.0], [1.0, 1.0]]
     """
     if not isinstance(sparse, SparseArray):
         return sparse
@@ -121,8 +121,8 @@ def sparse_problem(sparse: SparseArray) -> str | None:
     """What makes a sparse array contradict itself, or None.
 
     Example:
-      >>> sparse_problem(SparseArray("row_sparse", np.ones((1, 2)), (np.array([5]),), (3, 2)))
-      'its indices run from 5 to 5, needed 0 to 2'
+        >>> sparse_problem(SparseArray("row_sparse", np.ones((1, 2)), (np.array([5]),), (3, 2)))
+        'its indices run from 5 to 5, needed 0 to 2'
     """
     stype, data, aux, shape = sparse
     if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in aux):

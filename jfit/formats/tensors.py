@@ -52,23 +52,23 @@ def save_tensors(
     """Writes arrays by name, atomically, in the safetensors format; no second copy of them is made in memory.
 
     Args:
-      path: the file.
-      arrays: name -> numpy or jax array of any shape and layout; bool, integers, float16, bfloat16, float32, float64.
-      metadata: text -> text, kept in the header.
-      sync: wait until the bytes are on the disk.
+        path: the file.
+        arrays: name -> numpy or jax array of any shape and layout; bool, integers, float16, bfloat16, float32, float64.
+        metadata: text -> text, kept in the header.
+        sync: wait until the bytes are on the disk.
 
     Returns:
-      The path.
+        The path.
 
     Raises:
-      TypeError: an array has a dtype that the format does not know.
-      OSError: the file cannot be written.
+        TypeError: an array has a dtype that the format does not know.
+        OSError: the file cannot be written.
 
     Example:
-      >>> import tempfile
-      >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"w": np.ones((2, 3))}, {"by": "me"})
-      >>> load_tensors(path)[0]["w"].shape
-      (2, 3)
+        >>> import tempfile
+        >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"w": np.ones((2, 3))}, {"by": "me"})
+        >>> load_tensors(path)[0]["w"].shape
+        (2, 3)
 
     Source: https://github.com/huggingface/safetensors (format description).
     """
@@ -88,19 +88,19 @@ def write_tensors(file: BinaryIO, arrays: Mapping[str, Any], metadata: Mapping[s
     """Writes arrays by name to an open file; all bytes are made in memory first, which `save_tensors` does without.
 
     Args:
-      file: a binary file (or anything with `write`).
-      arrays: as for `save_tensors`.
-      metadata: text -> text, kept in the header.
+        file: a binary file (or anything with `write`).
+        arrays: as for `save_tensors`.
+        metadata: text -> text, kept in the header.
 
     Raises:
-      TypeError: an array has a dtype that the format does not know.
+        TypeError: an array has a dtype that the format does not know.
 
     Example:
-      >>> import io
-      >>> file = io.BytesIO()
-      >>> write_tensors(file, {"step": np.int32(3)})
-      >>> len(file.getvalue()) % 4
-      0
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> write_tensors(file, {"step": np.int32(3)})
+        >>> len(file.getvalue()) % 4
+        0
 
     Source: https://github.com/huggingface/safetensors (format description).
     """
@@ -111,14 +111,14 @@ def checksum(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[i
     """(crc32, number of bytes) of a file that `save_tensors` wrote, of what was meant: the data is taken from the arrays.
 
     Args:
-      path: the file; only its header is read.
-      arrays: what was given to `save_tensors`.
+        path: the file; only its header is read.
+        arrays: what was given to `save_tensors`.
 
     Example:
-      >>> import tempfile
-      >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"w": np.ones((2, 3))})
-      >>> checksum(path, {"w": np.ones((2, 3))}) == (zlib.crc32(path.read_bytes()), path.stat().st_size)
-      True
+        >>> import tempfile
+        >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"w": np.ones((2, 3))})
+        >>> checksum(path, {"w": np.ones((2, 3))}) == (zlib.crc32(path.read_bytes()), path.stat().st_size)
+        True
     """
     plain = _all_plain(arrays)
     with open(path, "rb") as file:
@@ -157,20 +157,20 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
     """Reads arrays by name; the header is checked against the size of the file before anything is allocated.
 
     Args:
-      path: a safetensors file.
+        path: a safetensors file.
 
     Returns:
-      (arrays by name, metadata). The arrays can be written to.
+        (arrays by name, metadata). The arrays can be written to.
 
     Raises:
-      FormatError: the file is damaged, cut off, or no safetensors file.
-      FileNotFoundError: there is no such file.
+        FormatError: the file is damaged, cut off, or no safetensors file.
+        FileNotFoundError: there is no such file.
 
     Example:
-      >>> import tempfile
-      >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"step": np.int32(3)})
-      >>> load_tensors(path)
-      ({'step': array(3, dtype=int32)}, {})
+        >>> import tempfile
+        >>> path = save_tensors(tempfile.mkdtemp() + "/a.safetensors", {"step": np.int32(3)})
+        >>> load_tensors(path)
+        ({'step': array(3, dtype=int32)}, {})
 
     Source: https://github.com/huggingface/safetensors (format description).
     """

@@ -1,1 +1,1 @@
-"""Iterators over files of numbers: CSV, LibSVM, MNIST."""
+"""Iterators over numeric data files: CSV, LibSVM and MNIST (IDX)."""

@@ -1,4 +1,4 @@
-"""Batches from tables of numbers in text files, with commas between them."""
+"""`CSVIter`: batches of rows from comma-separated text files."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ Path = str | os.PathLike[str]
 
 
 class CSVIter(FileIter):
-    """Batches of equal size from a file of numbers with commas between them, a row a line; read block by block.
+    """Iterate over comma-separated files, one row of numbers per line, in batches of equal size; files are read in blocks.
 
-    Each epoch begins at the first row.  The last batch is filled up and `pad` says with how many rows: with those of the start,
-    or, without `round_batch`, with those that stood there in the batch before.
+    Every epoch starts at the first row.  A short last batch is padded to `batch_size` rows, and `pad` is the number of padding
+    rows.
 
     Args:
-        data_csv: the file, several with `;` between them, or a folder of files.
-        data_shape: shape of one row; a line holds as many numbers.
-        label_csv: file of the labels, a row a line; None (or "NULL"): all labels are 0.
-        label_shape: shape of one label; labels of one number come as (batch_size,).
-        batch_size: rows of a batch.
-        round_batch: fill the last batch up with rows of the start.
-        dtype: of data and labels: float32, float64, float16, or an integer type, which then every number must fit.
+        data_csv: path of a file, several paths separated by ";", or a folder of files.
+        data_shape: shape of one row; each line has prod(data_shape) numbers.
+        label_csv: file of labels, one row per line; None (or "NULL"): all labels are 0.
+        label_shape: shape of one label; labels of one number have the batch shape (batch_size,).
+        batch_size: number of rows per batch.
+        round_batch: padding rows of the last batch: True: rows from the start of the file; False: the rows at the same
+            positions of the previous batch.
+        dtype: dtype of data and labels: float32, float64, float16, or an integer dtype that can hold all numbers.
         data_name: name of the data.
         label_name: name of the labels.
 
     Raises:
-        FormatError: a line is no row; the message names file, line and column.
-        FileNotFoundError: there is no such file.
+        FormatError: a line cannot be parsed; the message names file, line and column.
+        FileNotFoundError: a file does not exist.
         ValueError: no rows, or fewer labels than rows.
 
     Example:
@@ -45,7 +46,7 @@ class CSVIter(FileIter):
         >>> [(b.data[0].tolist(), b.pad) for b in CSVIter("x.csv", (2,), batch_size=2)]
         [([[1.0, 2.0], [3.0, 4.0]], 0), ([[5.0, 6.0], [1.0, 2.0]], 1)]
 
-    Source: mxnet.io.CSVIter of Apache MXNet 1.9.1, whose next epoch leaves out the rows that filled the last batch up.
+    Source: mxnet.io.CSVIter of Apache MXNet 1.9.1 (which skips, in the next epoch, the rows that padded the last batch).
     """
 
     def __init__(
@@ -87,24 +88,24 @@ def _table(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[np.ndarray]
 
 
 def row_shape(shape: Any, name: str) -> tuple[int, ...]:
-    """A shape from a tuple or a single number.
+    """Convert a tuple or a single int to a shape.
 
     Raises:
-        ValueError: a size is below 1.
+        ValueError: a size is less than 1.
     """
-    found = tuple(int(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    if any(size < 1 for size in found):
+    sizes = tuple(int(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    if any(size < 1 for size in sizes):
         raise ValueError(f"{name} is {shape}, every size must be at least 1.")
-    return found
+    return sizes
 
 
 def number_type(dtype: Any) -> np.dtype[Any]:
-    """The dtype of numbers in a file; None is float32.
+    """Convert a `dtype` argument to a NumPy dtype; None: float32.
 
     Raises:
-        ValueError: it is no type of numbers.
+        ValueError: the dtype is neither floating nor integer.
     """
     kind = np.dtype(np.float32 if dtype in (None, "None") else dtype)
     if kind.kind not in "iuf":
-        raise ValueError(f"dtype is {dtype}, a floating or integer type is needed.")
+        raise ValueError(f"dtype is {dtype}, expected a floating or integer dtype.")
     return kind

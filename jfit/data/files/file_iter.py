@@ -1,4 +1,4 @@
-"""Iterators over files of rows: what CSVIter and LibSVMIter have in common."""
+"""Base classes of the file iterators: `Positioned` (resumable by batch index) and `FileIter` (rows of text files)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.csr import cut, own, stack
+from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataDesc, DataIter
 
 
 class Positioned(DataIter):
-    """An iterator whose batches are read by `_read`; it knows how many were, and can skip some.
+    """Base class of iterators that count the batches read and can skip batches.
 
-    Write `_read() -> (data, label, index, pad)`, None at the end of the epoch, and `_begin()`, which goes back to the start.
+    Override `_read() -> (data, label, index, pad)`, which returns None at the end of the epoch, and `_begin()`, which goes back
+    to the first row.
     """
 
     def __init__(self, batch_size: int, provide_data: list[DataDesc], provide_label: list[DataDesc]):
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, at least 1 is needed.")
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
         super().__init__(batch_size)
         self.provide_data, self.provide_label = provide_data, provide_label
         self.batches_read = 0  # of the current epoch
@@ -33,26 +34,30 @@ class Positioned(DataIter):
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Start the next epoch, wherever this one stands."""
+        """Start the next epoch."""
         self.batches_read, self._now = 0, None
         self._begin()
 
     def iter_next(self) -> bool:
-        """Move on by one batch; False at the end of the epoch."""
-        found = self._read()
-        if found is not None:
-            self._now = found
+        """Advance to the next batch; return False at the end of the epoch."""
+        batch = self._read()
+        if batch is not None:
+            self._now = batch
             self.batches_read += 1
-        return found is not None
+        return batch is not None
 
     def skip(self, batches: int) -> None:
-        """Move on as if so many batches had been read."""
+        """Skip a number of batches."""
         for _ in range(batches):
             if not self.iter_next():
                 break
 
     def seek_batch(self, epoch: int, batch: int) -> None:
-        """Go to a batch of an epoch, from 0; all epochs are equal.  `jfit.fit` calls it, also when a training is resumed.
+        """Go to a batch of an epoch (all epochs are the same).  `jfit.fit` calls it, also to resume a run.
+
+        Args:
+            epoch: index of the epoch, from 0.
+            batch: index of the next batch to read, from 0.
 
         Raises:
             ValueError: an epoch has fewer batches.
@@ -61,8 +66,8 @@ class Positioned(DataIter):
         self.skip(batch)
         if self.batches_read < batch:
             raise ValueError(
-                f"cannot continue at batch {batch}: the {type(self).__name__} ended after {self.batches_read}; it must give "
-                "the same batches as when the position was saved."
+                f"cannot continue at batch {batch}: the {type(self).__name__} ended after {self.batches_read} batches; it must "
+                "yield the same batches as when the position was saved."
             )
 
     def getdata(self) -> Any:
@@ -74,11 +79,11 @@ class Positioned(DataIter):
         return self._current()[1]
 
     def getindex(self) -> np.ndarray:
-        """Numbers of the current rows in the file (in its part, where only a part is read), (batch_size,)."""
+        """Row indices of the current batch in the file (or in its part, with `num_parts`), (batch_size,)."""
         return self._current()[2]
 
     def getpad(self) -> int:
-        """Rows at the end of the current batch that do not belong to it."""
+        """Number of padding rows in the current batch."""
         return self._current()[3]
 
     def _current(self) -> tuple[list[Any], list[Any], np.ndarray, int]:
@@ -88,12 +93,12 @@ class Positioned(DataIter):
 
 
 class FileIter(Positioned):
-    """Batches of rows that readers take from files, side by side.
+    """Base class of iterators over the rows of text files: a data file and, optionally, a label file read in parallel.
 
     Args:
-        readers: of data and, where they have a file of their own, labels.
-        batch_size: rows of a batch.
-        round_batch: what fills the last batch up: True, rows from the start; False, those of the batch before.
+        readers: reader of the data and, if labels are in a separate file, reader of the labels.
+        batch_size: number of rows per batch.
+        round_batch: padding rows of the last batch: True: rows from the start; False: rows of the previous batch.
         provide_data: description of the data.
         provide_label: description of the labels.
     """
@@ -109,12 +114,12 @@ class FileIter(Positioned):
         super().__init__(batch_size, provide_data, provide_label)
         self.round_batch, self._readers = round_batch, list(readers)
         self._begin()
-        if self._take(1) is None:  # a file that cannot be read says so now
-            raise ValueError(f"{self._name}: there is no row in it (or in its part), at least one is needed.")
+        if self._take(1) is None:  # report an unreadable file now, not in the first epoch
+            raise ValueError(f"{self._name}: the file (or its part) has no rows, expected at least one.")
         self._begin()
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        """Data and labels of the columns that the readers gave."""
+        """Convert the columns returned by the readers to (data arrays, label arrays)."""
         raise NotImplementedError
 
     @property
@@ -125,8 +130,8 @@ class FileIter(Positioned):
         for reader in self._readers:
             reader.rewind()
         self._ended = False
-        self._before: list[list[int]] | None = None  # where the current batch begins
-        self._last: tuple[Any, ...] | None = None  # the rows of the current batch, where the next may need them
+        self._before: list[list[int]] | None = None  # positions of the readers at the start of the current batch
+        self._last: tuple[Any, ...] | None = None  # the rows of the current batch, if the next batch may be padded with them
 
     def _read(self) -> tuple[list[Any], list[Any], np.ndarray, int] | None:
         before = [reader.tell() for reader in self._readers]
@@ -142,57 +147,58 @@ class FileIter(Positioned):
             index[count:] = np.arange(pad) % (before[0][2] + count)
             self._ended = True
         self._before = before
-        self._last = None if self.round_batch else tuple(own(c) for c in columns)
+        self._last = None if self.round_batch else tuple(copy_rows(c) for c in columns)
         return *self._arrays(columns), index, pad
 
     def _filled(self, columns: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-        """A short last batch grown to its size: rows of the start, or those that stood there in the batch before."""
+        """Pad a short last batch with rows of the start of the file, or of the previous batch."""
         if self._last is not None:
-            return tuple(stack([c, cut(old, slice(count, None))]) for c, old in zip(columns, self._last, strict=True))
+            tail = slice(count, None)
+            return tuple(concatenate([c, take_rows(old, tail)]) for c, old in zip(columns, self._last, strict=True))
         for reader in self._readers:
             reader.rewind()
         first = self._take(self.batch_size - count)
         assert first is not None
-        pick = np.arange(self.batch_size - count) % first[0].shape[0]  # all rows may be fewer than are missing
-        return tuple(stack([c, cut(start, pick)]) for c, start in zip(columns, first, strict=True))
+        pick = np.arange(self.batch_size - count) % first[0].shape[0]  # the file may have fewer rows than the padding
+        return tuple(concatenate([c, take_rows(start, pick)]) for c, start in zip(columns, first, strict=True))
 
     def _take(self, count: int) -> tuple[Any, ...] | None:
-        """The next rows of all readers; those that the first has fewer of end the others too."""
+        """Read the next `count` rows, or fewer at the end, from all readers; None at the end of the first one."""
         first, *others = self._readers
-        found = first.take(count)
-        if found is None:
+        columns = first.take(count)
+        if columns is None:
             return None
         for reader in others:
-            more = reader.take(found[0].shape[0])
+            more = reader.take(columns[0].shape[0])
             rows = 0 if more is None else more[0].shape[0]
-            if more is None or rows < found[0].shape[0]:
-                where, behind = reader.files.paths[-1], reader.number
+            if more is None or rows < columns[0].shape[0]:
+                where, total = reader.files.paths[-1], reader.number
                 raise ValueError(
-                    f"{where}: it ends after {behind} rows, {self._name} has more; every row of the data needs a row of labels."
+                    f"{where}: it ends after {total} rows, {self._name} has more; every data row needs a label row."
                 )
-            found += more
-        return found
+            columns += more
+        return columns
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator stands, as plain data: of an iterator over the same files it takes no more to go on."""
+        """Return the position in the epoch as plain numbers, to continue an iterator over the same files."""
         sizes = [reader.files.size for reader in self._readers]
         return {"batch": self.batches_read, "before": self._before, "ended": self._ended, "bytes": sizes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of an iterator over the same files.
+        """Continue from the `state_dict` of an iterator over the same files.
 
         Raises:
-            ValueError: the files have another size than they had.
+            ValueError: the files have a different size.
         """
         sizes = [reader.files.size for reader in self._readers]
         if list(state["bytes"]) != sizes:
             raise ValueError(
                 f"{self._name}: the saved position is of files with {list(state['bytes'])} bytes, these have {sizes}; resume "
-                "with the files that the position was saved for."
+                "with the same files."
             )
         self.reset()
         if state["before"] is not None:
             for reader, position in zip(self._readers, state["before"], strict=True):
                 reader.seek(position)
-            self.iter_next()  # the current batch again, and with it the place behind it
+            self.iter_next()  # read the current batch again, which also moves the readers to the next one
         self.batches_read, self._ended = int(state["batch"]), bool(state["ended"])

@@ -1,4 +1,4 @@
-"""Batches of sparse rows from text files of `label index:value ...`."""
+"""`LibSVMIter`: batches of sparse rows from text files with lines `label index:value ...`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ Path = str | os.PathLike[str]
 
 
 class LibSVMIter(FileIter):
-    """Batches of equal size from a file with a line `label index:value index:value ...` for each row; read block by block.
+    """Iterate over LibSVM files, one row `label index:value index:value ...` per line, in batches of equal size.
 
-    Data come as `jfit.formats.SparseArray` in compressed rows (CSR); `jfit.fit`, `score` and `predict` make a batch dense on
-    its way to the devices.  Each epoch begins at the first row, and the last batch is filled up with rows of the start.
+    The data of a batch is a CSR `jfit.formats.SparseArray`; `jfit.fit`, `score` and `predict` convert it to a dense array
+    before the transfer to the device.  Files are read in blocks, every epoch starts at the first row, and a short last batch is
+    padded with rows from the start.
 
     Args:
-        data_libsvm: the file, several with `;` between them, or a folder of files; indices count from 0.
-        data_shape: (columns,).
-        label_libsvm: file of the same format whose rows are the labels, as compressed rows; None (or "NULL"): the label is the
-            first number of each line of the data.
-        label_shape: (columns,) of the labels; (1,) without a file of their own.
-        batch_size: rows of a batch.
-        round_batch: True; nothing else is possible.
-        num_parts: read one of so many parts of the file, about equal in bytes.
-        part_index: which one, from 0.
-        dtype: of values and labels.
+        data_libsvm: path of a file, several paths separated by ";", or a folder of files; indices start at 0.
+        data_shape: shape of one row, (columns,).
+        label_libsvm: file of the same format whose rows are the labels (CSR); None (or "NULL"): the label is the first number
+            of each line of `data_libsvm`.
+        label_shape: shape of one label, (columns,); (1,) without `label_libsvm`.
+        batch_size: number of rows per batch.
+        round_batch: must be True.
+        num_parts: number of parts of the file, about equal in bytes, of which one is read.
+        part_index: index of the part to read, from 0.
+        dtype: dtype of values and labels.
         data_name: name of the data.
         label_name: name of the labels.
 
     Raises:
-        FormatError: a line is no row; the message names file and line.
-        FileNotFoundError: there is no such file.
-        ValueError: no rows, fewer labels than rows, or shapes that such a file cannot have.
+        FormatError: a line cannot be parsed; the message names file and line.
+        FileNotFoundError: a file does not exist.
+        ValueError: no rows, fewer labels than rows, or an unsupported combination of arguments.
 
     Example:
         >>> from pathlib import Path
@@ -50,7 +51,7 @@ class LibSVMIter(FileIter):
         >>> batch.data[0].todense().tolist(), batch.label[0].tolist()
         ([[0.5, 0.0, 1.5], [0.0, 2.0, 0.0]], [1.0, -1.0])
 
-    Source: mxnet.io.LibSVMIter of Apache MXNet 1.9.1, whose next epoch leaves out the rows that filled the last batch up.
+    Source: mxnet.io.LibSVMIter of Apache MXNet 1.9.1 (which skips, in the next epoch, the rows that padded the last batch).
     """
 
     def __init__(
@@ -67,23 +68,23 @@ class LibSVMIter(FileIter):
         data_name: str = "data",
         label_name: str = "softmax_label",
     ):
-        kind, own = number_type(dtype), label_libsvm is not None and label_libsvm != "NULL"
+        kind, label_file = number_type(dtype), label_libsvm is not None and label_libsvm != "NULL"
         columns, label_columns = row_shape(data_shape, "data_shape"), row_shape(label_shape, "label_shape")
-        _check(columns, label_columns, own, round_batch)
+        _check(columns, label_columns, label_file, round_batch)
         readers = [_reader(data_libsvm, columns[0], kind, num_parts, part_index)]
-        if own:
-            # rows of a part of the labels would not be those of the same part of the data
+        if label_file:
+            # Parts are cut by bytes: part k of the labels would belong to other rows than part k of the data.
             if num_parts != 1:
                 raise ValueError(
-                    "num_parts is above 1 and label_libsvm is given; rows and labels are cut together in one file only."
+                    f"num_parts is {num_parts} with label_libsvm, expected 1: only a file with its labels can be read in parts."
                 )
             readers.append(_reader(label_libsvm, label_columns[0], kind, 1, 0))
         data = [DataDesc(data_name, (batch_size, *columns), kind.type)]
-        label = [DataDesc(label_name, (batch_size, *(label_columns if own else ())), kind.type)]
+        label = [DataDesc(label_name, (batch_size, *(label_columns if label_file else ())), kind.type)]
         super().__init__(readers, batch_size, True, data, label)
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        # rows and labels of the data, then those of the labels' own file
+        # columns: data rows, labels in the data file and, with a label file, its rows
         return [columns[0]], list(columns[2:3] or columns[1:2])
 
 
@@ -91,12 +92,12 @@ def _reader(where: Any, columns: int, dtype: np.dtype[Any], parts: int, part: in
     return RowReader(TextFiles(where, parts, part), functools.partial(parse_libsvm, columns=columns, dtype=dtype))
 
 
-def _check(columns: tuple[int, ...], label_columns: tuple[int, ...], own: bool, round_batch: bool) -> None:
+def _check(columns: tuple[int, ...], label_columns: tuple[int, ...], label_file: bool, round_batch: bool) -> None:
     if len(columns) != 1 or len(label_columns) != 1:
-        raise ValueError(f"data_shape is {columns}, label_shape is {label_columns}; rows of this format have one axis.")
-    if own and math.prod(label_columns) == 1:
-        raise ValueError("label_shape is (1,) and label_libsvm is given; labels of one number are read from data_libsvm.")
-    if not own and math.prod(label_columns) != 1:
-        raise ValueError(f"label_shape is {label_columns}; without label_libsvm a label is one number, (1,).")
+        raise ValueError(f"data_shape is {columns}, label_shape is {label_columns}; expected one axis each, (columns,).")
+    if label_file and math.prod(label_columns) == 1:
+        raise ValueError("label_shape is (1,) with label_libsvm; labels of one number must be in data_libsvm.")
+    if not label_file and math.prod(label_columns) != 1:
+        raise ValueError(f"label_shape is {label_columns} without label_libsvm, expected (1,): one number per line.")
     if not round_batch:
-        raise ValueError("round_batch is False; the last batch of sparse rows is always filled up with rows of the start.")
+        raise ValueError("round_batch=False is unsupported: a short last batch is always padded with rows from the start.")

@@ -1,4 +1,4 @@
-"""Batches of images from the two files of MNIST, and of everything in its format."""
+"""`MNISTIter`: batches of images and labels from IDX files, the format of the MNIST database."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from jfit.data.files.file_iter import Positioned
 from jfit.data.ndarray_iter import DataDesc
 from jfit.formats.atomic import FormatError
 
-_UINT8 = 8  # the type code of bytes; the format has others, data sets of images do not
-_DEFLATE = 1032  # deflate makes at most so many bytes of one
+_UINT8 = 8  # IDX type code of uint8, the only one that image data sets use
+_DEFLATE = 1032  # maximum compression ratio of deflate
 
 
 def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
-    """The bytes of an IDX file, as an array; compressed with gzip, or mapped from the disk where it is not.
+    """Read a uint8 IDX file; a file without gzip compression is memory-mapped.
 
     Args:
         path: the file; gzip is recognised by its first bytes.
-        axes: how many axes the array has.
+        axes: expected number of axes.
 
     Returns:
-        uint8 array.
+        uint8 array with `axes` axes.
 
     Raises:
-        FormatError: it is no such file, or its size is not what its head says.
+        FormatError: the file is not an IDX file of `axes` axes, or shorter than its header says.
 
     Example:
         >>> from pathlib import Path
@@ -51,19 +51,19 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
         head = _read(file, 4 + 4 * axes, path)
         shape = struct.unpack(f">{axes}I", head[4:]) if len(head) == 4 + 4 * axes else ()
         if head[:4] != bytes([0, 0, _UINT8, axes]) or not shape:
-            found = f"found {head[:4].hex(' ') or 'nothing'}, needed 00 00 08 {axes:02x} (bytes, {axes} axes)"
-            raise FormatError(path, "byte 0", found, "pass images as image= and labels as label=.")
-        size, there = math.prod(shape), path.stat().st_size
-        most = (there * _DEFLATE if packed else there) - len(head)
+            problem = f"found {head[:4].hex(' ') or 'nothing'}, expected 00 00 08 {axes:02x} (uint8, {axes} axes)"
+            raise FormatError(path, "byte 0", problem, "pass images as image= and labels as label=.")
+        size, file_size = math.prod(shape), path.stat().st_size
+        most = (file_size * _DEFLATE if packed else file_size) - len(head)
         if size > most:
-            problem = f"its head says {shape}, {size} bytes, but at most {most} follow"
-            raise FormatError(path, "byte 4", problem, "the file is cut off or damaged: download it again.")
+            problem = f"the header gives shape {shape}, {size} bytes, but at most {most} bytes follow"
+            raise FormatError(path, "byte 4", problem, "the file is truncated or damaged: download it again.")
         if not packed:
             return np.memmap(path, np.uint8, "r", offset=len(head), shape=shape) if size else np.zeros(shape, np.uint8)
-        body = _read(file, size + 1, path)  # the end of the file is reached, and its check sum looked at
+        body = _read(file, size + 1, path)  # one byte more, so that gzip reaches the end and checks its checksum
     if len(body) < size:
-        problem = f"found {len(body)} bytes behind the head, needed {size}"
-        raise FormatError(path, f"byte {len(head)}", problem, "the file is cut off: download it again.")
+        problem = f"found {len(body)} bytes after the header, expected {size}"
+        raise FormatError(path, f"byte {len(head)}", problem, "the file is truncated: download it again.")
     return np.frombuffer(body, np.uint8, size).reshape(shape)
 
 
@@ -71,18 +71,18 @@ def _read(file: Any, size: int, path: Path) -> bytes:
     try:
         return file.read(size)
     except (EOFError, OSError, zlib.error) as error:
-        raise FormatError(path, "content", f"it is no whole gzip file ({error})", "download it again.") from error
+        raise FormatError(path, "content", f"the gzip file is damaged or truncated ({error})", "download it again.") from error
 
 
 def mnist_order(count: int, seed: int) -> np.ndarray:
-    """The order in which MXNet's MNISTIter reads shuffled rows: a function of the number of rows and the seed.
+    """Permutation of the rows by MXNet's MNISTIter with shuffle=True.
 
     Args:
         count: number of rows.
-        seed: any integer; taken modulo 2³².
+        seed: any integer, taken modulo 2³².
 
     Returns:
-        (count,) int64.
+        (count,) int64, row indices in reading order.
 
     Example:
         >>> mnist_order(5, 2).tolist()
@@ -95,35 +95,33 @@ def mnist_order(count: int, seed: int) -> np.ndarray:
     draws = itertools.chain.from_iterable(twister.random_raw(1024).tolist() for _ in itertools.count())
     order = list(range(count))
     for k in range(1, count):
-        share = (2**32 - 1) // (k + 1)  # of the draws, for each of k + 1 places; the rest is drawn again
-        at = next(drawn for drawn in draws if drawn < share * (k + 1)) // share
+        share = (2**32 - 1) // (k + 1)  # number of draws that map to each of k + 1 places; draws beyond are rejected
+        at = next(draw for draw in draws if draw < share * (k + 1)) // share
         order[k], order[at] = order[at], order[k]
     return np.array(order, np.int64)
 
 
 class MNISTIter(Positioned):
-    """Batches of images with values 0 .. 255/256 from a file of images and one of labels; what fills no batch is left out.
-
-    x = pixel / 256.
+    """Iterate over the images and labels of MNIST files; x = pixel / 256, and a short last batch is dropped.
 
     Args:
-        image: file of images, IDX with 3 axes, or such a file compressed with gzip.
-        label: file of labels, IDX with 1 axis, or such a file compressed with gzip.
-        batch_size: rows of a batch.
-        shuffle: one order for all epochs, a function of the seed.
-        flat: batches of (batch_size, pixels) instead of (batch_size, 1, height, width).
-        seed: fixes the order, the one that MXNet has for this seed.
-        silent: say nothing about what was read.
-        num_parts: read one of so many parts of the rows.
-        part_index: which one, from 0.
-        dtype: of data and labels, a floating type.
+        image: IDX file of images (3 axes), plain or compressed with gzip.
+        label: IDX file of labels (1 axis), plain or compressed with gzip.
+        batch_size: number of rows per batch.
+        shuffle: whether to shuffle the rows, in one order for all epochs.
+        flat: whether batches have the shape (batch_size, height * width) instead of (batch_size, 1, height, width).
+        seed: seed of the shuffle; the order is MXNet's order for the same seed.
+        silent: False: print the number and size of the images.
+        num_parts: number of equal parts of the rows, of which one is read.
+        part_index: index of the part to read, from 0.
+        dtype: floating dtype of data and labels.
         data_name: name of the data.
         label_name: name of the labels.
 
     Raises:
-        FormatError: a file is cut off or of another format.
-        FileNotFoundError: there is no such file.
-        ValueError: unequal numbers of images and labels, or fewer than fill a batch.
+        FormatError: a file is truncated or not an IDX file.
+        FileNotFoundError: a file does not exist.
+        ValueError: unequal numbers of images and labels, fewer images than `batch_size`, or an invalid argument.
 
     Example:
         >>> from pathlib import Path
@@ -153,13 +151,13 @@ class MNISTIter(Positioned):
     ):
         self._dtype = number_type(dtype)
         if self._dtype.kind != "f":
-            raise ValueError(f"dtype is {dtype}, a floating type is needed: pixels become parts of 256.")
+            raise ValueError(f"dtype is {dtype}, expected a floating dtype, because pixels are divided by 256.")
         if not 0 <= part_index < num_parts:
-            raise ValueError(f"part_index is {part_index}, num_parts is {num_parts}; needed 0 <= part_index < num_parts.")
+            raise ValueError(f"part_index is {part_index}, num_parts is {num_parts}; expected 0 <= part_index < num_parts.")
         self._images, self._labels = read_idx(image, 3), read_idx(label, 1)
         count = len(self._images)
         if len(self._labels) != count:
-            raise ValueError(f"{image} holds {count} images, {label} {len(self._labels)} labels; each image needs its label.")
+            raise ValueError(f"{image} has {count} images, {label} has {len(self._labels)} labels; expected equal numbers.")
         low, high = (int(count / num_parts * k) for k in (part_index, part_index + 1))
         self._order = low + (mnist_order(high - low, seed) if shuffle else np.arange(high - low))
         height, width = self._images.shape[1:]
@@ -167,17 +165,17 @@ class MNISTIter(Positioned):
         data = [DataDesc(data_name, (batch_size, *self._shape), self._dtype.type)]
         super().__init__(batch_size, data, [DataDesc(label_name, (batch_size,), self._dtype.type)])
         if len(self._order) < batch_size:
-            raise ValueError(f"{image}: {len(self._order)} images (of this part) do not fill a batch of {batch_size}.")
+            raise ValueError(f"{image}: {len(self._order)} images (of this part) do not fill a batch of {batch_size} rows.")
         if not silent:
             print(f"MNISTIter: {len(self._order)} images of {height} x {width} from {image}, shuffle={shuffle}")
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches per epoch."""
         return len(self._order) // self.batch_size
 
     def skip(self, batches: int) -> None:
-        """Move on as if so many batches had been read."""
+        """Skip a number of batches."""
         self.batches_read = min(self.batches_read + batches, self.num_batches)
 
     def _begin(self) -> None:
@@ -193,22 +191,22 @@ class MNISTIter(Positioned):
         return [data], [self._labels[index].astype(self._dtype)], index, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator stands, as plain data; the order is that of the constructor's seed."""
+        """Return the position in the epoch as plain numbers; the order of the rows depends only on the arguments."""
         return {"batch": self.batches_read, "rows": len(self._order), "first": int(self._order[0])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of an iterator over the same files, made with the same arguments.
+        """Continue from the `state_dict` of an iterator over the same files, created with the same arguments.
 
         Raises:
-            ValueError: the rows, or their order, are others.
+            ValueError: the number or order of the rows is different.
         """
-        mine = self.state_dict()
-        if (state["rows"], state["first"]) != (mine["rows"], mine["first"]):
+        current = self.state_dict()
+        if (state["rows"], state["first"]) != (current["rows"], current["first"]):
             raise ValueError(
-                f"the saved position is of {state['rows']} rows that begin with number {state['first']}, this iterator has "
-                f"{mine['rows']} and begins with {mine['first']}; make it with the files, seed and part of then."
+                f"the saved position is of {state['rows']} rows of which the first is row {state['first']}, this iterator has "
+                f"{current['rows']} rows and starts with row {current['first']}; create it with the same files, seed and part."
             )
         self.reset()
         if state["batch"]:
             self.skip(int(state["batch"]) - 1)
-            self.iter_next()  # the current batch again
+            self.iter_next()  # read the current batch again

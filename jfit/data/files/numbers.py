@@ -1,4 +1,4 @@
-"""Numbers written as text: tables with commas, and lines of `label index:value ...`."""
+"""Parsers of numeric text: comma-separated tables, and LibSVM lines `label index:value ...`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ _OTHER_DTYPE = "pass another dtype= or change the file."
 
 
 def parse_table(text: bytes, columns: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Lines of numbers with commas between them as an array (lines, columns); empty lines are left out.
+    """Parse lines of comma-separated numbers to an array (lines, columns); blank lines are ignored.
 
     Args:
         text: whole lines.
-        columns: numbers in a line.
-        dtype: of the array; texts such as `3.0` and `3e2` are whole numbers too.
+        columns: expected count of numbers per line.
+        dtype: dtype of the array; an integer dtype also accepts whole numbers written as `3.0` or `3e2`.
+
+    Returns:
+        (lines, columns) array of `dtype`.
 
     Raises:
-        WrongText: a line has more or fewer numbers, a cell is no number, or its value is none that the dtype has.
+        WrongText: a line has more or fewer numbers, a cell is not a number, or the dtype cannot hold it.
 
     Example:
         >>> parse_table(b"1,2\\n\\n3,4.5\\n", 2, np.dtype("float32")).tolist()
@@ -37,16 +40,16 @@ def parse_table(text: bytes, columns: int, dtype: np.dtype[Any]) -> np.ndarray:
     if quick is not None and not (dtype.kind in "iu" and (np.abs(quick) >= 2**53).any()):
         return _as(quick, dtype, text)
     kinds: list[Any] = [np.float64 if dtype.kind in "iu" or dtype.itemsize == 8 else np.float32]
-    if dtype.kind in "iu":  # floats do not hold every whole number of 64 bits
+    if dtype.kind in "iu":  # float64 does not represent every 64-bit integer
         kinds.insert(0, np.uint64 if dtype == np.uint64 else np.int64)
-    found = _loaded(text, columns, kinds)
-    if found.shape[1] != columns:
-        raise _wrong_cell(text, columns, f"found {found.shape[1]} numbers in a line, needed {columns}")
-    return _as(found, dtype, text)
+    values = _loaded(text, columns, kinds)
+    if values.shape[1] != columns:
+        raise _wrong_cell(text, columns, f"found {values.shape[1]} numbers in a line, expected {columns}")
+    return _as(values, dtype, text)
 
 
 def _even_table(text: bytes, columns: int) -> np.ndarray | None:
-    """The table where every line holds `columns` numbers and none is empty, else None."""
+    """Parse a table by vectorized code; None unless every line has exactly `columns` nonempty cells and all are numbers."""
     raw = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero((raw == ord(",")) | (raw == ord("\n")))
     if not text.endswith(b"\n"):
@@ -54,38 +57,38 @@ def _even_table(text: bytes, columns: int) -> np.ndarray | None:
     if len(ends) % columns:
         return None
     marks = raw.take(ends, mode="clip").reshape(-1, columns)
-    marks[-1, -1] = ord("\n")  # the last line may end without
+    marks[-1, -1] = ord("\n")  # the last line may have no line end
     if (marks[:, -1] != ord("\n")).any() or (marks[:, :-1] != ord(",")).any():
         return None
     starts = np.append(0, ends[:-1] + 1)
     ends = ends - (raw.take(ends - 1, mode="clip") == ord("\r"))
-    found = decimals(text, starts, ends)
-    return None if found is None else found.reshape(-1, columns)
+    values = decimals(text, starts, ends)
+    return None if values is None else values.reshape(-1, columns)
 
 
 def _loaded(text: bytes, columns: int, kinds: Sequence[Any]) -> np.ndarray:
-    """The table in the first of the dtypes that can be read from all of it."""
-    lines = b"\n".join(line for line in text.splitlines() if line.strip())  # a line of blanks is an empty one
-    said = ""
+    """Parse a table by np.loadtxt in the first of `kinds` (dtypes) that accepts all cells."""
+    lines = b"\n".join(line for line in text.splitlines() if line.strip())  # drop whitespace-only lines
+    message = ""
     for kind in kinds:
         try:
             return _load(lines, kind)
         except (ValueError, OverflowError) as error:
-            said = str(error)
-    raise _wrong_cell(text, columns, said)
+            message = str(error)
+    raise _wrong_cell(text, columns, message)
 
 
 def _load(text: bytes, kind: Any) -> np.ndarray:
     return np.loadtxt(io.BytesIO(text), kind, delimiter=",", comments=None, ndmin=2, encoding="latin1")
 
 
-def _as(found: np.ndarray, dtype: np.dtype[Any], text: bytes) -> np.ndarray:
-    """The numbers in a dtype that can hold them."""
-    narrow, good = _narrowed(found, dtype)
-    if good.all():
+def _as(values: np.ndarray, dtype: np.dtype[Any], text: bytes) -> np.ndarray:
+    """Cast to a dtype; raise WrongText for a number that it cannot hold."""
+    narrow, valid = _narrowed(values, dtype)
+    if valid.all():
         return narrow
     lines = [(number, line.split(b",")) for number, line in enumerate(text.splitlines()) if line.strip()]
-    for row, column in np.argwhere(~good).tolist():
+    for row, column in np.argwhere(~valid).tolist():
         number, cells = lines[row]
         if not _means_infinity(cells[column], dtype):
             problem = f"column {column + 1} is {_shown(cells[column].strip())}, which {dtype} cannot hold"
@@ -93,18 +96,18 @@ def _as(found: np.ndarray, dtype: np.dtype[Any], text: bytes) -> np.ndarray:
     return narrow
 
 
-def _narrowed(found: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers in a dtype, and which of them it holds; infinite ones count as too large."""
+def _narrowed(values: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Cast to a dtype and return (cast values, whether each one fits); inf does not fit."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
-            narrow = found.astype(dtype, copy=False)
+            narrow = values.astype(dtype, copy=False)
         return narrow, ~np.isinf(narrow)
     bounds = np.iinfo(dtype)
-    if found.dtype.kind in "iu":
-        good = (found >= bounds.min) & (found <= bounds.max)
-    else:  # the first float behind the bounds is exact, the bound itself need not be
-        good = (found >= float(bounds.min)) & (found < float(bounds.max) + 1) & (found == np.trunc(found))
-    return np.where(good, found, np.zeros((), found.dtype)).astype(dtype), good
+    if values.dtype.kind in "iu":
+        valid = (values >= bounds.min) & (values <= bounds.max)
+    else:  # max + 1 is a power of two and so exact in float64; max itself may not be
+        valid = (values >= float(bounds.min)) & (values < float(bounds.max) + 1) & (values == np.trunc(values))
+    return np.where(valid, values, np.zeros((), values.dtype)).astype(dtype), valid
 
 
 def _means_infinity(word: bytes, dtype: np.dtype[Any]) -> bool:
@@ -112,19 +115,19 @@ def _means_infinity(word: bytes, dtype: np.dtype[Any]) -> bool:
 
 
 def _wrong_cell(text: bytes, columns: int, otherwise: str) -> WrongText:
-    """The first line, and the first cell in it, that is not as it should be."""
+    """Build the error for the first wrong line or cell; with the message `otherwise` if there is none."""
     for number, line in enumerate(text.splitlines()):
         cells = line.split(b",")
         if not line.strip():
             continue
         if len(cells) != columns:
-            problem = f"found {len(cells)} number{'s' * (len(cells) != 1)}, needed {columns}"
+            problem = f"found {len(cells)} number{'s' * (len(cells) != 1)}, expected {columns}"
             return WrongText(number, problem, "pass the shape of a row of the file as data_shape (label_shape for labels).")
         for k, cell in enumerate(cells):
             if not _is_number(cell):
-                remedy = "delete a header line, fill empty cells and write text as numbers."
-                return WrongText(number, f"column {k + 1} is {_shown(cell.strip())}, needed a number", remedy)
-    return WrongText(0, otherwise, "write one row a line, with commas between the numbers.")
+                remedy = "delete a header line, fill empty cells and encode text as numbers."
+                return WrongText(number, f"column {k + 1} is {_shown(cell.strip())}, expected a number", remedy)
+    return WrongText(0, otherwise, "write one row per line, with commas between the numbers.")
 
 
 def _is_number(text: bytes) -> bool:
@@ -141,18 +144,18 @@ def _shown(cell: bytes) -> str:
 
 
 def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[SparseArray, np.ndarray]:
-    """Lines of `label index:value index:value ...` as compressed rows (lines, columns) and labels (lines,).
+    """Parse lines `label index:value index:value ...` to a CSR matrix (lines, columns) and labels (lines,).
 
     Args:
-        text: whole lines; what stands behind a `#` is left out, and so are empty lines.
-        columns: width of the rows; indices are 0 .. columns - 1.
-        dtype: of values and labels.
+        text: whole lines; blank lines, and the rest of a line after `#`, are ignored.
+        columns: number of columns; indices are 0 .. columns - 1.
+        dtype: dtype of values and labels.
 
     Returns:
-        The rows, and the first number of each.
+        (CSR SparseArray of shape (lines, columns), labels of shape (lines,)).
 
     Raises:
-        WrongText: a line is written otherwise, an index is not one of the columns, or the dtype cannot hold a number.
+        WrongText: a line has another form, an index is out of range, or the dtype cannot hold a number.
 
     Example:
         >>> rows, labels = parse_libsvm(b"1 0:0.5 2:1.5\\n-1\\n", 3, np.dtype("float32"))
@@ -167,90 +170,90 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     raw = np.frombuffer(text, np.uint8)
-    apart = raw <= 32  # blanks and line ends
-    starts = np.flatnonzero(~apart & np.concatenate([[True], apart[:-1]]))  # of each word
+    space = raw <= 32  # ASCII whitespace
+    starts = np.flatnonzero(~space & np.concatenate([[True], space[:-1]]))  # first character of each word
     if not len(starts):
         return SparseArray("csr", np.zeros(0, dtype), (np.zeros(1, np.int64), np.zeros(0, np.int64)), (0, columns)), np.zeros(
             0, dtype
         )
-    line = np.cumsum(raw == ord("\n"))[starts]  # of each word
-    ends = np.flatnonzero(~apart & np.concatenate([apart[1:], [True]])) + 1
+    line = np.cumsum(raw == ord("\n"))[starts]  # line number of each word
+    ends = np.flatnonzero(~space & np.concatenate([space[1:], [True]])) + 1
     colon = np.flatnonzero(raw == ord(":"))
-    colons = np.diff(np.searchsorted(colon, np.append(starts, len(raw))))  # in each word
+    colons = np.diff(np.searchsorted(colon, np.append(starts, len(raw))))  # number of colons in each word
     first = np.concatenate([[True], line[1:] != line[:-1]])
     if (colons != ~first).any():
         raise _wrong_word(text)
-    # a colon ends a number as a blank does
+    # Numbers are separated by whitespace and by colons.
     where = _merged(starts, colon + 1), _merged(ends, colon)
     numbers = decimals(text, *where)
     if numbers is None:
         raise _wrong_word(text)
-    places = np.cumsum(1 + colons) - 1 - colons  # of each word's first number
+    places = np.cumsum(1 + colons) - 1 - colons  # position in `numbers` of each word's first number
     index = numbers[places[~first]]
-    good = (index >= 0) & (index < columns) & (index == np.trunc(index))
-    if not good.all():
-        bad = int(np.argmin(good))
-        remedy = f"indices count from 0: if the file's begin at 1, a row has {columns + 1} columns."
-        problem = f"found the index {index[bad]:g}, the {columns} columns of data_shape are 0 to {columns - 1}"
+    valid = (index >= 0) & (index < columns) & (index == np.trunc(index))
+    if not valid.all():
+        bad = int(np.argmin(valid))
+        remedy = f"indices start at 0: for a file whose indices start at 1, pass data_shape=({columns + 1},)."
+        problem = f"found the index {index[bad]:g}, expected 0 to {columns - 1} because data_shape is ({columns},)"
         raise WrongText(int(line[~first][bad]), problem, remedy)
-    narrow, good = _narrowed(numbers, dtype)
-    good[places[~first]] = True  # indices are no values
-    for bad in np.flatnonzero(~good).tolist():
+    narrow, valid = _narrowed(numbers, dtype)
+    valid[places[~first]] = True  # indices need not fit the dtype of the values
+    for bad in np.flatnonzero(~valid).tolist():
         word = text[where[0][bad] : where[1][bad]]
         if not _means_infinity(word, dtype):
             number = int(line[np.searchsorted(places, bad, side="right") - 1])
             raise WrongText(number, f"found {_shown(word)}, which {dtype} cannot hold", _OTHER_DTYPE)
     labels, values = narrow[places[first]], narrow[places[~first] + 1]
-    ends = np.append(np.flatnonzero(first)[1:], len(starts)) - np.arange(1, len(labels) + 1)  # pairs up to each row's end
+    ends = np.append(np.flatnonzero(first)[1:], len(starts)) - np.arange(1, len(labels) + 1)  # CSR indptr without the 0
     rows = SparseArray("csr", values, (np.append(0, ends), index.astype(np.int64)), (len(labels), columns))
     return rows, labels
 
 
 def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Two increasing arrays as one."""
-    return np.sort(np.append(one, other), kind="stable")  # which merges runs that are in order
+    """Merge two sorted arrays."""
+    return np.sort(np.append(one, other), kind="stable")  # timsort merges sorted runs in linear time
 
 
 def _wrong_word(text: bytes) -> WrongText:
-    """The first word that is not as it should be."""
+    """Build the error for the first wrong word."""
     remedy = "write lines as `label index:value index:value`, with indices from 0."
     for number, line in enumerate(text.split(b"\n")):
         for k, word in enumerate(line.split()):
             left, colon, right = word.partition(b":")
             if k == 0 and (colon or not _is_number(word)):
-                return WrongText(number, f"word 1 is {_shown(word)}, needed a number, the label", remedy)
+                return WrongText(number, f"word 1 is {_shown(word)}, expected a number, the label", remedy)
             if k and not (colon and _is_number(left) and _is_number(right)):
-                return WrongText(number, f"word {k + 1} is {_shown(word)}, needed index:value", remedy)
-    return WrongText(0, "it holds no lines of numbers", remedy)
+                return WrongText(number, f"word {k + 1} is {_shown(word)}, expected index:value", remedy)
+    return WrongText(0, "it has no lines of numbers", remedy)
 
 
 _TENS = 10.0 ** np.arange(19)
-_MOST = 17  # characters of a number that is read here: sixteen digits and a point
-_EXACT = 1 << 53  # integers below are floats, and so are the powers of ten: their quotient is rounded once
-_CHUNK = 1 << 14  # numbers at a time, so that they stay in the cache
+_MOST = 17  # maximum length of a number that `_plain` parses: sixteen digits and a point
+_EXACT = 1 << 53  # integers below and powers of ten up to 10**22 are exact in float64: their quotient is correctly rounded
+_CHUNK = 1 << 14  # numbers per block, so that the temporary arrays stay in the cache
 
 
 def decimals(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
-    """The numbers that stand at text[starts:ends], each the nearest float64.
+    """Parse the decimal numbers text[starts[k]:ends[k]], each rounded to the nearest float64.
 
     Args:
-        text: where they stand.
-        starts: first character of each, increasing.
-        ends: character behind each.
+        text: the text that contains the numbers.
+        starts: (numbers,) index of the first character of each number, increasing.
+        ends: (numbers,) index after the last character of each number.
 
     Returns:
-        (numbers,) float64; None where one of them is no number.
+        (numbers,) float64, or None if one of them is not a number.
 
     Example:
         >>> decimals(b"1.25,-7,3e2", np.array([0, 5, 8]), np.array([4, 7, 11])).tolist()
         [1.25, -7.0, 300.0]
     """
     raw = np.frombuffer(text, np.uint8)
-    found = np.empty(len(starts))
+    numbers = np.empty(len(starts))
     for low in range(0, len(starts), _CHUNK):
         part = slice(low, low + _CHUNK)
         values, odd = _plain(raw, starts[part], ends[part])
-        for k in np.flatnonzero(odd).tolist():  # exponents, blanks, nan, many digits
+        for k in np.flatnonzero(odd).tolist():  # exponents, whitespace, nan, many digits
             word = text[starts[low + k] : ends[low + k]]
             try:
                 values[k] = float(word)
@@ -258,12 +261,12 @@ def decimals(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray | 
                 return None
             if b"_" in word:
                 return None
-        found[part] = values
-    return found
+        numbers[part] = values
+    return numbers
 
 
 def _plain(raw: np.ndarray, at: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers made of a sign, digits and a point; and which are made of something else."""
+    """Parse numbers of an optional sign, digits and at most one point; also return which numbers have another form."""
     first = raw.take(at, mode="clip")
     sign = (first == ord("-")) | (first == ord("+"))
     at = at + sign
@@ -274,11 +277,11 @@ def _plain(raw: np.ndarray, at: np.ndarray, ends: np.ndarray) -> tuple[np.ndarra
     for k in range(min(_MOST, int(size.max(initial=0)))):
         code = raw.take(at + k, mode="clip") - np.uint8(ord("0"))
         inside = k < size
-        digit, dot = (code < 10) & inside, (code == 254) & inside  # "." stands two before "0"
+        digit, dot = (code < 10) & inside, (code == 254) & inside  # ord(".") - ord("0") = -2 = 254 in uint8
         odd |= (inside & ~digit & ~dot) | (dot & pointed)
         np.add(mantissa * 10, code, out=mantissa, where=digit)
         digits += digit
-        point += digit & pointed  # digits behind the point
+        point += digit & pointed  # number of digits after the point
         pointed |= dot
     odd |= (digits < 1) | (mantissa >= _EXACT)
     values = mantissa / _TENS[point]

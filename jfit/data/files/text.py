@@ -1,7 +1,7 @@
-"""Text files as one long text: cut into parts at line ends, read block by block, rows taken from the blocks.
+"""Rows of text files, read in blocks of whole lines: several files as one text, or one of several parts of it.
 
-Only one block's rows are needed at a time, so files may be larger than memory; rows of small files are kept for the next
-epoch instead of being parsed again.
+Only one block is in memory at a time, so files may be larger than memory.  The parsed rows of small files are cached for the
+next epoch.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.csr import cut, own, stack
+from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.formats.atomic import FormatError
 
-BLOCK = 8 << 20  # bytes of text that are parsed at once
-KEPT = 256 << 20  # bytes of parsed rows that are kept for the next epoch
+BLOCK = 8 << 20  # bytes of text per block
+CACHE = 256 << 20  # maximum bytes of parsed rows in the cache
 
 
 class WrongText(ValueError):
-    """What is wrong in a block of text, and in which of its lines (from 0)."""
+    """Parse error in a block of text: line number in the block (from 0), problem and remedy."""
 
     def __init__(self, line: int, problem: str, remedy: str):
         super().__init__(problem)
@@ -29,19 +29,19 @@ class WrongText(ValueError):
 
 
 class TextFiles:
-    """The lines of one or several files, or one of several parts of them.
+    """Lines of one or several files, or of one of `parts` parts of them, about equal in bytes.
 
-    Part k of n holds the lines that begin behind byte ⌈size/n⌉·k and not behind byte ⌈size/n⌉·(k + 1): of about equal size
-    in bytes, not in lines.
+    Part k of n has the lines that start after byte ⌈size/n⌉·k and not after byte ⌈size/n⌉·(k + 1); part 0 also has the first
+    line.
 
     Args:
-        where: a file, several with `;` between them, or a folder, whose files are read in the order of their names.
+        where: path of a file, several paths separated by ";", or a folder, whose files are read in the order of their names.
         parts: n, number of parts.
-        part: k, from 0.
+        part: k, index of the part, from 0.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the files are empty, or there is no such part.
+        FileNotFoundError: a file does not exist.
+        ValueError: the files are empty, or `part` is out of range.
 
     Example:
         >>> _ = Path("lines.txt").write_text("1\\n2\\n3\\n4\\n")
@@ -53,27 +53,27 @@ class TextFiles:
 
     def __init__(self, where: str | os.PathLike[str], parts: int = 1, part: int = 0):
         if not 0 <= part < parts:
-            raise ValueError(f"part_index is {part}, num_parts is {parts}; needed 0 <= part_index < num_parts.")
+            raise ValueError(f"part_index is {part}, num_parts is {parts}; expected 0 <= part_index < num_parts.")
         files = [(path, os.path.getsize(path)) for path in _paths(where)]
         self.paths = [path for path, size in files if size]
         self.ends = np.cumsum([size for _, size in files if size], dtype=np.int64)  # byte where each file ends
         if not self.paths:
-            raise ValueError(f"{os.fspath(where)}: there is nothing in it, at least one line is needed.")
+            raise ValueError(f"{os.fspath(where)}: the files are empty, expected at least one line.")
         self.size = int(self.ends[-1])
         share = -(-self.size // parts)
         self.begin, self.end = (self._line_behind(min(share * k, self.size)) for k in (part, part + 1))
 
     def block(self, at: int) -> tuple[bytes, int]:
-        """Whole lines from byte `at` on, about `BLOCK` bytes and of one file; and the byte where the next block begins."""
+        """Read whole lines of one file from byte `at`, about `BLOCK` bytes; return (text, byte where the next block starts)."""
         path, first, limit = self._file(at)
         limit = min(limit, self.end)
         with open(path, "rb") as file:
             file.seek(at - first)
             text = file.read(min(BLOCK, limit - at))
             while at + len(text) < limit and not text.endswith(b"\n"):
-                kept = text.rfind(b"\n") + 1
-                if kept:
-                    text = text[:kept]
+                whole = text.rfind(b"\n") + 1
+                if whole:
+                    text = text[:whole]
                     break
                 more = file.read(min(BLOCK, limit - at - len(text)))
                 if not more:
@@ -81,24 +81,24 @@ class TextFiles:
                 text += more
         if not text:
             raise FormatError(
-                path, f"byte {at - first}", "it ends here, it was longer before", "do not change it while it is read."
+                path, f"byte {at - first}", "the file is shorter than when it was opened", "do not change it while reading."
             )
         return text, at + len(text)
 
     def error(self, at: int, wrong: WrongText) -> FormatError:
-        """What is wrong in the block at byte `at`, with file and line."""
+        """Convert a parse error in the block at byte `at` to a `FormatError` with file and line number."""
         path, first, _ = self._file(at)
         with open(path, "rb") as file:
             before = sum(piece.count(b"\n") for piece in _pieces(file, at - first))
         return FormatError(path, f"line {before + wrong.line + 1}", wrong.problem, wrong.remedy)
 
     def _file(self, at: int) -> tuple[Path, int, int]:
-        """The file that holds byte `at`, the byte where it begins, the byte where it ends."""
+        """File that contains byte `at` of the joined text, with the bytes where the file starts and ends in that text."""
         k = int(np.searchsorted(self.ends, at, side="right"))
         return self.paths[k], int(self.ends[k - 1]) if k else 0, int(self.ends[k])
 
     def _line_behind(self, at: int) -> int:
-        """Where the first line begins that does so behind byte `at`; the ends of files are line ends."""
+        """Byte where the first line starts after byte `at`; a file end is a line end."""
         if at == 0 or at == self.size or at in self.ends:
             return at
         path, first, end = self._file(at)
@@ -111,16 +111,16 @@ class TextFiles:
 
 
 def _paths(where: str | os.PathLike[str]) -> list[Path]:
-    found: list[Path] = []
+    paths: list[Path] = []
     for name in os.fspath(where).split(";"):
         path = Path(name.removeprefix("file://"))
         if path.is_dir():
-            found += sorted(p for p in path.iterdir() if p.is_file())
+            paths += sorted(p for p in path.iterdir() if p.is_file())
         elif name and path.exists():
-            found.append(path)
+            paths.append(path)
         else:
-            raise FileNotFoundError(f"{name!r}: there is no such file or folder; check the path.")
-    return found
+            raise FileNotFoundError(f"{name!r}: no such file or folder; check the path.")
+    return paths
 
 
 def _pieces(file: Any, size: int) -> Iterator[bytes]:
@@ -130,35 +130,35 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 
 
 class RowReader:
-    """Rows of text files, so many at a time; its position can be kept and set.
+    """Read rows from text files; the position can be saved and restored.
 
     Args:
-        files: the lines.
-        parse: the rows of a block of lines, as a tuple of columns (arrays or sparse matrices) of equal row counts; raises
-            `WrongText`.
+        files: the lines to read.
+        parse: function from the text of a block to a tuple of columns (arrays or CSR matrices with equal numbers of rows); it
+            raises `WrongText` for a line that it cannot parse.
     """
 
     def __init__(self, files: TextFiles, parse: Callable[[bytes], tuple[Any, ...]]):
         self.files, self._parse = files, parse
-        self._kept: dict[int, tuple[tuple[Any, ...], int]] = {}
-        self._kept_bytes = 0
+        self._cache: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self._cache_bytes = 0
         self.seek([files.begin, 0, 0])
 
     def tell(self) -> list[int]:
-        """[byte where the block begins, row in it, number of the row]: where the next `take` begins."""
+        """Position of the next row: [byte where its block starts, row in the block, row in the files]."""
         return [self._at, self._row, self.number]
 
     def seek(self, position: Any) -> None:
-        """Go to what `tell` said.
+        """Go to a position returned by `tell`.
 
         Raises:
-            ValueError: the files have no such place.
+            ValueError: the position is outside the files.
         """
         at, row, number = (int(v) for v in position)
         if not (self.files.begin <= at <= self.files.end and row >= 0 and number >= 0):
             raise ValueError(
-                f"{self.files.paths[0]}: the position (byte {at}, row {row}) does not lie in bytes {self.files.begin} to "
-                f"{self.files.end}; it was saved for other files, or another part of them."
+                f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of bytes {self.files.begin} to "
+                f"{self.files.end}; it was saved for other files or for another part of them."
             )
         self._at, self._row, self.number = at, row, number
         self._columns: tuple[Any, ...] | None = None
@@ -168,10 +168,10 @@ class RowReader:
         self.seek([self.files.begin, 0, 0])
 
     def take(self, count: int) -> tuple[Any, ...] | None:
-        """The next `count` rows, fewer at the end, None behind it; the caller may write into them.
+        """Read the next `count` rows, or fewer at the end; None after the end.  The caller may write into the arrays.
 
         Raises:
-            FormatError: a line is no row; the message names file and line.
+            FormatError: a line cannot be parsed; the message names file and line.
         """
         parts: list[tuple[Any, ...]] = []
         while count:
@@ -180,34 +180,34 @@ class RowReader:
                 break
             low, high = self._row, min(self._row + count, _length(columns))
             if high > low:
-                parts.append(tuple(cut(c, slice(low, high)) for c in columns))
+                parts.append(tuple(take_rows(c, slice(low, high)) for c in columns))
             self._row, self.number, count = max(low, high), self.number + max(0, high - low), count - max(0, high - low)
             if self._row >= _length(columns):
                 self._at, self._row, self._columns = self._next, 0, None
         if len(parts) == 1:
-            return tuple(own(column) for column in parts[0])  # the block's own rows are kept for the next epoch
-        return tuple(stack(column) for column in zip(*parts, strict=True)) if parts else None
+            return tuple(copy_rows(column) for column in parts[0])  # a copy, because the block stays in the cache
+        return tuple(concatenate(column) for column in zip(*parts, strict=True)) if parts else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Files and place: blocks are read again where they are needed."""
-        return {**self.__dict__, "_kept": {}, "_kept_bytes": 0, "_columns": None}
+        """Pickle files and position without the cache."""
+        return {**self.__dict__, "_cache": {}, "_cache_bytes": 0, "_columns": None}
 
     def _current(self) -> tuple[Any, ...] | None:
         if self._columns is None and self._at < self.files.end:
-            if self._at not in self._kept:
+            if self._at not in self._cache:
                 self._columns, self._next = self._read(self._at)
                 size = sum(_bytes(c) for c in self._columns)
-                if self._kept_bytes + size <= KEPT:
-                    self._kept[self._at] = (self._columns, self._next)
-                    self._kept_bytes += size
+                if self._cache_bytes + size <= CACHE:
+                    self._cache[self._at] = (self._columns, self._next)
+                    self._cache_bytes += size
             else:
-                self._columns, self._next = self._kept[self._at]
+                self._columns, self._next = self._cache[self._at]
         return self._columns
 
     def _read(self, at: int) -> tuple[tuple[Any, ...], int]:
-        text, behind = self.files.block(at)
+        text, end = self.files.block(at)
         try:
-            return self._parse(text), behind
+            return self._parse(text), end
         except WrongText as wrong:
             raise self.files.error(at, wrong) from None
 

@@ -1,4 +1,4 @@
-"""Images: files as arrays, augmentations as pure functions, batches out of record files decoded by worker processes."""
+"""Image data: decoding and encoding, augmentations, and `ImageRecords`, an iterator over record files of images."""
 
 from jfit.data.images.codec import decode, encode, resize
 from jfit.data.images.image_records import ImageRecords

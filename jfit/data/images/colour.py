@@ -1,4 +1,4 @@
-"""Colours of (H, W, 3) float32 images, red first: pure functions of the image and the numbers that a caller has drawn."""
+"""Color augmentations of (H, W, 3) float32 RGB images: pure functions, random numbers are passed as arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 GRAY = np.array([0.21, 0.72, 0.07], np.float32)
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 _FROM_YIQ = np.array([[1.0, 0.956, 0.621], [1.0, -0.272, -0.647], [1.0, -1.107, 1.705]])
-# Variances and directions of the colours of ImageNet (Krizhevsky et al. 2012, section 4.1).
+# Eigenvalues and eigenvectors of the covariance of ImageNet's RGB values (Krizhevsky et al. 2012, section 4.1).
 EIGENVALUES = (55.46, 4.794, 1.148)
 EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 IMAGENET_MEAN, IMAGENET_STD = (123.68, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -21,39 +21,39 @@ def brightness(image: np.ndarray, factor: float) -> np.ndarray:
     """x · factor.
 
     Example:
-      >>> brightness(np.ones((1, 1, 3), "float32"), 2.0).ravel().tolist()
-      [2.0, 2.0, 2.0]
+        >>> brightness(np.ones((1, 1, 3), "float32"), 2.0).ravel().tolist()
+        [2.0, 2.0, 2.0]
     """
     return image * np.float32(factor)
 
 
 def contrast(image: np.ndarray, factor: float) -> np.ndarray:
-    """x · factor + (1 - factor) · mean(luma), luma = 0.299 r + 0.587 g + 0.114 b, mean over the image.
+    """x · factor + (1 - factor) · mean(luma), where luma = 0.299 r + 0.587 g + 0.114 b and the mean is over the image.
 
     Example:
-      >>> contrast(np.full((2, 2, 3), 8, "float32"), 0.5).ravel()[:3].round(3).tolist()
-      [8.0, 8.0, 8.0]
+        >>> contrast(np.full((2, 2, 3), 8, "float32"), 0.5).ravel()[:3].round(3).tolist()
+        [8.0, 8.0, 8.0]
     """
     mean = float((image.reshape(-1, 3).mean(axis=0, dtype=np.float64) * LUMA).sum())
     return image * np.float32(factor) + np.float32((1.0 - factor) * mean)
 
 
 def saturation(image: np.ndarray, factor: float) -> np.ndarray:
-    """x · factor + (1 - factor) · luma, luma of each pixel.
+    """x · factor + (1 - factor) · luma, where luma = 0.299 r + 0.587 g + 0.114 b of each pixel.
 
     Example:
-      >>> saturation(np.array([[[10, 20, 30]]], "float32"), 0.0).ravel().round(2)
-      array([18.15, 18.15, 18.15], dtype=float32)
+        >>> saturation(np.array([[[10, 20, 30]]], "float32"), 0.0).ravel().round(2)
+        array([18.15, 18.15, 18.15], dtype=float32)
     """
     return image * np.float32(factor) + (image @ LUMA)[..., None] * np.float32(1.0 - factor)
 
 
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
-    """x Tᵀ, T = Y⁻¹ R(π · turn) Y: the colours turned around the grey axis of the YIQ space.
+    """x Tᵀ, T = Y⁻¹ R(π · turn) Y: rotate the hue by the angle π · turn in YIQ color space.
 
     Example:
-      >>> hue(np.full((1, 1, 3), 10, "float32"), 0.3).ravel().round(1).tolist()
-      [10.0, 10.0, 10.0]
+        >>> hue(np.full((1, 1, 3), 10, "float32"), 0.3).ravel().round(1).tolist()
+        [10.0, 10.0, 10.0]
     """
     u, w = math.cos(turn * math.pi), math.sin(turn * math.pi)
     rotation = np.array([[1.0, 0.0, 0.0], [0.0, u, -w], [0.0, w, u]])
@@ -66,17 +66,20 @@ def lighting(
     values: Sequence[float] | np.ndarray = EIGENVALUES,
     vectors: Sequence[Sequence[float]] | np.ndarray = EIGENVECTORS,
 ) -> np.ndarray:
-    """x + V (α · λ): a step along the main directions of the colours.
+    """x + V (α · λ): add a random combination of the principal components of the RGB values (PCA noise of AlexNet).
 
     Args:
-      image: (H, W, 3) float32.
-      alphas: (3,) numbers that were drawn.
-      values: (3,) λ.
-      vectors: (3, 3) V, a direction a column.
+        image: (H, W, 3) float32.
+        alphas: (3,) α, random numbers drawn by the caller.
+        values: (3,) λ, eigenvalues of the covariance of the RGB values.
+        vectors: (3, 3) V, eigenvectors as columns.
+
+    Returns:
+        (H, W, 3) float32.
 
     Example:
-      >>> lighting(np.zeros((1, 1, 3), "float32"), (0.0, 0.0, 0.0)).ravel().tolist()
-      [0.0, 0.0, 0.0]
+        >>> lighting(np.zeros((1, 1, 3), "float32"), (0.0, 0.0, 0.0)).ravel().tolist()
+        [0.0, 0.0, 0.0]
 
     Source: Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural networks", 4.1.
     """
@@ -84,21 +87,21 @@ def lighting(
 
 
 def gray(image: np.ndarray) -> np.ndarray:
-    """0.21 r + 0.72 g + 0.07 b in all three channels.
+    """Convert to gray: all three channels are 0.21 r + 0.72 g + 0.07 b.
 
     Example:
-      >>> gray(np.array([[[100, 100, 100]]], "float32")).ravel().round(1).tolist()
-      [100.0, 100.0, 100.0]
+        >>> gray(np.array([[[100, 100, 100]]], "float32")).ravel().round(1).tolist()
+        [100.0, 100.0, 100.0]
     """
     return image @ np.repeat(GRAY[:, None], 3, axis=1)
 
 
 def normalize(image: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None = None) -> np.ndarray:
-    """(x - mean) / std; what is None is left out.
+    """(x - mean) / std, where None means a mean of 0 or a std of 1.
 
     Example:
-      >>> normalize(np.full((1, 1, 3), 4, "float32"), np.float32([1, 2, 3]), np.float32([2, 2, 2])).ravel().tolist()
-      [1.5, 1.0, 0.5]
+        >>> normalize(np.full((1, 1, 3), 4, "float32"), np.float32([1, 2, 3]), np.float32([2, 2, 2])).ravel().tolist()
+        [1.5, 1.0, 0.5]
     """
     if mean is not None:
         image = image - mean

@@ -1,4 +1,4 @@
-"""Sizes, crops, flips and borders of (H, W, channels) images.  Boxes are (x, y, width, height); randomness is the caller's."""
+"""Sizes, crops, flips and borders of (H, W, channels) images; a box is (x, y, width, height), random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ Box = tuple[int, int, int, int]
 
 
 def interpolation(interp: int, old: tuple[int, int], new: tuple[int, int], drawn: int = 1) -> int:
-    """The interpolation that a number means: 9 asks for cubic where an image grows, area where it shrinks, bilinear else.
+    """Resolve an interpolation code of MXNet to one of the codes 0 to 4 of `resize`.
 
     Args:
-      interp: 0 to 4 as in `resize`, 9 by size, 10 `drawn` at random.
-      old: (height, width) before.
-      new: (height, width) after.
-      drawn: what 10 means, 0 to 4.
+        interp: 0 to 4; 9: bicubic if both sides grow, area if both shrink, else bilinear; 10: random, `drawn`.
+        old: (height, width) before resizing.
+        new: (height, width) after resizing.
+        drawn: the code 0 to 4 that the caller drew for `interp=10`.
+
+    Returns:
+        int: 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos.
 
     Raises:
-      ValueError: another number.
+        ValueError: an unknown code.
 
     Example:
-      >>> interpolation(9, (4, 4), (8, 8)), interpolation(9, (8, 8), (4, 4)), interpolation(9, (8, 4), (4, 8))
-      (2, 3, 1)
+        >>> interpolation(9, (4, 4), (8, 8)), interpolation(9, (8, 8), (4, 4)), interpolation(9, (8, 4), (4, 8))
+        (2, 3, 1)
     """
     if interp == 9:
         grows = [n > o for n, o in zip(new, old, strict=True)]
@@ -34,53 +37,55 @@ def interpolation(interp: int, old: tuple[int, int], new: tuple[int, int], drawn
     interp = drawn if interp == 10 else interp
     if interp not in INTERPOLATIONS:
         raise ValueError(
-            f"interpolation {interp}; needed 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos, 9 by size, 10 random."
+            f"interpolation {interp}; expected 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos, 9 by size or 10 random."
         )
     return interp
 
 
 def short_size(width: int, height: int, size: int) -> tuple[int, int]:
-    """(width, height) whose shorter side is `size`, the longer one rounded down.
+    """(width, height) scaled so that the shorter side is `size`; the longer side is rounded down.
 
     Example:
-      >>> short_size(640, 480, 256)
-      (341, 256)
+        >>> short_size(640, 480, 256)
+        (341, 256)
     """
     return (size, size * height // width) if height > width else (size * width // height, size)
 
 
 def scale_down(source: tuple[float, float], size: tuple[float, float]) -> tuple[int, int]:
-    """(width, height) of a crop of the shape `size` that fits into an image of the size `source`.
+    """Shrink the crop size (width, height), keeping its aspect ratio, so that it fits into an image of size `source`.
 
     Example:
-      >>> scale_down((640, 480), (720, 120))
-      (640, 106)
+        >>> scale_down((640, 480), (720, 120))
+        (640, 106)
     """
-    (width, height), (most_width, most_height) = size, source
-    if most_height < height:
-        width, height = float(width * most_height) / height, most_height
-    if most_width < width:
-        width, height = most_width, float(height * most_width) / width
+    (width, height), (max_width, max_height) = size, source
+    if max_height < height:
+        width, height = float(width * max_height) / height, max_height
+    if max_width < width:
+        width, height = max_width, float(height * max_width) / width
     return int(width), int(height)
 
 
 def center_box(source: tuple[int, int], size: tuple[int, int]) -> Box:
-    """The box of a crop from the middle, scaled down where the image is too small.
+    """Box of a center crop; a crop larger than the image is scaled down by `scale_down`.
 
     Example:
-      >>> center_box((24, 20), (16, 16))
-      (4, 2, 16, 16)
+        >>> center_box((24, 20), (16, 16))
+        (4, 2, 16, 16)
     """
     width, height = scale_down(source, size)
     return (source[0] - width) // 2, (source[1] - height) // 2, width, height
 
 
 def area_box(source: tuple[int, int], area: float, ratio: float) -> tuple[int, int] | None:
-    """(width, height) of a crop with a part of the image's area and a ratio width / height; None where it does not fit.
+    """(width, height) of a crop with `area` times the area of the image and aspect ratio width / height = `ratio`, or None.
+
+    None means that a crop of this shape does not fit into the image.
 
     Example:
-      >>> area_box((10, 10), 0.5, 2.0), area_box((10, 10), 1.0, 2.0)
-      ((10, 5), None)
+        >>> area_box((10, 10), 0.5, 2.0), area_box((10, 10), 1.0, 2.0)
+        ((10, 5), None)
 
     Source: Szegedy et al. 2015, "Going deeper with convolutions", section 6; rounding of Apache MXNet 1.9.1.
     """
@@ -90,21 +95,21 @@ def area_box(source: tuple[int, int], area: float, ratio: float) -> tuple[int, i
 
 
 def crop(image: np.ndarray, box: Box, size: tuple[int, int] | None = None, interp: int = 2, drawn: int = 1) -> np.ndarray:
-    """The part of an image in a box, resized to (width, height) where a size is given.
+    """Crop an image to a box and, optionally, resize it.
 
     Args:
-      image: (H, W, channels).
-      box: x, y, width, height.
-      size: (width, height) of the result.
-      interp: interpolation, see `interpolation`.
-      drawn: what interpolation 10 means.
+        image: (H, W, channels).
+        box: (x, y, width, height).
+        size: (width, height) of the result; None: the size of the box.
+        interp: interpolation code, see `interpolation`.
+        drawn: code 0 to 4 for `interp=10`.
 
     Returns:
-      (height, width, channels), a view where nothing is resized.
+        (height, width, channels); a view of `image` if nothing is resized.
 
     Example:
-      >>> crop(np.arange(12).reshape(3, 4, 1), (1, 0, 2, 2))[..., 0].tolist()
-      [[1, 2], [5, 6]]
+        >>> crop(np.arange(12).reshape(3, 4, 1), (1, 0, 2, 2))[..., 0].tolist()
+        [[1, 2], [5, 6]]
     """
     x, y, width, height = box
     out = image[y : y + height, x : x + width]
@@ -114,42 +119,45 @@ def crop(image: np.ndarray, box: Box, size: tuple[int, int] | None = None, inter
 
 
 def flip(image: np.ndarray) -> np.ndarray:
-    """Left becomes right.
+    """Flip horizontally.
 
     Example:
-      >>> flip(np.arange(3).reshape(1, 3, 1))[0, :, 0].tolist()
-      [2, 1, 0]
+        >>> flip(np.arange(3).reshape(1, 3, 1))[0, :, 0].tolist()
+        [2, 1, 0]
     """
     return image[:, ::-1]
 
 
-# OpenCV's numbers of borders -> numpy's names of the same.
+# OpenCV's border codes -> modes of np.pad.
 BORDERS = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
 
 
 def border(
     image: np.ndarray, top: int, bottom: int, left: int, right: int, kind: int = 0, values: float | Sequence[float] = 0.0
 ) -> np.ndarray:
-    """The image with a border around it.
+    """Add a border around an image.
 
     Args:
-      image: (H, W, channels).
-      top: rows above; `bottom`, `left`, `right` the same.
-      kind: 0 of one colour, 1 the edge repeated, 2 mirrored with the edge, 3 the other side, 4 mirrored without the edge.
-      values: colour of kind 0, a number or one a channel.
+        image: (H, W, channels).
+        top: width of the top border in pixels.
+        bottom: width of the bottom border.
+        left: width of the left border.
+        right: width of the right border.
+        kind: mode of np.pad: 0 "constant", 1 "edge", 2 "symmetric", 3 "wrap", 4 "reflect".
+        values: color for kind 0: a number, or one number per channel.
 
     Returns:
-      (top + H + bottom, left + W + right, channels).
+        (top + H + bottom, left + W + right, channels), dtype of `image`.
 
     Raises:
-      ValueError: an unknown kind.
+        ValueError: an unknown `kind`.
 
     Example:
-      >>> border(np.ones((1, 1, 1), "uint8"), 1, 0, 0, 1, values=9)[..., 0].tolist()
-      [[9, 9], [1, 9]]
+        >>> border(np.ones((1, 1, 1), "uint8"), 1, 0, 0, 1, values=9)[..., 0].tolist()
+        [[9, 9], [1, 9]]
     """
     if kind not in BORDERS:
-        raise ValueError(f"border type {kind}; needed one of {BORDERS}.")
+        raise ValueError(f"border type {kind}; expected one of {BORDERS}.")
     around = ((top, bottom), (left, right), (0, 0))
     if kind:
         return np.pad(image, around, BORDERS[kind])  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""`ImageRecords`: batches of images out of a record file, decoded in this process or in others."""
+"""`ImageRecords`: batches of images from a record file (.rec), decoded in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from jfit.data.images.codec import pillow
 from jfit.data.images.pool import Pool
-from jfit.data.images.recipe import Recipe, checked
-from jfit.data.images.source import Filler, Job
+from jfit.data.images.recipe import Recipe, check_recipe
+from jfit.data.images.source import Job, RowDecoder
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
@@ -20,35 +20,33 @@ _HANDLES = ("pad", "discard")
 
 
 class ImageRecords(WholeBatches):
-    """Batches of decoded, augmented images and their labels, epoch after epoch.
+    """Iterate over decoded, augmented images of a record file and their labels.
 
-    The random numbers of a row in an epoch follow from (seed, epoch, row), its place in the order from (seed, epoch): the
-    batches are the same for any number of workers, and after `load_state_dict`.
+    A batch is a `DataBatch` with one data array (batch_size, channels, H, W), or (batch_size, H, W, channels) for NHWC, one
+    label array (batch_size,) or (batch_size, label_width) float32, and the row indices.  The order of an epoch is a function of
+    (seed, epoch), the augmentation of a row a function of (seed, epoch, row): batches do not depend on the number of workers,
+    and a resumed run continues with the same ones.
 
     Args:
-        path: the record file (.rec).
-        data_shape: (channels, height, width); 1 channel gives grey images.
-        batch_size: rows of a batch.
-        path_index: index file (.idx), which saves a walk over the file at the start; the rows are in its order.
-        path_list: image list (.lst) whose labels replace those of the records, by id.
-        label_width: labels of a row.
-        shuffle: a new order every epoch.
-        seed: fixes orders and augmentations.
-        seed_augment: fixes augmentations, instead of `seed`.
-        part_index: which part of the file to read, of `num_parts` whose sizes differ by at most one row.
-        num_parts: into how many parts the rows are split.
-        last_batch_handle: "pad" fills the last batch with rows from the start of the order, which `pad` counts; "discard"
-            drops it.
+        path: record file (.rec).
+        data_shape: (channels, height, width) of an image; 1 channel: gray.
+        batch_size: number of rows per batch.
+        path_index: index file (.idx): its order is the order of the rows, and the record file need not be scanned.
+        path_list: image list (.lst) whose labels replace those of the records with the same id.
+        label_width: number of labels per row.
+        shuffle: whether to shuffle the rows in every epoch.
+        seed: seed of orders and augmentations.
+        seed_augment: seed of the augmentations; None: `seed`.
+        part_index: index of the part to read, from 0.
+        num_parts: number of parts into which the rows are split; their sizes differ by at most one row.
+        last_batch_handle: "pad": pad the last batch with rows from the start of the epoch; "discard": drop it.
         layout: "NCHW" or "NHWC".
         dtype: "float32", "uint8" or "int8".
-        workers: processes that decode; 0 decodes in this one.
-        ahead: batches that the workers make in advance.
+        workers: number of decoding processes; 0: decode in this process.
+        ahead: number of batches that the workers decode ahead.
         data_name: name of the images.
         label_name: name of the labels.
-        augment: fields of `Recipe`: resize, rand_crop, rand_mirror, mean, std ...
-
-    Gives:
-        `DataBatch` of one (batch, channels, H, W) array, its labels (batch,) or (batch, label_width) float32, and row numbers.
+        augment: fields of `Recipe`, such as resize, rand_crop, rand_mirror, mean, std.
 
     Raises:
         ImportError: Pillow is not installed.
@@ -100,12 +98,12 @@ class ImageRecords(WholeBatches):
             ("ahead", ahead, 1),
         ):
             if value < least:
-                raise ValueError(f"{name} is {value}, needed at least {least}.")
+                raise ValueError(f"{name} is {value}, expected at least {least}.")
         if layout not in ("NCHW", "NHWC") or last_batch_handle not in _HANDLES:
             raise ValueError(
-                f"layout is {layout!r}, needed NCHW or NHWC; last_batch_handle {last_batch_handle!r}, needed {_HANDLES}."
+                f"layout is {layout!r}, expected NCHW or NHWC; last_batch_handle is {last_batch_handle!r}, expected {_HANDLES}."
             )
-        recipe = checked(Recipe(tuple(map(int, data_shape)), layout == "NHWC", dtype, **augment))  # type: ignore[arg-type]
+        recipe = check_recipe(Recipe(tuple(map(int, data_shape)), layout == "NHWC", dtype, **augment))  # type: ignore[arg-type]
         self.job = Job(
             os.fspath(path),
             None if path_list is None else os.fspath(path_list),
@@ -117,19 +115,19 @@ class ImageRecords(WholeBatches):
         self.workers, self.ahead = workers, ahead
         self.data_name, self.label_name = data_name, label_name
         offsets = record_offsets(path) if path_index is None else _index(path_index)
-        self.rows = _part(len(offsets), part_index, num_parts)  # row numbers of this part
+        self.rows = _part(len(offsets), part_index, num_parts)  # row indices of this part
         self._offsets = offsets
         if not len(self.rows):
             raise ValueError(f"{path}: part {part_index} of {num_parts} of {len(offsets)} records is empty; use fewer parts.")
         self.epoch, self.position = 0, 0  # of the next batch
-        self._filler: Filler | None = None
+        self._decoder: RowDecoder | None = None
         self._pool: Pool | None = None
-        self._asked = (0, 0)  # (epoch, position) of the next batch to ask the workers for
+        self._submit_at = (0, 0)  # (epoch, position) of the next batch to submit to the workers
         self._orders: dict[int, np.ndarray] = {}
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches per epoch."""
         whole, rest = divmod(len(self.rows), self.batch_size)
         return whole + bool(rest and self.last_batch_handle == "pad")
 
@@ -150,16 +148,16 @@ class ImageRecords(WholeBatches):
 
     @property
     def batches_read(self) -> int:
-        """Batches of the current epoch that were read or skipped."""
+        """Number of batches of the current epoch that were read or skipped."""
         return self.position
 
     def iter_next(self) -> bool:
-        """Move on by one batch; False at the end of the epoch."""
+        """Advance to the next batch; return False at the end of the epoch."""
         if self.position >= self.num_batches:
             return False
         numbers, pad = self._numbers(self.epoch, self.position)
-        self.current_batch = None  # its memory may be wanted
-        data, labels = self._made() if self.workers else self._make(numbers)
+        self.current_batch = None  # free its slot in the shared memory
+        data, labels = self._from_workers() if self.workers else self._decode(numbers)
         self.position += 1
         self.current_batch = DataBatch([data], [labels[:, 0] if self.job.label_width == 1 else labels], pad, numbers)
         return True
@@ -169,48 +167,48 @@ class ImageRecords(WholeBatches):
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """The place of the next batch: what it takes to continue, with the same files and arguments."""
+        """Return the position of the next batch, to continue an iterator over the same files with the same arguments."""
         return {"epoch": self.epoch, "position": self.position, "rows": len(self.rows), "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a saved place.
+        """Continue from a `state_dict`.
 
         Raises:
-            ValueError: it was saved with another number of rows or another batch size.
+            ValueError: the state was saved with a different number of rows or batch size.
         """
-        for name, own in (("rows", len(self.rows)), ("batch_size", self.batch_size)):
-            if int(state[name]) != own:
-                raise ValueError(f"the saved position is of images with {name}={int(state[name])}, these have {own}.")
+        for name, expected in (("rows", len(self.rows)), ("batch_size", self.batch_size)):
+            if int(state[name]) != expected:
+                raise ValueError(f"the saved position is of images with {name}={int(state[name])}, these have {expected}.")
         self.seek_batch(int(state["epoch"]), int(state["position"]))
 
     def seek_batch(self, epoch: int, batch: int) -> None:
-        """Go to a batch of an epoch; nothing is read.  `jfit.fit` calls it, also when a training is resumed."""
+        """Go to a batch of an epoch without reading.  `jfit.fit` calls it, also to resume a run."""
         self.epoch, self.position = epoch, batch
 
     def close(self) -> None:
-        """End the workers and close the file; the next batch starts them again."""
+        """End the workers and close the file; reading another batch reopens them."""
         if self._pool is not None:
             self._pool.close()
-        if self._filler is not None:
-            self._filler.close()
-        self._pool = self._filler = None
+        if self._decoder is not None:
+            self._decoder.close()
+        self._pool = self._decoder = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs; its workers are its own."""
-        return {**self.__dict__, "_pool": None, "_filler": None, "current_batch": None}
+        """Pickle without workers and open files: a copy opens new ones."""
+        return {**self.__dict__, "_pool": None, "_decoder": None, "current_batch": None}
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Row numbers in the order of an epoch."""
+        """Row indices in the reading order of an epoch."""
         if not self.shuffle:
             return self.rows
         if epoch not in self._orders:
-            mixed = np.random.Generator(np.random.Philox(key=[self.seed & (1 << 64) - 1, epoch], counter=[0, 0, 0, 1]))
+            rng = np.random.Generator(np.random.Philox(key=[self.seed & (1 << 64) - 1, epoch], counter=[0, 0, 0, 1]))
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) < 2}
-            self._orders[epoch] = mixed.permutation(self.rows)
+            self._orders[epoch] = rng.permutation(self.rows)
         return self._orders[epoch]
 
     def _numbers(self, epoch: int, position: int) -> tuple[np.ndarray, int]:
-        """Row numbers of a batch, and how many of them are wrapped from the start of the order."""
+        """Row indices of a batch, and the number of padding rows at its end."""
         order = self._order(epoch)
         places = np.arange(position * self.batch_size, (position + 1) * self.batch_size)
         return order[places % len(order)], max(0, int(places[-1]) + 1 - len(order))
@@ -218,35 +216,35 @@ class ImageRecords(WholeBatches):
     def _tasks(self, numbers: np.ndarray) -> list[tuple[int, int]]:
         return list(zip(numbers.tolist(), self._offsets[numbers].tolist(), strict=True))
 
-    def _make(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        self._filler = self._filler or Filler(self.job)
+    def _decode(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self._decoder = self._decoder or RowDecoder(self.job)
         data = np.empty((self.batch_size, *self.job.data_shape()), self.job.recipe.dtype)
         labels = np.empty((self.batch_size, self.job.label_width), np.float32)
-        self._filler.fill(self._tasks(numbers), self.epoch, data, labels)
+        self._decoder.decode(self._tasks(numbers), self.epoch, data, labels)
         return data, labels
 
-    def _made(self) -> tuple[np.ndarray, np.ndarray]:
-        """The batch at the current place from the workers, who go on with those that will come after it."""
+    def _from_workers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Take the batch at the current position from the workers, and submit the following ones."""
         if self._pool is None or self._pool.owner != os.getpid():
             self._pool = Pool(self.job, self.workers, self.batch_size, self.ahead)
-            self._asked = (self.epoch, self.position)
-        first = self._after(*self._asked, -self._pool.pending)
-        if first != (self.epoch, self.position):  # the place has changed: what was made ahead is not wanted
+            self._submit_at = (self.epoch, self.position)
+        first = self._after(*self._submit_at, -self._pool.pending)
+        if first != (self.epoch, self.position):  # the position has changed: drop the batches decoded ahead
             self._drop()
-            self._asked = (self.epoch, self.position)
+            self._submit_at = (self.epoch, self.position)
         try:
             while self._pool.pending < self.ahead:
-                self._pool.ask(self._tasks(self._numbers(*self._asked)[0]), self._asked[0])
-                self._asked = self._after(*self._asked, 1)
+                self._pool.submit(self._tasks(self._numbers(*self._submit_at)[0]), self._submit_at[0])
+                self._submit_at = self._after(*self._submit_at, 1)
             return self._pool.take()
         except FormatError:
-            raise  # one record is damaged: the next batch may be read
+            raise  # one record is damaged: later batches can still be read
         except BaseException:
-            self.close()  # a worker has died, or Ctrl-C came between two answers
+            self.close()  # a worker died, or Ctrl-C left answers unread
             raise
 
     def _after(self, epoch: int, position: int, batches: int) -> tuple[int, int]:
-        """The place so many batches on."""
+        """The position n batches ahead."""
         at = epoch * self.num_batches + position + batches
         return divmod(at, self.num_batches)
 
@@ -255,7 +253,7 @@ class ImageRecords(WholeBatches):
         while self._pool.pending:
             try:
                 self._pool.take()
-            except FormatError:  # of a batch that nobody asked for
+            except FormatError:  # the batch is dropped anyway
                 continue
 
 
@@ -264,9 +262,9 @@ def _index(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def _part(rows: int, part: int, parts: int) -> np.ndarray:
-    """Row numbers of one part; the first `rows % parts` parts have one more."""
+    """Row indices of one part; the first `rows % parts` parts have one row more."""
     if not 0 <= part < parts:
-        raise ValueError(f"part_index is {part}, num_parts {parts}; needed 0 <= part_index < num_parts.")
+        raise ValueError(f"part_index is {part}, num_parts {parts}; expected 0 <= part_index < num_parts.")
     whole, rest = divmod(rows, parts)
     start = part * whole + min(part, rest)
     return np.arange(start, start + whole + (part < rest))

@@ -1,7 +1,7 @@
-"""Packs the images of a list into a record file: `python -m jfit.data.images.pack LIST ROOT PREFIX`.
+"""Pack the images of a list into a record file: `python -m jfit.data.images.pack LIST ROOT PREFIX`.
 
-LIST has a line for each image: key, a tab, labels with tabs between them, a tab, file name under ROOT.  PREFIX.rec and
-PREFIX.idx appear when all images are packed, or not at all.
+LIST has one line per image: key, one or more labels and the file name relative to ROOT, separated by tabs.  PREFIX.rec and
+PREFIX.idx are created only after all images have been packed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def pack_list(
     quality: int = 95,
     skip_broken: bool = False,
 ) -> int:
-    """Writes prefix.rec and prefix.idx, which MXNet and `ImageRecords` read.
+    """Write the record file prefix.rec and its index prefix.idx, for MXNet and `ImageRecords`.
 
     Args:
-        path: the list.
+        path: image list (.lst).
         root: folder of the images.
-        prefix: where the two files go.
-        shorter_side: images whose shorter side is longer are made smaller (area interpolation) and saved as JPEG; 0 keeps the
-            files as they are, byte for byte.
-        quality: of those JPEGs.
-        skip_broken: leave broken images out, with a line on standard error; else they end it.
+        prefix: path of the two files without their endings.
+        shorter_side: images with a longer shorter side are resized to it (area interpolation) and encoded as JPEG; 0: all files
+            are copied byte for byte.
+        quality: quality of those JPEGs, 1 to 100.
+        skip_broken: skip damaged images with a message on standard error, instead of raising an error.
 
     Returns:
-        The number of records.
+        int: number of records.
 
     Raises:
-        FormatError: an image is broken, or a line of the list.
-        FileNotFoundError: there is no such image.
+        FormatError: an image or a line of the list is damaged.
+        FileNotFoundError: an image does not exist.
 
     Example:
         >>> import tempfile, numpy as np
@@ -54,26 +54,26 @@ def pack_list(
         1
     """
     targets = [Path(f"{os.fspath(prefix)}{ending}") for ending in (".rec", ".idx")]
-    halves = [target.with_name(f".{target.name}.{os.getpid()}.half") for target in targets]
+    temporary = [target.with_name(f".{target.name}.{os.getpid()}.half") for target in targets]
     try:
         lines = []
-        with RecordWriter(halves[0]) as file:
+        with RecordWriter(temporary[0]) as file:
             for key, (labels, name) in read_list(path):
                 try:
                     content = _content(Path(root) / name, shorter_side, quality)
                 except FormatError as error:
                     if not skip_broken:
                         raise
-                    print(f"left out: {error}", file=sys.stderr)
+                    print(f"skipped: {error}", file=sys.stderr)
                     continue
                 label = float(labels[0]) if len(labels) == 1 else labels
                 lines.append(f"{key}\t{file.write(pack(IRHeader(0, label, key, 0), content))}\n")
-        halves[1].write_text("".join(lines), encoding="utf-8")
-        for half, target in zip(halves, targets, strict=True):
-            os.replace(half, target)
+        temporary[1].write_text("".join(lines), encoding="utf-8")
+        for file_path, target in zip(temporary, targets, strict=True):
+            os.replace(file_path, target)
     finally:
-        for half in halves:
-            half.unlink(missing_ok=True)
+        for file_path in temporary:
+            file_path.unlink(missing_ok=True)
     return len(lines)
 
 
@@ -83,32 +83,32 @@ def _content(path: Path, shorter_side: int, quality: int) -> bytes:
     if shorter_side and min(image.size) > shorter_side:
         width, height = short_size(image.width, image.height, shorter_side)
         return encode(resize(decode(content, "RGB", path), width, height, 3), quality)
-    pixels(image, None, path)  # damage is found now, not in a training
+    pixels(image, None, path)  # decode it once, to detect damage now and not during training
     return content
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m jfit.data.images.pack", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("list", help="key, labels and file name with tabs between, a line for each image")
+    parser.add_argument("list", help="image list: key, labels and file name separated by tabs, one line per image")
     parser.add_argument("root", help="folder of the images")
-    parser.add_argument("prefix", help="PREFIX.rec and PREFIX.idx are written")
-    parser.add_argument("--resize", type=int, default=0, help="shorter side of images that are larger")
-    parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that are made then")
-    parser.add_argument("--skip-broken", action="store_true", help="leave broken images out")
-    given = parser.parse_args()
+    parser.add_argument("prefix", help="path of the output files PREFIX.rec and PREFIX.idx")
+    parser.add_argument("--resize", type=int, default=0, help="maximum length of the shorter side")
+    parser.add_argument("--quality", type=int, default=95, help="JPEG quality of resized images")
+    parser.add_argument("--skip-broken", action="store_true", help="skip damaged images")
+    args = parser.parse_args()
     try:
         count = pack_list(
-            given.list,
-            given.root,
-            given.prefix,
-            shorter_side=given.resize,
-            quality=given.quality,
-            skip_broken=given.skip_broken,
+            args.list,
+            args.root,
+            args.prefix,
+            shorter_side=args.resize,
+            quality=args.quality,
+            skip_broken=args.skip_broken,
         )
     except (FormatError, OSError) as error:
         raise SystemExit(str(error)) from None
-    print(f"{count} images in {given.prefix}.rec")
+    print(f"{count} images in {args.prefix}.rec")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Worker processes and the memory they share: batches of images made ahead, in their order."""
+"""`Pool`: worker processes that decode batches of images ahead of time into shared memory, in order."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from jfit.data.images.source import Job
 from jfit.formats.atomic import FormatError
 
 _WORKER = Path(__file__).with_name("worker.py")
-_END_SECONDS = 2.0  # a worker that has not ended so long after its input did is killed
+_END_SECONDS = 2.0  # a worker that is still alive this long after SIGTERM is killed
 _ENVIRONMENT = {
-    # One thread a worker: the workers are the parallelism.
+    # One thread per worker: the processes are the parallelism.
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-    # The C library keeps freed memory for the next image: otherwise it goes back to the system and comes, zeroed, from there
-    # for every array, which takes as long as the arithmetic.
+    # Let malloc keep freed memory for the next image: returning it to the system costs page faults and zeroing for every
+    # array, which takes as long as the arithmetic.
     **dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(1 << 28)),
 }
-_LENT = 2  # batches that may be in the user's hands without a copy; of more the user gets copies
-_ALIGN = 64  # a device on the host takes over memory that begins at such an address
-RowLayout = Sequence[tuple[int, int]]
+_VIEWS = 2  # number of batches that the user may hold as views of the shared memory; further batches are copies
+_ALIGN = 64  # XLA's CPU backend uses host memory with this alignment without a copy
+RowOffsets = Sequence[tuple[int, int]]  # (row number, byte offset of its record)
 
 
-class Lent:
-    """Memory of the ring that a batch lives in; it goes back to the ring when the last array on it is gone."""
+class SlotArray:
+    """Array interface of one batch in the shared memory; its slot becomes free when the last array that uses it is deleted."""
 
     def __init__(self, memory: mmap.mmap, slot: int, offset: int, shape: tuple[int, ...], dtype: Any) -> None:
         self.slot, self._memory = slot, memory
@@ -45,35 +45,35 @@ class Lent:
 
 
 class Pool:
-    """Worker processes that fill batches in a ring of shared memory.
+    """Worker processes that decode batches into slots of shared memory; batches are returned in the order of submission.
+
+    The processes end on `close()`, when the last reference to this object is dropped, when the interpreter exits, or when the
+    parent process dies.  Ctrl-C interrupts only the parent.
 
     Args:
-        job: what they have to know.
-        workers: how many processes; each makes an equal part of every batch.
-        batch_size: rows of a batch.
-        ahead: batches in the making at most.
-
-    Batches come out in the order they were asked for.  The processes end with `close()`, with the last reference to this
-    object, with the interpreter, or when the parent dies in any other way; Ctrl-C reaches the parent alone.
+        job: constant settings of the workers.
+        workers: number of processes; each decodes an equal share of every batch.
+        batch_size: number of rows per batch.
+        ahead: maximum number of pending batches.
 
     Raises:
-        OSError: no process can be started.
+        OSError: a process cannot be started.
     """
 
     def __init__(self, job: Job, workers: int, batch_size: int, ahead: int) -> None:
         self.job, self.batch_size = job, batch_size
-        self._labels = -(-batch_size * job.label_width * 4 // _ALIGN) * _ALIGN  # bytes of a slot's labels
+        self._labels = -(-batch_size * job.label_width * 4 // _ALIGN) * _ALIGN  # bytes of the labels in a slot
         row = int(np.prod(job.data_shape())) * np.dtype(job.recipe.dtype).itemsize
-        # A slot is the labels, then the data.
+        # Bytes of a slot: the labels, then the data.
         self._slot = self._labels + -(-batch_size * row // _ALIGN) * _ALIGN
-        self._row, self._slots = row, ahead + _LENT
+        self._row, self._slots = row, ahead + _VIEWS
         self._free = list(range(self._slots))
-        self._asked: collections.deque[int] = collections.deque()  # slots, the oldest batch first
+        self._pending: collections.deque[int] = collections.deque()  # slots of pending batches, oldest first
         bounds = [batch_size * k // workers for k in range(workers + 1)]
         self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.owner = os.getpid()  # whose workers they are: not those of a process forked from it
+        self.owner = os.getpid()  # a forked copy of this process must not use the workers
         self._finalizer = weakref.finalize(self, _stop, self._processes, os.getpid())
         handle = _shared_file(total)
         try:
@@ -81,7 +81,7 @@ class Pool:
             for _ in self._parts:
                 self._processes.append(_start(handle))
         except BaseException:
-            self._finalizer()  # those that did start
+            self._finalizer()  # stop the workers already started
             raise
         finally:
             os.close(handle)
@@ -91,37 +91,41 @@ class Pool:
 
     @property
     def pending(self) -> int:
-        """Batches asked for and not taken yet."""
-        return len(self._asked)
+        """Number of batches submitted and not taken yet."""
+        return len(self._pending)
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers of the workers."""
+        """Process ids of the workers."""
         return [process.pid for process in self._processes]
 
-    def ask(self, rows: RowLayout, epoch: int) -> None:
-        """Have a batch made; call it while fewer than `ahead` are pending.
+    def submit(self, rows: RowOffsets, epoch: int) -> None:
+        """Start decoding a batch; fewer than `ahead` batches may be pending.
 
         Args:
-            rows: (row number, byte of its record) of each of the batch's rows.
+            rows: (row number, byte offset of its record) of each row of the batch.
             epoch: index of the epoch.
         """
         slot = self._free.pop()
-        self._asked.append(slot)
+        self._pending.append(slot)
         start = slot * self._slot
         for process, (low, high) in zip(self._processes, self._parts, strict=True):
             labels, data = start + low * self.job.label_width * 4, start + self._labels + low * self._row
             _send(process, {"rows": rows[low:high], "count": high - low, "epoch": epoch, "labels": labels, "data": data})
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """The oldest batch asked for: data, lent from the ring or copied where it runs low, and labels (rows, label_width).
+        """Wait for the oldest pending batch and return (data, labels).
+
+        Returns:
+            data: (batch_size, *data_shape), a view of the shared memory, or a copy if the user still holds `_VIEWS` views.
+            labels: (batch_size, label_width) float32.
 
         Raises:
-            FormatError: a record of it is damaged.
+            FormatError: a record of the batch is damaged.
             RuntimeError: a worker died; the pool is closed.
         """
-        slot = self._asked.popleft()
-        answers = [self._answer(process) for process in self._processes]  # all of them, so that the next batch is the next
+        slot = self._pending.popleft()
+        answers = [self._answer(process) for process in self._processes]  # read all answers of this batch, even after an error
         start = slot * self._slot
         failed = next((answer for answer in answers if "done" not in answer), None)
         if failed is not None:
@@ -131,19 +135,19 @@ class Pool:
             raise RuntimeError(f"a worker that decodes {self.job.path} failed:\n{failed['error']}")
         labels = np.ndarray((self.batch_size, self.job.label_width), np.float32, self._memory, start).copy()
         shape = (self.batch_size, *self.job.data_shape())
-        lent = Lent(self._memory, slot, start + self._labels, shape, self.job.recipe.dtype)
-        in_hands = self._slots - len(self._free) - len(self._asked) - 1
-        if in_hands >= _LENT:
-            data = np.array(lent)
+        shared = SlotArray(self._memory, slot, start + self._labels, shape, self.job.recipe.dtype)
+        views = self._slots - len(self._free) - len(self._pending) - 1
+        if views >= _VIEWS:
+            data = np.array(shared)
             self._free.append(slot)
         else:
-            data = np.asarray(lent)
-            weakref.finalize(lent, self._free.append, slot).atexit = False
+            data = np.asarray(shared)
+            weakref.finalize(shared, self._free.append, slot).atexit = False
         return data, labels
 
     def close(self) -> None:
-        """End the processes; may be called again.  Batches already taken stay as they are."""
-        self._asked.clear()
+        """End the processes.  Batches already taken stay valid; calling it again has no effect."""
+        self._pending.clear()
         self._finalizer()
 
     def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -152,16 +156,16 @@ class Pool:
             self.close()
             code = process.returncode
             raise RuntimeError(
-                f"a worker that decodes {self.job.path} ended with status {code}; its last words are on standard error. "
-                "A negative status is a signal (-9: killed, perhaps for memory: use fewer workers or smaller batches)."
+                f"a worker that decodes {self.job.path} ended with status {code}; see its messages on standard error. "
+                "A negative status is a signal (-9: killed, possibly out of memory: use fewer workers or smaller batches)."
             )
         return json.loads(line)
 
 
 def _shared_file(size: int) -> int:
-    """A file without a name, in memory where the system can do that."""
+    """Open an anonymous file, in memory if the system supports it."""
     if sys.platform == "win32":
-        raise OSError("worker processes need a POSIX system; on this one decode in the process, with workers=0.")
+        raise OSError("worker processes need a POSIX system; pass workers=0 to decode in this process.")
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("jfit-images")
     else:
@@ -173,7 +177,7 @@ def _shared_file(size: int) -> int:
 
 def _start(handle: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **_ENVIRONMENT}
-    # A session of its own: Ctrl-C in a terminal interrupts the parent, who decides what happens to the worker.
+    # In a new session, Ctrl-C in a terminal interrupts only the parent, which then ends the workers.
     return subprocess.Popen(
         [sys.executable, str(_WORKER), str(handle)],
         stdin=subprocess.PIPE,
@@ -190,7 +194,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _send(process: subprocess.Popen[bytes], message: Any) -> None:
-    with contextlib.suppress(BrokenPipeError):  # a worker that has died is found out by its missing answer
+    with contextlib.suppress(BrokenPipeError):  # `_answer` detects a dead worker
         pipe = _pipe(process.stdin)
         pipe.write(json.dumps(message).encode() + b"\n")
         pipe.flush()
@@ -203,7 +207,7 @@ def _stop(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
         with contextlib.suppress(BrokenPipeError):
             _pipe(process.stdin).close()
     for process in processes:
-        # A worker in the middle of a batch need not finish it.
+        # Do not wait for a worker to finish its batch.
         process.terminate()
         try:
             process.wait(_END_SECONDS)

@@ -1,9 +1,9 @@
-"""What happens to an image between its file and the batch: a recipe of plain numbers, and the function that follows it.
+"""`Recipe`: settings of decoding and augmentation of an image; `decode_into` decodes an image file into a row of a batch.
 
-Random numbers come from (seed, epoch, row) alone: the same row looks the same whoever decodes it, in whatever order.
-Nothing here knows JAX: worker processes import this file, numpy and Pillow, and nothing else.
+The random numbers of a row are a function of (seed, epoch, row), so that the result does not depend on the process that decodes
+it.  This file must not import JAX: worker processes import it, see `worker.py`.
 
-    decode -> resize -> crop (random size, random place, or the middle) -> border -> colours -> mirror -> (x · c + i - mean) ...
+    decode -> resize -> border -> crop (center or random) -> colors -> mirror -> ((x - mean) · c + i) · scale / std
 """
 
 from __future__ import annotations
@@ -19,33 +19,37 @@ from jfit.data.images.crops import Box, area_box, interpolation, short_size
 from jfit.data.images.resample import reach, resample
 from jfit.formats.atomic import FormatError
 
-MOST_SIDE = 1 << 17  # pixels; a narrow image that grows must not take all memory
-_TRIES = 10  # random sizes tried before the middle is taken
+MOST_SIDE = 1 << 17  # limit on a side in pixels after resizing: a very narrow image must not allocate all memory
+_TRIES = 10  # number of random crops tried before falling back to a center crop
 
 
 class Recipe(NamedTuple):
-    """How an image becomes (channels, height, width) numbers.  The names are those of MXNet's ImageRecordIter.
+    """Settings of decoding and augmentation of an image.  The names are those of MXNet's ImageRecordIter.
 
     Attributes:
-        data_shape: (channels, height, width) of the result; 1 channel is grey.
-        channels_last: (height, width, channels) instead.
-        dtype: "float32", "uint8" or "int8" (cut at 127).
-        resize: shorter side after decoding; -1 keeps the size.
-        inter_method: 0 nearest, 1 bilinear, 2 cubic, 3 area, 4 Lanczos, 9 by size, 10 random.
-        antialias: shrinking looks at all pixels (Pillow's filters); else at the nearest few, as MXNet.
-        draft: a JPEG much larger than `resize` is decoded at 1/2, 1/4 or 1/8 of its size: faster, slightly other pixels.
-        rand_crop: crop at a random place, else in the middle.
-        random_resized_crop: crop of a random area and shape, resized.
-        min_random_area, max_random_area: part of the area of that crop.
-        min_aspect_ratio, max_aspect_ratio: its width / height.
-        min_crop_size, max_crop_size: a square of a random size is cropped, then resized; -1: not.
-        min_random_scale, max_random_scale: factor of the size before the crop.
-        pad, fill_value: border in pixels, and its value.
-        mirror, rand_mirror: left and right exchanged always, or for half of the images.
-        brightness, contrast, saturation: factor 1 ± a random part; see `jfit.data.images.colour`.
-        pca_noise: standard deviation of the step along the colours of ImageNet.
-        mean, std: a value a channel; `scale`: ((x - mean) · c + i) · scale / std.
-        max_random_contrast, max_random_illumination: c is 1 ± a random part, i is ± a random part.
+        data_shape: (channels, height, width) of the result; 1 channel: gray.
+        channels_last: whether the result is (height, width, channels) instead.
+        dtype: "float32", "uint8" or "int8"; integer results are rounded and clipped to the range of the dtype.
+        resize: length of the shorter side after decoding; -1: keep the size.
+        inter_method: interpolation: 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos, 9 by size (bicubic if the image grows,
+            area if it shrinks, else bilinear), 10 random.
+        antialias: whether shrinking uses all pixels (Pillow's filters) instead of the nearest few, as MXNet does.
+        draft: whether to decode a JPEG much larger than `resize` at 1/2, 1/4 or 1/8 of its size: faster, slightly different
+            pixels.
+        rand_crop: random crop instead of a center crop.
+        random_resized_crop: crop of a random area and aspect ratio, resized to `data_shape`.
+        min_random_area, max_random_area: range of the area of `random_resized_crop`, as a fraction of the image.
+        min_aspect_ratio, max_aspect_ratio: range of its aspect ratio width / height; if the minimum is None, the range is
+            1 ± max_aspect_ratio.
+        min_crop_size, max_crop_size: range of the side of a random square crop, resized to `data_shape`; -1: none.
+        min_random_scale, max_random_scale: range of a random factor of the image size before the crop.
+        pad, fill_value: width in pixels and value of a border added before the crop.
+        mirror, rand_mirror: horizontal flip of all images, or of each image with probability 1/2.
+        brightness, contrast, saturation: s: random factor from [1 - s, 1 + s]; see `jfit.data.images.colour`.
+        pca_noise: standard deviation of the PCA noise; see `jfit.data.images.colour.lighting`.
+        mean, std, scale: normalization ((x - mean) · c + i) · scale / std; mean and std have one value per channel.
+        max_random_contrast: s: c is random from [1 - s, 1 + s].
+        max_random_illumination: s: i is random from [-s, s].
     """
 
     data_shape: tuple[int, int, int]
@@ -83,44 +87,44 @@ class Recipe(NamedTuple):
 DTYPES = ("float32", "uint8", "int8")
 
 
-def checked(recipe: Recipe) -> Recipe:
-    """The recipe itself, if it can be followed.
+def check_recipe(recipe: Recipe) -> Recipe:
+    """Check the fields of a recipe and return it.
 
     Raises:
         ValueError: a field is out of range; the message names it.
 
     Example:
-        >>> checked(Recipe((2, 8, 8)))
+        >>> check_recipe(Recipe((2, 8, 8)))
         Traceback (most recent call last):
         ...
-        ValueError: data_shape is (2, 8, 8), needed (channels, height, width) with 1 or 3 channels and sizes of at least 1.
+        ValueError: data_shape is (2, 8, 8), expected (channels, height, width) with 1 or 3 channels and sizes of at least 1.
     """
     shape = tuple(recipe.data_shape)
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         raise ValueError(
-            f"data_shape is {shape}, needed (channels, height, width) with 1 or 3 channels and sizes of at least 1."
+            f"data_shape is {shape}, expected (channels, height, width) with 1 or 3 channels and sizes of at least 1."
         )
     if recipe.dtype not in DTYPES:
-        raise ValueError(f"dtype is {recipe.dtype!r}, needed one of {', '.join(DTYPES)}.")
+        raise ValueError(f"dtype is {recipe.dtype!r}, expected one of {', '.join(DTYPES)}.")
     if recipe.inter_method not in (*INTERPOLATIONS, 9, 10):
-        raise ValueError(f"inter_method is {recipe.inter_method}, needed 0 to 4, 9 (by size) or 10 (random).")
+        raise ValueError(f"inter_method is {recipe.inter_method}, expected 0 to 4, 9 (by size) or 10 (random).")
     if recipe.resize != -1 and recipe.resize < 1:
-        raise ValueError(f"resize is {recipe.resize}, needed the size of the shorter side, or -1 to keep the size.")
+        raise ValueError(f"resize is {recipe.resize}, expected the length of the shorter side, or -1 to keep the size.")
     for low, high in (("min_random_area", "max_random_area"), ("min_random_scale", "max_random_scale")):
         if not 0 < getattr(recipe, low) <= getattr(recipe, high):
-            raise ValueError(f"{low} is {getattr(recipe, low)}, {high} {getattr(recipe, high)}; needed 0 < {low} <= {high}.")
+            raise ValueError(f"{low} is {getattr(recipe, low)}, {high} {getattr(recipe, high)}; expected 0 < {low} <= {high}.")
     if recipe.random_resized_crop and not 0 < _ratios(recipe)[0] <= _ratios(recipe)[1]:
-        raise ValueError(f"the ratios width / height of random crops are {_ratios(recipe)}; needed two positive ones in order.")
+        raise ValueError(f"the range of aspect ratios of random crops is {_ratios(recipe)}, expected 0 < minimum <= maximum.")
     if (recipe.min_crop_size > 0) != (recipe.max_crop_size > 0) or recipe.min_crop_size > recipe.max_crop_size:
-        found = (recipe.min_crop_size, recipe.max_crop_size)
-        raise ValueError(f"min_crop_size and max_crop_size are {found}; needed both, in order, or -1 for neither.")
+        sizes = (recipe.min_crop_size, recipe.max_crop_size)
+        raise ValueError(f"min_crop_size and max_crop_size are {sizes}; expected minimum <= maximum, or -1 for both.")
     if 0 in recipe.std[: shape[0]]:
-        raise ValueError(f"std is {recipe.std}: a channel cannot be divided by 0.")
+        raise ValueError(f"std is {recipe.std}, expected no 0: the image is divided by it.")
     return recipe
 
 
 def random_numbers(seed: int, epoch: int, row: int) -> np.random.Generator:
-    """The random numbers of one row in one epoch, whatever was drawn for others.
+    """Random generator for the augmentation of one row in one epoch.
 
     Example:
         >>> random_numbers(1, 2, 3).random() == random_numbers(1, 2, 3).random()
@@ -129,15 +133,15 @@ def random_numbers(seed: int, epoch: int, row: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed & (1 << 64) - 1, epoch], counter=[0, 0, row, 0]))
 
 
-def draws(recipe: Recipe) -> bool:
-    """Whether anything in a recipe is random."""
+def is_random(recipe: Recipe) -> bool:
+    """Whether a recipe has random augmentations."""
     fields = ("rand_crop", "random_resized_crop", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise")
     ranges = recipe.min_random_scale != recipe.max_random_scale or recipe.min_crop_size != recipe.max_crop_size
     fields += ("max_random_contrast", "max_random_illumination")
     return ranges or recipe.inter_method == 10 or any(getattr(recipe, name) for name in fields)
 
 
-def follow(
+def decode_into(
     recipe: Recipe,
     content: bytes,
     rng: np.random.Generator | None,
@@ -145,18 +149,18 @@ def follow(
     path: str = "image",
     where: str = "content",
 ) -> None:
-    """Decodes an image file and writes it, augmented, into its place in a batch.
+    """Decode and augment an image file into an output array.
 
     Args:
-        recipe: what to do.
-        content: the bytes of the file.
-        rng: random numbers; None where nothing is random.
-        out: (channels, H, W) or, channels last, (H, W, channels), of the recipe's dtype: written.
-        path: the file, for messages.
-        where: the place in it, for messages.
+        recipe: settings of decoding and augmentation.
+        content: bytes of the image file.
+        rng: random generator; None for a recipe without random augmentations.
+        out: output array, (channels, H, W) or, with `channels_last`, (H, W, channels), dtype of the recipe.
+        path: file that contains the bytes, for messages.
+        where: their position in the file, for messages.
 
     Raises:
-        FormatError: the content is no image, or a damaged one.
+        FormatError: the content is not an image, or is damaged.
     """
     channels, height, width = recipe.data_shape
     image = open_image(content, path, where)
@@ -165,13 +169,13 @@ def follow(
         image.draft(mode, short_size(image.width, image.height, recipe.resize))
     sides = max(recipe.resize, width, height) / min(image.size) * recipe.max_random_scale * max(image.size)
     if sides > MOST_SIDE:
-        found = f"an image of {image.width} x {image.height} pixels"
-        problem = f"{found} would grow to a side of {int(sides)}, at most {MOST_SIDE} are made"
-        raise FormatError(path, where, problem, "cut the image, it is far too narrow.")
+        size = f"{image.width} x {image.height}"
+        problem = f"an image of {size} pixels would grow to a side of {int(sides)}, expected at most {MOST_SIDE}"
+        raise FormatError(path, where, problem, "crop the image: it is too narrow.")
     image = _geometry(recipe, pixels(image, mode, path, where), rng, width, height)
     mirrored = recipe.mirror or (recipe.rand_mirror and rng is not None and rng.random() < 0.5)
     if recipe.brightness or recipe.contrast or recipe.saturation or recipe.pca_noise:
-        planes = _coloured(recipe, np.asarray(image), rng)
+        planes = _color_jitter(recipe, np.asarray(image), rng)
     elif isinstance(image, np.ndarray):
         planes = [image[..., channel] for channel in range(channels)]
     else:
@@ -185,7 +189,7 @@ def follow(
 
 
 def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width: int, height: int) -> Any:
-    """The image at its final size, Pillow's or an array: resize and crop in one pass over the pixels that remain."""
+    """Resize and crop in one pass that computes only the pixels in the crop; returns a Pillow image or an array."""
     size: tuple[int, int] = image.size
     if recipe.resize > 0:
         size = short_size(*size, recipe.resize)
@@ -196,36 +200,36 @@ def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width
         scale = _between(rng, recipe.min_random_scale, recipe.max_random_scale)
         size = max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
     if recipe.pad:
-        image = _framed(recipe, _resample(recipe, rng, image, size, (0, 0, size[0], size[1]), size))
+        image = _add_border(recipe, _resample(recipe, rng, image, size, (0, 0, size[0], size[1]), size))
         size = image.size
     if recipe.max_crop_size > 0:
         side = recipe.min_crop_size
         if rng is not None and recipe.max_crop_size > side:
             side = int(rng.integers(side, recipe.max_crop_size + 1))
         side = min(side, *size)
-        return _resample(recipe, rng, image, size, _place(recipe, rng, size, (side, side)), (width, height))
-    # An image that is too small grows, its shape kept: first to the height, then to the width.
+        return _resample(recipe, rng, image, size, _crop_box(recipe, rng, size, (side, side)), (width, height))
+    # A too small image grows, keeping its aspect ratio: first to the height, then to the width.
     if size[1] < height:
         size = int(size[0] * height / size[1]), height
     if size[0] < width:
         size = width, int(size[1] * width / size[0])
-    return _resample(recipe, rng, image, size, _place(recipe, rng, size, (width, height)), (width, height))
+    return _resample(recipe, rng, image, size, _crop_box(recipe, rng, size, (width, height)), (width, height))
 
 
-def _place(recipe: Recipe, rng: np.random.Generator | None, size: tuple[int, int], wanted: tuple[int, int]) -> Box:
-    free = size[0] - wanted[0], size[1] - wanted[1]
+def _crop_box(recipe: Recipe, rng: np.random.Generator | None, size: tuple[int, int], crop: tuple[int, int]) -> Box:
+    margin = size[0] - crop[0], size[1] - crop[1]
     if recipe.rand_crop and rng is not None:
-        return int(rng.integers(free[0] + 1)), int(rng.integers(free[1] + 1)), wanted[0], wanted[1]
-    return free[0] // 2, free[1] // 2, wanted[0], wanted[1]
+        return int(rng.integers(margin[0] + 1)), int(rng.integers(margin[1] + 1)), crop[0], crop[1]
+    return margin[0] // 2, margin[1] // 2, crop[0], crop[1]
 
 
 def _random_box(recipe: Recipe, rng: np.random.Generator, size: tuple[int, int]) -> Box:
     low, high = _ratios(recipe)
     for _ in range(_TRIES):
         area = rng.uniform(recipe.min_random_area, recipe.max_random_area)
-        found = area_box(size, area, math.exp(rng.uniform(math.log(low), math.log(high))))
-        if found is not None and min(found) > 0:
-            return int(rng.integers(size[0] - found[0] + 1)), int(rng.integers(size[1] - found[1] + 1)), *found
+        crop = area_box(size, area, math.exp(rng.uniform(math.log(low), math.log(high))))
+        if crop is not None and min(crop) > 0:
+            return int(rng.integers(size[0] - crop[0] + 1)), int(rng.integers(size[1] - crop[1] + 1)), *crop
     side = min(size)
     return (size[0] - side) // 2, (size[1] - side) // 2, side, side
 
@@ -239,7 +243,7 @@ def _ratios(recipe: Recipe) -> tuple[float, float]:
 def _resample(
     recipe: Recipe, rng: np.random.Generator | None, image: Any, size: tuple[int, int], box: Box, target: tuple[int, int]
 ) -> Any:
-    """`image` resized to `size`, cut to `box`, resized to `target`; what is cut away is never computed."""
+    """Resize `image` to `size`, crop it to `box` and resize that to `target`, computing only the pixels in the box."""
     x, y, width, height = box
     if size == image.size and (width, height) == target:
         return image if box == (0, 0, *size) else image.crop((x, y, x + width, y + height))
@@ -249,7 +253,7 @@ def _resample(
     before = round(source[3] - source[1]), round(source[2] - source[0])
     method = interpolation(recipe.inter_method, before, (target[1], target[0]), drawn)
     if not recipe.antialias:
-        # Pillow's pixels are cut out before they become an array: half of them may never be looked at.
+        # Crop the Pillow image before it becomes an array: much of it may lie outside the box.
         region = reach(image.size, size, method, box)
         array = np.asarray(image.crop(region))
         array = array if array.ndim == 3 else array[..., None]
@@ -258,7 +262,7 @@ def _resample(
     return image.resize(target, getattr(pillow().Resampling, INTERPOLATIONS[method]), box=source)
 
 
-def _framed(recipe: Recipe, image: Any) -> Any:
+def _add_border(recipe: Recipe, image: Any) -> Any:
     image = to_image(image) if isinstance(image, np.ndarray) else image
     value = recipe.fill_value if image.mode == "L" else (recipe.fill_value,) * 3
     framed = pillow().new(image.mode, (image.width + 2 * recipe.pad, image.height + 2 * recipe.pad), value)
@@ -270,17 +274,17 @@ def _between(rng: np.random.Generator | None, low: float, high: float) -> float:
     return low if rng is None or low == high else float(rng.uniform(low, high))
 
 
-def _coloured(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | None) -> list[np.ndarray]:
-    """Channels after the random colours, float32 in 0 .. 255; they come in a random order."""
+def _color_jitter(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | None) -> list[np.ndarray]:
+    """Apply brightness, contrast and saturation in random order, then PCA noise; returns float32 channels in 0 .. 255."""
     assert rng is not None
     image = np.asarray(array, np.float32)
     image = image if image.ndim == 3 else image[..., None]
     image = image if image.shape[2] == 3 else np.repeat(image, 3, axis=2)
     jitters = [("brightness", colour.brightness), ("contrast", colour.contrast), ("saturation", colour.saturation)]
     for number in rng.permutation(3):
-        name, change = jitters[number]
+        name, adjust = jitters[number]
         if getattr(recipe, name):
-            image = change(image, 1.0 + rng.uniform(-getattr(recipe, name), getattr(recipe, name)))
+            image = adjust(image, 1.0 + rng.uniform(-getattr(recipe, name), getattr(recipe, name)))
     if recipe.pca_noise:
         image = colour.lighting(image, rng.normal(0.0, recipe.pca_noise, 3))
     np.clip(image, 0.0, 255.0, out=image)
@@ -288,7 +292,7 @@ def _coloured(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | None
 
 
 def _affine(recipe: Recipe, rng: np.random.Generator | None) -> tuple[list[np.float32], list[np.float32]]:
-    """A factor and an offset a channel: ((x - mean) · c + i) · scale / std in one pass."""
+    """Factor and offset per channel so that ((x - mean) · c + i) · scale / std = x · factor + offset."""
     shift, factor = 0.0, 1.0
     if rng is not None and (recipe.max_random_contrast or recipe.max_random_illumination):
         factor += rng.uniform(-recipe.max_random_contrast, recipe.max_random_contrast)

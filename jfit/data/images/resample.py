@@ -1,7 +1,7 @@
-"""Resizing with OpenCV's rules, in numpy: a new pixel is a weighted sum of a few old ones on each axis.
+"""Resize images in NumPy as OpenCV does: a new pixel is a weighted sum of a few old pixels along each axis.
 
-The centre of new pixel i lies at c = (i + 1/2) · old / new - 1/2 among the old ones.  Nothing is smoothed where an image
-shrinks, except by `AREA`; Pillow's filters (`resize(..., antialias=True)`) do that.
+The center of new pixel i has the old coordinate c = (i + 1/2) · old / new - 1/2.  Shrinking does not antialias, except with
+`AREA`; Pillow's filters (`resize(..., antialias=True)`) do.
 
 Source: OpenCV's documentation of `resize`; Keys 1981, "Cubic convolution interpolation" (a = -3/4); Lanczos with 8 taps.
 """
@@ -16,7 +16,7 @@ NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
 _MIXED = 13
 Box = tuple[int, int, int, int]
 _SHARPNESS = -0.75  # a of the cubic kernel
-_DUST = 1e-3  # parts of an old pixel smaller than this do not count
+_DUST = 1e-3  # AREA ignores a smaller overlap with an old pixel, as OpenCV does
 
 
 def resample(
@@ -26,21 +26,22 @@ def resample(
     box: Box | None = None,
     cut: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> np.ndarray:
-    """The part in a box of the image at another size; what lies outside is never computed.
+    """Resize an image and crop the result to a box, computing only the pixels in the box.
 
     Args:
-      image: (H, W, channels) uint8 or float32.
-      size: (width, height) of the whole image after resizing.
-      kind: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos.
-      box: (x, y, width, height) of the part, default everything.
-      cut: (width, height) of an image of which this one is cut out, and the (x, y) where it was; it must hold `reach`.
+        image: (H, W, channels) uint8 or float32.
+        size: (width, height) of the whole image after resizing.
+        kind: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos.
+        box: (x, y, width, height) in the resized image; None: all of it.
+        cut: if `image` is a crop of a larger image: ((width, height) of the larger image, (x, y) of the crop in it); the crop
+            must contain the region returned by `reach`.
 
     Returns:
-      (height, width, channels) of the same dtype.
+        (height, width, channels) of the box, dtype of `image`.
 
     Example:
-      >>> resample(np.array([[[0], [100]]], "uint8"), (4, 1), LINEAR)[0, :, 0].tolist()
-      [0, 25, 75, 100]
+        >>> resample(np.array([[[0], [100]]], "uint8"), (4, 1), LINEAR)[0, :, 0].tolist()
+        [0, 25, 75, 100]
     """
     height, width, channels = image.shape
     old, (left, top) = cut or ((width, height), (0, 0))
@@ -57,17 +58,17 @@ def resample(
     out = _mixed(lines, places, np.repeat(column_weights, channels, axis=0), axis=1)  # (down, across · channels)
     if image.dtype == np.uint8:
         np.rint(out, out=out)
-        if kind in (CUBIC, LANCZOS):  # their weights may be negative
+        if kind in (CUBIC, LANCZOS):  # negative weights can leave 0..255
             np.clip(out, 0, 255, out=out)
     return out.astype(image.dtype, copy=False).reshape(down, across, channels)
 
 
 def reach(old: tuple[int, int], size: tuple[int, int], kind: int, box: Box) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of the old pixels that the part in a box is made of.
+    """(left, top, right, bottom) of the region of the old image that a box of the resized image depends on.
 
     Example:
-      >>> reach((10, 10), (5, 5), LINEAR, (1, 0, 2, 5))
-      (2, 0, 6, 10)
+        >>> reach((10, 10), (5, 5), LINEAR, (1, 0, 2, 5))
+        (2, 0, 6, 10)
     """
     x, y, across, down = box
     kind = _kind(old, size, kind)
@@ -76,13 +77,13 @@ def reach(old: tuple[int, int], size: tuple[int, int], kind: int, box: Box) -> t
 
 
 def _kind(old: tuple[int, int], size: tuple[int, int], kind: int) -> int:
-    """The kind itself; areas of an image of which one axis grows are neighbours that are mixed."""
+    """Replace AREA by OpenCV's variant of linear interpolation if an axis grows."""
     return _MIXED if kind == AREA and (size[0] > old[0] or size[1] > old[1]) else kind
 
 
 def _mixed(image: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:
-    """Σₖ weights[:, k] · image at places[:, k], float32."""
-    if places.shape[1] == 2:  # a + (b - a) · w is one product less
+    """Σₖ weights[:, k] · image[places[:, k]] along an axis, float32."""
+    if places.shape[1] == 2:  # a + (b - a) · w has one product less
         out = image.take(places[:, 0], axis).astype(np.float32, copy=False)
         step = image.take(places[:, 1], axis) - out
         step *= weights[:, 1]
@@ -96,7 +97,7 @@ def _mixed(image: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int
 
 @functools.lru_cache(maxsize=256)
 def _taps(old: int, new: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places (new, taps) and weights (new, taps) float32 of one axis."""
+    """Old indices (new, taps) and weights (new, taps) float32 of the new pixels along one axis."""
     scale, number = old / new, np.arange(new)
     if kind == NEAREST:
         places, weights = np.floor(number * scale)[:, None], np.ones((new, 1))
@@ -117,7 +118,7 @@ def _taps(old: int, new: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _areas(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """Old pixels that a new one covers, and how much of it each fills."""
+    """Old indices and weights for AREA: the overlap of each old pixel with a new one."""
     scale = old / new
     low = np.arange(new)[:, None] * scale
     high = np.minimum(low + scale, old)

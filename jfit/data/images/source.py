@@ -1,6 +1,6 @@
-"""Records of images, row by row: where each begins, what its labels are, and one row of a batch made from it.
+"""Decode image records into the rows of a batch; read image lists (.lst).
 
-Nothing here knows JAX, see `recipe`.
+This file must not import JAX: worker processes import it, see `worker.py`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfit.data.images.recipe import Recipe, draws, follow, random_numbers
+from jfit.data.images.recipe import Recipe, decode_into, is_random, random_numbers
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import RecordReader, unpack
 
 
 class Job(NamedTuple):
-    """What a worker has to know once.
+    """Constant settings of a worker process.
 
     Attributes:
-        path: the record file.
-        list_path: an image list whose labels replace those of the records, or None.
-        label_width: labels of a row.
-        seed: of the random numbers.
-        recipe: what happens to an image.
+        path: record file (.rec).
+        list_path: image list (.lst) whose labels replace those of the records, or None.
+        label_width: number of labels per row.
+        seed: seed of the augmentations.
+        recipe: decoding and augmentation of an image.
     """
 
     path: str
@@ -34,30 +34,30 @@ class Job(NamedTuple):
     recipe: Recipe
 
     def data_shape(self) -> tuple[int, ...]:
-        """Shape of one row of the batch."""
+        """Shape of one row of the batch: (channels, H, W), or (H, W, channels) for `channels_last`."""
         channels, height, width = self.recipe.data_shape
         return (height, width, channels) if self.recipe.channels_last else (channels, height, width)
 
 
-class Filler:
-    """Makes rows of batches; one in each process that decodes."""
+class RowDecoder:
+    """Decodes records into rows of a batch; each decoding process has one."""
 
     def __init__(self, job: Job) -> None:
         self.job, self._reader = job, RecordReader(job.path)
         self._labels = None if job.list_path is None else dict(read_list(job.list_path, labels=job.label_width))
-        self._random = draws(job.recipe)
+        self._random = is_random(job.recipe)
 
-    def fill(self, rows: Sequence[tuple[int, int]], epoch: int, data: np.ndarray, labels: np.ndarray) -> None:
-        """Writes rows of a batch.
+    def decode(self, rows: Sequence[tuple[int, int]], epoch: int, data: np.ndarray, labels: np.ndarray) -> None:
+        """Decode and augment records into `data` and `labels`.
 
         Args:
-            rows: (row number, byte at which its record begins) of each.
+            rows: (row number, byte offset of its record) of each row.
             epoch: index of the epoch, for the random numbers.
-            data: (rows, *data_shape), written.
-            labels: (rows, label_width) float32, written.
+            data: output array, (rows, *data_shape).
+            labels: output array, (rows, label_width) float32.
 
         Raises:
-            FormatError: a record is no image record, or damaged; the message names it.
+            FormatError: a record is damaged or not an image record; the message names it.
         """
         job = self.job
         for place, (row, offset) in enumerate(rows):
@@ -65,23 +65,23 @@ class Filler:
             record = self._reader.read()
             where = f"row {row}, byte {offset}"
             if record is None:
-                raise FormatError(job.path, where, "the file ends before it", "the index is of another file: make it again.")
+                raise FormatError(job.path, where, "it is the end of the file", "the index is of another file: rebuild it.")
             header, content = unpack(record, job.path, where)
             where = f"{where}, id {header.id}"
             rng = random_numbers(job.seed, epoch, row) if self._random else None
-            follow(job.recipe, content, rng, data[place], job.path, where)
+            decode_into(job.recipe, content, rng, data[place], job.path, where)
             labels[place] = self._label(header, where)
 
     def _label(self, header: Any, where: str) -> Any:
         if self._labels is not None:
             if header.id not in self._labels:
                 problem = f"the image list {self.job.list_path} has no line for it"
-                raise FormatError(self.job.path, where, problem, "give the list that the records were packed from.")
+                raise FormatError(self.job.path, where, problem, "pass the list that the records were packed from.")
             return self._labels[header.id][0]
         width = self.job.label_width
         if (header.flag or 1) != width:
-            problem = f"{header.flag or 1} labels, label_width is {width}"
-            raise FormatError(self.job.path, where, problem, "pass label_width as packed, or an image list with other labels.")
+            problem = f"found {header.flag or 1} labels, label_width is {width}"
+            raise FormatError(self.job.path, where, problem, "pass that label_width, or an image list with other labels.")
         return header.label
 
     def close(self) -> None:
@@ -90,17 +90,17 @@ class Filler:
 
 
 def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[tuple[int, tuple[np.ndarray, str]]]:
-    """The lines of an image list: key, a tab, labels with tabs between them, a tab, the image's file name.
+    """Read an image list (.lst): lines of key, one or more labels and file name, separated by tabs.
 
     Args:
         path: a .lst file.
-        labels: how many a line must have; None: any number from 1 on.
+        labels: expected number of labels per line; None: at least 1.
 
     Returns:
-        (key, ((labels,) float32, file name)) of each line, in its order.
+        list of (key, (labels as (n,) float32, file name)), in the order of the lines.
 
     Raises:
-        FormatError: a line is not that; the message names it.
+        FormatError: a line has another form; the message names it.
 
     Example:
         >>> import tempfile, pathlib
@@ -109,8 +109,8 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
         >>> read_list(path)[0][0], read_list(path)[0][1][1]
         (5, 'cat.jpg')
     """
-    found = []
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:  # a file may be named in any encoding
+    entries = []
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:  # file names may have any encoding
         for number, line in enumerate(file, 1):
             parts = line.strip().split("\t")
             try:
@@ -118,19 +118,18 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
             except ValueError:
                 key, values = 0, np.zeros(0, np.float32)
             if not len(values) or labels not in (None, len(values)):
-                needed = (
-                    f"needed a number, {'labels' if labels is None else f'{labels} labels'} and a file name, with tabs between"
-                )
-                raise FormatError(path, f"line {number}", f"found {line[:60]!r}, {needed}", "make the list again.")
-            found.append((key, (values, parts[-1])))
-    return found
+                expected = f"a number, {'labels' if labels is None else f'{labels} labels'} and a file name, separated by tabs"
+                problem = f"found {line[:60]!r}, expected {expected}"
+                raise FormatError(path, f"line {number}", problem, "correct the line or rebuild the list.")
+            entries.append((key, (values, parts[-1])))
+    return entries
 
 
 def _float32(texts: Sequence[str]) -> np.ndarray:
-    """The numbers that are written; ValueError where one is none, or none that float32 can hold."""
+    """Parse numbers to float32; raise ValueError if a text is not a number or overflows."""
     exact = np.array([float(text) for text in texts])
     with np.errstate(over="ignore"):
-        found = exact.astype(np.float32)
-    if (np.isinf(found) & np.isfinite(exact)).any():
+        values = exact.astype(np.float32)
+    if (np.isinf(values) & np.isfinite(exact)).any():
         raise ValueError(texts)
-    return found
+    return values

@@ -1,7 +1,7 @@
-"""The program of a worker process: reads jobs from its standard input, writes images into memory it shares with its parent.
+"""Program of a worker process: reads tasks from standard input, decodes images into memory shared with the parent process.
 
-It is run by its path, so that neither the user's script nor JAX is imported again: it needs numpy, Pillow and four files of
-jfit.  Lines of JSON go both ways.  It ends when its input does, that is, when its parent closes it or dies.
+It is run by its path, so that neither the user's script nor JAX is imported: it imports NumPy, Pillow and a few files of jfit.
+Tasks and answers are lines of JSON.  It ends at the end of its input, that is, when the parent closes the pipe or dies.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import types
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder of jfit
+ROOT = Path(__file__).resolve().parents[2]  # the folder jfit/
 
 
 def bare_packages() -> None:
-    """Makes packages of jfit importable without running their `__init__`, which would import JAX."""
+    """Register jfit's packages as empty modules, because running their `__init__` would import JAX."""
     for name in ("jfit", "jfit.data", "jfit.data.images", "jfit.formats"):
         if name not in sys.modules:
             package = types.ModuleType(name)
@@ -27,7 +27,7 @@ def bare_packages() -> None:
 
 
 def main(handle: int) -> None:
-    """Answers jobs until there are no more; the first line is what does not change."""
+    """Read the settings from the first line of the input, then run one task per line until the end."""
     lines = iter(sys.stdin.buffer.readline, b"")
     setup = json.loads(next(lines, b"null"))
     if setup is None:
@@ -37,22 +37,22 @@ def main(handle: int) -> None:
     import numpy as np
 
     from jfit.data.images.recipe import Recipe
-    from jfit.data.images.source import Filler, Job
+    from jfit.data.images.source import Job, RowDecoder
 
     memory = mmap.mmap(handle, setup["bytes"])
     job = Job(**{**setup["job"], "recipe": Recipe(**setup["job"]["recipe"])})
-    filler: Any = None
+    decoder: Any = None
     for line in lines:
         task = json.loads(line)
         try:
-            filler = filler or Filler(job)
+            decoder = decoder or RowDecoder(job)
             data = np.ndarray((task["count"], *job.data_shape()), job.recipe.dtype, memory, task["data"])
             labels = np.ndarray((task["count"], job.label_width), np.float32, memory, task["labels"])
-            filler.fill(task["rows"], task["epoch"], data, labels)
+            decoder.decode(task["rows"], task["epoch"], data, labels)
             answer: dict[str, Any] = {"done": task["count"]}
         except Exception as error:
-            said = [getattr(error, name, None) for name in ("path", "where", "problem", "remedy")]
-            answer = {"format": said} if all(isinstance(part, str) for part in said) else {"error": traceback.format_exc()}
+            fields = [getattr(error, name, None) for name in ("path", "where", "problem", "remedy")]  # of a FormatError
+            answer = {"format": fields} if all(isinstance(f, str) for f in fields) else {"error": traceback.format_exc()}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
