@@ -63,7 +63,7 @@ data/arrays.py: data data_properties
     np.array([self.seed & _MASK64, epoch & _MASK64], np.uint64) => np.array([epoch & _MASK64, self.seed & _MASK64], np.uint64)
     array.max() <= high) => array.max() < high)
 data/stream.py: data iterators feed
-    self._dirty = resets => self._dirty = False
+    self._mid_epoch = resets => self._mid_epoch = False
 data/ndarray_iter.py: iterators data
     self._order = self._order[self._mix] => self._order = self._mix
 step/train.py: step step_rows parallel

@@ -23,7 +23,9 @@ def refused(match: str, kind: type[Exception] | tuple[type[Exception], ...] = Va
 
 # ------------------------------------------------------------------------------------------------ names
 def test_a_wrong_input_name_is_named_with_its_nearest():
-    refused(r"'dta' is not an input of the graph \(nearest: 'data'\).*'data', 'softmax_label'", data={"dta": X, "softmax_label": Y})
+    refused(
+        r"'dta' is not an input of the graph \(nearest: 'data'\).*'data', 'softmax_label'", data={"dta": X, "softmax_label": Y}
+    )
 
 
 def test_a_missing_label_is_named():

@@ -199,10 +199,14 @@ def dump_states(
 
     Args:
         states: index or parameter name -> None, array, number, or nested tuples and lists of them.
-        counts: index or name -> number of updates; kept under `__jfit__`.
-        num_update: number of updates of the run; kept there too.
-        optimizer: plain values to keep there too; or an `Inert` record of an MXNet optimizer, written as gluon's Trainer writes
-          its own: as a pair with the states. Its attributes then hold the counts, and `counts` and `num_update` are not written.
+        counts: index or name -> number of updates of the parameter; written under the key `__jfit__`.
+        num_update: number of updates of the run; written under the key `__jfit__`.
+        optimizer: dict of plain values, also written under `__jfit__`; or an `Inert` record of an MXNet optimizer, written as
+            gluon's Trainer writes it, as the pair (states, optimizer).  Then `counts` and `num_update` are not written: the
+            attributes of the optimizer contain them.
+
+    Returns:
+        bytes, content of the file.
 
     Raises:
         TypeError: a value is of a kind that a .states file does not hold.
