@@ -5,7 +5,7 @@ FAST := not slow and not gpu
 # Files with tests that need optimized programs (see tests/conftest.py); reading the others as well takes 15 seconds.
 OPTIMIZED := mark\.optimized|def test_[a-z0-9_]*_bits?(_|\()
 
-.PHONY: demo test test-all lint notebooks bench fuzz clean
+.PHONY: demo test test-all lint notebooks docs bench fuzz clean
 
 demo: .venv/.demo
 	$(PY) examples/digits.py
@@ -24,6 +24,10 @@ lint: .venv/.test
 
 notebooks: .venv/.test
 	$(PY) -m pytest -q tests/test_docs.py -m slow -k notebook
+
+# Builds the documentation into build/site; a warning is an error. The variable silences an advertisement of the theme.
+docs: .venv/.docs
+	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # Optional: atheris has wheels for Linux only. FUZZ_S seconds for each reader of files.
 FUZZ_S ?= 60

@@ -203,9 +203,9 @@ def lr_find(
     Nothing that is trained here is kept: parameters, auxiliary states and models that are given stay as they are.
 
     Args:
-        model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed, frozen,
-            micro_batches, clip_norm, clip_value, policy, params, aux, loss, data_on_device, sync_batch_stats: as for `fit`;
-            give those that you will train with.  The learning rate among the optimizer's parameters is not used.
+        model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed: as for `fit`.  The
+            learning rate among the optimizer's parameters is ignored.
+        frozen, micro_batches, clip_norm, clip_value, policy, params, aux, loss, data_on_device, sync_batch_stats: as for `fit`.
         start: the first rate.
         end: the last rate.
         steps: updates in all; data are read again from the beginning where they are shorter, a short last batch is left out.
