@@ -60,7 +60,7 @@ def test_an_optax_schedule_may_count_epochs():
 
 
 def test_parameters_without_a_name_are_refused():
-    with pytest.raises(ValueError, match="goes with a schedule by name"):
+    with pytest.raises(ValueError, match="needs a schedule by name"):
         rates(schedule=jfit.optim.cosine(16), schedule_params={"max_update": 3})
 
 
@@ -71,9 +71,11 @@ def stream():
 def test_an_endless_stream_must_tell_how_long_the_schedule_is():
     with pytest.raises(ValueError, match="needs the number of updates"):
         rates(schedule="cosine", data=stream)
-    with pytest.raises(ValueError, match=r"epochs\(1\): it needs to be known how many updates an epoch has, and this data"):
+    with pytest.raises(
+        ValueError, match=r"epochs\(1\): the number of updates of an epoch is unknown, because the training data"
+    ):
         rates(schedule="factor", schedule_params={"step": epochs(1)}, data=stream)
-    with pytest.raises(ValueError, match=r"fraction\(0.5\): it needs to be known how many updates the run has"):
+    with pytest.raises(ValueError, match=r"fraction\(0.5\): the number of updates of the run has"):
         rates(schedule="factor", schedule_params={"step": 0.5}, data=stream)
     assert rates(schedule="factor", schedule_params={"step": 2, "factor": 0.5}, data=stream) == pytest.approx(
         [0.2, 0.2, 0.1, 0.1]
@@ -81,7 +83,7 @@ def test_an_endless_stream_must_tell_how_long_the_schedule_is():
 
 
 def test_an_unknown_schedule_lists_the_nearest():
-    with pytest.raises(ValueError, match="unknown schedule 'cosin': the nearest names are 'cosine'"):
+    with pytest.raises(ValueError, match="unknown schedule 'cosin'; the nearest names are 'cosine'"):
         rates(schedule="cosin")
 
 

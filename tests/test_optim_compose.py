@@ -252,7 +252,7 @@ def test_an_optimizer_of_optax_is_the_same_by_name_and_by_instance(name):
 
 @pytest.mark.parametrize("name", ["sophia", "dpsgd"])
 def test_what_a_train_step_cannot_serve_is_refused(name):
-    with pytest.raises(ValueError, match=f"optimizer '{name}' .* Choose another"):
+    with pytest.raises(ValueError, match=f"optimizer '{name}' .* Use another"):
         optim.get(name)
     assert name not in optax_names()
 

@@ -187,29 +187,29 @@ def test_a_named_schedule_takes_its_end_and_its_base_from_the_run():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: room.factor(step=2, factor=1.5), "factor is 1.5, it needs to be at most 1"),
-        (lambda: room.factor(step=0), "step is 0, at least 1"),
-        (lambda: room.multifactor([5, 3]), r"step is \[5, 3\], an increasing list"),
+        (lambda: room.factor(step=2, factor=1.5), "factor is 1.5; it must be at most 1"),
+        (lambda: room.factor(step=0), "step is 0; it must be at least 1"),
+        (lambda: room.multifactor([5, 3]), r"step is \[5, 3\]; it must be a strictly increasing list"),
         (lambda: room.constant(0.1, warmup_begin_lr=0.5), "base_lr 0.1 is below warmup_begin_lr 0.5"),
         (lambda: room.constant(0.1, warmup_mode="odd"), "warmup_mode is 'odd'"),
-        (lambda: room.constant(0.1, warmup_steps=-1), "warmup_steps is -1, a whole number"),
+        (lambda: room.constant(0.1, warmup_steps=-1), "warmup_steps is -1; it must be a whole number"),
         (lambda: room.poly(max_update=3, warmup_steps=5), "max_update is 3"),
-        (lambda: as_schedule("cosin"), "unknown schedule 'cosin': the nearest names are 'cosine'"),
+        (lambda: as_schedule("cosin"), "unknown schedule 'cosin'; the nearest names are 'cosine'"),
         (lambda: as_schedule("factor"), "its parameters are step, factor"),
-        (lambda: epochs(-1), r"epochs\(-1\): a length is a number from 0 on"),
-        (lambda: fraction(30), r"fraction\(30\): a part of the run is at most 1; epochs\(n\) counts epochs"),
-        (lambda: room.factor(3, unit="epochs"), "unit is 'epochs', it needs to be one of 'step', 'epoch', 'fraction'"),
-        (lambda: room.factor(epochs(3))(1), "a run, whose length is not known; give it to jfit.fit, or call .over"),
-        (lambda: as_optax("cosine", max_update=0.9), "a run, whose length is not known"),
-        (lambda: as_schedule(lambda n: n, unit="epoch")(1), "a run, whose length is not known"),
-        (lambda: room.factor(epochs(3)).over(updates=9), r"epochs\(3\): it needs to be known how many updates an epoch has"),
-        (lambda: room.factor(0.5).over(updates_per_epoch=9), r"fraction\(0.5\): it needs to be known how many updates the run"),
+        (lambda: epochs(-1), r"epochs\(-1\): a length must be a finite number, at least 0"),
+        (lambda: fraction(30), r"fraction\(30\): a fraction of the run must be at most 1; use epochs\(n\) for epochs"),
+        (lambda: room.factor(3, unit="epochs"), "unit is 'epochs'; it must be one of 'step', 'epoch', 'fraction'"),
+        (lambda: room.factor(epochs(3))(1), "a run of unknown length; pass the schedule to jfit.fit, or call .over"),
+        (lambda: as_optax("cosine", max_update=0.9), "a run of unknown length"),
+        (lambda: as_schedule(lambda n: n, unit="epoch")(1), "a run of unknown length"),
+        (lambda: room.factor(epochs(3)).over(updates=9), r"epochs\(3\): the number of updates of an epoch is unknown"),
+        (lambda: room.factor(0.5).over(updates_per_epoch=9), r"fraction\(0.5\): the number of updates of the run"),
         (
             lambda: room.multifactor([0.1, 0.2]).over(updates=3),
-            r"step is \[0, 1\].* \(multifactor with step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, in an epoch: None\)",
+            r"step is \[0, 1\].* \(multifactor with step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, updates per epoch: None\)",
         ),
         (lambda: run_schedule("poly", {}, 0.1), "'poly' needs the number of updates"),
-        (lambda: run_schedule(room.poly(3), {"unit": "epoch"}), "goes with a schedule by name"),
+        (lambda: run_schedule(room.poly(3), {"unit": "epoch"}), "needs a schedule by name"),
     ],
 )
 def test_errors_say_what_was_found_and_needed(make, message):
@@ -218,7 +218,7 @@ def test_errors_say_what_was_found_and_needed(make, message):
 
 
 def test_what_is_no_schedule_is_refused():
-    with pytest.raises(TypeError, match="a schedule is a name, a number, a Schedule or a function"):
+    with pytest.raises(TypeError, match="a schedule must be a name, a number, a Schedule or a function"):
         as_schedule([0.1])
 
 

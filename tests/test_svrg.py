@@ -144,11 +144,11 @@ def test_what_cannot_be_is_refused_in_a_sentence():
     optimizer = svrg(optax.sgd(0.1))
     with pytest.raises(ValueError, match="needs the gradient of the same batch at its snapshot"):
         optimizer.update(params, optimizer.init(params), params)
-    with pytest.raises(TypeError, match="goes around an optax transformation"):
+    with pytest.raises(TypeError, match="wraps an optax transformation"):
         svrg("sgd")
-    with pytest.raises(TypeError, match="takes the state of svrg"):
+    with pytest.raises(TypeError, match="needs the state of an svrg"):
         svrg_snapshot(optax.sgd(0.1).init(params), params, params)
     with pytest.raises(ValueError, match="no batch"):
         EVERYTHING(params, {}, iter(()))
-    with pytest.raises(ValueError, match=r"jfit\.fit and jfit\.train_step compute one gradient a step"):
+    with pytest.raises(ValueError, match=r"jfit\.fit and jfit\.train_step compute one gradient per step"):
         jfit.fit(MODEL, BATCHES, optimizer=optimizer, num_epoch=1, eval_metric=None)

@@ -1,20 +1,24 @@
-"""Optimizers shaped as optax transformations with MXNet 1.9.1's exact rules, and learning-rate schedules.
+"""Optimizers as optax transformations with the exact update rules of MXNet 1.9.1, and learning-rate schedules.
 
-Every optimizer is `(init, update)`; `update(grads, state, params, learning_rate=None)` gives what is to be ADDED to the
-parameters.  The rate is traced, so a schedule or a user may change it without a second compile; None means the one given at
-construction.  It may be one for each leaf: (leaves,), or a tuple of scalars, which XLA compiles ten times faster on a CPU.
-Gradients arrive rescaled; c(.) in the formulas clips to +-clip_gradient, and is absent unless that is positive.
+Every optimizer is a pair (init, update).  `update(grads, state, params, learning_rate=None)` returns (updates, state); the
+updates are ADDED to the parameters (`optax.apply_updates`).  `learning_rate` may be traced, so it can change without
+recompiling; None means the rate or schedule passed at construction.  It may also be one rate per parameter, as an array of
+shape (leaves,) or a tuple of scalars; XLA compiles a tuple ten times faster on a CPU.
+Gradients are expected to be rescaled already.  In the formulas, c(x) is x clipped to +-clip_gradient if that is positive,
+and x otherwise.
 
-Parameters that all of them share:
-    wd: weight decay.  wd_mult: "mxnet" (default) decays what MXNet's Module decays, names that end in `_weight` or
-        `_gamma`, or, where the parameters are no flat dict of such names, arrays of two or more dimensions; a dict by name
-        overrides that; a function name -> float replaces it; None decays everything.
-    lr_mult: dict by name (others 1) or function name -> float; None is 1 for all.
-    multi_precision: parameters of 16 bits are kept in float32 as well (slot `master`), and that is what is updated.
-Without it parameters of 16 bits are updated in float32 arithmetic, keep float32 state, and are rounded after every update.
+Arguments that all optimizers share:
+    wd: weight decay.
+    wd_mult: multipliers of the weight decay.  "mxnet" (default): as in MXNet's Module, only parameters whose names end in
+        `_weight` or `_gamma` decay; if no name has one of MXNet's endings, only arrays with two or more dimensions.  A dict
+        name -> float overrides this rule for its names, a function name -> float replaces it, and None decays everything.
+    lr_mult: multipliers of the learning rate, a dict name -> float (1 for other names) or a function name -> float; None
+        means 1 for all.
+    multi_precision: whether to keep and update a float32 master copy of 16-bit parameters (slot `master`).  Without it they
+        are updated in float32 arithmetic with float32 state, and rounded after every update.
 
-A gradient may be a `SparseRows`, some rows of a table.  Lazy rules (sgd, adam, adagrad, group_adagrad) then update those
-rows alone, at a cost that is theirs; `jfit.optim.apply_updates` adds the rows in place.  Other rules update the whole table.
+A gradient may be a `SparseRows`, which holds some rows of a table.  Lazy optimizers (sgd, adam, adagrad, group_adagrad) then
+update only those rows, and `jfit.optim.apply_updates` writes them in place.  Other optimizers update the whole table.
 
 >>> import jfit.optim
 >>> jfit.optim.get("adam").learning_rate
@@ -46,9 +50,9 @@ from jfit.optim.schedules import (
 from jfit.optim.spans import Span, epochs, fraction
 from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
-Resolved = Optimizer  # its former name
+Resolved = Optimizer  # deprecated alias
 
-Rows = SparseRows  # its earlier name
+Rows = SparseRows  # deprecated alias
 
 __all__ = [
     "OPTIMIZERS",

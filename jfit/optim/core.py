@@ -64,6 +64,12 @@ class OptState(NamedTuple):
         lr_mult: learning rate multipliers in leaf order, float32 (leaves,) or a tuple of scalars; None if all are 1.
         wd_mult: weight decay multipliers, likewise.
         shared: scalars shared by all parameters (Nadam's momentum product, a PRNG key), or None.
+
+    Example:
+        >>> import jfit
+        >>> state = jfit.optim.adam().init({"w": jnp.ones(2)})
+        >>> int(state.count), sorted(state.slots)
+        (0, ['mean', 'var'])
     """
 
     count: Array | tuple[Array, ...] | None

@@ -1,4 +1,4 @@
-"""The rule that samples: stochastic gradient Langevin dynamics."""
+"""Stochastic gradient Langevin dynamics: SGD with noise that makes the weights samples of the posterior."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def sgld(
 ) -> Optimizer:
     """w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise from the standard normal distribution.
 
-    The noise comes from fold_in(key; number of the update; crc32 of the parameter's name): other numbers for each parameter
-    and update, the same ones on any number of devices and in any order of the parameters.
+    The noise is drawn from fold_in(fold_in(key, update number), crc32 of the parameter name): it differs between parameters
+    and updates, and does not depend on the number of devices or the order of the parameters.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        seed: of the key.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        seed: seed of the PRNG key, an int.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; no slots, the raw key in `shared`, one count for all parameters.
+        Optimizer without state slots; its PRNG key data is in `shared`, and one update count serves all parameters.
 
     Example:
         >>> opt = sgld(0.01)

@@ -1,4 +1,4 @@
-"""Rules for large batches, whose rates follow the size of each layer: LAMB, LARS, LBSGD."""
+"""Optimizers for large batches, with layer-wise learning rates or long warm-ups: LAMB, LARS, LBSGD."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jfit.optim.core import (
 )
 from jfit.optim.spans import operand
 
-# which parameters LARS gives a rate of their own
+# which parameters get a layer-wise learning rate from LARS
 Adapt = str | Mapping[str, bool] | Callable[[str], bool] | Sequence[bool]
 
 _FIXED = ("gamma", "beta", "bias")
@@ -44,27 +44,27 @@ def lamb(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
 ) -> Optimizer:
-    """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, kept within the bounds.
+    """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, clipped to the bounds.
 
-    The moments are those of c(g), bias-corrected by default; |.| is the norm over the whole parameter; r / |u| is 1
-    where either is 0.
+    mean' and var' are moving averages of c(g) and c(g)^2, bias-corrected by default; |.| is the L2 norm of the whole
+    parameter; r / |u| is replaced by 1 if either norm is 0.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        beta1, beta2: decay of the means of c(g) and of c(g)^2.
-        epsilon: outside the root.
-        lower_bound, upper_bound: of r; None or 0 for none.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        beta1, beta2: decay rates of the moving averages of c(g) and c(g)^2.
+        epsilon: added outside the square root.
+        lower_bound, upper_bound: bounds of r; None or 0 for no bound.
         bias_correction: divide the moments by 1 - beta^t.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is not clipped.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added after clipping.
 
     Returns:
-        The transformation; slots `mean` and `var`, one count for all parameters.
+        Optimizer with the state slots `mean` and `var` and one update count for all parameters.
 
     Example:
         >>> opt = lamb(0.1)
         >>> w = {"fc_weight": jnp.full((2,), 3.0)}
         >>> updates, _ = opt.update(w, opt.init(w), w)
-        >>> [round(float(u), 4) for u in updates["fc_weight"]]  # a tenth of the weight's own size
+        >>> [round(float(u), 4) for u in updates["fc_weight"]]  # a tenth of the norm of the weight
         [-0.3, -0.3]
 
     Source: You et al. 2020, https://arxiv.org/abs/1904.00962; Apache MXNet 1.9.1, `lamb_update_phase1` and `_phase2`.
@@ -76,11 +76,11 @@ def lamb(
         if bias_correction:
             m, v = m / one_minus_power(beta1, ctx.t), v / one_minus_power(beta2, ctx.t)
         u = decayed(m / (jnp.sqrt(v) + epsilon), ctx.wd, w)
-        size, of_step = _norm(w), _norm(u)
+        size, step_size = _norm(w), _norm(u)
         size = jnp.maximum(size, lower_bound) if lower_bound else size
         size = jnp.minimum(size, upper_bound) if upper_bound else size
-        none = (size == 0) | (of_step == 0)  # a NaN is no 0: it shows in the whole parameter, as in MXNet
-        return -ctx.lr * jnp.where(none, 1.0, size / jnp.where(none, 1.0, of_step)) * u, (mean, var)
+        is_zero = (size == 0) | (step_size == 0)  # False for NaN, which then spreads over the parameter, as in MXNet
+        return -ctx.lr * jnp.where(is_zero, 1.0, size / jnp.where(is_zero, 1.0, step_size)) * u, (mean, var)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
@@ -103,27 +103,28 @@ def lars(
 ) -> Optimizer:
     """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
-    r is 1 where |w| or |g| is 0, and for parameters that are not adapted.  k is rate / last rate: momentum is in proportion to
-    the rate it was made with.  MXNet's optimizer notices a new rate at the first of its calls, so that k is 1 again for
-    parameters of later calls (four a call, or one where a key-value store updates); `group` says how many belong to a
-    call, and the default, all of them, is what the paper means.
+    r is 1 if |w| or |g| is 0, and for parameters that are not adapted.  k = learning rate / previous learning rate (momentum
+    correction).  MXNet updates parameters in groups (of four, or of one with a key-value store) and applies k != 1 only in
+    the first group after a change of the rate.  Set `group` to reproduce this; by default k applies to all parameters, as in
+    the paper.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        momentum: 0 keeps no state.
-        eta: how large a step is, as a part of the weight.
-        eps: added to the divisor.
-        momentum_correction: k as above; False: k is 1.
-        adapt: parameters with a rate of their own: "mxnet" (names that do not end in gamma, beta or bias), a dict by name
-            (others follow that rule), a function of the name, or for a list of arrays a sequence of booleans.
-        wd, clip_gradient, lr_mult, multi_precision: see `jfit.optim`; |g| is that of the gradient before clipping.
-        wd_mult: as in `jfit.optim`; "lars" decays names that end in `_weight` only.
-        order: names of parameters in the order of their turns, where `group` is given; see `nadam`.
-        group: parameters that see the same k; None for all.
-        fixed: names without an update that take a place in a group; see `nadam`.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        momentum: momentum coefficient; with 0 the optimizer has no momentum slot.
+        eta: trust coefficient: size of a step relative to the norm of the weight.
+        eps: added to the denominator of r.
+        momentum_correction: whether to use k; False means k = 1.
+        adapt: which parameters use r: "mxnet" (all but names that end in gamma, beta or bias), a dict name -> bool (names
+            that are not listed follow the "mxnet" rule), a function name -> bool, or, if the parameters are a list of arrays,
+            a sequence of bool.
+        wd, clip_gradient, lr_mult, multi_precision: see `jfit.optim`; |g| is the norm before clipping.
+        wd_mult: see `jfit.optim`; with "lars" only names that end in `_weight` decay.
+        order: parameter names in update order, needed with `group`; see `nadam`.
+        group: number of consecutive parameters that use the same k; None for all.
+        fixed: names of parameters that count as members of a group without being updated; see `nadam`.
 
     Returns:
-        The transformation; slot `momentum`; with momentum correction shared scalars `rate` and `last`.
+        Optimizer with the state slot `momentum`, and with momentum correction the shared scalars `rate` and `last`.
 
     Example:
         >>> opt = lars(0.5, eta=0.1)
@@ -138,12 +139,12 @@ def lars(
     clip, correct = clipper(clip_gradient), bool(momentum and momentum_correction)
 
     def advance(shared: Mapping[str, Array], contexts: Sequence[RuleContext]) -> list[dict[str, Array]]:
-        found, rate, last = [], shared["rate"], shared["last"]
+        scalars, rate, last = [], shared["rate"], shared["last"]
         for place, ctx in enumerate(contexts):
             if place == 0 or (group is not None and place % group == 0):
                 rate, last = jnp.asarray(ctx.base, jnp.float32), rate
-            found.append({"rate": rate, "last": last})
-        return found
+            scalars.append({"rate": rate, "last": last})
+        return scalars
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         rate = ctx.lr
@@ -153,8 +154,8 @@ def lars(
         step = -rate * decayed(clip(g), ctx.wd, w)
         if not slots:
             return step, ()
-        kept = momentum * _ratio(ctx.shared["rate"], ctx.shared["last"], ctx.shared["last"]) if correct else momentum
-        m = kept * slots[0] + step
+        corrected = momentum * _ratio(ctx.shared["rate"], ctx.shared["last"], ctx.shared["last"]) if correct else momentum
+        m = corrected * slots[0] + step
         return m, (m,)
 
     decays: Any = ("lars", wd_mult) if isinstance(wd_mult, Mapping) else wd_mult
@@ -181,34 +182,35 @@ def lbsgd(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
 ) -> Optimizer:
-    """Every batch_scale-th update: m <- momentum * m - lr * f * (c(mean of g since then) + wd * w);  w <- w + m.
+    """Every batch_scale updates: m <- momentum * m - lr * f * (c(mean of the last batch_scale g) + wd * w);  w <- w + m.
 
-    f climbs from 1 to batch_scale during the warm-up of n = warmup_epochs * updates_per_epoch updates: with update number k
-    and p = k / n it is 1 + (batch_scale - 1) * p (linear), p^2 (power2) or sqrt(p) (sqrt) in place of p.  Strategy "lars"
-    has f = sqrt(|w|^2 / (|g|^2 + wd * |w|^2)) for each parameter instead, within 0.01 and 100.
+    The updates in between only accumulate g.  f grows from 1 to batch_scale during a warm-up of n = warmup_epochs *
+    updates_per_epoch updates: f = 1 + (batch_scale - 1) * p with p = k / n (linear), (k / n)^2 (power2) or sqrt(k / n)
+    (sqrt), for update number k.  Strategy "lars" uses f = sqrt(|w|^2 / (|g|^2 + wd * |w|^2)) per parameter instead, clipped to
+    0.01 .. 100.
 
-    Updates in between change nothing.  MXNet reads its scheduler before it counts, one update behind other optimizers, for
-    the first parameter only; here the rate that is fed, or that of the schedule, holds as for every other rule.
+    MXNet's LBSGD reads its learning rate scheduler one update late for the first parameter; jfit uses the learning rate of
+    the current update, as in all optimizers.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        momentum: 0 keeps none.
-        warmup_strategy: linear, power2, sqrt or lars; others have f = 1 while it lasts.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        momentum: momentum coefficient; with 0 there is no momentum slot.
+        warmup_strategy: "linear", "power2", "sqrt" or "lars"; any other string means f = 1 during the warm-up.
         warmup_epochs, updates_per_epoch: length of the warm-up.
         batch_scale: how many gradients are averaged.
-        begin_epoch: epochs that are behind, for the warm-up.
-        num_epochs: unused, as in MXNet.
-        grad_scale: what gradients were multiplied by (rescale_grad): strategy "lars" takes |g| as it was before.
-        one_buffer: in MXNet the first sum is the first gradient's own buffer, so where every gradient is written into that
-            buffer, as Module and Trainer do, the second one counts twice and the first not at all; True does the same.
+        begin_epoch: number of epochs done before, which shorten the warm-up.
+        num_epochs: ignored, as in MXNet.
+        grad_scale: factor that the gradients were multiplied by (rescale_grad); strategy "lars" divides |g| by it.
+        one_buffer: reproduce a bug of MXNet's Module and Trainer: the sum shares a buffer with the first gradient, which the
+            second gradient overwrites, so the second gradient counts twice and the first one is lost.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; slots `momentum` (if there is one) and `sum` (of gradients, for batch_scale above 1), one count
-        for all parameters.
+        Optimizer with the state slots `momentum` (unless it is 0) and `sum` (of gradients, if batch_scale > 1) and one
+        update count for all parameters.
 
     Raises:
-        ValueError: batch_scale below 1.
+        ValueError: batch_scale is not a whole number from 1.
 
     Example:
         >>> opt = lbsgd(0.1, batch_scale=2, warmup_epochs=0)
@@ -221,7 +223,7 @@ def lbsgd(
     Source: Goyal et al. 2017 (warm-up), https://arxiv.org/abs/1706.02677; Apache MXNet 1.9.1, `LBSGD`.
     """
     if batch_scale < 1 or batch_scale != int(batch_scale):
-        raise ValueError(f"lbsgd: batch_scale is {batch_scale}, a whole number of batches from 1 on is needed.")
+        raise ValueError(f"lbsgd: batch_scale is {batch_scale}; it must be a whole number of batches, at least 1.")
     clip = clipper(clip_gradient)
     length, behind = operand(warmup_epochs * updates_per_epoch), operand(begin_epoch * updates_per_epoch)
 
@@ -267,13 +269,13 @@ def _adapts(adapt: Adapt, name: str) -> bool:
     if isinstance(adapt, str):
         if adapt != "mxnet":
             raise ValueError(
-                f"lars: adapt is {adapt!r}; it needs to be 'mxnet', a dict by name, a function of the name, or a list."
+                f"lars: adapt is {adapt!r}; it must be 'mxnet', a dict by name, a function of the name, or a list of bool."
             )
         return by_rule
     if not name.isdecimal() or int(name) >= len(adapt):
         raise ValueError(
-            f"lars: adapt is a sequence of {len(adapt)} booleans, which goes with a list of as many arrays; a parameter is "
-            f"called {name!r}. Pass a dict by name, or a function of the name."
+            f"lars: adapt is a sequence of {len(adapt)} booleans, which needs a list of as many arrays as parameters, but a "
+            f"parameter is called {name!r}. Pass a dict by name, or a function of the name."
         )
     return bool(adapt[int(name)])
 
@@ -287,6 +289,6 @@ def _norm(x: Array) -> Array:
 
 
 def _ratio(above: Any, below: Any, *positive: Any) -> Any:
-    """above / below where all the others are positive, else 1."""
+    """above / below if all other arguments are positive, else 1."""
     good = jnp.stack([jnp.asarray(p > 0) for p in positive]).all()
     return jnp.where(good, above / jnp.where(good, below, 1.0), 1.0)

@@ -1,4 +1,4 @@
-"""Rules that keep a sum and make the weight of it anew: Ftrl, FTML (follow the regularized, the moving leader)."""
+"""FTRL and FTML (follow the regularized leader, the moving leader): the weight is computed from accumulated sums."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def ftrl(
 ) -> Optimizer:
     """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2;  w <- soft(z) / ((beta + sqrt(n)) / lr + wd).
 
-    soft(z) = sign(z) * lamda1 - z where |z| > lamda1, else 0: such weights are exactly 0.  The weight is made anew from z and
-    n, so what it was at the start is forgotten, even where a gradient is 0.
+    soft(z) = sign(z) * lamda1 - z if |z| > lamda1, else 0, so small weights become exactly 0.  The weight is computed from z
+    and n alone: the first update discards its initial value, even if the gradient is 0.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0; not 0.
+        learning_rate: nonzero number, or a schedule: function of the number of updates done.
         lamda1: strength of the L1 penalty.
-        beta: what sqrt(n) starts from.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is the L2 penalty.
+        beta: added to sqrt(n).
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; `wd` is the strength of the L2 penalty.
 
     Returns:
-        The transformation; slots `z` and `n`.
+        Optimizer with the state slots `z` and `n`.
 
     Example:
         >>> import optax
@@ -59,9 +59,9 @@ def ftrl(
         g = clip(g)
         n = slots[1] + g * g
         z = slots[0] + g - (jnp.sqrt(n) - jnp.sqrt(slots[1])) * w / ctx.lr
-        # this way round a NaN stays one: a training that overflowed would look like a sparse one
+        # |z| <= lamda1, not |z| > lamda1: so a NaN stays NaN, where 0 would hide that training overflowed.
         soft = jnp.where(jnp.abs(z) <= lamda1, 0.0, jnp.sign(z) * lamda1 - z)
-        # x - w, added to w, is exactly 0 where x is
+        # With x = 0 the update is -w, and w + (-w) is exactly 0.
         return soft / ((beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
 
     return transformation(rule, ("z", "n"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
@@ -83,14 +83,14 @@ def ftml(
     d = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  v <- beta2 * v + (1 - beta2) * G^2.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0; not 0.
-        beta1: decay of z.
-        beta2: decay of the mean of G^2.
-        epsilon: outside the root.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
+        learning_rate: nonzero number, or a schedule: function of the number of updates done.
+        beta1: decay rate of z.
+        beta2: decay rate of the moving average of G^2.
+        epsilon: added outside the square root.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added before clipping.
 
     Returns:
-        The transformation; slots `d`, `v` and `z`, one count for all parameters.
+        Optimizer with the state slots `d`, `v` and `z` and one update count for all parameters.
 
     Example:
         >>> opt = ftml(0.1)

@@ -1,4 +1,4 @@
-"""Rules with running means of the gradient and of its size: Adam, AdamW, Adamax, Nadam."""
+"""Optimizers with moving averages of the gradient and of its square or magnitude: Adam, AdamW, Adamax, Nadam."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def adam(
     """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        beta1, beta2: decay of the means of G and of G^2.
-        epsilon: outside the root, and not bias-corrected.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
-        lazy_update: of a gradient by rows, only those rows are updated; the count goes on for all.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        beta1, beta2: decay rates of the moving averages of G and G^2.
+        epsilon: added outside the square root, without bias correction.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added before clipping.
+        lazy_update: for a `SparseRows` gradient, update only its rows; the update count grows for all rows.
 
     Returns:
-        The transformation; slots `mean` and `var`, one count for all parameters.
+        Optimizer with the state slots `mean` and `var` and one update count for all parameters.
 
     Example:
         >>> opt = adam(0.1)
@@ -82,18 +82,18 @@ def adamw(
 ) -> Optimizer:
     """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected by default.
 
-    MXNet's contributed kernel is w - eta * (lr * mean / (sqrt(var) + epsilon) + wd * w) without bias correction. Here the
-    rate plays its `eta` and its own `lr` is 1, the way it was used; `bias_correction=False` gives the kernel's values.
+    MXNet's contributed kernel computes w - eta * (lr * mean / (sqrt(var) + epsilon) + wd * w) without bias correction.  Here
+    the learning rate takes the place of its `eta`, and its `lr` is 1; `bias_correction=False` gives the kernel's values.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        beta1, beta2: decay of the means of g and of g^2.
-        epsilon: outside the root.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        beta1, beta2: decay rates of the moving averages of g and g^2.
+        epsilon: added outside the square root.
         bias_correction: divide the moments by 1 - beta^t.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is neither clipped nor averaged.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is neither clipped nor averaged.
 
     Returns:
-        The transformation; slots `mean` and `var`, one count for all parameters.
+        Optimizer with the state slots `mean` and `var` and one update count for all parameters.
 
     Example:
         >>> opt = adamw(0.1, wd=0.5)
@@ -127,16 +127,16 @@ def adamax(
 ) -> Optimizer:
     """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
 
-    Where every gradient so far was 0, mean / u is 0; MXNet 1.9.1 makes it NaN.
+    While all gradients so far are 0, the weight is unchanged; MXNet 1.9.1 computes NaN.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        beta1: decay of the mean of G.
-        beta2: decay of its largest size.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        beta1: decay rate of the moving average of G.
+        beta2: decay rate of the maximum of |G|.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added before clipping.
 
     Returns:
-        The transformation; slots `mean` and `var` (u above), one count for all parameters.
+        Optimizer with the state slots `mean` and `var` (u above) and one update count for all parameters.
 
     Example:
         >>> opt = adamax(0.1)
@@ -174,24 +174,26 @@ def nadam(
 ) -> Optimizer:
     """w <- w - lr * ((1 - b(t)) * G / (1 - M) + b(t+1) * mean / (1 - M * b(t+1))) / (sqrt(var / (1 - beta2^t)) + epsilon).
 
-    G = c(g + wd * w);  b(t) = beta1 * (1 - 0.5 * 0.96^(t * schedule_decay));  M <- M * b(t) at the turn of EVERY parameter.
-    In the paper M is a product over updates.  In MXNet one M serves all parameters, so it is multiplied once for each of
-    them and what a parameter gets depends on when its turn comes; this is kept, as trainings depend on it.  A gamma that
-    `fix_gamma` holds at 1 has its turn as well: MXNet updates it and overwrites it.
+    G = c(g + wd * w);  b(t) = beta1 * (1 - 0.5 * 0.96^(t * schedule_decay));  M <- M * b(t), once per PARAMETER.
+    In the paper M is a product over updates.  In MXNet all parameters share one M, which is multiplied once for every
+    parameter of every update, so the update of a parameter depends on its position in the update order.  jfit computes the
+    same numbers.  A BatchNorm gamma with `fix_gamma` advances M too: MXNet updates it and then overwrites it with 1.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        beta1, beta2: decay of the means of G and of G^2.
-        epsilon: outside the root.
-        schedule_decay: how fast b(t) climbs from beta1 / 2 to beta1.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
-        order: names of parameters in the order of their turns; others follow in leaf order.  None: `train_step` and
-            `fit` take the order of the graph's arguments, as MXNet does, unless the optimizer is inside an optax chain.
-        fixed: names without an update whose turns count.  None: `train_step` and `fit` take the graph's gammas with
-            `fix_gamma`, in the same way.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        beta1, beta2: decay rates of the moving averages of G and G^2.
+        epsilon: added outside the square root.
+        schedule_decay: how fast b(t) grows from beta1 / 2 to beta1.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added before clipping.
+        order: parameter names in update order; parameters that are not listed follow in leaf order.  With None,
+            `train_step` and `fit` use the order of the graph's arguments, as MXNet does, unless the optimizer is part of an
+            optax chain.
+        fixed: names of parameters that advance M without being updated.  With None, `train_step` and `fit` use the graph's
+            BatchNorm gammas with `fix_gamma`.
 
     Returns:
-        The transformation; slots `mean` and `var`, shared scalar `m_schedule` (M above), one count for all parameters.
+        Optimizer with the state slots `mean` and `var`, the shared scalar `m_schedule` (M above) and one update count for
+        all parameters.
 
     Example:
         >>> opt = nadam(0.1)
@@ -228,6 +230,6 @@ def nadam(
 
 
 def _kernel_moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
-    """`moments` as MXNet's kernels have them, with 1 - beta in float32: for 0.999 it is 1e-5 less than 0.001."""
+    """`moments` as in MXNet's kernels, which round 1 - beta to float32: for 0.999 the result is 1e-5 (relative) below 0.001."""
     rest1, rest2 = (float(np.float32(1) - np.float32(beta)) for beta in (beta1, beta2))
     return beta1 * slots[0] + rest1 * g, beta2 * slots[1] + rest2 * g * g

@@ -1,4 +1,4 @@
-"""Gradient descent and its momenta: SGD, NAG, Signum, DCASGD; and the sum that MXNet tests its updaters with."""
+"""SGD and variants with momentum: sgd, nag, signum, dcasgd; and `adding`, which MXNet uses to test its updaters."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def sgd(
     """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        momentum: 0 keeps no state.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        momentum: momentum coefficient; with 0 the optimizer has no momentum slot.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
-        lazy_update: of a gradient by rows, only those rows are updated: the others neither decay nor move on.
+        lazy_update: for a `SparseRows` gradient, update only its rows; other rows get no weight decay and no momentum step.
 
     Returns:
-        The transformation; slot `momentum`.
+        Optimizer with the state slot `momentum`.
 
     Example:
         >>> import optax
@@ -49,7 +49,7 @@ def sgd(
         >>> optax.apply_updates(w, updates)["fc_weight"].tolist()
         [0.8999999761581421, 0.8999999761581421]
 
-    Source: Apache MXNet 1.9.1, `sgd_update` and `sgd_mom_update` (the decay is not clipped).
+    Source: Apache MXNet 1.9.1, `sgd_update` and `sgd_mom_update` (weight decay is added after clipping).
     """
     clip = clipper(clip_gradient)
 
@@ -75,15 +75,15 @@ def nag(
 ) -> Optimizer:
     """m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w));  m <- m' - lr * (c(g) + wd * w').
 
-    The stored momentum decays the NEW weight, as MXNet's kernel does (it works in place), unlike the textbook.
+    The stored momentum uses weight decay of the NEW weight, unlike the textbook: MXNet's kernel has written the weight by then.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        momentum: 0 is plain SGD.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        momentum: momentum coefficient; 0 is plain SGD.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; slot `momentum`.
+        Optimizer with the state slot `momentum`.
 
     Example:
         >>> opt = nag(0.1, momentum=0.5)
@@ -118,17 +118,17 @@ def signum(
 ) -> Optimizer:
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
-    Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: such a weight is
-    unchanged, and with momentum it is unchanged from then on.
+    Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: a NaN gradient
+    leaves the weight unchanged, and with momentum the weight stays unchanged from then on.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        momentum: 0 keeps no state.
-        wd_lh: decay apart from the momentum; every parameter has it, whatever `wd_mult` says.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        momentum: momentum coefficient; with 0 the optimizer has no momentum slot.
+        wd_lh: decoupled weight decay, not part of the momentum; it applies to every parameter, independent of `wd_mult`.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; slot `momentum`.
+        Optimizer with the state slot `momentum`.
 
     Raises:
         ValueError: wd_lh without momentum.
@@ -144,8 +144,8 @@ def signum(
     """
     if wd_lh and not momentum:
         raise ValueError(
-            f"signum: wd_lh is {wd_lh} and momentum 0; signSGD has no decay of that kind (MXNet's kernel refuses it too): "
-            "use wd, which is apart from the sign there, or a momentum."
+            f"signum: wd_lh is {wd_lh} and momentum is 0, but signSGD has no wd_lh (nor has MXNet's kernel); "
+            "pass wd, which signSGD applies outside the sign, or a nonzero momentum."
         )
     clip = clipper(clip_gradient)
 
@@ -170,16 +170,16 @@ def dcasgd(
 ) -> Optimizer:
     """m <- momentum * m - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- w;  w <- w + m.
 
-    MXNet 1.9.1 fails with momentum; here it does what its formula says.
+    With momentum, MXNet 1.9.1 raises an error; jfit follows the formula.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        momentum: 0 keeps none.
-        lamda: how strongly a late gradient is corrected.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        momentum: momentum coefficient; with 0 there is no momentum slot.
+        lamda: strength of the correction for delayed gradients.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; slots `momentum` (if there is one) and `previous`, the weight before the last update.
+        Optimizer with the state slots `momentum` (unless it is 0) and `previous`, the weight before the last update.
 
     Example:
         >>> import optax
@@ -214,7 +214,7 @@ def adding(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
 ) -> Optimizer:
-    """w <- w + g, the gradient ADDED as it comes: the optimizer named "test", with which MXNet tests its updaters.
+    """w <- w + g: adds the unscaled gradient.  Known as "test"; MXNet tests its updaters with it.
 
     Args:
         learning_rate: unused.
@@ -222,7 +222,7 @@ def adding(
         multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; slot `weight`, the new weight.
+        Optimizer with the state slot `weight`, the new weight.
 
     Example:
         >>> opt = adding()
@@ -241,5 +241,5 @@ def adding(
 
 
 def _sign(x: Array) -> Array:
-    """1, -1 or 0; of NaN 0."""
+    """sign(x), and 0 for NaN."""
     return jnp.where(jnp.isnan(x), 0.0, jnp.sign(x))

@@ -1,9 +1,9 @@
-"""Optimizers by name: jfit's own, any of optax, or a transformation handed in.
+"""Optimizers by name: jfit's own and optax's; `get` also accepts optax transformations.
 
 >>> from jfit.optim import get
 >>> get("sgd", momentum=0.9).learning_rate
 0.01
->>> get("lion").takes_rate  # of optax, with the rate fed in
+>>> get("lion").takes_rate  # an optax optimizer; jfit passes the learning rate
 True
 """
 
@@ -24,30 +24,30 @@ from jfit.ops.registry import nearest
 from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
 from jfit.optim.core import Optimizer, rate_at
 
-# the rate of an optax optimizer that declares none
+# learning rate of optax optimizers without a default
 OPTAX_RATE = 1e-3
-# of optax: those that find their rate themselves, and whole ones among the names of parts
+# optax optimizers that compute their own learning rate; complete optimizers whose names look like those of building blocks
 _RATELESS = ("polyak_sgd",)
 _WHOLE = ("schedule_free_adamw", "schedule_free_sgd")
-# and those that a train step cannot serve
+# optax optimizers that a train step does not support
 _UNSERVED = {
-    "sophia": "asks for the loss as a function inside the update, and the train step offers gradients and the value only",
-    "dpsgd": "needs the gradient of every example apart, and the train step sums them",
+    "sophia": "needs the loss function inside the update, but the train step passes only its value and the gradients",
+    "dpsgd": "needs per-example gradients, but the train step sums them",
 }
-# what MXNet's optimizers take, and where it is here
+# parameters of MXNet's optimizers, and what to use instead
 _BELONGS = {
-    "rescale_grad": " Gradients arrive rescaled: rescale= of the train step says by what, fit divides by the batch; MXNet's "
-    "classes (jfit.mx.optimizer) have it.",
-    "lr_scheduler": " A schedule is learning_rate= here, or schedule= of fit and of the train step; MXNet's classes "
-    "(jfit.mx.optimizer) take a scheduler.",
-    "lazy_update": " Only sgd and adam have a choice there; gradients by rows are lazy for adagrad and group_adagrad always.",
-    "begin_num_update": " The number of updates is part of the optimizer's state: set its count.",
-    "param_idx2name": " Parameters have names here, so nothing is numbered.",
+    "rescale_grad": " The train step rescales gradients (rescale=), and fit divides by the batch size; MXNet's "
+    "optimizer classes (jfit.mx.optimizer) have rescale_grad.",
+    "lr_scheduler": " Pass a schedule as learning_rate=, or as schedule= of fit or train_step; MXNet's optimizer classes "
+    "(jfit.mx.optimizer) have lr_scheduler.",
+    "lazy_update": " Only sgd and adam have it; adagrad and group_adagrad always update row-sparse gradients lazily.",
+    "begin_num_update": " Set `count` in the optimizer state instead.",
+    "param_idx2name": " jfit's parameters have names, not numbers.",
 }
 
 
 class Named(NamedTuple):
-    """A registered optimizer: its factory and the rate it has when none is given."""
+    """A registered optimizer: its factory and its default learning rate."""
 
     make: Callable[..., Optimizer]
     default_learning_rate: float
@@ -57,12 +57,12 @@ OPTIMIZERS: dict[str, Named] = {}
 
 
 def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
-    """Enters an optimizer under lower-case names; its default rate is the default of `learning_rate`.
+    """Register an optimizer factory under one or more names.
 
     Args:
         name: lower-case name.
-        make: function whose parameters include `learning_rate` with a default.
-        *aliases: other names.
+        make: factory whose parameters include `learning_rate` with a default value.
+        *aliases: other lower-case names.
 
     Example:
         >>> register("plain", lambda learning_rate=0.5: momentum.sgd(learning_rate))
@@ -98,20 +98,19 @@ register("sgld", langevin.sgld)
 
 
 def get(spec: Any, **params: Any) -> Optimizer:
-    """The optimizer that `spec` means.
+    """Create or convert an optimizer.
 
     Args:
-        spec: a name, case ignored: one of jfit's (`OPTIMIZERS`), else one of optax's or optax.contrib's; or a transformation
-            with `init` and `update`; an `Optimizer`, such as one of jfit's, is returned unchanged.  A name that both have
-            means jfit's; optax's goes in as an instance: `optax.lamb(...)`.
+        spec: case-insensitive name of one of jfit's optimizers (`OPTIMIZERS`) or of one in optax or optax.contrib, or an optax
+            transformation.  If jfit and optax share a name, it means jfit's; pass optax's as an instance: `optax.lamb(...)`.
         **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
 
     Returns:
-        The `Optimizer`; its `update` takes and ignores extra arguments that the transformation has no use for.
+        `Optimizer`; one that is passed in is returned unchanged.  Its `update` ignores unknown keyword arguments.
 
     Raises:
-        ValueError: unknown name or parameter, parameters with an instance, or a line search.
-        TypeError: `spec` is none of the above.
+        ValueError: unknown name or parameter, parameters with an instance, or an optimizer with a line search.
+        TypeError: `spec` is neither a name nor an optax transformation.
 
     Example:
         >>> get(optax.sgd(0.1)).takes_rate
@@ -122,11 +121,11 @@ def get(spec: Any, **params: Any) -> Optimizer:
     if isinstance(spec, str):
         return _named(spec, params)
     if not (callable(getattr(spec, "init", None)) and callable(getattr(spec, "update", None))):
-        raise TypeError(f"an optimizer is a name or an optax transformation (init, update); found {spec!r}.")
+        raise TypeError(f"an optimizer must be a name or an optax transformation (init, update), but got {spec!r}.")
     if params:
         raise ValueError(
-            f"the optimizer is an instance already, so its parameters ({', '.join(params)}) cannot change; "
-            "pass them to its own constructor, or pass the optimizer by name."
+            f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed; "
+            "pass them to its constructor, or pass the optimizer by name."
         )
     if isinstance(spec, Optimizer):
         return spec
@@ -134,26 +133,26 @@ def get(spec: Any, **params: Any) -> Optimizer:
     shape = _tiny_state(spec, name)
     rate = None
     if _find_hyper(shape) is not None:
-        found = injected_rate(spec.init(_tiny()))
-        rate = None if found is None else float(found)
+        injected = injected_rate(spec.init(_tiny()))
+        rate = None if injected is None else float(injected)
     return _of_transformation(spec, base_rate=rate, name=name)
 
 
-def _of_transformation(transform: Any, **known: Any) -> Optimizer:
-    """An optax transformation as an Optimizer; those that take no extra arguments get none."""
-    # MultiSteps hands extra arguments on, though it is no transformation with extra arguments
+def _of_transformation(transform: Any, **fields: Any) -> Optimizer:
+    """Convert an optax transformation; extra arguments are passed only to those that accept them."""
+    # MultiSteps accepts extra arguments without being a GradientTransformationExtraArgs.
     with_extra = transform if isinstance(transform, optax.MultiSteps) else optax.with_extra_args_support(transform)
-    return Optimizer(transform.init, with_extra.update, **known)
+    return Optimizer(transform.init, with_extra.update, **fields)
 
 
 def injected_rate(opt_state: Any) -> Array | None:
-    """The learning rate inside a state made by `optax.inject_hyperparams`, else None.
+    """The learning rate in a state of `optax.inject_hyperparams`.
 
     Args:
         opt_state: any optimizer state.
 
     Returns:
-        Scalar array or None.
+        Scalar array, or None if the state has no learning rate.
 
     Example:
         >>> opt = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
@@ -164,24 +163,24 @@ def injected_rate(opt_state: Any) -> Array | None:
     return None if hyper is None else hyper["learning_rate"]
 
 
-def used_rate(optimizer: Optimizer, fed: Array | None, before: Any, after: Any) -> Array | None:
+def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any) -> Array | None:
     """The learning rate that an update used.
 
     Args:
         optimizer: the optimizer.
-        fed: the rate the update was given; None where the optimizer keeps its own.
-        before: optimizer state that the update got.
-        after: optimizer state that it returned.
+        rate: learning rate passed to the update; None if the optimizer has its own.
+        before: optimizer state before the update.
+        after: optimizer state after the update.
 
     Returns:
-        float32 scalar, or None where it cannot be known.
+        float32 scalar, or None if it is unknown.
 
     Example:
         >>> used_rate(get("sgd"), jnp.float32(0.5), (), ()).item()
         0.5
     """
-    if optimizer.takes_rate and fed is not None:
-        return fed
+    if optimizer.takes_rate and rate is not None:
+        return rate
     if optimizer.state_spec is not None and optimizer.base_rate is not None:
         return jnp.asarray(rate_at(optimizer.base_rate, before.count), jnp.float32)
     return injected_rate(after)
@@ -192,7 +191,7 @@ def _named(name: str, params: dict[str, Any]) -> Optimizer:
     if entry is not None:
         _check_params(name, entry.make, params)
         made = entry.make(**params)
-        if not isinstance(made, Optimizer):  # a factory that a user registered may give any optax transformation
+        if not isinstance(made, Optimizer):  # factories registered by users may return any optax transformation
             rate = params.get("learning_rate", entry.default_learning_rate)
             return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
         fields = {"base_rate": made.base_rate, "state_spec": made.state_spec, "for_graph": made.for_graph}
@@ -200,26 +199,29 @@ def _named(name: str, params: dict[str, Any]) -> Optimizer:
     if _of_optax_by(name.lower()) is None:
         known = [*OPTIMIZERS, *optax_names()]
         near = nearest(name, known) or ", ".join(map(repr, OPTIMIZERS))
-        raise ValueError(f"unknown optimizer {name!r}: the nearest names are {near}.")
+        raise ValueError(f"unknown optimizer {name!r}; the nearest names are {near}.")
     return _of_optax(name.lower(), params)
 
 
 def optax_names() -> list[str]:
-    """The names of the installed optax and optax.contrib that `get` takes, without those that mean jfit's own.
+    """Names of the optimizers in the installed optax and optax.contrib that `get` accepts, except those that mean jfit's.
+
+    Returns:
+        Sorted list of names.
 
     Example:
         >>> {"lion", "muon"} <= set(optax_names()), "adam" in optax_names()
         (True, False)
     """
-    found = {*vars(optax), *vars(optax.contrib)} - set(OPTIMIZERS)
-    return sorted(name for name in found - {"lbfgs", *_UNSERVED} if _of_optax_by(name) is not None)
+    names = {*vars(optax), *vars(optax.contrib)} - set(OPTIMIZERS)
+    return sorted(name for name in names - {"lbfgs", *_UNSERVED} if _of_optax_by(name) is not None)
 
 
 def _of_optax_by(name: str) -> Callable[..., Any] | None:
-    """The optimizer's factory in optax, else in optax.contrib: what takes a learning rate, and is no part of one."""
+    """The factory of an optax or optax.contrib optimizer; None for other names, such as building blocks of optimizers."""
     if name.startswith(("_", "scale", "schedule_free")) and name not in _WHOLE:
         return None
-    make = vars(optax).get(name) or vars(optax.contrib).get(name)  # not getattr, which answers to names of the past
+    make = vars(optax).get(name) or vars(optax.contrib).get(name)  # getattr would also return deprecated names
     if not (inspect.isfunction(make) or isinstance(make, functools.partial)):
         return None
     return cast(Any, make) if name in _RATELESS or "learning_rate" in inspect.signature(make).parameters else None
@@ -227,7 +229,7 @@ def _of_optax_by(name: str) -> Callable[..., Any] | None:
 
 def _of_optax(name: str, params: dict[str, Any]) -> Optimizer:
     if name in _UNSERVED:
-        raise ValueError(f"optimizer {name!r} {_UNSERVED[name]}. Choose another, such as 'adam'.")
+        raise ValueError(f"optimizer {name!r} {_UNSERVED[name]}. Use another one, such as 'adam'.")
     make = cast(Any, _of_optax_by(name))
     _check_params(name, make, params)
     if name in _RATELESS:
@@ -237,15 +239,15 @@ def _of_optax(name: str, params: dict[str, Any]) -> Optimizer:
     others = tuple(p for p in inspect.signature(make).parameters if p != "learning_rate")
     start = float(rate_at(rate, 0))
     _tiny_state(make(**{**params, "learning_rate": start}), name)
-    # only the rate is data: the other parameters stay Python values, as the optimizer's own code expects
+    # Only the learning rate becomes an array; the other parameters stay Python values, which the optimizer may branch on.
     injected = optax.inject_hyperparams(make, static_args=others)(**{**params, "learning_rate": start})
     inner = optax.with_extra_args_support(injected)
 
     def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any = None, **extra: Any) -> tuple[Any, Any]:
-        fed = rate_at(rate, state.count) if learning_rate is None and callable(rate) else learning_rate
-        if fed is not None:
-            fed = jnp.asarray(fed, state.hyperparams["learning_rate"].dtype)
-            state = state._replace(hyperparams={**state.hyperparams, "learning_rate": fed})
+        current = rate_at(rate, state.count) if learning_rate is None and callable(rate) else learning_rate
+        if current is not None:
+            current = jnp.asarray(current, state.hyperparams["learning_rate"].dtype)
+            state = state._replace(hyperparams={**state.hyperparams, "learning_rate": current})
         return inner.update(grads, state, params, **extra)
 
     return Optimizer(inner.init, update, takes_rate=True, base_rate=rate, name=name)
@@ -259,8 +261,8 @@ def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]
             hint = _BELONGS.get(key, "")
             other = _of_optax_by(name)
             if other not in (None, make) and key in inspect.signature(cast(Any, other)).parameters:
-                hint = f" That is a parameter of optax's: pass optax.{name}(...) instead of the name."
-            raise ValueError(f"optimizer {name!r} has no parameter {key!r}; the nearest it has: {near}.{hint}")
+                hint = f" optax's {name} has it: pass optax.{name}(...) instead of the name."
+            raise ValueError(f"optimizer {name!r} has no parameter {key!r}; the nearest names are {near}.{hint}")
 
 
 def _tiny() -> dict[str, Array]:
@@ -268,18 +270,18 @@ def _tiny() -> dict[str, Array]:
 
 
 def _tiny_state(transform: Any, name: str) -> Any:
-    """The shape of a state, or None if it cannot be made for a stand-in tree; refuses line searches."""
+    """Shapes of the optimizer state for a small parameter tree, or None if `init` fails on it; raises for line searches."""
     try:
         state = jax.eval_shape(transform.init, _tiny())
-    except Exception:  # masks and labels may need the user's own tree: nothing can be said then
+    except Exception:  # masks and labels may need the tree of the user: then the state cannot be inspected
         return None
     for part in _parts(state):
         kind = type(part).__name__.lower()
         if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
             raise ValueError(
-                f"optimizer {name!r} runs a line search ({type(part).__name__}), which needs the loss as a function inside "
-                "the update; the train step offers gradients and the value only. Choose one without, such as 'adam', or "
-                "switch the line search off (linesearch=None) where the optimizer allows it."
+                f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function inside the "
+                "update, but the train step passes only its value and the gradients. Use another optimizer, such as 'adam', or "
+                "switch the line search off (linesearch=None) if the optimizer allows it."
             )
     return state
 

@@ -1,4 +1,4 @@
-"""Rules that divide by a root of summed or averaged squares: RMSProp, AdaGrad, GroupAdaGrad, AdaDelta."""
+"""Optimizers that divide by the root of summed or averaged squared gradients: RMSProp, AdaGrad, GroupAdaGrad, AdaDelta."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def rmsprop(
     Centered: a <- gamma1 * a + (1 - gamma1) * G;  d <- gamma2 * d - lr * G / sqrt(n - a^2 + epsilon);  w <- w + d.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        gamma1: decay of the means.
-        gamma2: momentum of the centered form; unused otherwise.
-        epsilon: inside the root.
-        centered: Graves' form.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        gamma1: decay rate of the moving averages.
+        gamma2: momentum of the centered form; ignored otherwise.
+        epsilon: added inside the square root.
+        centered: use Graves' centered form, which divides by an estimate of the standard deviation.
         clip_weights: clip the new weight to +-clip_weights.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is part of what is clipped.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added before clipping.
 
     Returns:
-        The transformation; slot `n`, centered also `g` (the mean, a above) and `delta` (d above).
+        Optimizer with the state slot `n`; the centered form adds `g` (a above) and `delta` (d above).
 
     Example:
         >>> opt = rmsprop(0.1, gamma1=0.75)
@@ -87,12 +87,12 @@ def adagrad(
     """h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w).
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        eps: inside the root.
-        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; the decay is neither clipped nor divided.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        eps: added inside the square root.
+        wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is neither clipped nor divided.
 
     Returns:
-        The transformation; slot `history`.
+        Optimizer with the state slot `history`.
 
     Example:
         >>> opt = adagrad(0.1)
@@ -122,20 +122,20 @@ def group_adagrad(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
 ) -> Optimizer:
-    """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one rate for each row of a matrix.
+    """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one step size per row of a matrix.
 
     Args:
-        learning_rate: rate, or a schedule of the update count from 0.
-        eps: inside the root.
+        learning_rate: number, or a schedule: function of the number of updates done.
+        eps: added inside the square root.
         wd: must be 0.
         clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; slot `history`, (rows, 1).  Parameters need to be matrices; leave others to another
-        optimizer, for example through `optax.multi_transform`.
+        Optimizer with the state slot `history` of shape (rows, 1).  All parameters must be matrices; use
+        `optax.multi_transform` to train the others with another optimizer.
 
     Raises:
-        ValueError: a weight decay, or a parameter that is no matrix.
+        ValueError: wd is not 0, or a parameter is not a matrix.
 
     Example:
         >>> opt = group_adagrad(0.1)
@@ -147,14 +147,14 @@ def group_adagrad(
     Source: Duchi, Hazan and Singer 2011, https://jmlr.org/papers/v12/duchi11a.html; Apache MXNet 1.9.1, `GroupAdaGrad`.
     """
     if wd:
-        raise ValueError(f"group_adagrad: wd is {wd}, it needs to be 0: the rule has no weight decay.")
+        raise ValueError(f"group_adagrad: wd is {wd}, but it must be 0: this optimizer has no weight decay.")
     clip = clipper(clip_gradient)
 
     def start(w: Array) -> Array:
         if w.ndim != 2:
             raise ValueError(
-                f"group_adagrad: a parameter has shape {tuple(w.shape)}, two dimensions are needed, as it keeps one rate for "
-                "each row; give the others to another optimizer, such as adagrad, with optax.multi_transform."
+                f"group_adagrad: a parameter has shape {tuple(w.shape)}, but it must be a matrix, because the step size is per "
+                "row; train the other parameters with another optimizer, such as adagrad, using optax.multi_transform."
             )
         return zeros(w[:, :1])
 
@@ -178,17 +178,17 @@ def adadelta(
 ) -> Optimizer:
     """a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
 
-    Then b <- rho * b + (1 - rho) * d^2.  There is no rate in it: the decay is NOT multiplied by one either, so a usual `wd`
-    is a hundred times stronger here than elsewhere.
+    Then b <- rho * b + (1 - rho) * d^2.  The formula has no learning rate, so weight decay is not multiplied by one either:
+    the same `wd` is about a hundred times stronger than in other optimizers.
 
     Args:
-        learning_rate: unused, as are multipliers of it.
-        rho: decay of the means.
-        epsilon: inside both roots.
+        learning_rate: ignored, as are its multipliers.
+        rho: decay rate of the moving averages.
+        epsilon: added inside both square roots.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        The transformation; slots `acc_g` (a above) and `acc_delta` (b above).
+        Optimizer with the state slots `acc_g` (a above) and `acc_delta` (b above).
 
     Example:
         >>> opt = adadelta(epsilon=0.1)

@@ -1,11 +1,11 @@
-"""Learning-rate schedules as pure functions: the rate of update number `count`, which is 1 for the first update.
+"""Learning-rate schedules as pure functions of the update number, which is 1 for the first update.
 
-MXNet 1.9.1's schedulers give the same values here, but keep no state: any update number may be asked for, in any order,
-and the number may be traced.  `base` replaces `base_lr` without a second compile.
+They return the values of MXNet 1.9.1's schedulers, but have no state: they can be called with any update number, in any order,
+also a traced one.  The argument `base` replaces `base_lr` without recompiling.
 
-Every length (`step`, `max_update`, `warmup_steps`) is a number of updates, `epochs(n)` or `fraction(part)` (see
-`jfit.optim.spans`); `unit="epoch"` or `unit="fraction"` says what plain numbers count.  `fit` knows how long the run is;
-elsewhere `.over(updates, updates_per_epoch)` tells the schedule.
+A length (`step`, `max_update`, `warmup_steps`) is a number of updates, `epochs(n)` or `fraction(part)`; with `unit="epoch"` or
+`unit="fraction"`, plain numbers are epochs or fractions of the run.  `fit` converts lengths to updates; elsewhere call
+`.over(updates, updates_per_epoch)`.
 
 >>> from jfit.optim.schedules import cosine, factor
 >>> drop = factor(step=5, factor=0.5, base_lr=0.1)
@@ -18,8 +18,8 @@ elsewhere `.over(updates, updates_per_epoch)` tells the schedule.
 [0.2, 0.4, 0.2, 0.0]
 
 >>> import optax
->>> adam = optax.adam(as_optax("cosine", max_update=100, base_lr=0.1))  # an optax optimizer with a schedule of jfit
->>> round(float(as_schedule(optax.cosine_decay_schedule(0.1, 100))(51)), 3)  # and the other way round
+>>> adam = optax.adam(as_optax("cosine", max_update=100, base_lr=0.1))  # an optax optimizer with a jfit schedule
+>>> round(float(as_schedule(optax.cosine_decay_schedule(0.1, 100))(51)), 3)  # an optax schedule as a jfit schedule
 0.05
 """
 
@@ -40,26 +40,31 @@ from jfit.ops.registry import nearest
 from jfit.optim.spans import Span, check_unit, fraction, has_spans, in_updates, measured, operand, unit_length
 
 Rate = float | Array
-Length = Any  # a number of updates, or a `Span`, which is one by the time that the body of a factory sees it
+Length = Any  # number of updates or `Span`; inside the factories below always a number of updates
 # (update number, base rate) -> rate after the warm-up
 RateRule = Callable[[Any, Rate], Rate]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """rate = schedule(count, base=None), count = number of the update, from 1.
+    """Learning rate as a function: `schedule(count, base=None)`, where `count` is the number of the update, from 1.
 
     Attributes:
-        name: the name it is known by.
+        name: name of the schedule, for messages.
         rule: `(count, base) -> rate` after the warm-up.
-        base_lr: the base rate where the call gives none.
-        warmup_steps: updates with a smaller number than this are warm-up.
-        warmup_begin_lr: rate at update 0.
-        warmup_mode: "linear" climbs from begin to base, "constant" stays at begin.
-        absolute: the rule ignores `base` (a schedule of optax).
-        follows_base: in MXNet, `learning_rate` of the optimizer moves the base of this scheduler.
-        warmup_final_lr: where the warm-up ends if not at the base.
-        pending: `(updates, updates_per_epoch) -> Schedule` where lengths are still in epochs or parts of the run.
+        base_lr: base learning rate, used if the call passes no `base`.
+        warmup_steps: updates with a number below this are the warm-up.
+        warmup_begin_lr: learning rate at update 0.
+        warmup_mode: "linear" grows from `warmup_begin_lr` to the base rate, "constant" stays at `warmup_begin_lr`.
+        absolute: whether the rule ignores `base` (optax schedules do).
+        follows_base: whether, in MXNet, the optimizer's `learning_rate` replaces the base rate of this scheduler.
+        warmup_final_lr: learning rate at the end of the warm-up; None for the base rate.
+        pending: `(updates, updates_per_epoch) -> Schedule` while lengths are in epochs or fractions of the run, else None.
+
+    Example:
+        >>> drop = Schedule("drop", lambda count, base: base * 0.5 ** (count // 10), base_lr=0.1)
+        >>> [round(float(drop(n)), 3) for n in (9, 10)]
+        [0.1, 0.05]
     """
 
     name: str
@@ -75,22 +80,24 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}, 'linear' or 'constant' is needed.")
+            raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}; it must be 'linear' or 'constant'.")
         if isinstance(self.warmup_steps, Span) or self.warmup_steps < 0 or self.warmup_steps != int(self.warmup_steps):
-            raise ValueError(f"schedule {self.name}: warmup_steps is {self.warmup_steps}, a whole number from 0 on is needed.")
+            raise ValueError(
+                f"schedule {self.name}: warmup_steps is {self.warmup_steps}; it must be a whole number, at least 0."
+            )
         top = self.base_lr if self.warmup_final_lr is None else self.warmup_final_lr
         if top is not None and top < self.warmup_begin_lr:
             raise ValueError(
                 f"schedule {self.name}: base_lr {top} is below warmup_begin_lr {self.warmup_begin_lr}; "
-                "a warm-up climbs, so base_lr needs to be the larger one."
+                "the learning rate grows during a warm-up, so base_lr must be the larger one."
             )
 
     def __call__(self, count: Any, base: Rate | None = None) -> Array:
-        """The rate of update number `count`.
+        """The learning rate of update number `count`.
 
         Args:
-            count: number of the update, 1 for the first; a Python int or an integer scalar, traced or not.
-            base: replaces `base_lr`; a number or a float32 scalar, traced or not.
+            count: number of the update, 1 for the first; int or integer scalar array, may be traced.
+            base: replaces `base_lr`; float or float32 scalar array, may be traced.
 
         Returns:
             float32 scalar.
@@ -107,14 +114,18 @@ class Schedule:
         return jnp.where(count < steps, warm, rate).astype(jnp.float32)
 
     def over(self, updates: int | None = None, updates_per_epoch: int | None = None) -> Schedule:
-        """The schedule for a run of this length, all lengths in updates; `fit` asks for it.
+        """Convert all lengths to updates, for a run of the given length; `fit` calls this.
 
         Args:
-            updates: updates of the run; None where it is not known.
-            updates_per_epoch: updates of an epoch; None where it is not known.
+            updates: number of updates of the run, or None if unknown.
+            updates_per_epoch: number of updates per epoch, or None if unknown.
+
+        Returns:
+            `Schedule`.
 
         Raises:
-            ValueError: a length is in epochs or parts of the run, and that is not known, or the updates it becomes do not suit.
+            ValueError: a length is in epochs or fractions of the run, and the argument needed to convert it is None, or the
+                resulting number of updates is invalid.
 
         Example:
             >>> half = multifactor([0.5], factor=0.1, base_lr=1.0).over(updates=10)
@@ -124,10 +135,10 @@ class Schedule:
         return self if self.pending is None else self.pending(updates, updates_per_epoch)
 
     def overridden(self, learning_rate: float) -> Schedule:
-        """The schedule that MXNet follows when an optimizer gets both `lr_scheduler` and `learning_rate`.
+        """The schedule that MXNet uses if an optimizer gets both `lr_scheduler` and `learning_rate`.
 
-        Factor and MultiFactor start from the new rate though their warm-up still ends at the old one; Poly and Cosine
-        ignore it.
+        Factor and MultiFactor use `learning_rate` as base rate, but their warm-up still ends at the old base rate; Poly and
+        Cosine ignore `learning_rate`.
 
         Example:
             >>> round(float(poly(max_update=20, base_lr=0.1).overridden(0.5)(1)), 5)
@@ -142,38 +153,40 @@ Make = TypeVar("Make", bound=Callable[..., Schedule])
 
 
 def _in_any_unit(make: Make) -> Make:
-    """Lets every length be a number of updates, `epochs(n)` or `fraction(part)`; `unit=` is what plain numbers count."""
+    """Decorate a factory that takes lengths in updates, so that it accepts `epochs(n)`, `fraction(part)` and `unit=` too."""
     signature, name = inspect.signature(make), make.__name__
 
     @functools.wraps(make)
-    def made(*args: Any, unit: str = "step", **params: Any) -> Schedule:
+    def wrapped(*args: Any, unit: str = "step", **params: Any) -> Schedule:
         bound = signature.bind(*args, **params).arguments
         warmup = bound.pop("warmup", {})
-        given = measured({**bound, **warmup}, unit)
-        return _waiting(name, make, given) if has_spans(given) else make(**given)
+        arguments = measured({**bound, **warmup}, unit)
+        return _pending(name, make, arguments) if has_spans(arguments) else make(**arguments)
 
-    return cast(Make, made)
+    return cast(Make, wrapped)
 
 
-def _waiting(name: str, make: Callable[..., Schedule], given: dict[str, Any]) -> Schedule:
-    """A schedule that can be asked once it knows how long the run is."""
+def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]) -> Schedule:
+    """A schedule whose lengths are converted by `over`; calling it before raises an error."""
 
     def over(updates: int | None, updates_per_epoch: int | None) -> Schedule:
         try:
-            return make(**in_updates(given, updates, updates_per_epoch))
+            return make(**in_updates(arguments, updates, updates_per_epoch))
         except ValueError as error:
-            lengths = ", ".join(f"{k}={v!r}" for k, v in given.items() if has_spans({k: v}))
-            raise ValueError(f"{error} ({name} with {lengths}; updates: {updates}, in an epoch: {updates_per_epoch})") from None
+            lengths = ", ".join(f"{k}={v!r}" for k, v in arguments.items() if has_spans({k: v}))
+            raise ValueError(
+                f"{error} ({name} with {lengths}; updates: {updates}, updates per epoch: {updates_per_epoch})"
+            ) from None
 
-    return Schedule(name, unasked(name), given.get("base_lr", 0.01), pending=over)
+    return Schedule(name, unknown_length(name), arguments.get("base_lr", 0.01), pending=over)
 
 
-def unasked(name: str) -> RateRule:
-    """The rule of a schedule that does not know yet how long the run is: a sentence."""
+def unknown_length(name: str) -> RateRule:
+    """A rule that raises the error of a schedule whose lengths are not converted to updates yet."""
 
     def rule(count: Any, base: Rate) -> Rate:
         raise ValueError(
-            f"schedule {name} counts in epochs or parts of a run, whose length is not known; give it to "
+            f"schedule {name} has lengths in epochs or fractions of a run of unknown length; pass the schedule to "
             "jfit.fit, or call .over(updates=..., updates_per_epoch=...) first."
         )
 
@@ -185,11 +198,11 @@ def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base
     """rate = max(base * factor^floor((count - 1) / step), stop_factor_lr).
 
     Args:
-        step: updates (or epochs, or part of the run) between two decays.
-        factor: what each decay multiplies by, at most 1.
-        stop_factor_lr: the rate never decays below.
-        base_lr: rate at the start.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit` of the lengths.
+        step: number of updates between two decays, `epochs(n)` or `fraction(part)`.
+        factor: each decay multiplies the rate by this, at most 1.
+        stop_factor_lr: lower bound of the rate.
+        base_lr: base learning rate.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
 
     Returns:
         A `Schedule`.
@@ -204,7 +217,7 @@ def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base
     Source: Apache MXNet 1.9.1, `FactorScheduler`.
     """
     if step < 1:
-        raise ValueError(f"schedule factor: step is {step}, at least 1 update between decays is needed.")
+        raise ValueError(f"schedule factor: step is {step}; it must be at least 1 update.")
     _check_factor("factor", factor)
     decay = factor
 
@@ -217,13 +230,13 @@ def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base
 
 @_in_any_unit
 def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.01, **warmup: Any) -> Schedule:
-    """rate = base * factor^(how many of the steps lie below count).
+    """rate = base * factor^n, where n is the number of steps below count.
 
     Args:
-        step: update numbers (or epochs, or parts of the run) after which the rate decays, strictly increasing.
-        factor: what each decay multiplies by, at most 1.
-        base_lr: rate at the start.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit` of the lengths.
+        step: positions after which the rate decays, strictly increasing: update numbers, `epochs(n)` or `fraction(part)`.
+        factor: each decay multiplies the rate by this, at most 1.
+        base_lr: base learning rate.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
 
     Returns:
         A `Schedule`.
@@ -239,7 +252,9 @@ def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.
     """
     steps = tuple(step)
     if not steps or any(s < 1 for s in steps) or any(b <= a for a, b in itertools.pairwise(steps)):
-        raise ValueError(f"schedule multifactor: step is {list(steps)}, an increasing list of numbers from 1 on is needed.")
+        raise ValueError(
+            f"schedule multifactor: step is {list(steps)}; it must be a strictly increasing list of numbers, at least 1."
+        )
     _check_factor("multifactor", factor)
     decay = factor
 
@@ -255,17 +270,17 @@ def poly(max_update: Length, base_lr: float = 0.01, pwr: float = 2, final_lr: fl
     """rate = final + (base - final) * (1 - (count - warm) / (max_update - warm))^pwr, final from max_update on.
 
     Args:
-        max_update: the update that reaches `final_lr`; `fraction(1.0)` is the last.
-        base_lr: rate at the start.
+        max_update: number of the update that reaches `final_lr`; `fraction(1.0)` is the end of the run.
+        base_lr: base learning rate.
         pwr: exponent.
-        final_lr: rate at the end.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit` of the lengths.
+        final_lr: learning rate at the end.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
 
     Returns:
         A `Schedule`.
 
     Raises:
-        ValueError: max_update below 1 or not after the warm-up.
+        ValueError: max_update is below 1 or not after the warm-up.
 
     Example:
         >>> round(float(poly(max_update=20, base_lr=0.4)(10)), 4)
@@ -286,16 +301,16 @@ def cosine(max_update: Length, base_lr: float = 0.01, final_lr: float = 0.0, **w
     """rate = final + (base - final) * (1 + cos(pi * (count - warm) / (max_update - warm))) / 2, final from max_update on.
 
     Args:
-        max_update: the update that reaches `final_lr`; `fraction(1.0)` is the last.
-        base_lr: rate at the start.
-        final_lr: rate at the end.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit` of the lengths.
+        max_update: number of the update that reaches `final_lr`; `fraction(1.0)` is the end of the run.
+        base_lr: base learning rate.
+        final_lr: learning rate at the end.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
 
     Returns:
         A `Schedule`.
 
     Raises:
-        ValueError: max_update below 1 or not after the warm-up.
+        ValueError: max_update is below 1 or not after the warm-up.
 
     Example:
         >>> round(float(cosine(max_update=20, base_lr=0.4)(10)), 4)
@@ -315,6 +330,13 @@ def cosine(max_update: Length, base_lr: float = 0.01, final_lr: float = 0.0, **w
 def constant(base_lr: float = 0.01, **warmup: Any) -> Schedule:
     """rate = base.
 
+    Args:
+        base_lr: base learning rate.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
+
+    Returns:
+        A `Schedule`.
+
     Example:
         >>> round(float(constant(0.5)(100)), 4)
         0.5
@@ -326,6 +348,14 @@ def constant(base_lr: float = 0.01, **warmup: Any) -> Schedule:
 def warmup_linear(warmup_steps: Length, base_lr: float = 0.01, warmup_begin_lr: float = 0.0) -> Schedule:
     """rate = begin + (base - begin) * min(count / warmup_steps, 1).
 
+    Args:
+        warmup_steps: length of the warm-up in updates, `epochs(n)` or `fraction(part)`.
+        base_lr: base learning rate, reached at the end of the warm-up.
+        warmup_begin_lr: learning rate at update 0.
+
+    Returns:
+        A `Schedule`.
+
     Example:
         >>> round(float(warmup_linear(10, base_lr=1.0)(5)), 4)
         0.5
@@ -335,13 +365,15 @@ def warmup_linear(warmup_steps: Length, base_lr: float = 0.01, warmup_begin_lr: 
 
 def _check_factor(name: str, value: float) -> None:
     if value > 1:
-        raise ValueError(f"schedule {name}: factor is {value}, it needs to be at most 1 so that the rate never grows.")
+        raise ValueError(f"schedule {name}: factor is {value}; it must be at most 1, so that the rate never grows.")
 
 
 def _part_left(name: str, max_update: int, warmup: dict[str, Any]) -> Callable[[Any], Array]:
     warm = warmup.get("warmup_steps", 0)
     if max_update < 1 or max_update <= warm:
-        raise ValueError(f"schedule {name}: max_update is {max_update}, more than warmup_steps ({warm}) is needed.")
+        raise ValueError(
+            f"schedule {name}: max_update is {max_update}; it must be at least 1 and more than warmup_steps ({warm})."
+        )
     return lambda count: jnp.clip(1.0 - (count - operand(warm)) / operand(max_update - warm), 0.0, 1.0)
 
 
@@ -352,13 +384,13 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def as_schedule(spec: Any, **params: Any) -> Schedule:
-    """The schedule that `spec` means.
+    """Convert `spec` to a `Schedule`.
 
     Args:
         spec: a `Schedule`, a name with `params`, a number (constant rate), a function `(count, base) -> rate` with count
-            from 1, or an optax schedule: a function of one argument, which gets count - 1 and knows no base.
-        **params: parameters of a named schedule; for a function `unit="epoch"` or "fraction": it gets so much of the run as
-            is done before the update, a float, instead of its number.
+            from 1, or an optax schedule: a function of one argument, called with count - 1.
+        **params: parameters of a named schedule.  For a function, `unit="epoch"` or "fraction": it is called with the number
+            of epochs, or the fraction of the run, done before the update (a float) instead of the update number.
 
     Returns:
         A `Schedule`.
@@ -384,27 +416,32 @@ def as_schedule(spec: Any, **params: Any) -> Schedule:
         return constant(float(spec))
     if callable(spec):
         return _of_function(spec, **params)
-    raise TypeError(f"a schedule is a name, a number, a Schedule or a function of the update number; found {spec!r}.")
+    raise TypeError(f"a schedule must be a name, a number, a Schedule or a function of the update number, but got {spec!r}.")
 
 
 def run_schedule(
     schedule: Any,
-    given: Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | None = None,
     base_lr: float | None = None,
     updates: int | None = None,
     updates_per_epoch: int | None = None,
 ) -> Schedule | None:
-    """The schedule of a run, all lengths in updates; a named one starts at `base_lr` and runs to the end by default.
+    """Create the schedule of a run, with all lengths in updates.
+
+    A named schedule gets `base_lr` as base rate and, if it has `max_update`, the end of the run, unless `params` has them.
 
     Args:
-        schedule: as for `as_schedule`; None for none.
-        given: parameters of a named schedule, or `unit` of a function.
-        base_lr: the optimizer's learning rate.
-        updates: number of updates of the run, None where it is not known.
-        updates_per_epoch: number of updates of an epoch, None where it is not known.
+        schedule: see `as_schedule`; None for no schedule.
+        params: parameters of a named schedule, or `unit` for a function.
+        base_lr: learning rate of the optimizer.
+        updates: number of updates of the run, or None if unknown.
+        updates_per_epoch: number of updates per epoch, or None if unknown.
+
+    Returns:
+        `Schedule`, or None if `schedule` is None.
 
     Raises:
-        ValueError: an unknown name or parameter, or a number of updates is needed and not known.
+        ValueError: unknown name or parameter, or the number of updates is needed but None.
 
     Example:
         >>> float(run_schedule("cosine", base_lr=0.2, updates=10)(10))
@@ -416,46 +453,46 @@ def run_schedule(
     if schedule is None:
         return None
     if not isinstance(schedule, str):
-        if given and (isinstance(schedule, Schedule) or not callable(schedule) or set(given) != {"unit"}):
-            raise ValueError("schedule_params= goes with a schedule by name; give the parameters to the schedule itself")
-        return as_schedule(schedule, **(given or {})).over(updates, updates_per_epoch)
-    params = dict(given or {})
+        if params and (isinstance(schedule, Schedule) or not callable(schedule) or set(params) != {"unit"}):
+            raise ValueError("schedule_params= needs a schedule by name; pass the parameters to the schedule itself")
+        return as_schedule(schedule, **(params or {})).over(updates, updates_per_epoch)
+    settings = dict(params or {})
     make = SCHEDULES.get(schedule.lower())
-    wanted = inspect.signature(make).parameters if make else {}
-    if "base_lr" in wanted and isinstance(base_lr, int | float):
-        params.setdefault("base_lr", base_lr)
-    if "max_update" in wanted and "max_update" not in params:
+    accepted = inspect.signature(make).parameters if make else {}
+    if "base_lr" in accepted and isinstance(base_lr, int | float):
+        settings.setdefault("base_lr", base_lr)
+    if "max_update" in accepted and "max_update" not in settings:
         if updates is None:
             raise ValueError(
-                f"schedule {schedule!r} needs the number of updates, and this data does not tell its length; "
-                "pass schedule_params={'max_update': ...}"
+                f"schedule {schedule!r} needs the number of updates of the run, which is unknown, because the training data "
+                "has no length; pass schedule_params={'max_update': ...}"
             )
-        params["max_update"] = fraction(1.0)
-    return as_schedule(schedule, **params).over(updates, updates_per_epoch)
+        settings["max_update"] = fraction(1.0)
+    return as_schedule(schedule, **settings).over(updates, updates_per_epoch)
 
 
 def as_optax(schedule: Any, **params: Any) -> Callable[[Any], Array]:
-    """The schedule as a function for optax, which counts updates from 0.
+    """Convert a schedule to an optax schedule, a function of the number of updates done (from 0).
 
     Args:
         schedule: as for `as_schedule`.
         **params: parameters of a named schedule.
 
     Returns:
-        `count -> rate`, count = updates done before, an int or an integer scalar, traced or not.
+        `count -> rate`, where count is the number of updates done: int or integer scalar array, may be traced.
 
     Raises:
-        ValueError: lengths in epochs or parts of the run: call `.over(...)` of the schedule first.
+        ValueError: the schedule has lengths in epochs or fractions of the run; call its `.over(...)` first.
 
     Example:
         >>> rate = as_optax("factor", step=2, factor=0.5, base_lr=1.0)
         >>> [float(rate(n)) for n in range(4)]
         [1.0, 1.0, 0.5, 0.5]
     """
-    found = as_schedule(schedule, **params)
-    if found.pending is not None:
-        found(1)  # says what is missing
-    return lambda count: found(count + 1)
+    schedule = as_schedule(schedule, **params)
+    if schedule.pending is not None:
+        schedule(1)  # raises the error that names what is missing
+    return lambda count: schedule(count + 1)
 
 
 def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:
@@ -471,7 +508,7 @@ def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:
         return in_units_of(unit_length(unit, updates, updates_per_epoch, f"schedule {name}"))
 
     if check_unit(unit) != "step":
-        return replace(in_units_of(1), rule=unasked(name), pending=over)
+        return replace(in_units_of(1), rule=unknown_length(name), pending=over)
     if two:
         return Schedule(name, rate)
     return Schedule(name, lambda count, base: rate(count - 1), base_lr=None, absolute=True)
@@ -481,12 +518,12 @@ def _named(name: str, params: dict[str, Any]) -> Schedule:
     make = SCHEDULES.get(name.lower())
     if make is None:
         near = nearest(name, SCHEDULES) or ", ".join(map(repr, SCHEDULES))
-        raise ValueError(f"unknown schedule {name!r}: the nearest names are {near}.")
+        raise ValueError(f"unknown schedule {name!r}; the nearest names are {near}.")
     try:
         return make(**params)
     except TypeError as error:
-        wanted = ", ".join(inspect.signature(make).parameters)
-        raise ValueError(f"schedule {name!r} cannot be made ({error}); its parameters are {wanted}.") from None
+        names = ", ".join(inspect.signature(make).parameters)
+        raise ValueError(f"schedule {name!r} could not be created ({error}); its parameters are {names}.") from None
 
 
 def _positional(fn: Callable[..., Any]) -> int:

@@ -1,7 +1,7 @@
-"""Lengths in a schedule: a number of updates, epochs, or a part of the run.
+"""Lengths of schedules in updates, epochs, or fractions of the run.
 
-A whole number is updates; `epochs(30)` and `fraction(0.5)` become updates where the length of the run is known, which `fit`
-does.  A float between 0 and 1, which can be no number of updates, is a part of the run.
+Whole numbers are updates.  `epochs(30)` and `fraction(0.5)` are converted to updates once the length of the run is known, which
+`fit` does.  A float between 0 and 1 means a fraction of the run.
 
 >>> epochs(30).updates(total=3000, per_epoch=50), fraction(0.5).updates(total=3000)
 (1500, 1500)
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 UNITS = ("step", "epoch", "fraction")
-# parameters of schedules that are lengths
+# names of the schedule parameters that are lengths
 LENGTHS = ("step", "max_update", "warmup_steps")
 
 
 @dataclass(frozen=True)
 class Span:
-    """A length that becomes a number of updates when the run is known; made by `epochs` and `fraction`.
+    """A length in epochs or as a fraction of the run; create it with `epochs` or `fraction`.
 
     Attributes:
-        amount: how many of the unit.
+        amount: number of epochs, or fraction of the run from 0 to 1.
         unit: "epoch" or "fraction".
 
     Example:
@@ -37,28 +37,39 @@ class Span:
 
     def __post_init__(self) -> None:
         if not isinstance(self.amount, int | float) or isinstance(self.amount, bool) or not 0 <= self.amount < math.inf:
-            raise ValueError(f"{self!r}: a length is a number from 0 on.")
+            raise ValueError(f"{self!r}: a length must be a finite number, at least 0.")
         if self.unit == "fraction" and self.amount > 1:
-            raise ValueError(f"{self!r}: a part of the run is at most 1; epochs(n) counts epochs, a whole number updates.")
+            raise ValueError(
+                f"{self!r}: a fraction of the run must be at most 1; use epochs(n) for epochs, a whole number for updates."
+            )
 
     def __repr__(self) -> str:
         return f"{'epochs' if self.unit == 'epoch' else 'fraction'}({self.amount!r})"
 
     def updates(self, total: int | None = None, per_epoch: int | None = None) -> int:
-        """The length in updates, rounded to the nearest.
+        """Convert to a number of updates, rounded to the nearest.
 
         Args:
-            total: updates of the run; None where it is not known.
-            per_epoch: updates of an epoch; None where it is not known.
+            total: number of updates of the run, or None if unknown.
+            per_epoch: number of updates per epoch, or None if unknown.
+
+        Returns:
+            int.
 
         Raises:
-            ValueError: the one that is needed is None.
+            ValueError: the number that the conversion needs is None.
         """
         return math.floor(self.amount * unit_length(self.unit, total, per_epoch, repr(self)) + 0.5)
 
 
 def epochs(count: float) -> Span:
-    """A length in epochs, for schedules: `cosine(epochs(90), warmup_steps=epochs(5))`.
+    """A schedule length in epochs, as in `cosine(epochs(90), warmup_steps=epochs(5))`.
+
+    Args:
+        count: number of epochs.
+
+    Returns:
+        `Span`.
 
     Example:
         >>> epochs(1.5).updates(per_epoch=100)
@@ -68,7 +79,13 @@ def epochs(count: float) -> Span:
 
 
 def fraction(part: float) -> Span:
-    """A length as a part of the run, from 0 to 1, for schedules: `multifactor([fraction(0.5), fraction(0.75)], 0.1)`.
+    """A schedule length as a fraction of the run, as in `multifactor([fraction(0.5), fraction(0.75)], 0.1)`.
+
+    Args:
+        part: number from 0 to 1.
+
+    Returns:
+        `Span`.
 
     Example:
         >>> fraction(0.25).updates(total=1000)
@@ -78,27 +95,27 @@ def fraction(part: float) -> Span:
 
 
 def unit_length(unit: str, total: int | None, per_epoch: int | None, who: str) -> int:
-    """How many updates one of this unit is.
+    """Number of updates per unit: 1 for "step", `per_epoch` for "epoch", `total` for "fraction".
 
     Raises:
-        ValueError: it is not known.
+        ValueError: the number is None; the message starts with `who`.
 
     Example:
         >>> unit_length("epoch", 100, 10, "epochs(3)")
         10
     """
-    found = {"step": 1, "epoch": per_epoch, "fraction": total}[unit]
-    if found is None:
-        what = "how many updates an epoch has" if unit == "epoch" else "how many updates the run has"
+    updates = {"step": 1, "epoch": per_epoch, "fraction": total}[unit]
+    if updates is None:
+        what = "an epoch" if unit == "epoch" else "the run"
         raise ValueError(
-            f"{who}: it needs to be known {what}, and this data does not tell its length; give the schedule numbers of "
-            "updates, or train on data with a length."
+            f"{who}: the number of updates of {what} is unknown, because the training data has no length; give the "
+            "schedule numbers of updates, or train on data with a length."
         )
-    return found
+    return updates
 
 
 def operand(length: float) -> float:
-    """A length as updates are compared with it: as a float where int32, which counts are, cannot hold it.
+    """Convert a length to a float if it overflows int32, the dtype of update counts, so that it can be compared with them.
 
     Example:
         >>> operand(5), operand(10**10)
@@ -108,26 +125,26 @@ def operand(length: float) -> float:
 
 
 def check_unit(unit: Any) -> str:
-    """`unit`, if it is one.
+    """Return `unit` after checking that it is "step", "epoch" or "fraction".
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is none of them.
 
     Example:
         >>> check_unit("epoch")
         'epoch'
     """
     if unit not in UNITS:
-        raise ValueError(f"unit is {unit!r}, it needs to be one of {', '.join(map(repr, UNITS))}.")
+        raise ValueError(f"unit is {unit!r}; it must be one of {', '.join(map(repr, UNITS))}.")
     return unit
 
 
 def measured(params: Mapping[str, Any], unit: str = "step") -> dict[str, Any]:
-    """The parameters of a schedule, with every length that is no number of updates as a `Span`.
+    """Convert the lengths among the parameters of a schedule to `Span`, except numbers of updates.
 
     Args:
         params: parameters by name; `step` may be a list.
-        unit: what plain numbers count.
+        unit: unit of plain numbers: "step" (updates), "epoch" or "fraction".
 
     Example:
         >>> measured({"step": [0.5, 100], "factor": 0.5}), measured({"max_update": 90}, "epoch")
@@ -137,22 +154,22 @@ def measured(params: Mapping[str, Any], unit: str = "step") -> dict[str, Any]:
 
 
 def has_spans(params: Mapping[str, Any]) -> bool:
-    """Whether a length among the parameters is a `Span`.
+    """Return whether any length among the parameters is a `Span`.
 
     Example:
         >>> has_spans({"step": [epochs(1), 100]})
         True
     """
-    found = []
-    _each(params, lambda value: found.append(isinstance(value, Span)))
-    return any(found)
+    spans = []
+    _each(params, lambda value: spans.append(isinstance(value, Span)))
+    return any(spans)
 
 
 def in_updates(params: Mapping[str, Any], total: int | None, per_epoch: int | None) -> dict[str, Any]:
-    """The parameters with every `Span` as a number of updates.
+    """Convert every `Span` among the parameters to a number of updates.
 
     Raises:
-        ValueError: the length of the run or of an epoch is needed and None.
+        ValueError: the number of updates of the run or of an epoch is needed, but None.
 
     Example:
         >>> in_updates({"step": [fraction(0.5), 90]}, total=100, per_epoch=None)

@@ -1,8 +1,8 @@
-"""Stochastic variance-reduced gradients, around any optimizer.
+"""SVRG (stochastic variance-reduced gradients), wrapped around any optimizer.
 
-A mini-batch gradient is corrected by what the same mini-batch says at a snapshot w~ of the weights, whose gradient over all
-data is known.  The correction has mean 0, and as w and w~ draw near the optimum the variance goes to 0 too: a constant rate
-converges linearly where plain stochastic gradients stall.
+From each mini-batch gradient, SVRG subtracts the gradient of the same mini-batch at a snapshot w~ of the weights, and adds the
+gradient over all data at w~.  The correction has mean 0, and the variance of the corrected gradient goes to 0 as w and w~
+approach the optimum, so a constant learning rate converges linearly where SGD stalls.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class SvrgState(NamedTuple):
     """State of `svrg`.
 
     Attributes:
-        inner: state of the optimizer inside.
-        snapshot: w~, in the parameters' structure and dtypes; the first parameters until a snapshot is taken.
-        full: mu, the gradient at w~ over all data, float32 or wider; zeros until then.
-        taken: whether there is a snapshot, () bool.
+        inner: state of the wrapped optimizer.
+        snapshot: w~, pytree like the parameters; before the first `svrg_snapshot`, the initial parameters.
+        full: mu, the gradient over all data at w~, float32 or wider; zeros before the first `svrg_snapshot`.
+        taken: whether a snapshot was taken, bool scalar.
 
     Example:
         >>> state = svrg(optax.sgd(0.1)).init({"w": jnp.ones(2)})
@@ -37,15 +37,15 @@ class SvrgState(NamedTuple):
 
 
 def variance_reduced(gradient: Array, at_snapshot: Array, full: Array) -> Array:
-    """g - g~ + mu, computed in float32 or wider, in the dtype of g.
+    """Compute g - g~ + mu in float32 or wider; the result has the dtype of g.
 
     Args:
-        gradient: g, of a mini-batch at the weights.
-        at_snapshot: g~, of the same mini-batch, scaled alike, at the snapshot.
-        full: mu, of all data at the snapshot.
+        gradient: g, the gradient of a mini-batch at the current weights.
+        at_snapshot: g~, the gradient of the same mini-batch at the snapshot, in the same scale.
+        full: mu, the gradient over all data at the snapshot.
 
     Returns:
-        An array like `gradient`.
+        Array with the shape and dtype of `gradient`.
 
     Example:
         >>> variance_reduced(jnp.float32(3.0), jnp.float32(2.0), jnp.float32(0.5)).tolist()
@@ -58,22 +58,23 @@ def variance_reduced(gradient: Array, at_snapshot: Array, full: Array) -> Array:
 
 
 def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """g <- g_i(w) - g_i(w~) + mu;  w <- w + u(g), with u the optimizer inside.
+    """g <- g_i(w) - g_i(w~) + mu;  w <- w + u(g), where u is the wrapped optimizer.
 
-    Until `svrg_snapshot` sets w~ and mu it is the optimizer inside.  It needs two gradients a step, so it is for loops of your
-    own; `jfit.fit` and `jfit.train_step` compute one, and are refused with a sentence.
+    Before the first `svrg_snapshot`, which sets w~ and mu, updates are those of the wrapped optimizer.  SVRG needs two
+    gradients per step, so use it in your own training loop; `jfit.fit` and `jfit.train_step` compute one gradient and raise an
+    error.
 
     Args:
-        inner: an optax transformation: `jfit.optim.sgd(0.1)`, one of optax, or a chain.  Gradients that reach it are reduced.
+        inner: an optax transformation: `jfit.optim.sgd(0.1)`, an optax optimizer, or a chain.  It gets the corrected gradients.
 
     Returns:
-        `(init, update)`; `update(grads, state, params, snapshot_gradients=, **extra)` gives what is to be added to the
-        parameters.  `snapshot_gradients` is the gradient of the SAME batch at `state.snapshot`, with the same random key and
-        in the same scale as `grads` and mu (all of them means over rows); `extra` reaches `inner`.
+        optax transformation (init, update).  `update(grads, state, params, snapshot_gradients=, **extra)` returns (updates,
+        state).  `snapshot_gradients` is the gradient of the SAME batch at `state.snapshot`, with the same random key and in
+        the same scale as `grads` and mu (for example, all means over rows).  `extra` is passed to `inner`.
 
     Raises:
-        TypeError: `inner` is no transformation.
-        ValueError: an update without `snapshot_gradients`.
+        TypeError: `inner` is not an optax transformation.
+        ValueError: `update` is called without `snapshot_gradients`.
 
     Example:
         >>> import jax, jax.numpy as jnp, jfit, numpy as np, optax
@@ -101,7 +102,9 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
     Source: Johnson and Zhang 2013, Accelerating stochastic gradient descent using predictive variance reduction.
     """
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
-        raise TypeError(f"svrg goes around an optax transformation (init, update); found {inner!r}: pass jfit.optim.sgd(0.1)")
+        raise TypeError(
+            f"svrg wraps an optax transformation (init, update), but got {inner!r}: pass jfit.optim.sgd(0.1), for example"
+        )
     within = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> SvrgState:
@@ -113,13 +116,13 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[Any, SvrgState]:
         if snapshot_gradients is None:
             raise ValueError(
-                "svrg needs the gradient of the same batch at its snapshot too: call update(grads, state, params, "
-                "snapshot_gradients=gradient(state.snapshot, ...)) in a loop of your own; jfit.fit and jfit.train_step compute "
-                "one gradient a step."
+                "svrg needs the gradient of the same batch at its snapshot: call update(grads, state, params, "
+                "snapshot_gradients=gradient(state.snapshot, ...)) in your own training loop; jfit.fit and jfit.train_step "
+                "compute one gradient per step."
             )
 
         def corrected(g: Array, at_snapshot: Array, full: Array) -> Array:
-            # not a product with 0: before the first snapshot its gradient may be anything
+            # jnp.where, not a product with 0: before the first snapshot, at_snapshot may be NaN.
             return jnp.where(state.taken, variance_reduced(g, at_snapshot, full), g) if _floats(g) else g
 
         reduced = jax.tree.map(corrected, grads, snapshot_gradients, state.full)
@@ -130,18 +133,19 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def svrg_snapshot(state: SvrgState, params: Any, full_gradients: Any) -> SvrgState:
-    """w~ <- w, mu <- the gradient over all data at w: copies, so that the parameters may be donated afterwards.
+    """Take a snapshot: w~ <- w, mu <- the gradient over all data at w.  Both are copied, so the arguments may be donated later.
 
     Args:
-        state: of `svrg`.
-        params: the parameters now.
-        full_gradients: their gradient over all data, a tree like them; a mean over rows if the mini-batches' are.
+        state: state of an `svrg` optimizer.
+        params: the current parameters.
+        full_gradients: gradient over all data, pytree like the parameters, in the scale of the mini-batch gradients (a mean
+            over rows if those are).
 
     Returns:
-        The state with the new snapshot; the optimizer inside goes on.
+        The state with the new snapshot; the state of the wrapped optimizer is unchanged.
 
     Raises:
-        TypeError: `state` is of another optimizer.
+        TypeError: `state` belongs to another optimizer.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -151,14 +155,14 @@ def svrg_snapshot(state: SvrgState, params: Any, full_gradients: Any) -> SvrgSta
     """
     if not isinstance(state, SvrgState):
         raise TypeError(
-            f"svrg_snapshot takes the state of svrg(...), found a {type(state).__name__}; make it with svrg(...).init"
+            f"svrg_snapshot needs the state of an svrg optimizer, but got a {type(state).__name__}; see svrg(...).init"
         )
     full = jax.tree.map(lambda g, old: jnp.array(g, old.dtype), full_gradients, state.full)
     return state._replace(snapshot=_own(params), full=full, taken=jnp.ones((), bool))
 
 
 def _own(params: Any) -> Any:
-    return jax.tree.map(jnp.array, params)  # buffers of its own
+    return jax.tree.map(jnp.array, params)  # copies: jnp.array does not share buffers
 
 
 def _wide(w: Any) -> Any:
