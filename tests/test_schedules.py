@@ -203,7 +203,7 @@ def test_a_named_schedule_takes_its_end_and_its_base_from_the_run():
         (lambda: as_optax("cosine", max_update=0.9), "a run of unknown length"),
         (lambda: as_schedule(lambda n: n, unit="epoch")(1), "a run of unknown length"),
         (lambda: room.factor(epochs(3)).over(updates=9), r"epochs\(3\): the number of updates of an epoch is unknown"),
-        (lambda: room.factor(0.5).over(updates_per_epoch=9), r"fraction\(0.5\): the number of updates of the run"),
+        (lambda: room.factor(0.5).over(updates_per_epoch=9), r"fraction\(0.5\): the number of updates of the run is unknown"),
         (
             lambda: room.multifactor([0.1, 0.2]).over(updates=3),
             r"step is \[0, 1\].* \(multifactor with step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, updates per epoch: None\)",

@@ -305,7 +305,7 @@ def test_the_loss_is_passed_to_transformations_that_take_it():
 
 @pytest.mark.parametrize("make", [optax.lbfgs, lambda: optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(3))])
 def test_line_searches_are_refused_by_a_sentence(make):
-    with pytest.raises(ValueError, match=r"has a line search .* which needs the loss as a function"):
+    with pytest.raises(ValueError, match=r"has a line search .* which needs the loss function"):
         jfit.train_step(mlp(), make())
 
 
