@@ -206,7 +206,7 @@ def test_a_named_schedule_takes_its_end_and_its_base_from_the_run():
         (lambda: room.factor(0.5).over(updates_per_epoch=9), r"fraction\(0.5\): the number of updates of the run is unknown"),
         (
             lambda: room.multifactor([0.1, 0.2]).over(updates=3),
-            r"step is \[0, 1\].* \(multifactor with step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, updates per epoch: None\)",
+            r"step is \[0, 1\].*step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, updates per epoch: None\)",
         ),
         (lambda: run_schedule("poly", {}, 0.1), "'poly' needs the number of updates"),
         (lambda: run_schedule(room.poly(3), {"unit": "epoch"}), "needs a schedule by name"),
