@@ -66,7 +66,7 @@ def test_lost_rows_are_reported_by_the_plan_and_named():
     model = jfit.lower(mixed)
     inputs = {"data": np.ones((4, 6), "float32"), "label": np.zeros(3, "float32")}
     params, aux = model.init(KEY, jfit.lowering.model.specs_of(inputs))
-    with pytest.raises(RowsLost, match="softmax: rows of the batch"):
+    with pytest.raises(RowsLost, match="softmax: the rows of the batch"):
         model.apply(params, aux, inputs, train=True, weight=jnp.ones(4))
     assert model.apply(params, aux, inputs, train=True)[0][0].shape == (3, 3)
 

@@ -133,7 +133,7 @@ ERRORS = [
     (lambda: call("_contrib_interleaved_matmul_selfatt_qk", draw(3, 2, 8), heads=2), r"heads \* 3 \* size\) with heads=2"),
     (
         lambda: call("_contrib_interleaved_matmul_selfatt_valatt", draw(3, 2, 12), draw(3, 3, 3), heads=2),
-        r"needed \(4, query time, 3\)",
+        r"expected \(4, query time, 3\)",
     ),
 ]
 

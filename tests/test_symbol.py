@@ -136,7 +136,7 @@ def test_a_variable_keeps_what_is_said_about_it():
         (lambda: V("x").reshap, AttributeError, "no attribute 'reshap'"),
         (lambda: sym.FullyConnected(V("x")), GraphError, "FullyConnected needs the attribute 'num_hidden'"),
         (lambda: sym.FullyConnected(V("x"), num_hiden=3), GraphError, "'num_hiden'; did you mean 'num_hidden'"),
-        (lambda: sym.FullyConnected(V("x"), num_hidden="three"), GraphError, "num_hidden is 'three', needed an int"),
+        (lambda: sym.FullyConnected(V("x"), num_hidden="three"), GraphError, "num_hidden is 'three', expected an int"),
         (lambda: sym.FullyConnected(V("x"), wieght=V("w"), num_hidden=3), GraphError, "'wieght'; did you mean 'weight'"),
         (lambda: sym.FullyConnected(V("x"), data=V("y"), num_hidden=3), GraphError, "'data' is given by position and by name"),
         (lambda: sym.relu(V("x"), V("y")), GraphError, "2 inputs given, but relu takes 1: data"),

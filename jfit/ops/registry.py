@@ -303,12 +303,12 @@ def record_for(name: str, attrs: Mapping[str, Any]) -> Op:
     return op if op.resolve is None else op.resolve(attrs)
 
 
-def nearest(name: str, known: Sequence[str] | Mapping[str, Any], count: int = 3) -> str:
+def nearest(name: str, names: Sequence[str] | Mapping[str, Any], count: int = 3) -> str:
     """Return up to `count` names that are spelled like `name`, for the hints of error messages.
 
     Args:
         name: the misspelled name.
-        known: the valid names.
+        names: the valid names.
         count: maximum number of names to return.
 
     Returns:
@@ -318,6 +318,6 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any], count: int = 3)
         >>> nearest("Convolutoin", ["Convolution", "Embedding"])
         "'Convolution'"
     """
-    by_lower = {k.lower(): k for k in known}
+    by_lower = {n.lower(): n for n in names}
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=count, cutoff=0.5)
     return ", ".join(repr(by_lower[m]) for m in matches)
