@@ -112,7 +112,10 @@ def test_a_label_that_is_reshaped_on_its_way_may_be_absent_too(batch):
             lambda p, x: (p, {**x, "data": x["data"][:, :3]}),
             r"f1: FullyConnected cannot take data float32\[6, 3\], weight float32\[5, 4\]",
         ),
-        (lambda p, x: (p, {**x, "softmax_label": x["softmax_label"][:4]}), r"softmax: .*label has shape \(4,\), needed \(6,\)"),
+        (
+            lambda p, x: (p, {**x, "softmax_label": x["softmax_label"][:4]}),
+            r"softmax: .*label has shape \(4,\), expected \(6,\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_a_sentence_that_names_the_node(batch, change, message):

@@ -270,9 +270,9 @@ def test_zeros_like_an_array_lie_beside_it():
 def test_wrong_attributes_are_the_errors_of_mxnet():
     with pytest.raises(mx.MXNetError, match="attribute a_min is 'low', expected a number"):
         mx.nd.clip(mx.nd.ones(2), a_min="low", a_max=1)
-    with pytest.raises(mx.MXNetError, match="num_args is 3, needed 1"):
+    with pytest.raises(mx.MXNetError, match="num_args is 3, expected 1"):
         mx.sym.Crop(*map(mx.sym.Variable, "abc"), name="cropped")
     with pytest.raises(mx.MXNetError, match=r"data has shape \(2,\), expected \(3,\)"):
         mx.nd.scatter_nd(mx.nd.ones(2), mx.nd.zeros((1, 3)), shape=(4,))
-    with pytest.raises(mx.MXNetError, match=r"shapes \(\), \(3,\), needed \(3,\): a number for each channel"):
+    with pytest.raises(mx.MXNetError, match=r"shapes \(\), \(3,\), expected \(3,\): a number for each channel"):
         mx.nd.BatchNorm(mx.nd.ones((2, 3)), mx.nd.ones(()), *[mx.nd.ones(3)] * 3)

@@ -291,13 +291,13 @@ ERRORS = [
     (lambda: fill("Concat", (2, 3), (4, 3), dim=1), r"only axis 1 may differ"),
     (lambda: fill("dot", (2, 3), (2, 3)), r"sizes 3 and 2 must be equal because they are summed over"),
     (lambda: fill("batch_dot", (2, 3), (2, 3)), r"two stacks of matrices"),
-    (lambda: call("Reshape", np.zeros((2, 3)), shape=(4, 2)), r"has 6 entries, shape \(4, 2\) asks for"),
+    (lambda: call("Reshape", np.zeros((2, 3)), shape=(4, 2)), r"has 6 entries and cannot be reshaped to \(4, 2\)"),
     (lambda: call("Reshape", np.zeros((2, 3)), shape=(-1, -1)), r"more than one -1"),
     (lambda: call("Reshape", np.zeros((2, 3)), shape=(0, 0, 0)), r"use more axes than the data"),
     (lambda: call("sum", np.zeros((2, 3)), axis=2), r"axis is 2, the data has 2 axes"),
-    (lambda: call("SliceChannel", np.zeros((2, 3)), num_outputs=2), r"has size 3, which 2 equal parts do not divide"),
+    (lambda: call("SliceChannel", np.zeros((2, 3)), num_outputs=2), r"has size 3, which is not divisible into 2 equal parts"),
     (lambda: call("squeeze", np.zeros((2, 3)), axis=0), r"has size 2, only size 1 can be squeezed"),
-    (lambda: call("norm", np.zeros((2, 3)), ord=3), r"ord is 3, norm knows 1"),
+    (lambda: call("norm", np.zeros((2, 3)), ord=3), r"ord is 3, norm supports 1"),
     (lambda: call("_arange", start=3, infer_range=True), r"pass stop"),
 ]
 

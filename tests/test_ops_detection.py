@@ -128,14 +128,14 @@ def test_too_few_hard_negatives_are_all_taken():
 
 
 REFUSED = [
-    ("_contrib_MultiBoxPrior", {}, [(2, 3)], "needed .batch, channels, height, width."),
+    ("_contrib_MultiBoxPrior", {}, [(2, 3)], "expected .batch, channels, height, width."),
     ("_contrib_MultiBoxPrior", {"sizes": ()}, [(1, 1, 2, 2)], "at least one size"),
     ("_contrib_MultiBoxPrior", {"steps": (0.1,)}, [(1, 1, 2, 2)], "two numbers"),
     ("_contrib_MultiBoxTarget", {}, [(2, 3, 4), (2, 1, 5), (2, 3, 3)], "shared by the batch"),
     ("_contrib_MultiBoxTarget", {}, [(1, 3, 4), (2, 1, 4), (2, 3, 3)], "class and four corners"),
     ("_contrib_MultiBoxTarget", {}, [(1, 3, 4), (2, 1, 5), (2, 3, 4)], "one column per anchor"),
-    ("_contrib_MultiBoxTarget", {"variances": (1, 2)}, [(1, 3, 4), (2, 1, 5), (2, 3, 3)], "variances is .*needed four"),
-    ("_contrib_MultiBoxDetection", {}, [(2, 3, 4), (2, 16), (1, 5, 4)], "needed a cls_prob"),
+    ("_contrib_MultiBoxTarget", {"variances": (1, 2)}, [(1, 3, 4), (2, 1, 5), (2, 3, 3)], "variances is .*expected four"),
+    ("_contrib_MultiBoxDetection", {}, [(2, 3, 4), (2, 16), (1, 5, 4)], "expected a cls_prob"),
     ("_contrib_MultiBoxDetection", {}, [(2, 3, 4), (2, 15), (1, 4, 4)], "four offsets per anchor"),
     ("_contrib_box_iou", {}, [(2, 3), (2, 4)], "lhs has shape"),
     ("_contrib_box_iou", {}, [(2, 4), (4,)], "rhs has shape"),
@@ -143,7 +143,7 @@ REFUSED = [
     ("_contrib_box_nms", {"id_index": 0}, [(2, 5)], "a score, four coordinates and a class"),
     ("_contrib_box_nms", {"score_index": 3}, [(2, 6)], "different entries of the 6"),
     ("_contrib_bipartite_matching", {"threshold": 1}, [(3,)], "rows, columns"),
-    ("_contrib_Proposal", REGIONS, [(2, 4, 4, 4), (2, 8, 4, 4), (2, 3)], "needed one image .*use MultiProposal"),
+    ("_contrib_Proposal", REGIONS, [(2, 4, 4, 4), (2, 8, 4, 4), (2, 3)], "expected a batch of one image; use MultiProposal"),
     ("_contrib_MultiProposal", REGIONS, [(2, 6, 4, 4), (2, 8, 4, 4), (2, 3)], "2 ratios x 1 scales; change scales"),
 ]
 

@@ -155,5 +155,5 @@ def test_errors(name, attrs, sentence):
 def test_more_errors():
     with pytest.raises(ValueError, match="expected an image"):
         _run("_image_to_tensor", BYTES[0])
-    with pytest.raises(ValueError, match="needed uint8 or floats"):
+    with pytest.raises(ValueError, match="expected uint8 or floats"):
         _run("_image_resize", BYTES.astype(np.int32), size=3)

@@ -119,17 +119,17 @@ def test_a_singular_matrix_has_no_gradient():
 
 ERRORS = [
     (lambda: filled("linalg_gemm2", (2, 3), (4, 2)), r"the sizes summed over are \[3, 4\], they must be equal"),
-    (lambda: filled("linalg_gemm2", (2, 3), (2, 4, 2)), r"needed matrices of as many axes"),
+    (lambda: filled("linalg_gemm2", (2, 3), (2, 4, 2)), r"expected matrices with the same number of axes"),
     (lambda: filled("linalg_gemm2", (5, 2, 3), (4, 3, 2)), r"sizes along axis 0 must be equal"),
-    (lambda: call("linalg_gemm2", draw(2, 2), draw(2, 2), axis=1), r"axis of the columns"),
-    (lambda: filled("linalg_trsm", (2, 2), (3, 4)), r"A is square and meets B"),
-    (lambda: call("linalg_det", draw(2, 3)), r"needed square matrices in its last two axes"),
+    (lambda: call("linalg_gemm2", draw(2, 2), draw(2, 2), axis=1), r"holds the matrix columns"),
+    (lambda: filled("linalg_trsm", (2, 2), (3, 4)), r"A is square and multiplies B"),
+    (lambda: call("linalg_det", draw(2, 3)), r"expected square matrices in its last two axes"),
     (lambda: call("linalg_gelqf", draw(3, 2)), r"must not have more rows than columns; transpose it"),
     (lambda: call("linalg_extractdiag", draw(2, 2), offset=2), r"has diagonals -1 to 1; change offset"),
-    (lambda: call("linalg_maketrian", draw(4)), r"4 entries make no triangle"),
+    (lambda: call("linalg_maketrian", draw(4)), r"4 entries do not fill a triangle"),
     (lambda: call("diag", draw(2, 3), axis1=1), r"both axis 1, a diagonal needs two"),
     (lambda: call("diag", draw(2, 3), k=3), r"has no such diagonal"),
-    (lambda: call("khatri_rao", draw(2, 3), draw(2, 2)), r"needed matrices with as many columns each"),
+    (lambda: call("khatri_rao", draw(2, 3), draw(2, 2)), r"expected matrices with equal numbers of columns"),
     (lambda: call("_contrib_interleaved_matmul_selfatt_qk", draw(3, 2, 8), heads=2), r"heads \* 3 \* size\) with heads=2"),
     (
         lambda: call("_contrib_interleaved_matmul_selfatt_valatt", draw(3, 2, 12), draw(3, 3, 3), heads=2),

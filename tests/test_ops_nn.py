@@ -192,7 +192,7 @@ def test_wrong_shapes_are_said_in_a_sentence():
     record, parsed, _ = node("Convolution", kernel=(3, 3), num_filter=4)
     with pytest.raises(ValueError, match=r"data has shape \(2, 784\), expected 4 axes NCHW because kernel is \(3, 3\)"):
         record.fill(parsed, [(2, 784), None, None], [None])
-    with pytest.raises(ValueError, match=r"label has shape \(3,\), needed \(4,\)"):
+    with pytest.raises(ValueError, match=r"label has shape \(3,\), expected \(4,\)"):
         node("SoftmaxOutput")[2](draw(4, 5), jnp.zeros(3))
 
 

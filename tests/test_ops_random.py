@@ -278,7 +278,7 @@ def test_parameter_shapes_of_samples():
         ("_random_negative_binomial", {"k": -1}, "k >= 0"),
         ("_random_generalized_negative_binomial", {"mu": -1}, "mu >= 0"),
         ("_random_randint", {"low": 3, "high": 3}, "low < high"),
-        ("_sample_unique_zipfian", {"range_max": 2}, "they all differ"),
+        ("_sample_unique_zipfian", {"range_max": 2}, "they are distinct"),
     ],
 )
 def test_attributes_that_are_no_distribution(name, attrs, need):
@@ -291,11 +291,11 @@ def test_other_errors():
         run("_random_normal")
     with pytest.raises(ValueError, match="float dtype"):
         run("_random_normal_like", jnp.ones(2, jnp.int32))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="equal shapes"):
         run("_sample_normal", jnp.ones(2), jnp.ones(3))
-    with pytest.raises(ValueError, match="single number"):
+    with pytest.raises(ValueError, match="is a scalar"):
         run("_shuffle", jnp.ones(()))
-    with pytest.raises(ValueError, match="single number"):
+    with pytest.raises(ValueError, match="is a scalar"):
         run("_sample_multinomial", jnp.ones(()))
     model = jfit.lower(jfit.sym._random_normal_like(jfit.sym.Variable("data"), name="noise"))
     with pytest.raises(GraphError, match=r"noise.*draws random numbers; pass key="):

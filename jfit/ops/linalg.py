@@ -1,4 +1,4 @@
-"""Matrix products: dot, batch_dot, the products and triangular solves of the linalg family, khatri_rao."""
+"""Linear algebra: dot, batch_dot, khatri_rao, diag and MXNet's linalg_* operators (products, solves, decompositions)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ATTRS = {
 
 
 def _contracted(attrs, ndim_a, ndim_b):
-    """The axes that a dot product sums over."""
+    """The axes that a dot product contracts: (axis of lhs, axis of rhs)."""
     return 0 if attrs.transpose_a else ndim_a - 1, ndim_b - 1 if attrs.transpose_b else 0
 
 
-def _meet(attrs, lhs, rhs, a, b):
-    """Both shapes with the summed size filled in from each other."""
+def _unify_contracted(attrs, lhs, rhs, a, b):
+    """Both shapes; a contracted size that is unknown (0) is taken from the other operand. a, b: the contracted axes."""
     if 0 not in (lhs[a], rhs[b]) and lhs[a] != rhs[b]:
         flags = f"transpose_a={attrs.transpose_a}, transpose_b={attrs.transpose_b}"
         raise ValueError(
@@ -43,7 +43,7 @@ def _dot_shapes(attrs, ins, outs):
     lhs, rhs = ins
     if lhs is None or rhs is None or not lhs or not rhs:
         return ins
-    return _meet(attrs, lhs, rhs, *_contracted(attrs, len(lhs), len(rhs)))
+    return _unify_contracted(attrs, lhs, rhs, *_contracted(attrs, len(lhs), len(rhs)))
 
 
 def _dot_rows(attrs, rows, shapes, outs):
@@ -60,7 +60,7 @@ def _dot_rows(attrs, rows, shapes, outs):
 
 @operator("dot", inputs=("lhs", "rhs"), attrs=ATTRS, aliases=("_sparse_dot",), fill=_dot_shapes, rows=_dot_rows)
 def dot(ctx, attrs, lhs, rhs):
-    """y = lhs · rhs, summed over the last axis of lhs (first with transpose_a) and the first of rhs (last with transpose_b)."""
+    """y = lhs · rhs, contracting the last axis of lhs (first with transpose_a) and the first of rhs (last with transpose_b)."""
     a, b = _contracted(attrs, lhs.ndim, rhs.ndim)
     result = jnp.tensordot(lhs, rhs, axes=((a,), (b,)))
     return result.reshape((1,)) if result.ndim == 0 else result
@@ -76,21 +76,21 @@ def _batch_dot_shapes(attrs, ins, outs):
         return ins
     if len(lhs) != len(rhs) or len(lhs) < 3:
         raise ValueError(
-            f"lhs has shape {lhs} and rhs {rhs}, batch_dot needs two stacks of matrices of as many axes (three or more); "
-            "reshape them or use dot"
+            f"lhs has shape {lhs} and rhs {rhs}, batch_dot needs two stacks of matrices with the same number of axes "
+            "(at least 3); reshape them or use dot"
         )
     for a, b in zip(lhs[:-2], rhs[:-2], strict=True):
         if 0 not in (a, b) and a != b:
             raise ValueError(f"lhs has shape {lhs} and rhs {rhs}, their leading sizes must be equal; reshape one of them")
     lead = tuple(a or b for a, b in zip(lhs[:-2], rhs[:-2], strict=True))
-    return _meet(attrs, lead + lhs[-2:], lead + rhs[-2:], *_batch_axes(attrs, len(lhs)))
+    return _unify_contracted(attrs, lead + lhs[-2:], lead + rhs[-2:], *_batch_axes(attrs, len(lhs)))
 
 
 def _batch_dot_rows(attrs, rows, shapes, outs):
-    together = common_rows(rows)
-    if isinstance(together, RowLayout) and together.axis >= len(outs[0]) - 2:
+    layout = common_rows(rows)
+    if isinstance(layout, RowLayout) and layout.axis >= len(outs[0]) - 2:
         return [LOST]
-    return [together]
+    return [layout]
 
 
 @operator(
@@ -102,33 +102,33 @@ def _batch_dot_rows(attrs, rows, shapes, outs):
     rows=_batch_dot_rows,
 )
 def batch_dot(ctx, attrs, lhs, rhs):
-    """y[n] = lhs[n] rhs[n], a product of matrices for each n."""
+    """y[n] = op(lhs[n]) op(rhs[n]), a matrix product for each batch index n; op transposes if transpose_a or transpose_b."""
     a = jnp.swapaxes(lhs, -1, -2) if attrs.transpose_a else lhs
     b = jnp.swapaxes(rhs, -1, -2) if attrs.transpose_b else rhs
     return jnp.matmul(a, b)
 
 
-# ------------------------------------------------------------------ the linalg family: matrices are the last two axes
+# ------------------------------------------------------------------ linalg_*: the last two axes are the matrices
 
 
 def wide(array: Array) -> Array:
-    """The array in the dtype that is summed in: decompositions and sums of products know no half precision."""
+    """Cast half precision to float32: decompositions do not support it, and long sums lose digits in it."""
     return array.astype(accumulating(array.dtype))
 
 
 def stack_rows(attrs, rows, shapes, outs):
-    """Row rule: stacks of matrices keep the rows of their leading axes; rows inside a matrix are mixed."""
-    together = common_rows(rows)
-    if isinstance(together, RowLayout) and together.axis >= len(shapes[0]) - 2:
+    """Row rule: a batch axis among the leading axes stays; one inside the matrices (the last two axes) is LOST."""
+    layout = common_rows(rows)
+    if isinstance(layout, RowLayout) and layout.axis >= len(shapes[0]) - 2:
         return [LOST] * len(outs)
-    return [together] * len(outs)
+    return [layout] * len(outs)
 
 
 def need_matrices(name: str, shape: tuple[int, ...], square: bool = True) -> None:
-    """Raise a sentence where an array is no stack of (square) matrices."""
+    """Raise ValueError unless the last two axes of the shape can hold (square) matrices."""
     if len(shape) < 2 or (square and 0 not in shape[-2:] and shape[-1] != shape[-2]):
         kind = "square matrices" if square else "matrices"
-        raise ValueError(f"{name} has shape {shape}, needed {kind} in its last two axes; reshape or slice it")
+        raise ValueError(f"{name} has shape {shape}, expected {kind} in its last two axes; reshape or slice it")
 
 
 def _flip(matrix: Array, transposed: bool) -> Array:
@@ -146,18 +146,20 @@ GEMM_ATTRS = {
 def _matrix_axis(attrs, ndim: int) -> int:
     axis = normalize_axis(attrs.axis, ndim)
     if axis == ndim - 1:
-        raise ValueError(f"axis is {attrs.axis}, which is the axis of the columns; the rows of a matrix need another one")
+        raise ValueError(
+            f"axis is {attrs.axis}, the last axis, which holds the matrix columns; set axis to another one for the matrix rows"
+        )
     return axis
 
 
 def _gemm_rows(attrs, rows, shapes, outs):
-    together, ndim = common_rows(rows), len(outs[0])
-    mixed = isinstance(together, RowLayout) and together.axis in (_matrix_axis(attrs, ndim), ndim - 1)
-    return [LOST if mixed else together]
+    layout, ndim = common_rows(rows), len(outs[0])
+    mixed = isinstance(layout, RowLayout) and layout.axis in (_matrix_axis(attrs, ndim), ndim - 1)
+    return [LOST if mixed else layout]
 
 
 def _product(attrs, left: Array, right: Array) -> Array:
-    """alpha op(A) op(B) with the matrix rows on `axis`, in the dtype that is summed in."""
+    """alpha op(A) op(B), matrix rows along `axis`, columns along the last axis; half precision is computed in float32."""
     axis = _matrix_axis(attrs, left.ndim)
     a, b = (jnp.moveaxis(wide(x), axis, -2) for x in (left, right))
     product = jnp.matmul(_flip(a, attrs.transpose_a), _flip(b, attrs.transpose_b))
@@ -165,22 +167,24 @@ def _product(attrs, left: Array, right: Array) -> Array:
 
 
 def _gemm_shapes(attrs, ins, outs):
-    """Sizes that meet are filled in from each other; the summand C has the shape of the product."""
+    """Fill unknown (0) contracted and leading sizes of A and B from each other; C has the shape of the product."""
     if ins[0] is None or ins[1] is None:
         return ins
     if len(ins[0]) != len(ins[1]) or len(ins[0]) < 2:
-        raise ValueError(f"A has shape {ins[0]} and B {ins[1]}, needed matrices of as many axes; reshape one of them")
+        raise ValueError(
+            f"A has shape {ins[0]} and B {ins[1]}, expected matrices with the same number of axes; reshape one of them"
+        )
     axis = _matrix_axis(attrs, len(ins[0]))
     left, right = (list(s) for s in ins[:2])
     summed = [(left, axis if attrs.transpose_a else -1), (right, -1 if attrs.transpose_b else axis)]
-    found = {shape[at] for shape, at in summed if shape[at]}
-    if len(found) > 1:
+    sizes = {shape[at] for shape, at in summed if shape[at]}
+    if len(sizes) > 1:
         raise ValueError(
-            f"A has shape {ins[0]} and B {ins[1]}, the sizes summed over are {sorted(found)}, they must be equal "
+            f"A has shape {ins[0]} and B {ins[1]}, the sizes summed over are {sorted(sizes)}, they must be equal "
             f"(transpose_a={attrs.transpose_a}, transpose_b={attrs.transpose_b}); transpose or reshape one of them"
         )
     for shape, at in summed:
-        shape[at] = next(iter(found), 0)
+        shape[at] = next(iter(sizes), 0)
     for at in set(range(len(left) - 1)) - {axis}:
         if left[at] and right[at] and left[at] != right[at]:
             raise ValueError(
@@ -205,13 +209,13 @@ def _gemm_shapes(attrs, ins, outs):
     rows=_gemm_rows,
 )
 def gemm(ctx, attrs, left, right, summand):
-    """y = alpha op(A) op(B) + beta C, op transposes on demand; the matrix rows lie on `axis`, the columns on the last axis."""
+    """y = alpha op(A) op(B) + beta C; op transposes if transpose_a or transpose_b; matrix rows are on `axis`, columns last."""
     return (_product(attrs, left, right) + attrs.beta * wide(summand)).astype(left.dtype)
 
 
 @operator("_linalg_gemm2", inputs=("A", "B"), attrs=GEMM_ATTRS, aliases=("linalg_gemm2",), fill=_gemm_shapes, rows=_gemm_rows)
 def gemm2(ctx, attrs, left, right):
-    """y = alpha op(A) op(B), op transposes on demand; the matrix rows lie on `axis`, the columns on the last axis."""
+    """y = alpha op(A) op(B); op transposes if transpose_a or transpose_b; matrix rows are on `axis`, columns last."""
     return _product(attrs, left, right).astype(left.dtype)
 
 
@@ -233,11 +237,12 @@ TRIANGULAR = {"transpose": flag(False), "rightside": flag(False), "lower": flag(
 
 
 def _triangular_shapes(attrs, ins, outs):
-    """B and the output have one shape; A is square with the side of B that it meets."""
+    """B and the output have the same shape; A is square, with the number of rows (rightside: columns) of B."""
     matrix, other = ins[0], unify([ins[1], *outs])
     if other is not None and len(other) >= 2:
         side = other[-1] if attrs.rightside else other[-2]
-        matrix = unify([matrix, (*other[:-2], side, side)], "A is square and meets B" + " from the right" * attrs.rightside)
+        why = "A is square and multiplies B" + " from the right" * attrs.rightside
+        matrix = unify([matrix, (*other[:-2], side, side)], why)
     return [matrix, other]
 
 
@@ -251,7 +256,7 @@ TRIANGULAR_RECORD: dict[str, Any] = {
 
 @operator("_linalg_trmm", aliases=("linalg_trmm",), **TRIANGULAR_RECORD)
 def trmm(ctx, attrs, matrix, other):
-    """y = alpha op(A) B, or alpha B op(A) with rightside; A is triangular, its other half is not looked at."""
+    """y = alpha op(A) B, or alpha B op(A) with rightside; A is triangular: the entries of the other triangle are ignored."""
     half = (jnp.tril if attrs.lower else jnp.triu)(wide(matrix))
     half, b = _flip(half, attrs.transpose), wide(other)
     return (attrs.alpha * (jnp.matmul(b, half) if attrs.rightside else jnp.matmul(half, b))).astype(other.dtype)
@@ -259,7 +264,7 @@ def trmm(ctx, attrs, matrix, other):
 
 @operator("_linalg_trsm", aliases=("linalg_trsm",), **TRIANGULAR_RECORD)
 def trsm(ctx, attrs, matrix, other):
-    """y with op(A) y = alpha B, or y op(A) = alpha B with rightside; A is triangular, its other half is not looked at."""
+    """Solve op(A) y = alpha B, or y op(A) = alpha B with rightside, for y; only one triangle of A (`lower`) is read."""
     y = lax.linalg.triangular_solve(
         wide(matrix),
         attrs.alpha * wide(other),
@@ -272,11 +277,11 @@ def trsm(ctx, attrs, matrix, other):
 
 @operator("khatri_rao", inputs=argument_names, variadic="num_args", attrs={"num_args": integer()}, rows=lost_rows)
 def khatri_rao(ctx, attrs, *args):
-    """y = the Kronecker product of the matrices column by column: y[:, k] = arg0[:, k] ⊗ arg1[:, k] ⊗ ..."""
+    """Column-wise Kronecker product of matrices: y[:, k] = arg0[:, k] ⊗ arg1[:, k] ⊗ ..."""
     columns = {a.shape[1:] for a in args}
     if len(columns) > 1 or args[0].ndim != 2:
         raise ValueError(
-            f"khatri_rao got shapes {[a.shape for a in args]}, needed matrices with as many columns each; reshape them"
+            f"khatri_rao got shapes {[a.shape for a in args]}, expected matrices with equal numbers of columns; reshape them"
         )
     product = args[0]
     for a in args[1:]:
@@ -285,11 +290,11 @@ def khatri_rao(ctx, attrs, *args):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Decompositions and inverses of square matrices, in the last two axes: the rest of the linalg family. Matrices that have no
-# inverse or are not positive definite give nan, where MXNet stops: compiled code cannot.
+# Decompositions and inverses of square matrices (the last two axes). A matrix that is singular or not positive definite gives
+# nan where MXNet raises an error: compiled code cannot raise.
 
 SQUARE = {"inputs": ("A",), "fill": same_shape, "rows": stack_rows}
-CLOSE = 1e-30  # eigenvalues nearer than this count as this far apart
+CLOSE = 1e-30  # smallest eigenvalue gap used as a divisor in the gradient of syevd
 
 
 def _swapped(matrix: Array) -> Array:
@@ -297,22 +302,23 @@ def _swapped(matrix: Array) -> Array:
 
 
 def _from_lower(matrix: Array) -> Array:
-    """The symmetric matrix that the lower half says, with a gradient that is symmetric."""
-    even = (matrix + _swapped(matrix)) / 2
-    said = jnp.tril(matrix) + _swapped(jnp.tril(matrix, -1))
-    return even + lax.stop_gradient(said - even)
+    """The symmetric matrix with the lower triangle of `matrix`; its gradient is symmetric, as MXNet's is."""
+    # The value is that of the mirrored lower triangle, the gradient that of (A + Aᵀ) / 2.
+    average = (matrix + _swapped(matrix)) / 2
+    mirrored = jnp.tril(matrix) + _swapped(jnp.tril(matrix, -1))
+    return average + lax.stop_gradient(mirrored - average)
 
 
 @operator("_linalg_potrf", aliases=("linalg_potrf",), **SQUARE)
 def potrf(ctx, attrs, matrix):
-    """y = L, lower triangular, with A = L Lᵀ; reads the lower half of A, its gradient is symmetric as MXNet has it."""
+    """y = L, the lower Cholesky factor: A = L Lᵀ; reads the lower triangle of A; the gradient is symmetric, as in MXNet."""
     need_matrices("A", matrix.shape)
     return lax.linalg.cholesky(_from_lower(wide(matrix)), symmetrize_input=False).astype(matrix.dtype)
 
 
 @operator("_linalg_potri", aliases=("linalg_potri",), **SQUARE)
 def potri(ctx, attrs, matrix):
-    """y = (A Aᵀ)⁻¹ for a lower triangular A: the inverse of the matrix of which A is the Cholesky factor."""
+    """y = (A Aᵀ)⁻¹ for a lower triangular A: the inverse of the matrix whose Cholesky factor is A."""
     need_matrices("A", matrix.shape)
     factor = wide(matrix)
     one = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
@@ -336,7 +342,7 @@ def _log_det(matrix: Array) -> tuple[Array, Array]:
 
 @_log_det.defjvp
 def _log_det_jvp(primals, tangents):
-    # MXNet: a singular matrix has gradient 0, and the sign never has one
+    # As in MXNet: the gradient of a singular matrix is 0, and so is that of the sign.
     (matrix,), (change,) = primals, tangents
     sign, size = _log_det(matrix)
     singular = (sign == 0).reshape((*sign.shape, 1, 1))
@@ -355,7 +361,7 @@ def _leading(values: Array, matrix: Array) -> Array:
 
 @operator("_linalg_slogdet", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_slogdet",), rows=stack_rows)
 def slogdet(ctx, attrs, matrix):
-    """y₀ = sign of det A, y₁ = ln|det A|; a singular matrix gives 0 and -inf, and gradient 0."""
+    """y₀ = sign of det A, y₁ = ln|det A|; a singular matrix gives 0 and -inf, with gradient 0."""
     need_matrices("A", matrix.shape)
     sign, size = _log_det(wide(matrix))
     return _leading(sign, matrix), _leading(size, matrix)
@@ -363,7 +369,7 @@ def slogdet(ctx, attrs, matrix):
 
 @operator("_linalg_det", inputs=("A",), outputs=("output0",), aliases=("linalg_det",), rows=stack_rows)
 def det(ctx, attrs, matrix):
-    """y = det A; a singular matrix has gradient 0, as MXNet has it."""
+    """y = det A; the gradient of a singular matrix is 0, as in MXNet."""
     need_matrices("A", matrix.shape)
     sign, size = _log_det(wide(matrix))
     return _leading(sign * jnp.exp(size), matrix)
@@ -378,7 +384,7 @@ def sumlogdiag(ctx, attrs, matrix):
 
 @operator("_linalg_gelqf", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_gelqf",), rows=stack_rows)
 def gelqf(ctx, attrs, matrix):
-    """y₀ = Q, y₁ = L with A = L Q: L lower triangular, the rows of Q orthonormal; A has at most as many rows as columns."""
+    """LQ factorization A = L Q: y₀ = Q with orthonormal rows, y₁ = L lower triangular; A (m, n) must have m ≤ n."""
     need_matrices("A", matrix.shape, square=False)
     if matrix.shape[-2] > matrix.shape[-1]:
         raise ValueError(f"A has shape {matrix.shape}, it must not have more rows than columns; transpose it")
@@ -388,7 +394,7 @@ def gelqf(ctx, attrs, matrix):
 
 @jax.custom_vjp
 def _eigen(matrix: Array) -> tuple[Array, Array]:
-    """(U, eigenvalues in ascending order): A = Uᵀ diag(values) U; in each row of U the largest magnitude is positive."""
+    """(U, eigenvalues in ascending order): A = Uᵀ diag(values) U; the entry of largest magnitude in a row of U is positive."""
     vectors, values = lax.linalg.eigh(jnp.tril(matrix) + _swapped(jnp.tril(matrix, -1)), symmetrize_input=False)
     rows = _swapped(vectors)
     largest = jnp.take_along_axis(rows, jnp.argmax(jnp.abs(rows), -1)[..., None], -1)
@@ -396,13 +402,13 @@ def _eigen(matrix: Array) -> tuple[Array, Array]:
 
 
 def _eigen_forward(matrix):
-    found = _eigen(matrix)
-    return found, found
+    out = _eigen(matrix)
+    return out, out
 
 
-def _eigen_backward(kept, heads):
-    rows, values = kept
-    d_rows, d_values = heads
+def _eigen_backward(residuals, cotangents):
+    rows, values = residuals
+    d_rows, d_values = cotangents
     turned = jnp.matmul(d_rows, _swapped(rows))
     gap = values[..., :, None] - values[..., None, :]  # positive below the diagonal
     below = jnp.tril((turned - _swapped(turned)) / (2 * jnp.maximum(gap, CLOSE)), -1)
@@ -416,20 +422,20 @@ _eigen.defvjp(_eigen_forward, _eigen_backward)
 
 @operator("_linalg_syevd", inputs=("A",), outputs=("output0", "output1"), rows=stack_rows)
 def syevd(ctx, attrs, matrix):
-    """y₀ = U, y₁ = λ with A = Uᵀ diag(λ) U for a symmetric A (its lower half is read); the gradient is symmetric."""
+    """Eigenvectors y₀ = U (as rows) and eigenvalues y₁ = λ of a symmetric A = Uᵀ diag(λ) U; reads the lower triangle of A."""
     need_matrices("A", matrix.shape)
     rows, values = _eigen(wide(matrix))
     return rows.astype(matrix.dtype), values.astype(matrix.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Diagonals and triangles of matrices, taken out and put in.
+# Extract or build the diagonals and triangles of matrices.
 
 Places = tuple[np.ndarray, np.ndarray]
 
 
 def _diagonal(size: int, offset: int) -> Places:
-    """Row and column numbers of a diagonal of a square matrix, above the main one where offset > 0."""
+    """(row indices, column indices) of a diagonal of a square matrix; offset > 0 is above the main diagonal."""
     if abs(offset) >= size:
         raise ValueError(f"offset is {offset}, a matrix of side {size} has diagonals {1 - size} to {size - 1}; change offset")
     at = np.arange(size - abs(offset))
@@ -437,9 +443,9 @@ def _diagonal(size: int, offset: int) -> Places:
 
 
 def _triangle(size: int, offset: int, lower: bool) -> Places:
-    """Row and column numbers of the triangle that starts at a diagonal; offset 0 leaves the choice to `lower`.
+    """(row indices, column indices) of the triangle bounded by a diagonal: lower if offset < 0, upper if > 0, `lower` if 0.
 
-    A lower triangle goes row by row, an upper one column by column.
+    The entries of a lower triangle are listed row by row, those of an upper one column by column.
     """
     _diagonal(size, offset)
     row, column = np.tril_indices(size, -abs(offset))
@@ -447,14 +453,14 @@ def _triangle(size: int, offset: int, lower: bool) -> Places:
 
 
 def _vector_rows(attrs, rows, shapes, outs):
-    """Vectors in the last axis become matrices: rows of the leading axes stay."""
+    """Row rule of operators that turn the vectors along the last axis into matrices: a batch axis before it stays."""
     first = rows[0]
     return [LOST if isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1 else first]
 
 
 @operator("_linalg_extractdiag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_extractdiag",), rows=stack_rows)
 def extractdiag(ctx, attrs, matrix):
-    """y[i] = A[i, i + offset], a diagonal of each matrix."""
+    """y[i] = A[i, i + offset]: one diagonal of each matrix."""
     need_matrices("A", matrix.shape)
     row, column = _diagonal(matrix.shape[-1], attrs.offset)
     return matrix[..., row, column]
@@ -473,7 +479,7 @@ TRIANGLE = {"offset": integer(0), "lower": flag(True)}
 
 @operator("_linalg_extracttrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_extracttrian",), rows=stack_rows)
 def extracttrian(ctx, attrs, matrix):
-    """y = the triangle of each matrix as a vector (offset > 0: the upper one, column by column; < 0: the lower, row by row)."""
+    """y = a triangle of each matrix as a vector: the lower one by rows (offset < 0), the upper one by columns (offset > 0)."""
     need_matrices("A", matrix.shape)
     row, column = _triangle(matrix.shape[-1], attrs.offset, attrs.lower)
     return matrix[..., row, column]
@@ -481,12 +487,12 @@ def extracttrian(ctx, attrs, matrix):
 
 @operator("_linalg_maketrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_maketrian",), rows=_vector_rows)
 def maketrian(ctx, attrs, vector):
-    """y = square matrices with the vectors as their triangle, all other entries 0; the inverse of extracttrian."""
+    """y = square matrices with the vectors in one triangle, 0 elsewhere; the inverse of extracttrian."""
     count = vector.shape[-1]
     side = (math.isqrt(8 * count + 1) - 1) // 2
     if side * (side + 1) // 2 != count:
         raise ValueError(
-            f"A has shape {vector.shape}, {count} entries make no triangle (1, 3, 6, 10, ... do); change its last axis"
+            f"A has shape {vector.shape}; {count} entries do not fill a triangle (1, 3, 6, 10, ... do); change its last axis"
         )
     size = side + abs(attrs.offset)
     row, column = _triangle(size, attrs.offset, attrs.lower)
@@ -507,7 +513,7 @@ def diag(ctx, attrs, data):
         return jnp.diag(data, attrs.k)
     first, second = normalize_axis(attrs.axis1, data.ndim, "axis1"), normalize_axis(attrs.axis2, data.ndim, "axis2")
     if first == second:
-        raise ValueError(f"axis1 and axis2 are both axis {first}, a diagonal needs two; change one of them")
+        raise ValueError(f"axis1 and axis2 are both axis {first}, a diagonal needs two different axes; change one of them")
     if not -data.shape[first] < attrs.k < data.shape[second]:
         raise ValueError(f"k is {attrs.k}, data of shape {data.shape} has no such diagonal of axes {first}, {second}; change k")
     return jnp.diagonal(data, attrs.k, first, second)

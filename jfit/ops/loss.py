@@ -1,6 +1,6 @@
-"""Loss heads: operators that make their own gradient, and ignore the one that comes from above.
+"""Heads: output layers such as SoftmaxOutput, which define their own gradient and ignore the incoming cotangent.
 
-The gradient of a head is multiplied by the weight of each row; denominators count the rows of positive weight only.
+The gradient of a head is multiplied by the row weights; its denominators count only rows with weight > 0.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
 from jfit.ops.rules import accumulating, at_least_one, batch_rows, fill_unknown, label_types, size_of, unmixed_rows
 
-TINY = 1e-30  # below the smallest probability worth a logarithm
+TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays finite
 
 
 def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array]) -> Callable[..., Array]:
-    """`call(attrs, data, label, weight)` with the given forward, whose gradient by data is
+    """Build `call(attrs, data, label, weight)`: forward(attrs, data), with a gradient that does not come from autodiff.
 
-    gradient(attrs, output, label, weight, cotangent) * weight.  Label and weight get none.
+    The gradient by data is gradient(attrs, output, label, weight, cotangent) * weight; label and weight have none.
+    `weight` is None or the row weights, broadcastable against data.
     """
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -37,8 +38,8 @@ def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array
         out = forward(attrs, data)
         return out, (out, label, weight)
 
-    def call_backward(attrs, kept, cotangent):
-        out, label, weight = kept
+    def call_backward(attrs, residuals, cotangent):
+        out, label, weight = residuals
         wide = out.astype(accumulating(out.dtype))
         grad = gradient(attrs, wide, label, weight, cotangent.astype(wide.dtype))
         grad = grad if weight is None else grad * weight.astype(grad.dtype)
@@ -49,14 +50,14 @@ def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array
 
 
 def _row_means(values: Array) -> Array:
-    """(rows,) float32: the mean over all axes but the first."""
+    """Mean over all axes but the first: (rows,) float32."""
     values = values.astype(jnp.float32)
     return jnp.mean(values.reshape(values.shape[0] if values.ndim else 1, -1), axis=1)
 
 
 # ------------------------------------------------------------------------------------------ SoftmaxOutput
 def _class_axis(attrs: Attrs, ndim: int) -> int | None:
-    """The axis of the classes; None: all axes but the first together."""
+    """The class axis; None: all axes but the first are flattened into one class axis."""
     if attrs.multi_output:
         return 1
     return ndim - 1 if attrs.preserve_shape or ndim <= 2 else None
@@ -72,17 +73,17 @@ def _softmax_output_fill(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeSh
     if data is None:
         return ins
     if attrs.multi_output and len(data) < 2:
-        raise ValueError(f"SoftmaxOutput: data has shape {data}, needed classes on axis 1 because multi_output is True")
+        raise ValueError(f"SoftmaxOutput: data has shape {data}, expected classes on axis 1 because multi_output is True")
     if label is None:
         return [data, _label_shape(attrs, data)]
-    wanted = _label_shape(attrs, data)
-    for shape in (wanted, data):
+    expected = _label_shape(attrs, data)
+    for shape in (expected, data):
         if len(shape) == len(label) and all(a == b or 0 in (a, b) for a, b in zip(shape, label, strict=True)):
             return [data, tuple(a or b for a, b in zip(label, shape, strict=True))]
-    if 0 in label or 0 in data or size_of(label) == size_of(wanted):
+    if 0 in label or 0 in data or size_of(label) == size_of(expected):
         return ins
     raise ValueError(
-        f"SoftmaxOutput: label has shape {label}, needed {wanted} (class numbers) or {data} (probabilities) because data has "
+        f"SoftmaxOutput: label has shape {label}, expected {expected} (class ids) or {data} (probabilities) because data has "
         f"shape {data}; reshape the label, or set multi_output or preserve_shape"
     )
 
@@ -97,7 +98,7 @@ def _probabilities(attrs: Attrs, data: Array) -> Array:
 
 
 def _by_class(attrs: Attrs, out: Array) -> tuple[Array, int]:
-    """(output, class axis): without multi_output or preserve_shape, all axes but the first are one class axis."""
+    """(output, class axis); without multi_output or preserve_shape the output is flattened to (rows, classes)."""
     axis = _class_axis(attrs, out.ndim)
     return (out.reshape(out.shape[0], size_of(out.shape[1:])), 1) if axis is None else (out, axis)
 
@@ -107,12 +108,12 @@ def _is_soft(out: Array, label: Array) -> bool:
 
 
 def _softmax_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None, cotangent: Array) -> Array:
-    """(p - onehot) * grad_scale / denominator, MXNet 1.9.1's SoftmaxOutput."""
+    """(p - onehot(label)) * grad_scale / denominator, as in MXNet 1.9.1's SoftmaxOutput."""
     if _is_soft(out, label):
         grad = (out - label.astype(out.dtype)) * attrs.grad_scale
     else:
         grad = _hard_gradient(attrs, out, label, weight).reshape(out.shape)
-    # MXNet 1.9.1 multiplies by its own output where out_grad asks for the head gradient; recorded curves depend on it.
+    # With out_grad, MXNet 1.9.1 multiplies by its own output instead of the incoming cotangent; training curves depend on it.
     return grad * out if attrs.out_grad else grad
 
 
@@ -120,7 +121,7 @@ def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None)
     prob, axis = _by_class(attrs, out)
     ids = label.astype(jnp.int32).reshape(prob.shape[:axis] + prob.shape[axis + 1 :])
     classes = prob.shape[axis]
-    # a class number out of range matches no class
+    # a class id out of range matches no class
     hit = jnp.expand_dims(ids, axis) == lax.broadcasted_iota(jnp.int32, prob.shape, axis)
     alpha = 0.0 if attrs.multi_output else attrs.smooth_alpha
     other = alpha / (classes - 1) if alpha and classes > 1 else 0.0
@@ -133,13 +134,13 @@ def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None)
         scale = scale / max(size_of(prob.shape[2:]), 1)
     mask = None if weight is None else weight > 0
     if mask is not None:
-        # row weights broadcast against data; here they have to broadcast against the class numbers
+        # `mask` broadcasts against data; reshape it to broadcast against the class ids, which lack the class axis
         mask = mask.reshape(-1) if prob.ndim != out.ndim else jnp.squeeze(mask, axis)
     return grad * (scale / _denominator(attrs, ids, ~ignored, mask))
 
 
 def _denominator(attrs: Attrs, ids: Array, valid: Array, mask: Array | None) -> Any:
-    """What the gradient is divided by: 1, the rows of the batch, or the labels that are not `ignore_label`."""
+    """Divisor of the gradient by `normalization`: 1 (null), number of rows (batch), labels other than ignore_label (valid)."""
     if attrs.normalization == "null":
         return 1.0
     if attrs.normalization == "batch":
@@ -154,7 +155,7 @@ _softmax_output = head(_probabilities, _softmax_gradient)
 
 
 def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """-log p[label] of each row; labels that use_ignore leaves out count 0."""
+    """(loss, weight), each (rows,) float32: -log p[label] and 1; with use_ignore, labels equal to ignore_label get 0 and 0."""
     wide = output.astype(accumulating(output.dtype))
     if _is_soft(output, label):
         prob, axis = _by_class(attrs, wide)
@@ -196,10 +197,10 @@ def _softmax_rows(attrs, rows, shapes, outs):
     loss=_softmax_loss,
 )
 def softmax_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """p = softmax(x); its gradient is (p - onehot(label)) * grad_scale / (1, rows or valid labels)."""
+    """y = softmax(x); its gradient is (y - onehot(label)) * grad_scale / (1, number of rows, or number of valid labels)."""
     if label is not None and label.shape != data.shape and label.size != size_of(_label_shape(attrs, data.shape)):
         raise ValueError(
-            f"label has shape {label.shape}, needed {_label_shape(attrs, data.shape)} (class numbers) or {data.shape} "
+            f"label has shape {label.shape}, expected {_label_shape(attrs, data.shape)} (class ids) or {data.shape} "
             "(probabilities); reshape the label, or set multi_output or preserve_shape"
         )
     return _softmax_output(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
@@ -216,7 +217,7 @@ def _regression_fill(attrs: Attrs, ins: list, outs: list) -> list:
         return [data, tuple(a or b for a, b in zip(label, data, strict=True))]
     if 0 not in data and 0 not in label and size_of(label) != size_of(data):
         raise ValueError(
-            f"regression: label has shape {label}, needed as many entries as data of shape {data}; reshape the label"
+            f"regression: label has shape {label}, expected as many entries as data of shape {data}; reshape the label"
         )
     return [data, tuple(n or (data[0] if i == 0 else 0) for i, n in enumerate(label))]
 
@@ -242,7 +243,7 @@ def _sign(out: Array, label: Array) -> Array:
 
 
 def _per_row(value: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    """The loss rule of a regression head: the mean of value(output, label) over the outputs of each row."""
+    """Loss rule of a regression head: (mean of value(output, label) over each row, weight 1), each (rows,) float32."""
 
     def loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
         wide = output.astype(accumulating(output.dtype))
@@ -286,26 +287,26 @@ def _regression_record(value: Callable[[Array, Array], Array], alias: str) -> di
 def _run_regression(call: Callable[..., Array], ctx: Ctx, attrs: Attrs, data: Array, label: Array | None) -> Array:
     if label is not None and label.size != data.size:
         raise ValueError(
-            f"label has shape {label.shape}, needed as many entries as data of shape {data.shape}; reshape the label"
+            f"label has shape {label.shape}, expected as many entries as data of shape {data.shape}; reshape the label"
         )
     return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
 
 @operator("LinearRegressionOutput", **_regression_record(_half_square, "_sparse_LinearRegressionOutput"))
 def linear_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """y = x; its gradient is (y - label) * grad_scale / outputs per row."""
+    """y = x; its gradient is (y - label) * grad_scale / (entries per row)."""
     return _run_regression(_linear, ctx, attrs, data, label)
 
 
 @operator("LogisticRegressionOutput", **_regression_record(_binary_cross_entropy, "_sparse_LogisticRegressionOutput"))
 def logistic_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """y = 1 / (1 + e⁻ˣ); its gradient is (y - label) * grad_scale / outputs per row."""
+    """y = 1 / (1 + e⁻ˣ); its gradient is (y - label) * grad_scale / (entries per row)."""
     return _run_regression(_logistic, ctx, attrs, data, label)
 
 
 @operator("MAERegressionOutput", **_regression_record(_distance, "_sparse_MAERegressionOutput"))
 def mae_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """y = x; its gradient is sign(y - label) * grad_scale / outputs per row."""
+    """y = x; its gradient is sign(y - label) * grad_scale / (entries per row)."""
     return _run_regression(_absolute, ctx, attrs, data, label)
 
 
@@ -313,21 +314,21 @@ def mae_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | No
 def _make_loss_gradient(attrs: Attrs, out: Array, label: None, weight: Array | None, cotangent: Array) -> Array:
     scale: Any = attrs.get("grad_scale", 1.0)
     rule = attrs.get("normalization", "null")
-    counts = None if weight is None else jnp.broadcast_to(weight > 0, out.shape)
-    rows = math.prod(out.shape[:-1])  # MXNet counts all axes but the last, so a vector of losses is one row
+    weighted = None if weight is None else jnp.broadcast_to(weight > 0, out.shape)
+    rows = math.prod(out.shape[:-1])  # MXNet counts all axes but the last as rows, so a vector of losses is one row
     if rule == "batch":
-        scale = scale / (max(rows, 1) if counts is None else jnp.maximum(jnp.sum(counts) * (rows / max(out.size, 1)), 1))
+        scale = scale / (max(rows, 1) if weighted is None else jnp.maximum(jnp.sum(weighted) * (rows / max(out.size, 1)), 1))
     elif rule == "valid":
         valid = out > attrs.valid_thresh
-        scale = scale / jnp.maximum(jnp.sum(valid if counts is None else valid & counts), 1)
+        scale = scale / jnp.maximum(jnp.sum(valid if weighted is None else valid & weighted), 1)
     return jnp.broadcast_to(jnp.asarray(scale, out.dtype), out.shape)
 
 
 _make_loss = head(_identity, _make_loss_gradient)
 
 
-def _made_loss(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, Array]:
-    """The output itself * grad_scale, mean over each row."""
+def _loss_of_output(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, Array]:
+    """(mean of output * grad_scale over each row, weight 1), each (rows,) float32."""
     means = _row_means(output) * attrs.get("grad_scale", 1.0)
     return means, jnp.ones(means.shape, jnp.float32)
 
@@ -340,15 +341,15 @@ def _made_loss(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, 
         "normalization": choice("batch", "null", "valid", default="null"),
     },
     kind="head",
-    loss=_made_loss,
+    loss=_loss_of_output,
     rows=elementwise_rows,
 )
 def make_loss_output(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x; its gradient is grad_scale / (1, size without the last axis, or entries above valid_thresh)."""
+    """y = x; its gradient is grad_scale / (1, product of all sizes but the last, or number of entries > valid_thresh)."""
     return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
 
 
-@operator("make_loss", kind="head", outputs=("loss",), loss=_made_loss, aliases=("_sparse_make_loss",))
+@operator("make_loss", kind="head", outputs=("loss",), loss=_loss_of_output, aliases=("_sparse_make_loss",))
 def make_loss(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x; its gradient is 1."""
     return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
@@ -370,17 +371,17 @@ def _smooth_l1(data: Array, sigma: float) -> Array:
 def smooth_l1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
     if not math.isfinite(attrs.scalar) or attrs.scalar == 0:
-        raise ValueError(f"smooth_l1: scalar is {attrs.scalar}, needed a finite number other than 0")
+        raise ValueError(f"smooth_l1: scalar is {attrs.scalar}, expected a finite number other than 0")
     return _smooth_l1(data, attrs.scalar)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Heads beside the classes and distances of `loss`: margins of a support vector machine, sparse activations.
+# Other operators with their own gradients: the hinge loss of SVMOutput and the sparsity penalty of IdentityAttachKLSparseReg.
 
 
 # ------------------------------------------------------------------------------------------ SVMOutput
 def _signs(out: Array, label: Array) -> Array:
-    """+1 at the class of each row, -1 elsewhere."""
+    """(rows, classes): +1 at the label's class, -1 elsewhere."""
     ids = label.astype(jnp.int32).reshape(-1, 1)
     return jnp.where(ids == jnp.arange(out.shape[1]).reshape(1, -1), 1.0, -1.0).astype(out.dtype)
 
@@ -396,7 +397,7 @@ _svm = head(lambda attrs, data: data, _svm_gradient)
 
 
 def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """Hinge losses of each row, summed over the classes."""
+    """(hinge loss summed over the classes, weight 1), each (rows,) float32."""
     wide = output.astype(accumulating(output.dtype))
     slack = jnp.maximum(attrs.margin - _signs(wide, label) * wide, 0)
     total = jnp.sum(slack if attrs.use_linear else jnp.square(slack), axis=1) * attrs.regularization_coefficient
@@ -420,17 +421,19 @@ def _svm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     loss=_svm_loss,
 )
 def svm_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """y = x; its gradient is that of c Σ max(0, margin ∓ x)ᵖ, - at the label's class, p = 2 (1 with use_linear)."""
+    """y = x; its gradient is that of c Σ max(0, margin ∓ x)ᵖ, - at the label's class, + elsewhere; p = 2, 1 with use_linear."""
     if data.ndim != 2 or (label is not None and label.size != data.shape[0]):
-        found = None if label is None else label.shape
-        raise ValueError(f"SVMOutput: data {data.shape}, label {found}; needed (rows, classes) and one class number a row")
+        actual = None if label is None else label.shape
+        raise ValueError(
+            f"SVMOutput: data has shape {data.shape} and label {actual}, expected (rows, classes) and one class id per row"
+        )
     return _svm(attrs, data, label, ctx.row_weight(data.ndim))
 
 
 # ------------------------------------------------------------------------------------------ IdentityAttachKLSparseReg
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _with_penalty(attrs: Attrs, data: Array, average: Array, weight: Any) -> Array:
-    """data, whose gradient gets penalty * d KL(target ‖ average) / d average added, alike in every row."""
+    """Return data; to its gradient add penalty * d KL(target ‖ average) / d average, the same value in every row."""
     return data
 
 
@@ -438,8 +441,8 @@ def _with_penalty_forward(attrs, data, average, weight):
     return data, (average, weight)
 
 
-def _with_penalty_backward(attrs, kept, grad):
-    average, weight = kept
+def _with_penalty_backward(attrs, residuals, grad):
+    average, weight = residuals
     target = attrs.sparseness_target
     push = attrs.penalty * ((1 - target) / (1 - average) - target / average)
     push = jnp.broadcast_to(push.reshape(1, *grad.shape[1:]), grad.shape)
@@ -468,12 +471,12 @@ def _sparse_fill(attrs: Attrs, ins: list, outs: list) -> list:
     rows=batch_rows,
 )
 def sparse_identity(ctx: Ctx, attrs: Attrs, data: Array, moving_avg: Array):
-    """y = x; the gradient gets penalty * ((1 - ρ)/(1 - a) - ρ/a) added, ρ the target, a the moving mean of each unit.
+    """y = x; its gradient is dy + penalty * ((1 - ρ)/(1 - a) - ρ/a), ρ = sparseness_target, a = moving mean of each unit.
 
-    Training moves a ← m * a + (1 - m) * mean of the rows of positive weight, before the gradient uses it.
+    In training, a ← m * a + (1 - m) * (mean over the rows with weight > 0), before the gradient uses it; m = momentum.
     """
     if data.ndim != 2:
-        raise ValueError(f"IdentityAttachKLSparseReg: data has shape {data.shape}, needed (rows, units); flatten the data")
+        raise ValueError(f"IdentityAttachKLSparseReg: data has shape {data.shape}, expected (rows, units); flatten the data")
     if not ctx.train:
         return data, (moving_avg,)
     mask, wide = ctx.row_mask(data.ndim), lax.stop_gradient(data.astype(accumulating(data.dtype)))

@@ -1,4 +1,4 @@
-"""The single-shot detector (Liu and others, 2016): prior boxes, training targets, detections."""
+"""Operators of the single-shot detector SSD (Liu et al., 2016): prior boxes, training targets, detections."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jfit.ops.rows import no_rows
 from jfit.ops.rules import accumulating, shared_batch_rows
 
 VARIANCES = numbers((0.1, 0.1, 0.2, 0.2))
-NEARLY_NOTHING = 1e-6  # a ground truth takes an anchor of its own only if they overlap by more
+NEARLY_NOTHING = 1e-6  # an object is matched to its best anchor only if their IoU exceeds this
 
 
 def _four(op: str, attrs: Attrs) -> tuple[float, ...]:
     if len(attrs.variances) != 4:
-        raise ValueError(f"{op}: variances is {attrs.variances}, needed four numbers (x, y, width, height); change variances")
+        raise ValueError(f"{op}: variances is {attrs.variances}, expected four numbers (x, y, width, height); change variances")
     return attrs.variances
 
 
@@ -38,16 +38,17 @@ def _four(op: str, attrs: Attrs) -> tuple[float, ...]:
     rows=no_rows,
 )
 def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = boxes ((k + offset) · step ± (s √r · height / width, s / √r) / 2) around each place of a map; gradient 0.
+    """y = boxes (k + offset) · step ± (s √r · height / width, s / √r) / 2 around each pixel k of a feature map; gradient 0.
 
-    First all sizes with the first ratio, then the first size with the other ratios; (1, places * boxes, 4) in corners.
+    The boxes of a pixel are all sizes s with the first ratio r, then the first size with the other ratios. The output is
+    (1, height * width * boxes, 4): left, top, right, bottom.
     """
     if data.ndim != 4:
-        raise ValueError(f"MultiBoxPrior: data has shape {data.shape}, needed (batch, channels, height, width); reshape data")
+        raise ValueError(f"MultiBoxPrior: data has shape {data.shape}, expected (batch, channels, height, width); reshape data")
     if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
         raise ValueError(
-            f"MultiBoxPrior: sizes {attrs.sizes}, steps {attrs.steps}, offsets {attrs.offsets}; needed at least one size and "
-            "two numbers (y, x) of each of the others"
+            f"MultiBoxPrior: sizes is {attrs.sizes}, steps is {attrs.steps}, offsets is {attrs.offsets}; expected at least one "
+            "size, and two numbers (y, x) for steps and for offsets"
         )
     height, width = data.shape[2:]
     wide = accumulating(data.dtype)
@@ -68,7 +69,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------ MultiBoxTarget
 def _overlaps(one: Corners, two: Corners) -> Array:
-    """Intersection over union, 0 where both are empty; boxes turned inside out keep their signed area, as in MXNet."""
+    """Intersection over union, 0 where both boxes are empty; boxes with right < left keep their signed area, as in MXNet."""
     width = jnp.maximum(jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left), 0)
     height = jnp.maximum(jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top), 0)
     shared = width * height
@@ -78,30 +79,33 @@ def _overlaps(one: Corners, two: Corners) -> Array:
 
 
 def _mined(attrs: Attrs, positive: Array, best: Array, logits: Array) -> Array:
-    """The anchors whose background looks least likely: ratio times as many as there are positive ones, (batch, anchors)."""
+    """Hard negatives, bool (batch, anchors): the unmatched anchors with the lowest background probability.
+
+    Their number is negative_mining_ratio times the number of positive anchors of the image.
+    """
     top = jnp.max(logits, axis=1, keepdims=True)
     background = jnp.exp(logits[:, 0] - top[:, 0]) / jnp.sum(jnp.exp(logits - top), axis=1)
     eligible = ~positive & (best < attrs.negative_mining_thresh)
-    order = jnp.argsort(jnp.where(eligible, background, jnp.inf), axis=1)  # stable: the first of equal ones goes first
+    order = jnp.argsort(jnp.where(eligible, background, jnp.inf), axis=1)  # stable: ties keep the order of the anchors
     batch = jnp.broadcast_to(jnp.arange(order.shape[0], dtype=jnp.int32)[:, None], order.shape)
     rank = jnp.zeros_like(order).at[batch, order].set(jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape))
-    found = jnp.sum(positive, axis=1, keepdims=True)
-    wanted = jnp.minimum((found.astype(jnp.float32) * attrs.negative_mining_ratio).astype(jnp.int32), positive.shape[1] - found)
-    return eligible & (rank < wanted)
+    positives = jnp.sum(positive, axis=1, keepdims=True)
+    quota = (positives.astype(jnp.float32) * attrs.negative_mining_ratio).astype(jnp.int32)
+    return eligible & (rank < jnp.minimum(quota, positive.shape[1] - positives))
 
 
 def _check_target(anchor: Array, label: Array, cls_pred: Array) -> None:
     shapes = f"anchor has shape {anchor.shape}, label {label.shape}, cls_pred {cls_pred.shape}"
     if anchor.ndim != 3 or anchor.shape[0] != 1 or anchor.shape[2] != 4:
-        raise ValueError(f"MultiBoxTarget: {shapes}; needed an anchor of shape (1, anchors, 4), shared by the batch")
+        raise ValueError(f"MultiBoxTarget: {shapes}; expected an anchor of shape (1, anchors, 4), shared by the batch")
     if label.ndim != 3 or label.shape[1] < 1 or label.shape[2] < 5:
-        raise ValueError(f"MultiBoxTarget: {shapes}; needed a label (batch, objects, 5 or more): class and four corners")
+        raise ValueError(f"MultiBoxTarget: {shapes}; expected a label (batch, objects, 5 or more): class and four corners")
     if cls_pred.ndim != 3 or cls_pred.shape[2] != anchor.shape[1]:
-        raise ValueError(f"MultiBoxTarget: {shapes}; needed a cls_pred (batch, classes, anchors), one column per anchor")
+        raise ValueError(f"MultiBoxTarget: {shapes}; expected a cls_pred (batch, classes, anchors), one column per anchor")
 
 
 def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> Array:
-    """What a network should predict to move anchors onto goals, (batch, anchors, 4)."""
+    """Regression targets (batch, anchors, 4): shift and log scale from anchors to goals, divided by the variances."""
     width, height = anchors.right - anchors.left, anchors.bottom - anchors.top
     goal_width, goal_height = goals.right - goals.left, goals.bottom - goals.top
     parts = (
@@ -128,11 +132,11 @@ def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> 
     rows=shared_batch_rows,
 )
 def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pred: Array) -> tuple[Array, Array, Array]:
-    """y = for each anchor: offsets to its object / variances, 1 where they count, and class + 1 (0 background); gradient 0.
+    """Targets per anchor: box offsets / variances, their mask (1 for matched anchors), class + 1 (0: background); gradient 0.
 
-    Each object takes the free anchor it overlaps most; other anchors join the object they overlap by more than
-    overlap_threshold.  Background are the others, or the hardest of them (negative_mining_ratio > 0); what is left, and
-    every anchor of an image without objects, gets ignore_label.
+    Each object is matched to the free anchor of highest IoU; each remaining anchor to the object of highest IoU, if that
+    exceeds overlap_threshold. The unmatched anchors are background, or only the hardest of them if
+    negative_mining_ratio > 0. All others, and every anchor of an image without objects, get the class ignore_label.
     """
     _check_target(anchor, label, cls_pred)
     dtype, wide = anchor.dtype, accumulating(anchor.dtype)
@@ -143,15 +147,15 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
     prior, goals = corners(anchor), corners(label[:, :, 1:5])
     overlap = _overlaps(Corners(*(side[:, :, None] for side in prior)), Corners(*(side[:, None, :] for side in goals)))
     overlap = jnp.where(real[:, None, :], overlap, -1.0)  # (batch, anchors, objects)
-    own = matched(overlap, real, NEARLY_NOTHING, label.shape[1])
+    matches = matched(overlap, real, NEARLY_NOTHING, label.shape[1])  # (batch, anchors): index of an object, or -1
     best = jnp.max(overlap, axis=2)
-    near = (own < 0) & (best > attrs.overlap_threshold) & any_real & (attrs.overlap_threshold > 0)
-    positive = (own >= 0) | near
+    near = (matches < 0) & (best > attrs.overlap_threshold) & any_real & (attrs.overlap_threshold > 0)
+    positive = (matches >= 0) | near
     if attrs.negative_mining_ratio > 0:
         negative = _mined(attrs, positive, best, cls_pred) & any_real
     else:
         negative = ~positive & any_real
-    partner = jnp.where(own >= 0, own, jnp.argmax(overlap, axis=2).astype(jnp.int32))
+    partner = jnp.where(matches >= 0, matches, jnp.argmax(overlap, axis=2).astype(jnp.int32))
     goal = jnp.take_along_axis(label[:, :, :5], partner[:, :, None], axis=1)  # (batch, anchors, 5)
     mask = jnp.broadcast_to(positive[:, :, None], (batch, count, 4))
     offsets = _offsets(prior, corners(goal[:, :, 1:]), _four("MultiBoxTarget", attrs))
@@ -162,7 +166,7 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
 
 # ------------------------------------------------------------------------------------------ MultiBoxDetection
 def _predicted(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
-    """Anchors moved by what the network predicts, (batch, anchors, 4)."""
+    """Predicted boxes (batch, anchors, 4): the anchors shifted and scaled by loc_pred."""
     prior = corners(anchor)
     width, height = prior.right - prior.left, prior.bottom - prior.top
     v = _four("MultiBoxDetection", attrs)
@@ -175,7 +179,7 @@ def _predicted(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
 
 
 def _unsuppressed(attrs: Attrs, ids: Array, boxes: Array, alive: Array) -> Array:
-    """Which of the ranked detections stay, (batch, anchors)."""
+    """Non-maximum suppression, bool (batch, anchors): which detections, sorted by score, survive."""
     sides = corners(boxes)
 
     def suppresses(at: Array) -> Array:
@@ -191,10 +195,10 @@ def _check_detection(cls_prob: Array, loc_pred: Array, anchor: Array) -> None:
     shapes = f"cls_prob has shape {cls_prob.shape}, loc_pred {loc_pred.shape}, anchor {anchor.shape}"
     if cls_prob.ndim != 3 or anchor.ndim != 3 or anchor.shape != (1, cls_prob.shape[2], 4):
         raise ValueError(
-            f"MultiBoxDetection: {shapes}; needed a cls_prob (batch, classes, anchors) and an anchor (1, anchors, 4)"
+            f"MultiBoxDetection: {shapes}; expected a cls_prob (batch, classes, anchors) and an anchor (1, anchors, 4)"
         )
     if loc_pred.shape != (cls_prob.shape[0], 4 * cls_prob.shape[2]):
-        raise ValueError(f"MultiBoxDetection: {shapes}; needed a loc_pred (batch, 4 * anchors), four offsets per anchor")
+        raise ValueError(f"MultiBoxDetection: {shapes}; expected a loc_pred (batch, 4 * anchors), four offsets per anchor")
 
 
 @operator(
@@ -212,9 +216,9 @@ def _check_detection(cls_prob: Array, loc_pred: Array, anchor: Array) -> None:
     rows=shared_batch_rows,
 )
 def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array, anchor: Array) -> Array:
-    """y = (class, score, left, top, right, bottom) of each anchor, best first; class -1 where suppressed; gradient 0.
+    """y = (class, score, left, top, right, bottom) of each anchor, highest score first; class -1 if suppressed; gradient 0.
 
-    The background is class 0, whatever background_id says, as in MXNet.  Rows of -1 fill the rest.
+    The background is class 0 whatever background_id is, as in MXNet. Unused entries at the end are filled with -1.
     """
     _check_detection(cls_prob, loc_pred, anchor)
     dtype, wide = cls_prob.dtype, accumulating(cls_prob.dtype)
@@ -225,7 +229,7 @@ def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array,
     score = jnp.max(cls_prob[:, 1:], axis=1)
     ids = jnp.argmax(cls_prob[:, 1:], axis=1)
     valid = (score > -1) & ~(score < attrs.threshold)
-    found = jnp.concatenate(
+    detections = jnp.concatenate(
         [ids.astype(wide)[:, :, None], score[:, :, None], _predicted(attrs, loc_pred, anchor)], axis=2
     )  # (batch, anchors, 6)
 
@@ -233,12 +237,12 @@ def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array,
     places = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], valid.shape)
     unranked = gathered(valid, places, 0)
     if not 0 < attrs.nms_threshold <= 1:
-        return jnp.where(present[:, :, None], jnp.take_along_axis(found, unranked[:, :, None], axis=1), -1).astype(dtype)
-    order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: the first of equal scores goes first
+        return jnp.where(present[:, :, None], jnp.take_along_axis(detections, unranked[:, :, None], axis=1), -1).astype(dtype)
+    order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: equal scores keep the order of the anchors
     first = attrs.nms_topk if attrs.nms_topk > 0 else count
-    ranked = jnp.take_along_axis(found, order[:, :, None], axis=1)
-    kept = _unsuppressed(attrs, ranked[:, :, 0], ranked[:, :, 2:], present & (places < first))
-    if first < count:  # MXNet leaves what lies behind the best ones in the order of the anchors
-        ranked = jnp.take_along_axis(found, jnp.where(places < first, order, unranked)[:, :, None], axis=1)
-    label = jnp.where(kept[:, :, None], ranked[:, :, :1], -1)
+    ranked = jnp.take_along_axis(detections, order[:, :, None], axis=1)
+    survives = _unsuppressed(attrs, ranked[:, :, 0], ranked[:, :, 2:], present & (places < first))
+    if first < count:  # MXNet leaves the detections after the nms_topk best in the order of the anchors
+        ranked = jnp.take_along_axis(detections, jnp.where(places < first, order, unranked)[:, :, None], axis=1)
+    label = jnp.where(survives[:, :, None], ranked[:, :, :1], -1)
     return jnp.where(present[:, :, None], jnp.concatenate([label, ranked[:, :, 1:]], axis=2), -1).astype(dtype)

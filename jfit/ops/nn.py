@@ -26,7 +26,7 @@ SELU_SCALE = 1.0507009873554805
 def _dense_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, out = ins[0], outs[0]
     if data is None:
-        return ins  # MXNet says nothing of the parameters before it knows the data
+        return ins  # as in MXNet, parameter shapes stay unknown until the data shape is known
     need_rank("FullyConnected", data, 1 if not attrs.flatten else 2, "rows and features")
     if attrs.flatten:
         width = size_of(data[1:])
@@ -45,7 +45,7 @@ def _dense_fill(attrs: Attrs, ins: list, outs: list) -> list:
 def _dense_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     data = shapes[0]
     if list(shapes) != _dense_fill(attrs, [data, None], [None]):
-        return None  # tracing says what is wrong
+        return None  # inconsistent shapes: tracing raises the error message
     return [(*(data[:1] if attrs.flatten else data[:-1]), attrs.num_hidden)]
 
 
@@ -63,9 +63,9 @@ def _dense_rows(attrs, rows, shapes, outs):
     rows=_dense_rows,
 )
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
-    """y = x Wᵀ + b, weight (num_hidden, features); flatten=True takes all axes but the first as features."""
+    """y = x Wᵀ + b, weight (num_hidden, features); with flatten, all axes but the first are flattened into features."""
     lead = data.shape[:1] if attrs.flatten else data.shape[:-1]
-    # Two axes around the matrix product: its gradient is then one too, which is 1.7 times faster on CPU than a 3-D one.
+    # Flatten to a 2-D matrix product: its gradient is then one too, which is 1.7 times faster on CPU than a 3-D one.
     flat = data.reshape(size_of(lead), size_of(data.shape[len(lead) :]))  # (rows, features)
     out = lax.dot_general(flat, weight.astype(data.dtype), (((1,), (1,)), ((), ())))  # (rows, num_hidden)
     if bias is not None:
@@ -91,7 +91,7 @@ _ACTIVATIONS = {
     layout="any",
 )
 def activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = f(x), f one of relu, sigmoid, tanh, softrelu = log(1 + eˣ), softsign = x / (1 + |x|)."""
+    """y = f(x), where f is relu, sigmoid, tanh, softrelu (log(1 + eˣ)) or softsign (x / (1 + |x|))."""
     return _ACTIVATIONS[attrs.act_type](data)
 
 
@@ -110,7 +110,7 @@ def _selu_derivative(primals, tangents):
 
 @jax.custom_jvp
 def _scaled_by_itself(slope: Array) -> Array:
-    """The slope, whose gradient comes out times the slope itself."""
+    """Identity whose gradient is multiplied by the slope itself (see `leaky_relu`)."""
     return slope
 
 
@@ -156,8 +156,9 @@ def _leaky_rows(attrs, rows, shapes, outs):
 def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) -> Array:
     """y = x where x > 0, else slope * x (leaky, prelu, rrelu), slope * (eˣ - 1) (elu, selu); gelu = x * Φ(x).
 
-    The gradient by the slope of prelu is slope x the true one where MXNet 1.9.1 overwrites what it is computed from: nearly
-    everywhere inside a graph, see `jfit.graph.in_place`; curves depend on it.
+    The gradient of prelu with respect to its slope is the true gradient times the slope where MXNet 1.9.1 overwrites the
+    incoming gradient in place before using it: nearly everywhere inside a graph, see `jfit.graph.in_place`. Training curves
+    depend on it.
     """
     kind = attrs.act_type
     if kind == "gelu":
@@ -197,7 +198,7 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
     layout="any",
 )
 def dropout(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x * m / (1 - p), m = 0 with probability p, in training; `axes` share one draw along these axes."""
+    """y = x * m / (1 - p) in training, m = 0 with probability p, else 1; along each of `axes` all entries share one m."""
     keep = 1.0 - attrs.p
     if attrs.p <= 0 or not (ctx.train or attrs.mode == "always"):
         return data
@@ -207,7 +208,7 @@ def dropout(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     size = tuple(1 if k in axes else n for k, n in enumerate(data.shape))
     rows = ctx.rows[0]
     if isinstance(rows, RowLayout) and rows.axis in axes and ctx.key is not None:
-        mask = jax.random.bernoulli(ctx.key, keep, size)  # one draw for all rows, so the same on every device
+        mask = jax.random.bernoulli(ctx.key, keep, size)  # one mask shared by all rows, so every device draws the same
     else:
         mask = ctx.random(lambda key, n: jax.random.bernoulli(key, keep, n), size)
     return jnp.where(mask, data / keep, jnp.zeros((), data.dtype))
@@ -238,7 +239,7 @@ EMBEDDING = {
 
 
 def row_numbers(attrs: Attrs, data: Array) -> Array:
-    """The rows of its table that an embedding looks up."""
+    """Indices (int32) of the embedding table's rows that `data` looks up, clipped to [0, input_dim - 1]."""
     return jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
 
 
@@ -252,7 +253,7 @@ def row_numbers(attrs: Attrs, data: Array) -> Array:
     rows=_embedding_rows,
 )
 def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
-    """y = weight[clip(ids, 0, input_dim - 1)], weight (input_dim, output_dim)."""
+    """y = weight[clip(x, 0, input_dim - 1)], weight (input_dim, output_dim)."""
     ids = row_numbers(attrs, data)
     if ctx.table_rows is not None:
         ids = jnp.searchsorted(ctx.table_rows, ids)
@@ -269,5 +270,5 @@ def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     hint="sparseembedding",
 )
 def sparse_embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
-    """y = weight[clip(ids, 0, input_dim - 1)], weight (input_dim, output_dim), whose gradient holds the rows that are read."""
+    """y = weight[clip(x, 0, input_dim - 1)], weight (input_dim, output_dim), with a row-sparse gradient in MXNet."""
     return embedding(ctx, attrs, data, weight)

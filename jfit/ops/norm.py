@@ -1,4 +1,4 @@
-"""Batch normalisation and its relatives, layer normalisation."""
+"""Normalization: BatchNorm and its variants, LayerNorm, InstanceNorm, GroupNorm, L2Normalization, LRN."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from jfit.ops.rules import accumulating, along, batch_rows, need_rank, normalize
 
 # ------------------------------------------------------------------------------------------ BatchNorm
 def _total(x: Array, axis: int, over: str | None) -> Array:
-    """Sum over every axis but `axis`, and over the devices of axis name `over`; keeps the rank."""
+    """Sum over every axis but `axis`, and over the devices of mesh axis `over` unless None; keeps the rank."""
     total = jnp.sum(x, axis=tuple(k for k in range(x.ndim) if k != axis), keepdims=True)
     return total if over is None else lax.psum(total, over)
 
 
 def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
-    """How many entries each statistic is taken over: a Python number where no row is left out."""
+    """Number of entries that each statistic averages over: a Python int without a row mask, else an array."""
     if mask is None:
         return x.size // max(x.shape[axis], 1) * (1 if over is None else lax.psum(1, over))
     count = jnp.sum(mask) * (x.size / max(x.shape[axis] * mask.size, 1))
@@ -35,7 +35,7 @@ def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
 
 
 def _at_least_one(count: Any) -> Any:
-    """A device without rows divides nothing by one instead of by zero."""
+    """max(count, 1): a device whose rows are all padding divides by 1, not by 0."""
     return max(count, 1) if isinstance(count, (int, float)) else jnp.maximum(count, 1)
 
 
@@ -45,7 +45,10 @@ def _masked(x: Array, mask: Array | None) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _normalize(axis: int, eps: float, over: str | None, x: Array, gamma: Array, beta: Array, mask: Array | None):
-    """(normalised x, mean, variance) by the statistics of the rows that count; x in float32 or wider."""
+    """(normalized x, mean, variance), with the statistics of the rows with weight > 0 (all rows if mask is None).
+
+    axis: channel axis. over: name of the mesh axis to sum the statistics over, or None. gamma and beta are (channels,).
+    """
     return _normalize_forward(axis, eps, over, x, gamma, beta, mask)[0]
 
 
@@ -53,21 +56,22 @@ def _normalize_forward(axis, eps, over, x, gamma, beta, mask):
     wide = x.astype(accumulating(x.dtype))
     count = _at_least_one(_count(wide, mask, axis, over))
     mean = _total(_masked(wide, mask), axis, over) / count
-    # Two passes: the mean of squares minus the squared mean loses every digit of a large mean.
+    # Two passes: E[x²] - E[x]² loses all significant digits if the mean is large.
     var = _total(_masked(jnp.square(wide - mean), mask), axis, over) / count
     inverse = lax.rsqrt(var + eps)
     out = (wide - mean) * (inverse * along(gamma, axis, x.ndim)) + along(beta, axis, x.ndim)
     return (out.astype(x.dtype), mean.reshape(-1), var.reshape(-1)), (x, gamma, mask, mean, inverse)
 
 
-def _normalize_backward(axis, eps, over, kept, cotangents):
-    x, gamma, mask, mean, inverse = kept
+def _normalize_backward(axis, eps, over, residuals, cotangents):
+    x, gamma, mask, mean, inverse = residuals
     wide = x.astype(accumulating(x.dtype))
     grad = cotangents[0].astype(wide.dtype)
     count = _at_least_one(_count(wide, mask, axis, over))
     unit = (wide - mean) * inverse
     d_beta, d_gamma = _total(grad, axis, None), _total(grad * unit, axis, None)
-    # The statistics see every device's rows, so their share of the gradient does too; parameters are summed by the step.
+    # The statistics depend on the rows of every device, so their part of the gradient of x needs the sums over all devices.
+    # The gradients of gamma and beta stay per device: the training step sums those.
     all_beta, all_gamma = (d_beta, d_gamma) if over is None else lax.psum((d_beta, d_gamma), over)
     through = _masked(jnp.broadcast_to((all_beta + unit * all_gamma) / count, x.shape), mask)
     d_x = along(gamma, axis, x.ndim) * inverse * (grad - through)
@@ -81,7 +85,7 @@ def _batch_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data = ins[0]
     if data is None:
         return ins
-    need_rank("BatchNorm", data, 1, "a batch axis and a channel axis")
+    need_rank("BatchNorm", data, 1, "one of them the channel axis")
     size = data[normalize_axis(attrs.get("axis", 1), len(data))]
     return [data, *[(size,)] * 4]
 
@@ -92,7 +96,7 @@ def _batch_norm_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | Non
 
 
 def _batch_norm_types(attrs: Attrs, ins: list) -> tuple[list, list]:
-    """Parameters and statistics of half-precision data are float32."""
+    """Dtype rule: the output has the dtype of data; parameters and statistics too, but float32 for half precision."""
     data = ins[0]
     if data is None:
         return list(ins), [None] * 3
@@ -108,7 +112,7 @@ def _batch_norm_rows(attrs, rows, shapes, outs):
 
 
 def _record(**attrs: Attr) -> dict[str, Any]:
-    """What every record of the BatchNorm family says."""
+    """Fields of the `Op` record shared by the BatchNorm operators; `attrs` are the extra attributes."""
     return {
         "inputs": ("data", "gamma", "beta"),
         "aux": ("moving_mean", "moving_var"),
@@ -141,12 +145,14 @@ _AXIS = {
 
 @operator("BatchNorm", aliases=("_npx_batch_norm",), **_record(**_AXIS))
 def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
-    """y = γ (x - μ) / √(σ² + ε) + β; training: μ, σ² of the batch (σ² biased), moving ← m * moving + (1 - m) * batch."""
+    """y = γ (x - μ) / √(σ² + ε) + β; in training with the batch's μ, σ² (biased), and moving ← m * moving + (1 - m) * batch."""
     axis = data.ndim - 1 if ctx.channels_last else normalize_axis(attrs.get("axis", 1), data.ndim)
     wide, shapes = accumulating(data.dtype), {a.shape for a in (gamma, beta, moving_mean, moving_var)}
     if shapes != {(data.shape[axis],)}:
-        found = ", ".join(map(str, sorted(shapes)))
-        raise ValueError(f"parameters and states have shapes {found}, needed ({data.shape[axis]},): a number for each channel")
+        actual = ", ".join(map(str, sorted(shapes)))
+        raise ValueError(
+            f"parameters and states have shapes {actual}, expected ({data.shape[axis]},): a number for each channel"
+        )
     scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
     shift = beta.astype(wide)
     if not ctx.train or attrs.use_global_stats:
@@ -161,7 +167,7 @@ def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, m
     for old, new in ((moving_mean, mean), (moving_var, var)):
         updated = (old * attrs.momentum + new * (1.0 - attrs.momentum)).astype(old.dtype)
         moved.append(updated if mask is None else jnp.where(_count(data, mask, axis, over) > 0, updated, old))
-    return (out, mean, lax.rsqrt(var + attrs.eps)), tuple(moved)  # the output MXNet names `var` is 1 / √(σ² + ε)
+    return (out, mean, lax.rsqrt(var + attrs.eps)), tuple(moved)  # MXNet's output named `var` is 1 / √(σ² + ε)
 
 
 @operator("_contrib_BatchNormWithReLU", **_record(**_AXIS))
@@ -173,13 +179,13 @@ def batch_norm_with_relu(ctx: Ctx, attrs: Attrs, *arrays: Array):
 
 @operator("_contrib_SyncBatchNorm", **_record(ndev=integer(1), key=text()))
 def sync_batch_norm(ctx: Ctx, attrs: Attrs, *arrays: Array):
-    """y = BatchNorm(x) with μ, σ² of the rows of all devices, whatever `ndev` and `key` say; output `var` is σ² itself."""
+    """y = BatchNorm(x) with μ, σ² over the rows of all devices (`ndev` and `key` are ignored); output `var` is σ² itself."""
     return batch_norm_v1(replace(ctx, sync_batch_stats=True), attrs, *arrays)
 
 
 @operator("BatchNorm_v1", **_record())
 def batch_norm_v1(ctx: Ctx, attrs: Attrs, *arrays: Array):
-    """y = BatchNorm(x) of channels on axis 1; its output `var` is σ² itself."""
+    """y = BatchNorm(x) with the channels on axis 1; its output `var` is σ² itself."""
     (out, mean, inverse), moved = batch_norm(ctx, attrs, *arrays)
     return (out, mean, 1.0 / jnp.square(inverse) - attrs.eps), moved
 
@@ -204,24 +210,24 @@ def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     rows=lambda attrs, rows, shapes, outs: unmixed_rows(attrs.axis, rows, shapes, outs),
 )
 def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
-    """y = γ (x - μ) / √(σ² + ε) + β, μ and σ² of each entry along `axis`."""
+    """y = γ (x - μ) / √(σ² + ε) + β, with μ and σ² taken along `axis`; γ and β have the size of that axis."""
     axis = normalize_axis(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     mean = jnp.mean(wide, axis=axis, keepdims=True)
     var = jnp.mean(jnp.square(wide - mean), axis=axis, keepdims=True)
     unit = (wide - mean) * lax.rsqrt(var + attrs.eps)
     out = unit * along(gamma.astype(wide.dtype), axis, data.ndim) + along(beta.astype(wide.dtype), axis, data.ndim)
-    # MXNet's statistics are for looking at: what comes from above ends there
+    # as in MXNet, the outputs mean and std have no gradient
     statistics = lax.stop_gradient((mean, jnp.sqrt(var + attrs.eps)))
     return out.astype(data.dtype), *(v.astype(data.dtype) for v in statistics)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Normalisation within each row: by instance, by group of channels, by length, by neighbouring channels.
+# Normalization within each row: InstanceNorm, GroupNorm, L2Normalization, LRN.
 
 
 def _standardised(wide: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
-    """((x - μ) / σ, μ, σ = √(σ² + ε)) over `axes`, which stay as axes of size 1."""
+    """((x - μ) / s, μ, s) with s = √(σ² + ε); μ and s are taken over `axes`, kept as axes of size 1."""
     mean = jnp.mean(wide, axis=axes, keepdims=True)
     centred = wide - mean
     std = jnp.sqrt(jnp.mean(jnp.square(centred), axis=axes, keepdims=True) + eps)
@@ -246,7 +252,7 @@ def _instance_fill(attrs: Attrs, ins: list, outs: list) -> list:
     layout="channels",
 )
 def instance_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> Array:
-    """y = γ (x - μ) / √(σ² + ε) + β, μ and σ² of each channel of each row; γ, β one per channel (axis 1)."""
+    """y = γ (x - μ) / √(σ² + ε) + β, with μ and σ² per row and channel; γ and β are (channels,), channels on axis 1."""
     channel = data.ndim - 1 if ctx.channels_last else 1
     wide = data.astype(accumulating(data.dtype))
     unit, _, _ = _standardised(wide, tuple(k for k in range(1, data.ndim) if k != channel), attrs.eps)
@@ -277,13 +283,13 @@ def _group_fill(attrs: Attrs, ins: list, outs: list) -> list:
     rows=batch_rows,
 )
 def group_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
-    """y = γ (x - μ) / √(σ² + ε) + β, μ and σ² of each group of channels (axis 1) of each row; γ, β one per GROUP."""
+    """y = γ (x - μ) / √(σ² + ε) + β, with μ and σ² per row and group of channels (axis 1); γ and β have one entry per GROUP."""
     rows, groups = data.shape[0], attrs.num_groups
     wide = data.astype(accumulating(data.dtype)).reshape(rows, groups, -1)
     unit, mean, std = _standardised(wide, (2,), attrs.eps)
     scale, shift = (v.astype(wide.dtype).reshape(1, groups, 1) for v in (gamma, beta))
     out = (unit * scale + shift).reshape(data.shape)
-    statistics = lax.stop_gradient((mean, std))  # MXNet's are for looking at: what comes from above ends there
+    statistics = lax.stop_gradient((mean, std))  # as in MXNet, the outputs mean and std have no gradient
     return out.astype(data.dtype), *(v.reshape(rows, groups).astype(data.dtype) for v in statistics)
 
 
@@ -302,7 +308,7 @@ def _length_rows(attrs, rows, shapes, outs):
     rows=_length_rows,
 )
 def l2_normalization(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x / √(Σ x² + ε), Σ over each row (instance), over axis 1 (channel) or over axes 2, 3, ... (spatial)."""
+    """y = x / √(Σ x² + ε), summed over all axes but the first (instance), axis 1 (channel) or axes 2, 3, ... (spatial)."""
     need_rank("L2Normalization", data.shape, 1 if attrs.mode == "instance" else 3, f"mode is {attrs.mode!r}")
     axes = {"instance": tuple(range(1, data.ndim)), "channel": (1,), "spatial": tuple(range(2, data.ndim))}[attrs.mode]
     wide = data.astype(accumulating(data.dtype))
@@ -319,12 +325,12 @@ def l2_normalization(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     layout="channels",
 )
 def lrn(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array]:
-    """y = x / (k + α/n Σ x²)^β, Σ over the n channels (axis 1) around each; n = nsize, odd."""
+    """y = x / (k + α/n Σ x²)^β, summed over a window of n = nsize channels (axis 1) centred at each channel; n is odd."""
     if data.ndim != 4:
-        raise ValueError(f"LRN: data has shape {data.shape}, needed 4 axes (rows, channels, height, width); reshape the data")
+        raise ValueError(f"LRN: data has shape {data.shape}, expected 4 axes (rows, channels, height, width); reshape the data")
     if attrs.nsize > data.shape[3 if ctx.channels_last else 1] or attrs.nsize % 2 != 1:
         raise ValueError(
-            f"LRN: nsize is {attrs.nsize}, needed an odd number of at most as many channels as data has; change nsize"
+            f"LRN: nsize is {attrs.nsize}, expected an odd number not larger than the number of channels; change nsize"
         )
     channel, half = (3 if ctx.channels_last else 1), attrs.nsize // 2
     wide = data.astype(accumulating(data.dtype))

@@ -17,7 +17,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows
 
-MOST_TAPS = 16  # larger windows are cheaper through reduce_window
+MOST_TAPS = 16  # max pooling over larger windows is faster with lax.reduce_window
 Pads = tuple[tuple[int, int], ...]
 
 
@@ -26,61 +26,64 @@ def _layout(ctx: Ctx, attrs: Attrs, ndim: int) -> str:
         return "NHWC"
     layout = attrs.layout or CHANNELS_FIRST.get(ndim - 2, "")
     if len(layout) != ndim:
-        raise ValueError(f"Pooling: data has {ndim} axes, needed {layout or '3 to 5'}; reshape the data")
+        raise ValueError(f"Pooling: data has {ndim} axes, expected {layout or '3 to 5'}; reshape the data")
     return layout
 
 
 def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
-    """(kernel, stride, pads) with one entry per spatial axis; the pads include what `full` adds at the end."""
+    """(kernel, stride, pads), one entry per spatial axis; pads (before, after) include what pooling_convention=full adds."""
     dims = len(sizes)
-    given = {"kernel": attrs.kernel, "stride": attrs.stride or (1,) * dims, "pad": attrs.pad or (0,) * dims}
-    for key, value in given.items():
+    windows = {"kernel": attrs.kernel, "stride": attrs.stride or (1,) * dims, "pad": attrs.pad or (0,) * dims}
+    for key, value in windows.items():
         if len(value) != dims:
-            raise ValueError(f"Pooling: {key} is {value}, needed {dims} entries because data has {dims} spatial axes")
+            raise ValueError(f"Pooling: {key} is {value}, expected {dims} entries because data has {dims} spatial axes")
     if attrs.pooling_convention == "same":
         raise ValueError(
             "Pooling: pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad"
         )
     pads = []
-    for n, k, s, p in zip(sizes, *given.values(), strict=True):
-        room = n + 2 * p - k
-        if room < 0 or (p >= k > 0 and p > 0):
+    for n, k, s, p in zip(sizes, *windows.values(), strict=True):
+        span = n + 2 * p - k  # how far a window can move
+        if span < 0 or (p >= k > 0 and p > 0):
             raise ValueError(
-                f"Pooling: kernel {k} with pad {p} does not fit {n} entries; needed pad < kernel <= entries + 2 pad"
+                f"Pooling: kernel {k} with pad {p} does not fit {n} entries; expected pad < kernel <= entries + 2 pad"
             )
-        steps = -(-room // s) if attrs.pooling_convention == "full" else room // s
+        steps = -(-span // s) if attrs.pooling_convention == "full" else span // s
         pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
-    return given["kernel"], given["stride"], tuple(pads)
+    return windows["kernel"], windows["stride"], tuple(pads)
 
 
 def _counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) -> list[np.ndarray]:
-    """Entries each window of an average counts, per axis: padding counts, what `full` adds beyond it does not."""
+    """Divisors of average pooling: per axis, the number of entries in each window.
+
+    `pad` is included unless count_include_pad is False; the extra padding of pooling_convention=full never is.
+    """
     padded = attrs.count_include_pad is not False
-    found = []
+    divisors = []
     for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
         start = np.arange((n + low + high - k) // s + 1) * s - low
         end = np.minimum(start + k, n + low if padded else n)
-        found.append(np.maximum(end - (start if padded else np.maximum(start, 0)), 1))
-    return found
+        divisors.append(np.maximum(end - (start if padded else np.maximum(start, 0)), 1))
+    return divisors
 
 
-# ------------------------------------------------------------------------------------------ windows that tile
+# ------------------------------------------------------------------------------------------ windows without overlap or gaps
 def _tiles(x: Array, first: int, kernel: tuple[int, ...]) -> Array:
-    """Every spatial axis becomes two: (windows, entry within the window)."""
+    """Split every spatial axis into two: (windows, entries within a window)."""
     sizes = x.shape[first : first + len(kernel)]
     split = itertools.chain.from_iterable((n // k, k) for n, k in zip(sizes, kernel, strict=True))
     return x.reshape(*x.shape[:first], *split, *x.shape[first + len(kernel) :])
 
 
 def _taps(first: int, kernel: tuple[int, ...]):
-    """Index expressions of the entries of all windows, in the order in which a window is read."""
+    """Indices into the result of `_tiles`, one per entry of a window, in C order."""
     for tap in itertools.product(*map(range, kernel)):
         yield (slice(None),) * first + tuple(itertools.chain.from_iterable((slice(None), t) for t in tap))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _max_tiles(first: int, kernel: tuple[int, ...], x: Array) -> Array:
-    """Maximum over windows that tile x; the gradient goes to the first maximum of each window, as in MXNet."""
+    """Max pooling with stride == kernel and no padding; the gradient goes to the first maximum of each window, as in MXNet."""
     tiles = _tiles(x, first, kernel)
     return jnp.max(tiles, axis=tuple(first + 1 + 2 * i for i in range(len(kernel))))
 
@@ -90,9 +93,9 @@ def _max_tiles_forward(first, kernel, x):
 
 
 def _max_tiles_backward(first, kernel, x, grad):
-    # Entries are compared with each other, never with the output: x may be computed again for this pass and be rounded
-    # differently, and then no entry equals the maximum.  One `where` over all entries, because XLA on CPU gives wrong
-    # values where it fuses stacked parts.
+    # Compare the entries with each other, never with the output: XLA may recompute x for the backward pass with other
+    # rounding, and then no entry equals the maximum. One `where` over all entries, because XLA on CPU returns wrong values
+    # when it fuses stacked parts.
     tiles = _tiles(x, first, kernel)
     taps = list(_taps(first, kernel))
     best, place = tiles[taps[0]], jnp.zeros(grad.shape, jnp.int32)
@@ -110,7 +113,7 @@ _max_tiles.defvjp(_max_tiles_forward, _max_tiles_backward)
 
 # ------------------------------------------------------------------------------------------ all windows
 def _reduce(x: Array, first: int, kernel, stride, pads: Pads, maximum: bool) -> Array:
-    """Maximum or sum of each window."""
+    """Maximum or sum of each window; `first` is the first spatial axis."""
     dims, sizes = len(kernel), x.shape[first : first + len(kernel)]
     tiled = kernel == stride and not any(map(any, pads)) and not any(n % k for n, k in zip(sizes, kernel, strict=True))
     if tiled and not maximum:
@@ -157,7 +160,7 @@ def _root(total: Array, p: int) -> Array:
     layout="channels",
 )
 def pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = max, mean, sum or (Σ xᵖ)^(1/p) of each window; the gradient of max goes to the first maximum."""
+    """y = max, mean, sum or (Σ xᵖ)^(1/p) of each window; the gradient of max goes to the first maximum of the window."""
     layout = _layout(ctx, attrs, data.ndim)
     first = layout.index("C") + 1 if layout[1] == "C" else 1
     sizes = data.shape[first : first + data.ndim - 2]
@@ -172,7 +175,7 @@ def pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     wide = data.astype(accumulating(data.dtype))
     if attrs.pool_type == "lp":
         if attrs.p_value not in (1, 2, 3):
-            raise ValueError(f"Pooling: p_value is {attrs.p_value}, needed 1, 2 or 3 because pool_type is 'lp'")
+            raise ValueError(f"Pooling: p_value is {attrs.p_value}, expected 1, 2 or 3 because pool_type is 'lp'")
         total = _reduce(wide**attrs.p_value, first, kernel, stride, pads, maximum=False)
         return _root(total, attrs.p_value).astype(data.dtype)
     out = _reduce(wide, first, kernel, stride, pads, maximum=False)
@@ -191,12 +194,12 @@ def _max_of_all(data: Array, first: int, dims: int) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The pooling of version 0.7, which graphs of that time name Pooling_v1: images only, and other rules at edges and ties.
+# Pooling_v1, the pooling of MXNet 0.7: 2-D images only, with different rules at the edges and for ties.
 
 
 @jax.custom_jvp
 def _largest(windows: Array) -> Array:
-    """Maximum along the last axis; EVERY largest entry gets the whole gradient."""
+    """Maximum along the last axis; every entry equal to it gets the whole gradient."""
     return jnp.max(windows, axis=-1)
 
 
@@ -208,20 +211,23 @@ def _largest_derivative(primals, tangents):
     return out, jnp.sum(jnp.where(hit, moved, jnp.zeros((), moved.dtype)), axis=-1)
 
 
-def _pair(key: str, given: tuple[int, ...], default: int) -> tuple[int, int]:
-    given = given or (default, default)
-    if len(given) != 2 or min(given) < (key != "pad"):
-        raise ValueError(f"Pooling_v1: {key} is {given}, needed two entries for height and width; Pooling takes other data")
-    return given[0], given[1]
+def _pair(key: str, sizes: tuple[int, ...], default: int) -> tuple[int, int]:
+    sizes = sizes or (default, default)
+    if len(sizes) != 2 or min(sizes) < (key != "pad"):
+        raise ValueError(f"Pooling_v1: {key} is {sizes}, expected two entries (height, width); use Pooling for 1-D or 3-D data")
+    return sizes[0], sizes[1]
 
 
 def _windows_v1(attrs: Attrs, data: Array) -> Array:
-    """(rows, channels, height, width, entries): padding counts as zeros; what `full` adds at the end is never largest."""
+    """All windows, (rows, channels, height, width, kernel entries).
+
+    `pad` adds zeros. The extra padding of pooling_convention=full adds zeros too, or -inf if pool_type is max.
+    """
     kernel, stride, pad = _pair("kernel", attrs.kernel, 0), _pair("stride", attrs.stride, 1), _pair("pad", attrs.pad, 0)
     counts, ends = [], []
     for n, k, s, p in zip(data.shape[2:], kernel, stride, pad, strict=True):
         if n + 2 * p < k:
-            raise ValueError(f"Pooling_v1: kernel {k} does not fit {n} entries with pad {p}; make it smaller")
+            raise ValueError(f"Pooling_v1: kernel {k} does not fit {n} entries with pad {p}; use a smaller kernel")
         full = attrs.pooling_convention == "full"
         counts.append((min(n + 2 * p - k + s - 1, n + 2 * p - 1) if full else n + 2 * p - k) // s + 1)
         ends.append(max((counts[-1] - 1) * s + k - n - 2 * p, 0))
@@ -249,12 +255,12 @@ def _windows_v1(attrs: Attrs, data: Array) -> Array:
     rows=batch_rows,
 )
 def pooling_v1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = max, mean or sum of each window; padding counts as zeros, the mean divides by the whole kernel.
+    """y = max, mean or sum of each window; padding is zeros and included, and the mean divides by the kernel size.
 
-    The gradient of max goes to every maximum of a window, not to the first as in Pooling.
+    The gradient of max goes to every entry equal to the maximum, not only to the first one as in Pooling.
     """
     if data.ndim != 4:
-        raise ValueError(f"Pooling_v1: data has shape {data.shape}, needed 4 axes (rows, channels, height, width)")
+        raise ValueError(f"Pooling_v1: data has shape {data.shape}, expected 4 axes (rows, channels, height, width)")
     wide = data.astype(accumulating(data.dtype))
     windows = wide.reshape(*data.shape[:2], 1, 1, -1) if attrs.global_pool else _windows_v1(attrs, wide)
     if attrs.pool_type == "max":

@@ -1,4 +1,4 @@
-"""Region proposals (Ren and others, 2015): the best boxes of a region proposal network."""
+"""Region proposals of Faster R-CNN (Ren et al., 2015): the highest-scoring boxes of a region proposal network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from jfit.ops.rules import accumulating, common_rows, fill_unknown
 
 
 def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ...]) -> np.ndarray:
-    """Boxes around the first place of the map, ratio by ratio, scale by scale: (anchors, 4) in pixels, ends included.
+    """Anchor boxes of the first position of the feature map, in pixels of the image.
+
+    Args:
+        stride: pixels of the image per position of the feature map.
+        scales: sizes of the boxes, as multiples of the stride.
+        ratios: heights of the boxes relative to their widths.
+
+    Returns:
+        (ratios * scales, 4) float32: left, top, right, bottom; right and bottom are inside the box. The scale varies fastest.
 
     Example:
         >>> base_anchors(16, (8.0,), (1.0,)).tolist()
@@ -36,7 +44,7 @@ def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ..
 
 
 def _shifted(attrs: Attrs, height: int, width: int) -> Array:
-    """The anchors at every place of the map, (height * width * anchors, 4)."""
+    """The anchors at every position of the feature map, (height * width * anchors, 4)."""
     base = jnp.asarray(base_anchors(attrs.feature_stride, attrs.scales, attrs.ratios))
     x = jnp.arange(width, dtype=jnp.float32) * attrs.feature_stride
     y = jnp.arange(height, dtype=jnp.float32) * attrs.feature_stride
@@ -47,7 +55,7 @@ def _shifted(attrs: Attrs, height: int, width: int) -> Array:
 
 
 def _moved(attrs: Attrs, anchors: Array, deltas: Array) -> Corners:
-    """Anchors (1, n, 4) moved by deltas (images, n, 4): corner by corner (iou_loss), or centre and size."""
+    """Anchors (1, n, 4) adjusted by deltas (images, n, 4): offsets of the corners if iou_loss, else of centre and log size."""
     if attrs.iou_loss:
         return corners(jnp.broadcast_to(anchors, deltas.shape) + deltas)
     box = corners(anchors)
@@ -60,7 +68,7 @@ def _moved(attrs: Attrs, anchors: Array, deltas: Array) -> Corners:
 
 
 def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    """All boxes (images, n, 4) inside their image and their scores (images, n): -1 where padded or too small."""
+    """All boxes (images, n, 4), clipped to their image, and their scores (images, n): -1 in padding or if too small."""
     images, double, height, width = cls_prob.shape
     anchors = double // 2
 
@@ -76,7 +84,8 @@ def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array)
         return jnp.maximum(jnp.minimum(side, jnp.broadcast_to(last, side.shape)), 0)
 
     box = Corners(*(inside(side, last) for side, last in zip(box, (last_x, last_y, last_x, last_y), strict=True)))
-    real_y, real_x = (jnp.floor(im_info[:, k : k + 1] / attrs.feature_stride) for k in (0, 1))  # the rest is padding
+    # positions of the feature map beyond real_y, real_x are padding of the image
+    real_y, real_x = (jnp.floor(im_info[:, k : k + 1] / attrs.feature_stride) for k in (0, 1))
     place = np.arange(height * width * anchors)[None] // anchors
     padded = (place // width >= real_y) | (place % width >= real_x)
     least = attrs.rpn_min_size * im_info[:, 2:3]
@@ -87,12 +96,12 @@ def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array)
 
 
 def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    """The best boxes that do not overlap a better one, repeated in turn where there are too few."""
+    """The boxes that survive non-maximum suppression, best first; if there are too few, they are repeated cyclically."""
     boxes, score = _candidates(attrs, cls_prob, bbox_pred, im_info)
     images, count = score.shape
     first = min(attrs.rpn_pre_nms_top_n, count) if attrs.rpn_pre_nms_top_n > 0 else count
-    wanted = attrs.rpn_post_nms_top_n
-    order = jnp.argsort(-score, axis=1)[:, :first]  # stable, MXNet leaves open which of equal scores goes first
+    count_out = attrs.rpn_post_nms_top_n
+    order = jnp.argsort(-score, axis=1)[:, :first]  # stable; MXNet does not specify the order of equal scores
     boxes = jnp.take_along_axis(boxes, order[:, :, None], axis=1)
     score = jnp.take_along_axis(score, order, axis=1)
     sides = corners(boxes)
@@ -106,12 +115,12 @@ def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) 
         shared = jnp.maximum(shared_x, 0) * jnp.maximum(shared_y, 0)
         return shared / (pick(sizes) + sizes - shared) > attrs.threshold
 
-    kept = survivors(suppresses, jnp.ones(score.shape, bool), min(wanted, first))
-    places = gathered(kept, jnp.broadcast_to(jnp.arange(first, dtype=jnp.int32)[None], kept.shape), 0)
-    turn = jnp.mod(jnp.arange(wanted, dtype=jnp.int32)[None], jnp.maximum(jnp.sum(kept, axis=1, keepdims=True), 1))
-    chosen = jnp.take_along_axis(places, turn, axis=1)  # (images, wanted)
+    survives = survivors(suppresses, jnp.ones(score.shape, bool), min(count_out, first))
+    places = gathered(survives, jnp.broadcast_to(jnp.arange(first, dtype=jnp.int32)[None], survives.shape), 0)
+    turn = jnp.mod(jnp.arange(count_out, dtype=jnp.int32)[None], jnp.maximum(jnp.sum(survives, axis=1, keepdims=True), 1))
+    chosen = jnp.take_along_axis(places, turn, axis=1)  # (images, count_out)
     picked = jnp.take_along_axis(boxes, chosen[:, :, None], axis=1)
-    image = jnp.broadcast_to(jnp.arange(images, dtype=picked.dtype)[:, None, None], (images, wanted, 1))
+    image = jnp.broadcast_to(jnp.arange(images, dtype=picked.dtype)[:, None, None], (images, count_out, 1))
     rois = jnp.concatenate([image, picked], axis=2).reshape(-1, 5)
     return rois, jnp.take_along_axis(score, chosen, axis=1).reshape(-1, 1)
 
@@ -122,19 +131,19 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     if len(scores) != 4 or scores[1] not in (0, 2 * len(attrs.scales) * len(attrs.ratios)):
         raise ValueError(
-            f"cls_prob has shape {scores}, needed (images, {2 * len(attrs.scales) * len(attrs.ratios)}, height, width): "
+            f"cls_prob has shape {scores}, expected (images, {2 * len(attrs.scales) * len(attrs.ratios)}, height, width): "
             f"background and object scores of {len(attrs.ratios)} ratios x {len(attrs.scales)} scales; change scales or ratios"
         )
-    wanted = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
-    return [scores, *(fill_unknown(given, shape) for given, shape in zip(ins[1:], wanted, strict=True))]
+    expected = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
+    return [scores, *(fill_unknown(known, shape) for known, shape in zip(ins[1:], expected, strict=True))]
 
 
 def _rows(attrs: Attrs, rows: Any, shapes: Any, outs: Any) -> list:
-    """An image has rpn_post_nms_top_n proposals, one after the other."""
-    found = common_rows(rows)
-    if isinstance(found, RowLayout):
-        found = found._replace(after=found.after * attrs.rpn_post_nms_top_n) if found.axis == 0 else LOST
-    return [found] * len(outs)
+    """Row rule: each image has rpn_post_nms_top_n consecutive entries of the outputs."""
+    layout = common_rows(rows)
+    if isinstance(layout, RowLayout):
+        layout = layout._replace(after=layout.after * attrs.rpn_post_nms_top_n) if layout.axis == 0 else LOST
+    return [layout] * len(outs)
 
 
 RECORD: dict[str, Any] = {
@@ -167,19 +176,19 @@ def _run(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tup
 
 @operator("_contrib_MultiProposal", **RECORD)
 def multi_proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    """y = (image, left, top, right, bottom) of the best anchors moved by bbox_pred, suppressed above threshold; gradient 0.
+    """y = (image, left, top, right, bottom) of the best anchors adjusted by bbox_pred, after suppression; gradient 0.
 
-    The scores follow as a second output, shown if output_score.  im_info is (height, width, scale) of each image.
+    Non-maximum suppression removes boxes whose IoU with a better one exceeds threshold. The second output holds the scores;
+    it is visible if output_score. im_info is (height, width, scale) of each image.
     """
     return _run(attrs, cls_prob, bbox_pred, im_info)
 
 
 @operator("_contrib_Proposal", **RECORD)
 def proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    """y = (0, left, top, right, bottom) of the best anchors of one image, as MultiProposal does for several; gradient 0."""
+    """y = MultiProposal(x) for a batch of one image: (0, left, top, right, bottom) of the best boxes; gradient 0."""
     if cls_prob.shape[0] != 1:
         raise ValueError(
-            f"Proposal: cls_prob has shape {cls_prob.shape}, needed one image because its boxes do not name theirs; "
-            "use MultiProposal for several"
+            f"Proposal: cls_prob has shape {cls_prob.shape}, expected a batch of one image; use MultiProposal for several"
         )
     return _run(attrs, cls_prob, bbox_pred, im_info)

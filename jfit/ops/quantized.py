@@ -1,4 +1,4 @@
-"""Layers on eight-bit integers, and the way between floats and them."""
+"""Quantized operators: conversion between floats and 8-bit integers, and layers that compute on 8-bit integers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import along, batch_rows, common_rows, dtype_of, size_of, unify
 
 # ----------------------------------------------------------------------------------------------------
-# Between floats and eight-bit integers: quantize, quantize_v2, quantize_asym, requantize, dequantize. An integer q stands for
-# q · range / steps, where range is the largest magnitude of (min, max).  MXNet's CPU build counts steps in two ways, and
-# files are made for both: 127 of int8 and 255 of uint8, or half a step more (127.5 and 255.5).
+# Conversion: quantize, quantize_v2, quantize_asym, requantize, dequantize. An integer q represents q · range / steps,
+# where range = max(|min|, |max|). MXNet's CPU build uses two numbers of steps, and models exist that were calibrated for each:
+# 127 for int8 and 255 for uint8 (STEPS), or half a step more, 127.5 and 255.5 (FINE_STEPS).
 
 STEPS = {"int8": 127.0, "uint8": 255.0, "int32": float(2**31 - 1)}
 FINE_STEPS = {"int8": 127.5, "uint8": 255.5}
@@ -34,30 +34,30 @@ CALIBRATED = {"min_calib_range": maybe_number(), "max_calib_range": maybe_number
 
 
 def largest(low: Array, high: Array) -> Array:
-    """The largest magnitude of a range, as one number."""
+    """max(|low|, |high|) as a float32 scalar."""
     return jnp.maximum(jnp.abs(low), jnp.abs(high)).astype(jnp.float32).reshape(())
 
 
 def steps_of(op: str, data: Array, steps: dict[str, float]) -> float:
-    """How many steps the integers of `data` divide their range into."""
+    """The number of steps, from the table `steps`, for the dtype of `data`."""
     if data.dtype.name not in steps:
-        raise ValueError(f"{op}: data is {data.dtype}, needed {' or '.join(steps)}; quantize it first")
+        raise ValueError(f"{op}: data has dtype {data.dtype}, expected {' or '.join(steps)}; quantize it first")
     return steps[data.dtype.name]
 
 
 def as_integers(values: Array, name: str) -> Array:
-    """Rounded to the nearest integer (halves to the even one), cut off at the ends of the dtype."""
+    """Round to the nearest integer (ties to even) and clip to the range of the dtype."""
     ends = np.iinfo(DTYPES[name])
     return jnp.clip(jnp.round(values), ends.min, ends.max).astype(dtype_of(name))
 
 
 def one(value: Any) -> Array:
-    """A range's end as the operators hand it on: (1,) float32."""
+    """One end of a range in the form of the operators' outputs: (1,) float32."""
     return jnp.asarray(value, jnp.float32).reshape(1)
 
 
 def range_shapes(attrs: Attrs, ins: list, outs: list) -> list:
-    """Data as it is, every range of one number."""
+    """Shape rule: data keeps its shape; each end of a range is (1,)."""
     return [ins[0], *[(1,)] * (len(ins) - 1)]
 
 
@@ -67,7 +67,7 @@ def _quantized_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]
 
 
 def _kind(attrs: Attrs) -> str:
-    """The dtype of the result; auto is uint8 where calibration saw nothing negative."""
+    """The output dtype: out_type, where auto means uint8 if min_calib_range >= 0, else int8."""
     if attrs.out_type != "auto":
         return attrs.out_type
     return "uint8" if _is_calibrated(attrs) and attrs.min_calib_range >= 0 else "int8"
@@ -77,15 +77,15 @@ def _is_calibrated(attrs: Attrs) -> bool:
     return attrs.min_calib_range is not None and attrs.max_calib_range is not None
 
 
-def _kept_rows(attrs, rows, shapes, outs):
-    """The integers keep the rows of the data; a range found in the data depends on all rows."""
-    found = batch_rows(attrs, [rows[0]], shapes, outs[:1])
-    free = rows[0] is None or _is_calibrated(attrs)
-    return [*found, *[None if free else LOST] * 2]
+def _quantize_rows(attrs, rows, shapes, outs):
+    """Row rule: the integers keep the rows of the data; a range computed from the data depends on all rows."""
+    layout = batch_rows(attrs, [rows[0]], shapes, outs[:1])
+    independent = rows[0] is None or _is_calibrated(attrs)
+    return [*layout, *[None if independent else LOST] * 2]
 
 
 def _ends(ctx: Ctx, data: Array) -> tuple[Array, Array]:
-    """Smallest and largest value, rows of weight 0 left out."""
+    """(minimum, maximum) over the rows with weight > 0."""
     mask = ctx.row_mask(data.ndim)
     if mask is None:
         return jnp.min(data), jnp.max(data)
@@ -103,7 +103,7 @@ def _ends(ctx: Ctx, data: Array) -> tuple[Array, Array]:
     rows=lambda attrs, rows, shapes, outs: [*batch_rows(attrs, rows[:1], shapes, outs[:1]), *rows[1:]],
 )
 def quantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
-    """q = round(x · 127 / range) as int8 (· 255 as uint8), range = max(|min|, |max|); and the range."""
+    """q = round(x · 127 / range) as int8 (· 255 / range as uint8), range = max(|min|, |max|); and the ends of the range."""
     size = largest(min_range, max_range)
     q = as_integers(data.astype(jnp.float32) * (STEPS[attrs.out_type] / size), attrs.out_type)
     if attrs.out_type == "uint8":
@@ -116,12 +116,12 @@ def quantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: A
     outputs=OUTPUTS,
     attrs={"out_type": choice("auto", "int8", "uint8", default="int8"), **CALIBRATED},
     types=_quantized_types,
-    rows=_kept_rows,
+    rows=_quantize_rows,
 )
 def quantize_v2(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Array]:
-    """q = round(x · 127.5 / range) as int8 (· 255.5 as uint8), the range calibrated or that of the data; and the range."""
+    """q = round(x · 127.5 / range) as int8 (· 255.5 / range as uint8), range calibrated or of the data; and its two ends."""
     kind = _kind(attrs)
-    if data.dtype.name in FINE_STEPS:  # integers already; as in MXNet, a step is one then
+    if data.dtype.name in FINE_STEPS:  # integers already: return them with a range in which one step is 1, as MXNet does
         steps = FINE_STEPS[data.dtype.name]
         return data, one(0.0 if data.dtype == jnp.uint8 else -steps), one(steps)
     low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _ends(ctx, data)
@@ -135,10 +135,10 @@ def quantize_v2(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Arra
     outputs=("output", "scale", "shift"),
     attrs=CALIBRATED,
     types=lambda attrs, ins: ([ins[0] or DTYPES["float32"]], [DTYPES["uint8"], DTYPES["float32"], DTYPES["float32"]]),
-    rows=_kept_rows,
+    rows=_quantize_rows,
 )
 def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Array]:
-    """q = round(x · scale + shift) as uint8, scale = 255 / (max - min), shift = 255 - max · scale; and scale and shift."""
+    """q = round(x · scale + shift) as uint8, scale = 255 / (max - min), shift = 255 - max · scale; and scale, shift."""
     low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _ends(ctx, data)
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
     scale = 255.0 / (high - low)
@@ -155,7 +155,7 @@ def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Ar
     rows=lambda attrs, rows, shapes, outs: batch_rows(attrs, rows[:1], shapes, outs),
 )
 def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> Array:
-    """x = q · range / 127.5 of int8, q · range / 255.5 of uint8."""
+    """y = q · range / 127.5 for int8, q · range / 255.5 for uint8; range = max(|min|, |max|)."""
     scale = largest(min_range, max_range) / steps_of("_contrib_dequantize", data, FINE_STEPS)
     return data.astype(jnp.float32) * scale
 
@@ -167,10 +167,10 @@ def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
     attrs={"out_type": choice("auto", "int8", "uint8", default="int8"), **CALIBRATED},
     fill=range_shapes,
     types=lambda attrs, ins: ([DTYPES["int32"], *[DTYPES["float32"]] * 2], _quantized_types(attrs, ins)[1]),
-    rows=_kept_rows,
+    rows=_quantize_rows,
 )
 def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
-    """q = round(x · 127 / range) as int8 (· 255 as uint8) of x = p · old range / (2³¹ - 1), p int32; and the new range."""
+    """q = round(x · 127 / range) as int8 (· 255 as uint8) for x = p · old range / (2³¹ - 1), p int32; and the new range."""
     step = largest(min_range, max_range) / steps_of("_contrib_requantize", data, {"int32": STEPS["int32"]})
     if _is_calibrated(attrs):
         low, high = one(attrs.min_calib_range), one(attrs.max_calib_range)
@@ -182,8 +182,8 @@ def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Layers on eight-bit integers: data and weights int8 or uint8, sums int32, and a range (min, max) beside every array. The
-# numbers are those of MXNet's CPU build.  Nothing here has a gradient: quantized nets only predict.
+# Layers on 8-bit integers: int8 or uint8 data and weights, int32 sums, and a range (min, max) for every array. The results
+# equal those of MXNet's CPU build. None of these operators has a gradient: quantized models are for inference only.
 
 QUANTIZED_OUTPUTS = ("output", "min_output", "max_output")
 FLOAT = DTYPES["float32"]
@@ -192,9 +192,9 @@ INTEGERS = ("int8", "uint8")
 
 # ------------------------------------------------------------------------------------------ rules
 def _sums_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Weights and bias are int8, ranges float32, sums int32."""
-    whole = 2 if attrs.no_bias else 3
-    return [ins[0], *[DTYPES["int8"]] * (whole - 1), *[FLOAT] * 2 * whole], [DTYPES["int32"], FLOAT, FLOAT]
+    """Dtype rule: weights and bias are int8, ranges float32, sums int32."""
+    arrays = 2 if attrs.no_bias else 3
+    return [ins[0], *[DTYPES["int8"]] * (arrays - 1), *[FLOAT] * 2 * arrays], [DTYPES["int32"], FLOAT, FLOAT]
 
 
 def _same_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -202,13 +202,13 @@ def _same_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _data_rows(attrs, rows, shapes, outs):
-    """The rows of the data stay on axis 0; ranges go with their arrays, whatever they depend on."""
+    """Row rule: the rows of the data stay on axis 0; output ranges have the row layout of the input ranges."""
     ranges = [r for r, s in zip(rows[1:], shapes[1:], strict=True) if s == (1,)]
     return [*batch_rows(attrs, rows[:1], shapes, outs[:1]), *[common_rows(ranges)] * (len(outs) - 1)]
 
 
 def _ranged(*names: str) -> tuple[str, ...]:
-    """Inputs, then the ends of the range of each."""
+    """Input names: the arrays, then min_ and max_ of each."""
     return (*names, *(f"{end}_{name}" for name in names for end in ("min", "max")))
 
 
@@ -217,20 +217,20 @@ def _layer_inputs(attrs: Attrs) -> tuple[str, ...]:
 
 
 def _layer_fill(name: str):
-    """The parameter shapes of the float operator, and one number for every end of a range."""
+    """Shape rule: the parameter shapes of the float operator `name`, and (1,) for each end of a range."""
 
     def fill(attrs: Attrs, ins: list, outs: list) -> list:
-        whole, rule = 2 if attrs.no_bias else 3, lookup(name).fill
+        arrays, rule = 2 if attrs.no_bias else 3, lookup(name).fill
         assert rule is not None
-        return [*rule(attrs, ins[:whole], outs[:1]), *[(1,)] * 2 * whole]
+        return [*rule(attrs, ins[:arrays], outs[:1]), *[(1,)] * 2 * arrays]
 
     return fill
 
 
 def _wide(op: str, data: Array) -> Array:
-    """Eight-bit integers as int32."""
+    """Cast int8 or uint8 to int32."""
     if data.dtype.name not in INTEGERS:
-        raise ValueError(f"{op}: data is {data.dtype}, needed int8 or uint8; quantize it first")
+        raise ValueError(f"{op}: data has dtype {data.dtype}, expected int8 or uint8; quantize it first")
     return data.astype(jnp.int32)
 
 
@@ -245,7 +245,7 @@ def _wide(op: str, data: Array) -> Array:
     rows=_data_rows,
 )
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array) -> tuple[Array, Array, Array]:
-    """p = x Wᵀ + ⌊b · ratio of the units⌋ in int32; one p is (data range / steps) (weight range / 127)."""
+    """p = x Wᵀ + trunc(b · ratio of the units) in int32; the unit of p is (data range / steps) (weight range / 127)."""
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
     d, w = largest(*ends[:2]), largest(*ends[2:4])
     sums = nn.fully_connected(ctx, attrs, _wide("_contrib_quantized_fully_connected", data), weight.astype(jnp.int32))
@@ -258,7 +258,7 @@ def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: A
 
 
 def convolved(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
-    """W ⋆ x in int32.  Accelerators convolve no such integers, so there floats do it."""
+    """W ⋆ x in int32; on accelerators, which support no integer convolution, computed exactly in float32."""
 
     def integers(data: Array, weight: Array) -> Array:
         return conv.convolution(ctx, attrs, data, weight.astype(jnp.int32))
@@ -267,7 +267,7 @@ def convolved(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
 
 
 def in_floats(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
-    """W ⋆ x of small integers by float32: four bits of the weights at a time, so that sums of 4386 products stay exact."""
+    """W ⋆ x of 8-bit integers in float32: four bits of the weights at a time, so that sums of up to 4386 products are exact."""
     wide = weight.astype(jnp.int32)
     with jax.default_matmul_precision("float32"):
         high, low = (
@@ -286,59 +286,61 @@ def in_floats(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     rows=_data_rows,
 )
 def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array) -> tuple[Array, Array, Array]:
-    """p = W ⋆ x + b in int32, one p is (data range / 127) (weight range / 127).
+    """p = W ⋆ x + b in int32; the unit of p is (data range / 127) (weight range / 127).
 
-    Int8 data has its bias brought to that unit first.  Uint8 data has not, and its unit is not 1 / 255: so does MXNet's CPU
-    build, which takes no other data, and files made with it were calibrated against that.
+    For int8 data the bias is converted to that unit first. For uint8 data it is not, and the unit is still based on 127, not
+    255: MXNet's CPU build, which supports only uint8 data, does so, and its models were calibrated that way.
     """
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
     d, w = largest(*ends[:2]), largest(*ends[2:4])
     sums = convolved(ctx, attrs, _wide("_contrib_quantized_conv", data), weight)
     unit = (d / STEPS["int8"]) * (w / STEPS["int8"])
     if bias is not None:
-        added = bias.astype(jnp.int32)
+        offset = bias.astype(jnp.int32)
         if data.dtype == jnp.int8:
-            added = as_integers(bias.astype(jnp.float32) * (largest(*ends[4:6]) / STEPS["int8"] / unit), "int32")
+            offset = as_integers(bias.astype(jnp.float32) * (largest(*ends[4:6]) / STEPS["int8"] / unit), "int32")
         channel = (attrs.layout or "NC").index("C")
-        sums = sums + along(added, channel, sums.ndim)
+        sums = sums + along(offset, channel, sums.ndim)
     return sums, one(-unit * STEPS["int32"]), one(unit * STEPS["int32"])
 
 
 # ------------------------------------------------------------------------------------------ layers that keep the range
-def _passes(name: str, **record: Any):
-    """A layer of one array whose range stays as it is."""
-    given: dict[str, Any] = {"fill": range_shapes, "types": _same_types, "rows": _data_rows} | record
-    return operator(name, inputs=_ranged("data"), outputs=QUANTIZED_OUTPUTS, **given)
+def _same_range_operator(name: str, **record: Any):
+    """Decorator: register an operator of one array whose output has the range of its input."""
+    fields: dict[str, Any] = {"fill": range_shapes, "types": _same_types, "rows": _data_rows} | record
+    return operator(name, inputs=_ranged("data"), outputs=QUANTIZED_OUTPUTS, **fields)
 
 
-@_passes("_contrib_quantized_pooling", attrs=lookup("Pooling").attrs)
+@_same_range_operator("_contrib_quantized_pooling", attrs=lookup("Pooling").attrs)
 def pool(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-    """q = maximum or rounded mean of each window; the range stays."""
+    """q = maximum or rounded mean of each window; the range is unchanged."""
     if attrs.pool_type not in ("max", "avg"):
-        raise ValueError(f"_contrib_quantized_pooling: pool_type is {attrs.pool_type!r}, needed 'max' or 'avg'; pool floats")
+        raise ValueError(
+            f"_contrib_quantized_pooling: pool_type is {attrs.pool_type!r}, expected 'max' or 'avg'; dequantize before it"
+        )
     wide = _wide("_contrib_quantized_pooling", data).astype(jnp.float32)
     if attrs.pool_type == "max" or attrs.global_pool or attrs.count_include_pad is False:
         values = pooling.pooling(ctx, attrs, wide)
-    else:  # what a window reaches beyond the padding counts too, other than in the pooling of floats
+    else:  # the divisor is always the kernel size, even where a window extends beyond the padding (unlike float Pooling)
         sums = pooling.pooling(ctx, Attrs({**attrs, "pool_type": "sum"}), wide)
         values = sums / size_of(attrs.kernel)
     return as_integers(values, data.dtype.name), one(low), one(high)
 
 
-@_passes("_contrib_quantized_flatten")
+@_same_range_operator("_contrib_quantized_flatten")
 def flatten(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-    """q = x with all axes but the first made one; the range stays."""
+    """q = x of shape (n, everything else); the range is unchanged."""
     return data.reshape(data.shape[0], size_of(data.shape[1:])), one(low), one(high)
 
 
-@_passes("_contrib_quantized_act", attrs={"act_type": choice("relu", "sigmoid", "softrelu", "softsign", "tanh")})
+@_same_range_operator("_contrib_quantized_act", attrs={"act_type": choice("relu", "sigmoid", "softrelu", "softsign", "tanh")})
 def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-    """q = max(x, 0); the range stays.
+    """q = max(x, 0); the range is unchanged.
 
-    MXNet hands uint8 on as the int8 of the same bits; here it stays uint8.
+    MXNet reinterprets uint8 data as int8 of the same bits; here it stays uint8.
     """
     if attrs.act_type != "relu":
-        raise ValueError(f"_contrib_quantized_act: act_type is {attrs.act_type!r}, needed 'relu'; activate floats")
+        raise ValueError(f"_contrib_quantized_act: act_type is {attrs.act_type!r}, expected 'relu'; dequantize before it")
     return jnp.maximum(data, jnp.zeros((), data.dtype)), one(low), one(high)
 
 
@@ -352,7 +354,7 @@ def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> 
     rows=lambda attrs, rows, shapes, outs: [rows[0], *rows[2:4]],
 )
 def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-    """q = weight[x], the rows of these numbers (cut off at both ends); the range is that of the weight."""
+    """q = weight[clip(x, 0, input_dim - 1)]; the range is that of the weight."""
     ids = jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
     return jnp.take(weight, ids, axis=0, mode="clip"), one(low), one(high)
 
@@ -373,11 +375,11 @@ def _concat_rows(attrs, rows, shapes, outs):
 
 def _concat_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     data = ins[: attrs.num_args]
-    return [*data, *[FLOAT] * 2 * attrs.num_args], [_met(data), FLOAT, FLOAT]
+    return [*data, *[FLOAT] * 2 * attrs.num_args], [_common(data), FLOAT, FLOAT]
 
 
-def _met(dtypes: list[Any]) -> Any:
-    """Uint8 where all are, else int8."""
+def _common(dtypes: list[Any]) -> Any:
+    """uint8 if all dtypes are uint8, else int8."""
     return DTYPES["uint8"] if all(t is not None and t == DTYPES["uint8"] for t in dtypes) else DTYPES["int8"]
 
 
@@ -391,9 +393,9 @@ def _met(dtypes: list[Any]) -> Any:
     rows=_concat_rows,
 )
 def concat(ctx: Ctx, attrs: Attrs, *arrays: Array) -> tuple[Array, Array, Array]:
-    """q = the arrays one after the other along `dim`, brought to the widest range; uint8 if all are, else int8."""
+    """q = the arrays concatenated along `dim`, rescaled to the union of their ranges; uint8 if all are uint8, else int8."""
     data, ends = arrays[: attrs.num_args], arrays[attrs.num_args :]
-    kind = _met([x.dtype for x in data]).name
+    kind = _common([x.dtype for x in data]).name
     low, high = jnp.min(jnp.stack(ends[::2])), jnp.max(jnp.stack(ends[1::2]))
     size, parts = largest(low, high), []
     for x, a, b in zip(data, ends[::2], ends[1::2], strict=True):
@@ -411,10 +413,10 @@ def _pair_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _pair_kind(attrs: Attrs, dtypes: list[Any]) -> str:
-    """The dtype of a sum or product: int32 where it is not calibrated."""
+    """The dtype name of a sum or product: int32 without a calibrated range."""
     if attrs.min_calib_range is None or attrs.max_calib_range is None:
         return "int32"
-    return _met(dtypes).name
+    return _common(dtypes).name
 
 
 def _pair_rows(attrs, rows, shapes, outs):
@@ -422,7 +424,7 @@ def _pair_rows(attrs, rows, shapes, outs):
 
 
 def _fine(op: str, x: Array, low: Array, high: Array) -> Array:
-    """What one step of x stands for."""
+    """The size of one quantization step of x."""
     return largest(low, high) / steps_of(op, x, FINE_STEPS)
 
 
@@ -436,7 +438,7 @@ def _fine(op: str, x: Array, low: Array, high: Array) -> Array:
     rows=_pair_rows,
 )
 def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[Array, Array, Array]:
-    """q = x + y in the calibrated range; without one in int32, whose range is the sum of both."""
+    """q = lhs + rhs, in 8 bits of the calibrated range; without one, in int32 with the sum of both ranges."""
     op = "_contrib_quantized_elemwise_add"
     kind = _pair_kind(attrs, [lhs.dtype, rhs.dtype])
     if kind == "int32":
@@ -445,7 +447,7 @@ def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[A
     else:
         low, high, steps = one(attrs.min_calib_range), one(attrs.max_calib_range), FINE_STEPS[kind]
     scale = steps / largest(low, high)
-    if lhs.dtype != rhs.dtype:  # uint8 becomes int8 of the same range first
+    if lhs.dtype != rhs.dtype:  # convert uint8 to int8 of the same range first
         lhs, rhs = (x if x.dtype == jnp.int8 else (x // 2).astype(jnp.int8) for x in (lhs, rhs))
     left, right = (_fine(op, x, *r) * scale for x, r in ((lhs, ends[:2]), (rhs, ends[2:])))
     return as_integers(lhs.astype(jnp.float32) * left + rhs.astype(jnp.float32) * right, kind), low, high
@@ -464,7 +466,7 @@ def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[A
     rows=_pair_rows,
 )
 def multiply(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> Array | tuple[Array, Array, Array]:
-    """q = x · y cut to integers of the calibrated range; without one the int32 products; or floats where wanted."""
+    """q = lhs · rhs, truncated to 8 bits of the calibrated range; without one, in int32; floats with enable_float_output."""
     op = "_contrib_quantized_elemwise_mul"
     products, step = _wide(op, lhs) * _wide(op, rhs), _fine(op, lhs, *ends[:2]) * _fine(op, rhs, *ends[2:])
     if attrs.enable_float_output:
@@ -475,8 +477,8 @@ def multiply(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> Ar
         size = exact[0] * exact[1] * STEPS["int32"]
         return products, one(-size), one(size)
     low, high = one(attrs.min_calib_range), one(attrs.max_calib_range)
-    cut = jnp.trunc(products.astype(jnp.float32) * (step * FINE_STEPS[kind] / largest(low, high)))
-    return as_integers(cut, kind), low, high
+    truncated = jnp.trunc(products.astype(jnp.float32) * (step * FINE_STEPS[kind] / largest(low, high)))
+    return as_integers(truncated, kind), low, high
 
 
 # ------------------------------------------------------------------------------------------ batch normalisation
@@ -513,11 +515,13 @@ def _norm_fill(attrs: Attrs, ins: Any, outs: Any) -> Any:
 def batch_norm(
     ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, low: Array, high: Array, mean: Array, var: Array
 ):
-    """q = gamma (x - mean) / √(var + eps) + beta in int8 of the calibrated range; fix_gamma is not looked at, as in MXNet."""
+    """q = gamma (x - mean) / √(var + eps) + beta in int8 of the calibrated range; fix_gamma is ignored, as in MXNet."""
     if attrs.min_calib_range is None or attrs.max_calib_range is None:
-        raise ValueError("_contrib_quantized_batch_norm: no calibrated range, and it needs one; calibrate the quantized model")
+        raise ValueError(
+            "_contrib_quantized_batch_norm: min_calib_range and max_calib_range are required; calibrate the quantized model"
+        )
     size = largest(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
-    data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # of the same range
+    data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # uint8 -> int8 of the same range
     step = largest(low, high) / steps_of("_contrib_quantized_batch_norm", data, FINE_STEPS)
     scale = gamma / jnp.sqrt(var + attrs.eps)
     shift = beta - mean * scale
@@ -528,7 +532,7 @@ def batch_norm(
 
 
 # ----------------------------------------------------------------------------------------------------
-# The recurrent operator on quantized data: its weights are floats in the file, so it is the float operator on floats again.
+# RNN on quantized data: MXNet's files hold its weights as floats, so this dequantizes the data and runs the float operator.
 
 RNN = lookup("RNN")
 SCALES = ("data_scale", "data_shift")
@@ -559,7 +563,7 @@ def _types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     needs_rng=True,
 )
 def quantized_rnn(ctx: Ctx, attrs: Attrs, data: Array, *rest: Array) -> Array | tuple[Array, ...]:
-    """y = RNN((q - shift) / scale) in floats; MXNet also rounds the weights, so its numbers differ by about one step."""
+    """y = RNN((q - shift) / scale) in floats; MXNet also quantizes the weights, so its results differ by about one step."""
     *weights, scale, shift = rest
     values = (data.astype(jnp.float32) - shift.reshape((1,) * data.ndim)) / scale.reshape((1,) * data.ndim)
     return RNN.fn(ctx, attrs, values, *weights)

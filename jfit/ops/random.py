@@ -1,4 +1,4 @@
-"""Random numbers and densities of distributions."""
+"""Random sampling and probability density operators."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jfit.ops.rows import LOST, RowLayout, no_rows
 from jfit.ops.rules import accumulating, common_rows, dtype_of, size_of, unify
 
 # ----------------------------------------------------------------------------------------------------
-# Random numbers of distributions given by attributes: _random_* of a shape, _random_*_like of an array's shape. Each operator
-# draws in training and in evaluation, in float32 before it gives its dtype, and passes no gradient on.
+# Samples of distributions whose parameters are attributes: _random_* (shape: an attribute), _random_*_like (shape of an input).
+# They draw in training and in evaluation, sample in float32 and then cast to their dtype, and have no gradient.
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
@@ -36,12 +36,12 @@ def normal(key: Array, shape: Shape, mean: Any, deviation: Any) -> Array:
 
 
 def gamma(key: Array, shape: Shape, alpha: Any, beta: Any) -> Array:
-    """y ~ Γ(alpha) · beta, of mean alpha · beta."""
+    """y ~ Gamma(shape alpha, scale beta), with mean alpha · beta."""
     return jax.random.gamma(key, alpha, shape) * beta
 
 
 def exponential(key: Array, shape: Shape, lam: Any) -> Array:
-    """y ~ Exp(lam), of mean 1 / lam."""
+    """y ~ Exp(rate lam), with mean 1 / lam."""
     return jax.random.exponential(key, shape) / lam
 
 
@@ -51,13 +51,13 @@ def poisson(key: Array, shape: Shape, lam: Any) -> Array:
 
 
 def negative_binomial(key: Array, shape: Shape, k: Any, p: Any) -> Array:
-    """y = failures before the k-th success of probability p: Poisson of a Γ(k) (1 - p) / p, of mean k (1 - p) / p."""
+    """y = number of failures before the k-th success of probability p; mean k (1 - p) / p. Poisson(Gamma(k) (1 - p) / p)."""
     rate, count = jax.random.split(key)
     return poisson(count, shape, gamma(rate, shape, k, (1 - p) / p))
 
 
 def generalized_negative_binomial(key: Array, shape: Shape, mu: Any, alpha: Any) -> Array:
-    """y of mean mu and variance mu + alpha mu²: Poisson of a Γ(1 / alpha) alpha mu; alpha = 0 is Poisson(mu)."""
+    """y with mean mu and variance mu + alpha mu²: Poisson(Gamma(1 / alpha) alpha mu), or Poisson(mu) if alpha = 0."""
     rate, count = jax.random.split(key)
     spread = jnp.where(alpha > 0, alpha, jnp.ones_like(alpha))
     mixed = gamma(rate, shape, 1 / spread, spread * mu)
@@ -65,16 +65,16 @@ def generalized_negative_binomial(key: Array, shape: Shape, mu: Any, alpha: Any)
 
 
 class Distribution(NamedTuple):
-    """How one distribution is drawn.
+    """A distribution and the operators that sample it.
 
     Attributes:
-        name: what follows _random_ and _sample_.
-        draw: `draw(key, shape, *parameters)` in float32.
-        scalars: its parameters as attributes.
-        arrays: names of the parameters where they are arrays.
+        name: suffix of the operator names, after _random_ and _sample_.
+        draw: `draw(key, shape, *parameters)` -> samples in float32.
+        scalars: attributes that hold the parameters of _random_*.
+        arrays: input names of the parameters of _sample_*.
         short: whether the bare name is an alias of _random_*.
-        valid: whether the attributes make a distribution.
-        need: what they need, for the error sentence.
+        valid: whether the values of `scalars` are valid parameters.
+        need: the condition that `valid` checks, for the error message.
     """
 
     name: str
@@ -134,27 +134,31 @@ TABLE = [
 
 # ------------------------------------------------------------------------------------------ _random_* and _random_*_like
 def shape_of(op: str, attrs: Attrs) -> Shape:
-    """The attribute `shape`, which must be there once arrays are made."""
+    """The attribute `shape`.
+
+    Raises:
+        ValueError: it is None: neither given nor inferred from the graph.
+    """
     if attrs.shape is None:
-        raise ValueError(f"{op} has no shape, and the graph around it does not tell it; pass shape=")
+        raise ValueError(f"{op} has no shape, and it cannot be inferred from the rest of the graph; pass shape=")
     return attrs.shape
 
 
 def drawn_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: one output of the attribute `dtype`, float32 where it is None, whatever the inputs are."""
+    """Dtype rule: the output has the dtype of the attribute `dtype` (None: float32), whatever the inputs have."""
     return ins, [DTYPES[attrs.dtype or "float32"]]
 
 
 def finished(values: Array, dtype: Any) -> Array:
-    """Random numbers in the dtype of the output; they pass no gradient on."""
+    """Cast samples to the output dtype; they have no gradient."""
     return lax.stop_gradient(values).astype(dtype)
 
 
 def _parameters(op: str, law: Distribution, attrs: Attrs) -> Sequence[Array]:
-    found = {name: attrs[name] for name in law.scalars}
-    if not law.valid(*found.values()):
-        raise ValueError(f"{op} has {found}, needed {law.need} because nothing else is a distribution; change the attributes")
-    return [jnp.asarray(value, jnp.float32) for value in found.values()]
+    values = {name: attrs[name] for name in law.scalars}
+    if not law.valid(*values.values()):
+        raise ValueError(f"{op} has {values}, expected {law.need} for a valid distribution; change the attributes")
+    return [jnp.asarray(value, jnp.float32) for value in values.values()]
 
 
 def _add(law: Distribution) -> None:
@@ -168,17 +172,17 @@ def _add(law: Distribution) -> None:
     def like(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         if not jnp.issubdtype(data.dtype, jnp.floating):
             raise ValueError(
-                f"{name}_like: data is {data.dtype}, needed a float dtype because the numbers get it; cast the data"
+                f"{name}_like: data has dtype {data.dtype}, expected a float dtype because the output has it too; cast the data"
             )
         parameters = _parameters(f"{name}_like", law, attrs)
         return finished(ctx.random(lambda key, size: law.draw(key, size, *parameters), data.shape), data.dtype)
 
     shaped.__doc__ = law.draw.__doc__
-    like.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}, one for each entry of the data."
-    made = {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice(*FLOATS)}
+    like.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}; one sample for each entry of the data."
+    output = {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice(*FLOATS)}
     aliases = (name[1:], law.name) if law.short else (name[1:],)
     record: dict[str, Any] = {"types": drawn_types, "rows": no_rows, "needs_rng": True}
-    operator(name, inputs=(), attrs=law.scalars | made, aliases=aliases, **record)(shaped)
+    operator(name, inputs=(), attrs=law.scalars | output, aliases=aliases, **record)(shaped)
     operator(f"{name}_like", attrs=law.scalars, needs_rng=True)(like)
 
 
@@ -202,31 +206,31 @@ for _law in TABLE:
     needs_rng=True,
 )
 def randint(ctx: Ctx, attrs: Attrs) -> Array:
-    """y = a whole number of low, low + 1, ... high - 1, all equally likely."""
+    """y ~ uniform integers low, low + 1, ..., high - 1."""
     dtype = dtype_of(attrs.dtype or "int32")
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     if not least <= attrs.low < attrs.high <= most:
         raise ValueError(
-            f"_random_randint: low is {attrs.low} and high is {attrs.high}, needed low < high, both in the range of {dtype} "
+            f"_random_randint: low is {attrs.low} and high is {attrs.high}, expected low < high, both in the range of {dtype} "
             f"({least} to {most}); change them"
         )
     return ctx.random(lambda key, size: jax.random.randint(key, size, attrs.low, attrs.high, dtype), shape_of(ctx.node, attrs))
 
 
 # ----------------------------------------------------------------------------------------------------
-# Random numbers whose distribution is an input: _sample_*, the multinomial, unique ids, and a random order. Row i of the
-# parameters makes row i of the result, from the key of that row: the same numbers on any number of devices.
+# Samples of distributions whose parameters are inputs: _sample_*, _sample_multinomial; and _sample_unique_zipfian, _shuffle.
+# Row i of the result is drawn with the key of row i, so the samples do not depend on the number of devices.
 
 
 def _batched(ctx: Ctx) -> int:
-    """Which input has the rows of the batch; the first where none has."""
+    """Index of the first input that has rows of the batch; 0 if none has."""
     return next((i for i, rows in enumerate(ctx.rows) if isinstance(rows, RowLayout)), 0)
 
 
 # ------------------------------------------------------------------------------------------ _sample_*
 def _one_shape(attrs: Attrs, ins: list, outs: list) -> list:
-    """All parameters have one shape."""
-    return [unify(ins, "each entry of the one is a distribution with the same entry of the other")] * len(ins)
+    """Shape rule: all parameters have the same shape."""
+    return [unify(ins, "entry i of every parameter belongs to distribution i")] * len(ins)
 
 
 def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -235,7 +239,7 @@ def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]
 
 
 def _leading_rows(attrs, rows, shapes, outs):
-    """The axes of the parameters come first in the result, so the rows stay where they are."""
+    """Row rule: the axes of the parameters are the leading axes of the result, so the batch axis stays."""
     return [common_rows(rows)]
 
 
@@ -246,16 +250,16 @@ def _add_sample(law: Distribution) -> None:
         lead = parameters[0].shape
         if any(p.shape != lead for p in parameters):
             raise ValueError(
-                f"{name}: the parameters have shapes {[p.shape for p in parameters]}, needed one shape because each entry "
-                "of the one is a distribution with the same entry of the other; broadcast them"
+                f"{name}: the parameters have shapes {[p.shape for p in parameters]}, expected equal shapes because entry i "
+                "of every parameter belongs to distribution i; broadcast them"
             )
-        # every entry gets a key of its own, drawn from the key of its row
+        # one key per entry, split from the key of its row
         keys = ctx.random(jax.random.split, lead, _batched(ctx)).reshape(-1)
         flat = [p.astype(jnp.float32).reshape(-1) for p in parameters]
-        drawn = jax.vmap(lambda key, *own: law.draw(key, attrs.shape, *own))(keys, *flat)
+        drawn = jax.vmap(lambda key, *values: law.draw(key, attrs.shape, *values))(keys, *flat)
         return finished(drawn.reshape(*lead, *attrs.shape), dtype_of(attrs.dtype or "float32"))
 
-    sample.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}: `shape` numbers for each entry of the parameters."
+    sample.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}; `shape` samples for each entry of the parameters."
     operator(
         name,
         inputs=law.arrays,
@@ -278,7 +282,7 @@ def _chosen_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _chosen_rows(attrs, rows, shapes, outs):
-    """Rows on the axis of the probabilities are mixed, all others stay."""
+    """Row rule: a batch axis along the probabilities (last axis) is LOST, any other stays."""
     first = rows[0]
     mixed = isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1
     return [LOST if mixed else first] * len(outs)
@@ -298,9 +302,9 @@ def _chosen_rows(attrs, rows, shapes, outs):
     needs_rng=True,
 )
 def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Array]:
-    """y = k with probability p[..., k]; get_prob gives log p[..., y] too, whose gradient is 1 / p[..., y] (REINFORCE)."""
+    """y = k with probability x[..., k]; with get_prob also log x[..., y], whose gradient is 1 / x[..., y] (for REINFORCE)."""
     if data.ndim == 0:
-        raise ValueError("_sample_multinomial: data is a single number, needed probabilities along its last axis; reshape it")
+        raise ValueError("_sample_multinomial: data is a scalar, expected probabilities along its last axis; reshape it")
     lead, classes = data.shape[:-1], data.shape[-1]
     number = size_of(attrs.shape)
     wide = data.astype(accumulating(data.dtype))
@@ -308,15 +312,15 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
     which = None if isinstance(first, RowLayout) and first.axis == len(lead) else 0  # rows along the classes are mixed
     drawn = ctx.random(jax.random.uniform, (*lead, number), which).reshape(-1, number)
     steps = lax.stop_gradient(jnp.cumsum(wide.reshape(-1, classes), axis=1))
-    # the first class whose cumulated probability exceeds the number; the last one takes what rounding leaves
+    # the first class whose cumulative probability exceeds the drawn number; clip, as rounding may leave a sum below 1
     chosen = jax.vmap(lambda edges, at: jnp.searchsorted(edges, at, side="right"))(steps, drawn.astype(steps.dtype))
     chosen = jnp.clip(chosen, 0, classes - 1)
     out = (*lead, *attrs.shape) or (1,)
     ids = chosen.reshape(out).astype(dtype_of(attrs.dtype))
     if not attrs.get_prob:
         return ids
-    kept = jnp.take_along_axis(wide.reshape(-1, classes), chosen, axis=1)
-    return ids, jnp.log(kept).astype(data.dtype).reshape(out)
+    probability = jnp.take_along_axis(wide.reshape(-1, classes), chosen, axis=1)
+    return ids, jnp.log(probability).astype(data.dtype).reshape(out)
 
 
 # ------------------------------------------------------------------------------------------ unique ids, random order
@@ -330,16 +334,16 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
     needs_rng=True,
 )
 def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
-    """y = different ids in each row, p(id) ∝ log((id + 1.5) / (id + 0.5)) cut at 0 and range_max; and how many tries they took.
+    """y₀ = distinct ids in each row, p(id) ∝ log((id + 1.5) / (id + 0.5)) within 0 and range_max; y₁ = number of tries per row.
 
-    Draws with repetition until all ids of a row differ are the same as draws without repetition (the largest of
-    log p + Gumbel noise, in order), and the tries for the next id are geometric in the probability that is left.
+    MXNet draws ids with replacement until a row has enough distinct ones. Here the distinct ids come from the Gumbel top-k
+    trick, which has the same distribution, and the number of tries for each id is geometric in the remaining probability.
     """
     size: Shape = shape_of("_sample_unique_zipfian", attrs)
     if len(size) != 2 or size[1] > attrs.range_max:
         raise ValueError(
-            f"_sample_unique_zipfian: shape is {size} and range_max is {attrs.range_max}, needed (rows, ids of a row) with no "
-            "more ids than range_max because they all differ; change them"
+            f"_sample_unique_zipfian: shape is {size} and range_max is {attrs.range_max}, expected (rows, ids per row) with at "
+            "most range_max ids per row because they are distinct; change them"
         )
     edges = jnp.clip(jnp.arange(attrs.range_max + 1) - 0.5, 0, None) + 1.0
     edges = edges.at[-1].set(float(attrs.range_max))
@@ -364,16 +368,16 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
     needs_rng=True,
 )
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[i] = x[π(i)] along the first axis, π a random order; the gradient goes back the same way (MXNet has none here)."""
+    """y[i] = x[π(i)] along the first axis, π a random permutation; it has the true gradient (MXNet has none here)."""
     if data.ndim == 0:
-        raise ValueError("_shuffle: data is a single number, needed at least one axis to put into an order; reshape it")
+        raise ValueError("_shuffle: data is a scalar, expected at least one axis to shuffle along; reshape it")
     order = ctx.random(lambda key, size: jax.random.permutation(key, data.shape[0]), (data.shape[0],), which=None)
     return jnp.take(data, order, axis=0)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Densities and probabilities of samples: _random_pdf_*. A parameter has the leading axes of the sample: parameter entry i
-# belongs to all samples [i, ...].  Like MXNet's, they do not look whether a sample lies where the distribution can put it.
+# Densities and probabilities of samples: _random_pdf_*. A parameter has the leading axes of the sample: its entry [i] belongs
+# to all samples [i, ...]. As in MXNet, samples outside the support of the distribution are not checked for.
 
 LogDensity = Callable[..., Array]
 
@@ -429,18 +433,18 @@ DENSITY_TABLE: list[tuple[str, tuple[str, ...], LogDensity]] = [
 def _leading(op: str, name: str, shape: Shape, sample: Shape) -> None:
     if sample[: len(shape)] != shape:
         raise ValueError(
-            f"{op}: {name} has shape {shape} and sample has {sample}, needed the leading axes of the sample because each "
-            f"entry of {name} belongs to all samples at its place; reshape {name}"
+            f"{op}: {name} has shape {shape} and sample has {sample}, expected the leading axes of the sample because "
+            f"entry [i] of {name} belongs to the samples [i, ...]; reshape {name}"
         )
 
 
 def _same_rows(attrs, rows, shapes, outs):
-    """Leading axes are shared, so the rows of every input are where the rows of the sample are."""
-    found = common_rows(rows)
-    return [found if not isinstance(found, RowLayout) or found.axis < len(outs[0]) else LOST]
+    """Row rule: all inputs share their leading axes, so the batch axis of the sample stays."""
+    layout = common_rows(rows)
+    return [layout if not isinstance(layout, RowLayout) or layout.axis < len(outs[0]) else LOST]
 
 
-def _given(logs: Array, attrs: Attrs, dtype: Any) -> Array:
+def _density(logs: Array, attrs: Attrs, dtype: Any) -> Array:
     return (logs if attrs.is_log else jnp.exp(logs)).astype(dtype)
 
 
@@ -453,7 +457,7 @@ def _add_density(law: str, names: tuple[str, ...], density: LogDensity) -> None:
         for name, p in zip(names, parameters, strict=True):
             _leading(op, name, p.shape, sample.shape)
             aligned.append(p.astype(wide.dtype).reshape(*p.shape, *(1,) * (sample.ndim - p.ndim)))
-        return _given(density(wide, *aligned), attrs, sample.dtype)
+        return _density(density(wide, *aligned), attrs, sample.dtype)
 
     pdf.__doc__ = density.__doc__
     operator(op, inputs=("sample", *names), attrs={"is_log": flag(False)}, aliases=(op[1:],), rows=_same_rows)(pdf)
@@ -479,12 +483,12 @@ def dirichlet(ctx: Ctx, attrs: Attrs, sample: Array, alpha: Array) -> Array:
     op = "_random_pdf_dirichlet"
     if alpha.ndim == 0 or sample.ndim == 0 or alpha.shape[-1] != sample.shape[-1]:
         raise ValueError(
-            f"{op}: alpha has shape {alpha.shape} and sample has {sample.shape}, needed the same last axis because it holds "
-            "the parts of one distribution; reshape alpha"
+            f"{op}: alpha has shape {alpha.shape} and sample has {sample.shape}, expected the same last axis because it holds "
+            "the components of one distribution; reshape alpha"
         )
     _leading(op, "alpha without its last axis", alpha.shape[:-1], sample.shape[:-1])
     wide = sample.astype(accumulating(sample.dtype))
     spread = (*alpha.shape[:-1], *(1,) * (sample.ndim - alpha.ndim), alpha.shape[-1])
     a = alpha.astype(wide.dtype).reshape(spread)
     logs = jnp.sum((a - 1) * jnp.log(wide), axis=-1) + gammaln(jnp.sum(a, axis=-1)) - jnp.sum(gammaln(a), axis=-1)
-    return _given(logs, attrs, sample.dtype)
+    return _density(logs, attrs, sample.dtype)

@@ -1,4 +1,4 @@
-"""Reductions over axes.  A reduction over everything gives shape (1,), as MXNet's legacy shapes have no scalars."""
+"""Reductions over axes. A reduction over all axes has shape (1,), because MXNet's legacy shapes have no scalars."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": f
 
 
 def reduced_axes(attrs: Any, ndim: int) -> tuple[int, ...]:
-    """The axes that a reduction takes away, none negative, in order.
+    """The axes to reduce, non-negative and sorted, from the attributes `axis` and `exclude`.
 
     Raises:
-        ValueError: an axis does not exist.
+        ValueError: an axis is out of range.
     """
     if not attrs.axis:
-        return tuple(range(ndim))  # MXNet: no axes are all axes, also with exclude
+        return tuple(range(ndim))  # as in MXNet, an empty axis means all axes, even with exclude
     axes = {normalize_axis(a, ndim) for a in attrs.axis}
     return tuple(a for a in range(ndim) if (a in axes) != bool(attrs.get("exclude")))
 
@@ -37,7 +37,7 @@ def _shaped(result: Array, keepdims: bool, ndim: int) -> Array:
 
 
 def reduce_rows(attrs, rows, shapes, outs):
-    """Row rule: the batch axis moves up past reduced axes; reducing it loses the rows."""
+    """Row rule: the batch axis is renumbered without the reduced axes; LOST if it is reduced itself."""
     return [drop_axes(rows[0], reduced_axes(attrs, len(shapes[0])), attrs.keepdims)]
 
 
@@ -48,7 +48,7 @@ def _max(data: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
 
 @_max.defjvp
 def _max_jvp(axes, keepdims, primals, tangents):
-    # MXNet gives every tied maximum the whole gradient, JAX would share it out
+    # As in MXNet, each of several equal maxima gets the whole gradient; JAX would divide it among them.
     (data,), (change,) = primals, tangents
     top = jnp.max(data, axes, keepdims=True)
     chosen = jnp.where(data == top, change, jnp.zeros_like(change))
@@ -62,10 +62,10 @@ def _plain(function: Callable[..., Array]) -> Callable[[Array, tuple[int, ...], 
 # name, aliases, function, formula
 TABLE: list[tuple[str, str, Callable[[Array, tuple[int, ...], bool], Array], str]] = [
     ("sum", "_sparse_sum sum_axis", _plain(jnp.sum), "y = Σ x over the axes."),
-    ("mean", "_sparse_mean", _plain(jnp.mean), "y = Σ x / n over the axes."),
+    ("mean", "_sparse_mean", _plain(jnp.mean), "y = Σ x / n over the axes, n the number of entries summed."),
     ("prod", "", _plain(jnp.prod), "y = Π x over the axes."),
-    ("nansum", "", _plain(jnp.nansum), "y = Σ x over the axes, NaN counted as 0."),
-    ("nanprod", "", _plain(jnp.nanprod), "y = Π x over the axes, NaN counted as 1."),
+    ("nansum", "", _plain(jnp.nansum), "y = Σ x over the axes, with NaN as 0."),
+    ("nanprod", "", _plain(jnp.nanprod), "y = Π x over the axes, with NaN as 1."),
     ("max", "max_axis", _max, "y = max x over the axes; each of several equal maxima gets the whole gradient."),
     (
         "min",
@@ -108,11 +108,11 @@ def _norm_types(attrs, ins):
 def norm(ctx, attrs, data):
     """y = Σ|x| (ord 1) or √Σx² (ord 2) over the axes; the gradient at x = 0 is 0."""
     if attrs.ord not in (1, 2):
-        raise ValueError(f"ord is {attrs.ord}, norm knows 1 (sum of magnitudes) and 2 (Euclidean); choose one of them")
+        raise ValueError(f"ord is {attrs.ord}, norm supports 1 (sum of magnitudes) and 2 (Euclidean); choose one of them")
     axes = reduced_axes(attrs, data.ndim)
     if attrs.ord == 1:
         result = jnp.sum(magnitude(data.astype(accumulating(data.dtype))), axes, keepdims=attrs.keepdims)
-    else:  # squares are too large for half precision from 256 on, for small integers sooner
+    else:  # float32, because squares overflow float16 from 256 on, and 8-bit integers sooner
         wide = data.astype(jnp.promote_types(data.dtype, jnp.float32))
         squares = jnp.sum(jnp.square(wide), axes, keepdims=attrs.keepdims)
         result = jnp.where(squares == 0, jnp.zeros_like(squares), jnp.sqrt(jnp.where(squares == 0, 1, squares)))
@@ -129,26 +129,26 @@ def _arg_rows(attrs, rows, shapes, outs):
 def _add_arg(name: str, function: Callable[..., Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
         axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)
-        found = function(data, axis, keepdims=attrs.keepdims).astype(data.dtype)
-        return found.reshape((1,)) if found.ndim == 0 else found
+        result = function(data, axis, keepdims=attrs.keepdims).astype(data.dtype)
+        return result.reshape((1,)) if result.ndim == 0 else result
 
     fn.__doc__ = formula
     attrs = {"axis": maybe_integer(None), "keepdims": flag(False)}
     operator(name, attrs=attrs, rows=_arg_rows)(fn)
 
 
-_add_arg("argmax", jnp.argmax, "y = position of the first maximum along the axis, in the dtype of x; zero gradient.")
-_add_arg("argmin", jnp.argmin, "y = position of the first minimum along the axis, in the dtype of x; zero gradient.")
+_add_arg("argmax", jnp.argmax, "y = index of the first maximum along the axis, in the dtype of x; zero gradient.")
+_add_arg("argmin", jnp.argmin, "y = index of the first minimum along the axis, in the dtype of x; zero gradient.")
 
 
 @operator("argmax_channel", rows=lambda attrs, rows, shapes, outs: [drop_axes(rows[0], (1,))])
 def argmax_channel(ctx, attrs, data):
-    """y = position of the first maximum along axis 1, in the dtype of x; zero gradient."""
+    """y = index of the first maximum along axis 1, in the dtype of x; zero gradient."""
     return jnp.argmax(data, 1).astype(data.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Several numbers of one array, and one number of several arrays: moments, cumsum, sums of squares, tests for finite values.
+# moments, cumsum, sums of squares, tests for finite or close values.
 
 
 def _moments_rows(attrs, rows, shapes, outs):
@@ -165,7 +165,7 @@ def _moments_rows(attrs, rows, shapes, outs):
 def moments(ctx, attrs, data):
     """y₀ = mean of x over the axes, y₁ = mean of (x - y₀)²."""
     if not attrs.axes:
-        raise ValueError(f"axes is {attrs.axes}, moments needs the axes to go over; name all of them for the whole array")
+        raise ValueError(f"axes is {attrs.axes}, moments requires the axes to reduce; list all of them for the whole array")
     axes = tuple(normalize_axis(a, data.ndim, "axes") for a in attrs.axes)
     wide = data.astype(accumulating(data.dtype))
     mean = jnp.mean(wide, axes, keepdims=True)
@@ -194,8 +194,8 @@ def _cumsum_rows(attrs, rows, shapes, outs):
 def cumsum(ctx, attrs, a):
     """y[k] = x[0] + ... + x[k] along the axis; without axis the data is flattened first."""
     dtype = a.dtype if attrs.dtype is None else dtype_of(attrs.dtype)
-    lined, axis = (a.reshape(-1), 0) if attrs.axis is None else (a, normalize_axis(attrs.axis, a.ndim))
-    return jnp.cumsum(lined.astype(accumulating(dtype)), axis, dtype=accumulating(dtype)).astype(dtype)
+    data, axis = (a.reshape(-1), 0) if attrs.axis is None else (a, normalize_axis(attrs.axis, a.ndim))
+    return jnp.cumsum(data.astype(accumulating(dtype)), axis, dtype=accumulating(dtype)).astype(dtype)
 
 
 @operator("_square_sum", attrs=REDUCE_ATTRS, rows=reduce_rows)
@@ -224,19 +224,19 @@ def multi_sum_sq(ctx, attrs, *arrays):
 
 
 def _finite(arrays: Any) -> Any:
-    found = [jnp.all(jnp.isfinite(a)) for a in arrays]
-    return jnp.all(jnp.stack(found)).astype(jnp.float32).reshape((1,))
+    finite = [jnp.all(jnp.isfinite(a)) for a in arrays]
+    return jnp.all(jnp.stack(finite)).astype(jnp.float32).reshape((1,))
 
 
 @operator("all_finite", attrs={"init_output": flag(True)}, types=_float_types, rows=lost_rows)
 def all_finite(ctx, attrs, data):
-    """y = 1 where every entry of x is finite, else 0."""
+    """y = 1 if every entry of x is finite, else 0; shape (1,)."""
     return _finite([data])
 
 
 @operator("multi_all_finite", attrs={"num_arrays": integer(1), "init_output": flag(True)}, **SEVERAL)
 def multi_all_finite(ctx, attrs, *arrays):
-    """y = 1 where every entry of every array is finite, else 0."""
+    """y = 1 if every entry of every array is finite, else 0; shape (1,)."""
     return _finite(arrays)
 
 
@@ -249,12 +249,12 @@ def multi_all_finite(ctx, attrs, *arrays):
     rows=lost_rows,
 )
 def allclose(ctx, attrs, a, b):
-    """y = 1 where |a - b| <= atol + rtol |b| everywhere, else 0; a single number without axes."""
+    """y = 1 if |a - b| <= atol + rtol |b| everywhere, else 0; a scalar of shape ()."""
     return jnp.allclose(a, b, attrs.rtol, attrs.atol, equal_nan=attrs.equal_nan).astype(jnp.uint8)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Counting entries: histogram, entries that are not zero.
+# Counting entries: _histogram, _contrib_getnnz.
 
 
 def _histogram_inputs(attrs):
@@ -270,11 +270,11 @@ def _histogram_inputs(attrs):
     rows=lost_rows,
 )
 def histogram(ctx, attrs, data, bins=None):
-    """y₀[k] = how many entries lie in [edge k, edge k + 1), the last one with its upper edge; y₁ = the edges."""
+    """y₀[k] = number of entries in [edge k, edge k + 1), the last bin including its upper edge; y₁ = the edges."""
     if bins is None:
         if len(attrs.range) != 2 or attrs.bin_cnt < 1:
             raise ValueError(
-                f"bin_cnt is {attrs.bin_cnt} and range {attrs.range}, needed a bin or more and (low, high); pass both, or bins"
+                f"bin_cnt is {attrs.bin_cnt} and range {attrs.range}, expected at least 1 and (low, high); pass both, or bins"
             )
         bins = jnp.asarray(np.linspace(attrs.range[0], attrs.range[1], attrs.bin_cnt + 1), data.dtype)
     entries = data.reshape(-1)
@@ -298,7 +298,7 @@ def _nnz_rows(attrs, rows, shapes, outs):
     rows=_nnz_rows,
 )
 def getnnz(ctx, attrs, data):
-    """y = how many entries of a matrix are not zero, in all or along an axis."""
+    """y = number of nonzero entries of a matrix, in total or along an axis."""
     axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)
-    found = jnp.sum(data != 0, axis, dtype=dtype_of("int64"))
-    return found.reshape((1,)) if found.ndim == 0 else found
+    counts = jnp.sum(data != 0, axis, dtype=dtype_of("int64"))
+    return counts.reshape((1,)) if counts.ndim == 0 else counts

@@ -1,4 +1,4 @@
-"""Images of another size: cropped, repeated, interpolated, averaged."""
+"""Cropping and resizing images: Crop, UpSampling, BilinearResize2D, AdaptiveAvgPooling2D, OpenCV's interpolations."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from jfit.ops.rules import accumulating, along, argument_names, batch_rows, shar
 
 
 def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
-    """(height, width) of images (rows, channels, height, width)."""
+    """(height, width) of the shape (rows, channels, height, width)."""
     if len(data) != 4:
-        raise ValueError(f"{op}: data has shape {data}, needed 4 axes (rows, channels, height, width); reshape the data")
+        raise ValueError(f"{op}: data has shape {data}, expected 4 axes (rows, channels, height, width); reshape the data")
     return data[2], data[3]
 
 
 # ------------------------------------------------------------------------------------------ Crop
 def _crop_names(attrs: Attrs) -> tuple[str, ...]:
     if attrs.num_args not in (1, 2):
-        raise ValueError(f"Crop: num_args is {attrs.num_args}, needed 1 (size from h_w) or 2 (size from the second input)")
+        raise ValueError(f"Crop: num_args is {attrs.num_args}, expected 1 (size from h_w) or 2 (size from the second input)")
     return argument_names(attrs)
 
 
@@ -36,7 +36,7 @@ def _crop_rows(attrs, rows, shapes, outs):
 
 def _pair(op: str, key: str, value: tuple[int, ...]) -> tuple[int, int]:
     if len(value) != 2:
-        raise ValueError(f"{op}: {key} is {value}, needed two entries (height, width)")
+        raise ValueError(f"{op}: {key} is {value}, expected two entries (height, width)")
     return value[0], value[1]
 
 
@@ -48,18 +48,18 @@ def _pair(op: str, key: str, value: tuple[int, ...]) -> tuple[int, int]:
     rows=_crop_rows,
 )
 def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) -> Array:
-    """y = x[:, :, top : top + h, left : left + w]; size h_w or that of the second input, from `offset` or the middle."""
+    """y = x[:, :, top : top + h, left : left + w]; (h, w) = h_w or the second input's; (top, left) = offset, or centred."""
     size = _image("Crop", data.shape)
-    wanted = _pair("Crop", "h_w", attrs.h_w) if crop_like is None else _image("Crop", crop_like.shape)
+    target = _pair("Crop", "h_w", attrs.h_w) if crop_like is None else _image("Crop", crop_like.shape)
     start = _pair("Crop", "offset", attrs.offset)
     if attrs.center_crop:
-        start = ((size[0] - wanted[0]) // 2, (size[1] - wanted[1]) // 2)
-    for n, first, count in zip(size, start, wanted, strict=True):
+        start = ((size[0] - target[0]) // 2, (size[1] - target[1]) // 2)
+    for n, first, count in zip(size, start, target, strict=True):
         if count < 1 or first < 0 or first + count > n:
             raise ValueError(
-                f"Crop: size {wanted} from {start} on does not lie within data of size {size}; change h_w, crop_like or offset"
+                f"Crop: size {target} at offset {start} exceeds the data of size {size}; change h_w, crop_like or offset"
             )
-    (top, left), (high, wide) = start, wanted
+    (top, left), (high, wide) = start, target
     return data[:, :, top : top + high, left : left + wide]
 
 
@@ -98,37 +98,38 @@ def _upsampling_rows(attrs, rows, shapes, outs):
     rows=_upsampling_rows,
 )
 def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
-    """y = x with every pixel `scale` times as high and wide (nearest), or x spread by a weight for each channel (bilinear).
+    """y = x with every pixel repeated `scale` times in height and width (nearest), or a Deconvolution per channel (bilinear).
 
-    Nearest takes several inputs, brings all to the size of the first times `scale` and joins them by channels or sums them.
+    nearest accepts several inputs: each is repeated to the size of the first one times `scale`, then they are concatenated
+    along the channels or summed (multi_input_mode). bilinear reads its kernels from the second input, `weight`.
     """
     data, scale = arrays[0], attrs.scale
     high, wide = _image("UpSampling", data.shape)
     if scale < 1:
-        raise ValueError(f"UpSampling: scale is {scale}, needed at least 1")
+        raise ValueError(f"UpSampling: scale is {scale}, expected at least 1")
     if attrs.sample_type == "bilinear":
         pads = ((scale // 2, 0),) * 2
         return transposed(data, arrays[1], (scale, scale), (1, 1), pads, groups=data.shape[1])
-    grown = []
+    resized_inputs = []
     for array in arrays:
         size = _image("UpSampling", array.shape)
         if high * scale % size[0] or wide * scale % size[1]:
             raise ValueError(
-                f"UpSampling: an input of size {size} cannot be repeated to {(high * scale, wide * scale)}; needed a divisor"
+                f"UpSampling: an input of size {size} cannot be repeated to {(high * scale, wide * scale)}; expected a divisor"
             )
         times = (high * scale // size[0], wide * scale // size[1])
         split = array.reshape(*array.shape[:2], size[0], 1, size[1], 1)
         spread = jnp.broadcast_to(split, (*array.shape[:2], size[0], times[0], size[1], times[1]))
-        grown.append(spread.reshape(*array.shape[:2], high * scale, wide * scale))
+        resized_inputs.append(spread.reshape(*array.shape[:2], high * scale, wide * scale))
     if attrs.multi_input_mode == "concat":
-        return jnp.concatenate(grown, axis=1)
-    unify([g.shape for g in grown], "multi_input_mode is 'sum'")
-    return sum(grown[1:], grown[0])
+        return jnp.concatenate(resized_inputs, axis=1)
+    unify([g.shape for g in resized_inputs], "multi_input_mode is 'sum'")
+    return sum(resized_inputs[1:], resized_inputs[0])
 
 
 # ------------------------------------------------------------------------------------------ BilinearResize2D
-def _new_size(attrs: Attrs, n: int, given: int, scale: float | None, like: int | None) -> int:
-    """How many pixels `n` become."""
+def _new_size(attrs: Attrs, n: int, size: int, scale: float | None, like: int | None) -> int:
+    """The resized number of pixels of an axis of `n` pixels, by `attrs.mode`."""
     mode = attrs.mode
     if mode == "like":
         assert like is not None
@@ -139,16 +140,16 @@ def _new_size(attrs: Attrs, n: int, given: int, scale: float | None, like: int |
     if mode != "size":
         odd, step = mode.startswith("to_odd"), -1 if mode.endswith("down") else 1
         return n if n % 2 == odd else n + step
-    return given if scale is None else int(n * scale)
+    return size if scale is None else int(n * scale)
 
 
 def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
-    """Linear interpolation along an axis; the first and last pixels fall on each other (align), or the borders do."""
+    """Linear interpolation along an axis; `align` aligns the centres of the first and last pixels, else the image borders."""
     old = wide.shape[axis]
     if size == old:
         return wide
     if size == 1:
-        place = np.zeros(1)  # MXNet's single pixel is the first one, also where borders fall on each other
+        place = np.zeros(1)  # as in MXNet, a single output pixel is the first input pixel, with either alignment
     elif align:
         place = np.arange(size) * ((old - 1) / (size - 1))
     else:
@@ -178,24 +179,24 @@ def _resize_rows(attrs, rows, shapes, outs):
     rows=_resize_rows,
 )
 def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = None) -> Array:
-    """y = x interpolated linearly to another height and width; `mode` says which."""
+    """y = x resized by bilinear interpolation; `mode` selects how the new height and width are computed."""
     sizes = _image("BilinearResize2D", data.shape)
     if attrs.mode == "odd_scale" and None in (attrs.scale_height, attrs.scale_width):
-        raise ValueError("BilinearResize2D: mode is 'odd_scale', so scale_height and scale_width are needed; give both")
+        raise ValueError("BilinearResize2D: mode is 'odd_scale', which requires scale_height and scale_width; pass both")
     likes = (None, None) if like is None else _image("BilinearResize2D", like.shape)
     out = data.astype(accumulating(data.dtype))
-    given = zip((attrs.height, attrs.width), (attrs.scale_height, attrs.scale_width), likes, strict=True)
-    for axis, (n, (size, scale, same)) in enumerate(zip(sizes, given, strict=True), 2):
+    requested = zip((attrs.height, attrs.width), (attrs.scale_height, attrs.scale_width), likes, strict=True)
+    for axis, (n, (size, scale, same)) in enumerate(zip(sizes, requested, strict=True), 2):
         new = _new_size(attrs, n, size, scale, same)
         if new < 1:
-            raise ValueError(f"BilinearResize2D: {n} pixels would become {new}, needed at least 1; change size or scale")
+            raise ValueError(f"BilinearResize2D: {n} pixels would become {new}, expected at least 1; change size or scale")
         out = _interpolated(out, axis, new, attrs.align_corners)
     return out.astype(data.dtype)
 
 
 # ------------------------------------------------------------------------------------------ AdaptiveAvgPooling2D
 def _averages(n: int, count: int) -> np.ndarray:
-    """(count, n): each row averages its window, from ⌊i n / count⌋ to ⌈(i + 1) n / count⌉; windows may overlap."""
+    """Averaging matrix (count, n): row i averages the entries from ⌊i n / count⌋ to ⌈(i + 1) n / count⌉ (exclusive)."""
     i, place = np.arange(count)[:, None], np.arange(n)[None, :]
     inside = (place >= i * n // count) & (place < -(-(i + 1) * n // count))
     return inside / inside.sum(axis=1, keepdims=True)
@@ -203,35 +204,46 @@ def _averages(n: int, count: int) -> np.ndarray:
 
 @operator("_contrib_AdaptiveAvgPooling2D", attrs={"output_size": shape(())}, rows=batch_rows)
 def adaptive_average_pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[i, j] = mean of the window of x that makes the output `output_size` (height, width) large; empty: 1 by 1."""
-    sizes, wanted = _image("AdaptiveAvgPooling2D", data.shape), attrs.output_size or (1,)
-    if len(wanted) > 2 or min(wanted) < 1:
-        raise ValueError(f"AdaptiveAvgPooling2D: output_size is {wanted}, needed one or two positive numbers (height, width)")
+    """y[i, j] = mean of x over window (i, j) of output_size (height, width) windows that cover the image; default 1 x 1."""
+    sizes, target = _image("AdaptiveAvgPooling2D", data.shape), attrs.output_size or (1,)
+    if len(target) > 2 or min(target) < 1:
+        raise ValueError(f"AdaptiveAvgPooling2D: output_size is {target}, expected one or two positive numbers (height, width)")
     wide = data.astype(accumulating(data.dtype))
-    rows, columns = (jnp.asarray(_averages(n, k), wide.dtype) for n, k in zip(sizes, (wanted[0], wanted[-1]), strict=True))
+    rows, columns = (jnp.asarray(_averages(n, k), wide.dtype) for n, k in zip(sizes, (target[0], target[-1]), strict=True))
     out = jnp.einsum("nchw,ih,jw->ncij", wide, rows, columns, precision=lax.Precision.HIGHEST)
     return out.astype(data.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pictures in another size, as OpenCV resizes them: each axis is a small matrix of weights, made while tracing. Bytes are
-# interpolated in whole numbers with weights of 1/2048, so that every byte comes out as OpenCV's.
+# Resizing as OpenCV does it: each axis is multiplied by a small matrix of weights, computed while tracing. uint8 images are
+# interpolated in integer arithmetic with weights in units of 1/2048, so that the result equals OpenCV's exactly.
 
 NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
-ONE = 2048  # the weight 1 of bytes
+ONE = 2048  # the integer weight that represents 1 for uint8 images
 
 
 def resized(op: str, data: Array, size: tuple[int, int], interp: int) -> Array:
-    """Pictures (..., height, width, channels) in another size (height, width).
+    """Resize images as OpenCV does.
+
+    Args:
+        op: name of the operator, for error messages.
+        data: images (..., height, width, channels), uint8 or floating; any dtype if interp is 0.
+        size: the new (height, width).
+        interp: OpenCV's interpolation: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos.
+
+    Returns:
+        Images (..., *size, channels) with the dtype of data.
 
     Raises:
-        ValueError: no such interpolation, or integers other than bytes that would have to be averaged.
+        ValueError: `interp` is not 0 to 4, or interpolation of integers other than uint8.
     """
     if interp not in range(5):
-        raise ValueError(f"{op}: interp is {interp}, needed 0 to 4 (nearest, linear, cubic, area, Lanczos)")
+        raise ValueError(f"{op}: interp is {interp}, expected 0 to 4 (nearest, linear, cubic, area, Lanczos)")
     floating = jnp.issubdtype(data.dtype, jnp.floating)
     if interp != NEAREST and not floating and data.dtype != jnp.uint8:
-        raise ValueError(f"{op}: data is {data.dtype}, needed uint8 or floats because interp={interp} averages; cast the data")
+        raise ValueError(
+            f"{op}: data has dtype {data.dtype}, expected uint8 or floats because interp={interp} averages; cast the data"
+        )
     old = data.shape[-3:-1]
     if interp == NEAREST:
         rows, columns = (np.minimum(np.arange(n) * o // n, o - 1) for n, o in zip(size, old, strict=True))
@@ -246,28 +258,28 @@ def resized(op: str, data: Array, size: tuple[int, int], interp: int) -> Array:
 
 
 def _apply(data: Array, high: np.ndarray, wide: np.ndarray) -> Array:
-    """Both matrices of weights, the width first."""
+    """Multiply images (..., height, width, channels) by the weight matrices of both axes, width first."""
     precise = lax.Precision.HIGHEST
     across = jnp.einsum("...hwc,vw->...hvc", data, jnp.asarray(wide, data.dtype), precision=precise)
     return jnp.einsum("...hvc,uh->...uvc", across, jnp.asarray(high, data.dtype), precision=precise)
 
 
 def _matrix(old: int, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """(new, old) weights from the places and weights (new, taps)."""
-    found = np.zeros((len(places), old), weights.dtype)
+    """Dense weight matrix (new, old) from the indices and weights (new, taps) of `_taps`."""
+    matrix = np.zeros((len(places), old), weights.dtype)
     for tap in range(places.shape[1]):
-        np.add.at(found, (np.arange(len(places)), places[:, tap]), weights[:, tap])
-    return found
+        np.add.at(matrix, (np.arange(len(places)), places[:, tap]), weights[:, tap])
+    return matrix
 
 
 def _taps(old: int, new: int, interp: int, cut: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Which entries each new one is made of, and their weights, both (new, taps).
+    """(indices int32, weights float32), both (new, taps): the input entries that each output entry is a weighted sum of.
 
-    Beyond the edge two linear taps meet in one entry: along the width (`cut`) one of them then weighs 1, along the height both
-    keep their weights, which rounds bytes differently.
+    Outside the image, both taps of a linear interpolation are the edge entry. OpenCV then gives one of them weight 1 along the
+    width (`cut`), but keeps both weights along the height, which rounds uint8 images differently.
     """
     scale, at = old / new, np.arange(new)
-    if interp == AREA:  # an enlargement: entries keep their area
+    if interp == AREA:  # enlargement; `resized` handles shrinking with `_by_area`
         first = np.floor(at * scale)
         part = (at + 1) - (first + 1) / scale
         part = np.where(part <= 0, 0, part - np.floor(part)).astype(np.float32)
@@ -288,7 +300,7 @@ def _taps(old: int, new: int, interp: int, cut: bool) -> tuple[np.ndarray, np.nd
 
 
 def _cubic(part: np.ndarray) -> np.ndarray:
-    """Keys' cubic kernel with a = -0.75 at distances 1 + part, part, 1 - part, 2 - part."""
+    """Weights (new, 4) of Keys' cubic kernel with a = -0.75 at distances 1 + part, part, 1 - part, 2 - part."""
     a, x = -0.75, part.astype(np.float64)
     outer, inner, next_ = 1 + x, x, 1 - x
     w0 = ((a * outer - 5 * a) * outer + 8 * a) * outer - 4 * a
@@ -298,14 +310,14 @@ def _cubic(part: np.ndarray) -> np.ndarray:
 
 
 def _lanczos(part: np.ndarray) -> np.ndarray:
-    """sinc(t) sinc(t / 4) at the eight nearest entries, scaled to sum 1."""
+    """Weights (new, 8) sinc(t) sinc(t / 4) at the eight nearest entries, normalized to sum 1."""
     t = part.astype(np.float64)[:, None] + 3 - np.arange(8)
     weights = np.sinc(t) * np.sinc(t / 4)
     return weights / weights.sum(1, keepdims=True)
 
 
 def _bytes(data: Array, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Array:
-    """Bytes by whole-number weights; the sums of the width stay unrounded until those of the height are made."""
+    """Resize uint8 images in integer arithmetic; sums along the width are rounded only after those along the height."""
     (rows, down), (columns, right) = ((p, np.round(w * ONE).astype(np.int32)) for p, w in taps)
     ndim = data.ndim
     across = sum(
@@ -313,7 +325,7 @@ def _bytes(data: Array, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Array:
         for k in range(columns.shape[1])
     )
     parts = [(jnp.take(across, rows[:, k], axis=-3), along(down[:, k], ndim - 3, ndim)) for k in range(rows.shape[1])]
-    if len(parts) == 2:  # as OpenCV does it in 16-bit registers
+    if len(parts) == 2:  # as in OpenCV's 16-bit SIMD code
         total = sum(((part >> 4) * weight) >> 16 for part, weight in parts)
         out = (total + 2) >> 2
     else:
@@ -322,20 +334,20 @@ def _bytes(data: Array, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Array:
 
 
 def _area(old: int, new: int) -> np.ndarray:
-    """(new, old): how much of each old entry lies under each new one, as a share of the new one."""
+    """Weights (new, old) of area interpolation: the fraction of each output entry that each input entry covers."""
     scale = old / new
-    found = np.zeros((new, old))
+    weights = np.zeros((new, old))
     for k in range(new):
         start, end = k * scale, min((k + 1) * scale, old)
         for entry in range(math.floor(start + 1e-9), min(math.ceil(end - 1e-9), old)):
             share = min(end, entry + 1) - max(start, entry)
-            found[k, entry] = share / (end - start) if share > 1e-3 else 0
-    return found.astype(np.float32)
+            weights[k, entry] = share / (end - start) if share > 1e-3 else 0
+    return weights.astype(np.float32)
 
 
 def _by_area(data: Array, weights: Sequence[np.ndarray]) -> Array:
     means = _apply(data.astype(jnp.float32), *weights)
     if data.dtype != jnp.uint8:
         return means.astype(data.dtype)
-    halves = all(w.shape[1] == 2 * w.shape[0] for w in weights)  # OpenCV rounds means of four upwards
+    halves = all(w.shape[1] == 2 * w.shape[0] for w in weights)  # OpenCV rounds the mean of 2 x 2 pixels half up
     return jnp.clip(jnp.floor(means + 0.5) if halves else jnp.round(means), 0, 255).astype(jnp.uint8)

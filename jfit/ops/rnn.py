@@ -1,7 +1,7 @@
-"""The fused recurrent operator: several layers, one or two directions, all weights in one flat vector.
+"""The fused recurrent operator RNN: several layers, one or two directions, all weights in one flat vector.
 
-The vector holds, layer by layer and direction by direction, the matrices input -> gates, hidden -> gates (and the
-projection), then in the same order the two biases of each.  Gates come in the order i, f, c, o (lstm) and r, z, n (gru).
+The vector `parameters` holds first, for each layer and direction, the matrices input -> gates and hidden -> gates (and the
+projection), then, in the same order, their two bias vectors. The order of the gates is i, f, c, o (lstm) and r, z, n (gru).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Carry = tuple[Array, ...]  # (hidden,) or (hidden, cell), each (batch, size)
 
 
 class Weights(NamedTuple):
-    """Weights of one layer and direction."""
+    """Weights of one layer and direction; gates: number of gates, outputs: size of the hidden output."""
 
     i2h: Array  # (gates * hidden, inputs)
     h2h: Array  # (gates * hidden, outputs)
@@ -37,14 +37,14 @@ class Weights(NamedTuple):
 
 
 def layouts(attrs: Any, inputs: int) -> list[list[tuple[int, ...]]]:
-    """Shapes of the matrices of every layer and direction, in the order of the flat vector.
+    """Shapes of the weight matrices of every layer and direction, in the order of the flat vector.
 
     Args:
         attrs: attributes of an RNN node.
         inputs: size of the last axis of the data.
 
     Returns:
-        One list of matrix shapes (input -> gates, hidden -> gates, maybe projection) for each layer and direction.
+        For each layer and direction, the shapes of (input -> gates, hidden -> gates, projection if there is one).
 
     Example:
         >>> from jfit.ops.registry import lookup
@@ -54,12 +54,12 @@ def layouts(attrs: Any, inputs: int) -> list[list[tuple[int, ...]]]:
     """
     directions = 2 if attrs.bidirectional else 1
     rows, out = len(GATES[attrs.mode]) * attrs.state_size, attrs.projection_size or attrs.state_size
-    found = []
+    result = []
     for layer in range(attrs.num_layers):
         size = inputs if layer == 0 else out * directions
         project = [(out, attrs.state_size)] if attrs.projection_size else []
-        found += [[(rows, size), (rows, out), *project]] * directions
-    return found
+        result += [[(rows, size), (rows, out), *project]] * directions
+    return result
 
 
 def parameter_count(attrs: Any, inputs: int) -> int:
@@ -76,7 +76,16 @@ def parameter_count(attrs: Any, inputs: int) -> int:
 
 
 def unpack(attrs: Any, parameters: Array, inputs: int) -> list[Weights]:
-    """The flat vector (length `parameter_count`) as weights of every layer and direction."""
+    """Split the flat vector (length `parameter_count`) into the weights of every layer and direction.
+
+    Args:
+        attrs: attributes of an RNN node.
+        parameters: the flat vector (parameter_count(attrs, inputs),).
+        inputs: size of the last axis of the data.
+
+    Returns:
+        One `Weights` for each layer and direction; the direction varies fastest.
+    """
     at, matrices, result = 0, [], []
     for shapes in layouts(attrs, inputs):
         cut = []
@@ -97,7 +106,7 @@ def _affine(x: Array, weight: Array) -> Array:
 
 
 def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
-    """One time step: (state, projected input (batch, gates * hidden)) -> new state."""
+    """The function of one time step: (state, W_i2h x + bias of shape (batch, gates * hidden)) -> new state."""
     size = attrs.state_size
     low, high = attrs.lstm_state_clip_min, attrs.lstm_state_clip_max
 
@@ -114,7 +123,7 @@ def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
         (h,) = carry
         back = _affine(h, w.h2h)
         r, z = (jax.nn.sigmoid(x[:, k * size : (k + 1) * size] + back[:, k * size : (k + 1) * size]) for k in (0, 1))
-        # the bias of the candidate's hidden part stands inside the reset gate, so it cannot join the input's
+        # the reset gate multiplies the candidate's hidden bias too, so that bias cannot be added to the input's in advance
         n = tanh(x[:, 2 * size :] + r * (back[:, 2 * size :] + w.h2h_bias[None, 2 * size :]))
         return (n + z * (h - n),)
 
@@ -127,17 +136,17 @@ def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
 
 
 def _run(attrs: Any, w: Weights, data: Array, start: Carry, lengths: Array | None, back: bool) -> tuple[Array, Carry]:
-    """One layer in one direction over (time, batch, inputs) -> outputs (time, batch, size) and the last state."""
+    """Run one layer in one direction: data (time, batch, inputs) -> outputs (time, batch, size) and the last state."""
     steps, batch, inputs = data.shape
     bias = w.i2h_bias + w.h2h_bias
     if attrs.mode == "gru":
         bias = w.i2h_bias + jnp.where(jnp.arange(bias.size) < 2 * attrs.state_size, w.h2h_bias, 0)
-    # one large product for all time steps instead of a small one in each
+    # one large matrix product for all time steps instead of a small one in each
     x = _affine(data.reshape(steps * batch, inputs), w.i2h) + bias[None]
     cell = _cell(attrs, w)
 
-    def step(carry: Carry, given: tuple[Array, Array]) -> tuple[Carry, Array]:
-        now, t = given
+    def step(carry: Carry, inputs_at: tuple[Array, Array]) -> tuple[Carry, Array]:
+        now, t = inputs_at
         new = cell(carry, now)
         if lengths is None:
             return new, new[0]
@@ -165,14 +174,14 @@ def _shapes(attrs: Any, ins: list[Any], outs: list[Any]) -> list[Any]:
     data, parameters, state, *rest = ins
     layers, out = attrs.num_layers * (2 if attrs.bidirectional else 1), attrs.projection_size or attrs.state_size
     if data is not None and len(data) != 3:
-        raise ValueError(f"data has shape {data}, RNN needs (time, batch, inputs); add or merge axes before it")
+        raise ValueError(f"data has shape {data}, RNN expects (time, batch, inputs); reshape the data")
     batch = data[1] if data is not None else 0
     state = unify([(layers, batch, out), state], "the state is (layers * directions, batch, size)")
     assert state is not None
     if data is not None:
         data = (data[0], data[1] or state[1], data[2])
         if data[2]:
-            why = f"data of {data[2]} inputs needs so many weights"
+            why = f"data of input size {data[2]} requires that many weights"
             parameters = unify([(parameter_count(attrs, data[2]),), parameters], why)
     filled = [data, parameters, state]
     if attrs.mode == "lstm":
@@ -184,9 +193,9 @@ def _shapes(attrs: Any, ins: list[Any], outs: list[Any]) -> list[Any]:
 
 
 def _rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list[Any]:
-    together = common_rows([rows[0], *rows[2 : 4 if attrs.mode == "lstm" else 3]])
-    mixed = rows[1] is not None or (isinstance(together, RowLayout) and together.axis != 1)
-    return [LOST if mixed else together] * len(outs)
+    layout = common_rows([rows[0], *rows[2 : 4 if attrs.mode == "lstm" else 3]])
+    mixed = rows[1] is not None or (isinstance(layout, RowLayout) and layout.axis != 1)
+    return [LOST if mixed else layout] * len(outs)
 
 
 def _types(attrs: Any, ins: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -196,11 +205,11 @@ def _types(attrs: Any, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _dropped(ctx: Any, attrs: Any, data: Array, layer: int) -> Array:
-    """Dropout between layers, in training only; every layer draws its own numbers."""
+    """Dropout on the input of every layer but the first, in training only; every layer draws a different mask."""
     if layer == 0 or not ctx.train or attrs.p <= 0:
         return data
-    own = ctx if ctx.key is None else dataclasses.replace(ctx, key=jax.random.fold_in(ctx.key, layer))
-    keep = own.random(lambda key, shape: jax.random.bernoulli(key, 1 - attrs.p, shape), data.shape)
+    layer_ctx = ctx if ctx.key is None else dataclasses.replace(ctx, key=jax.random.fold_in(ctx.key, layer))
+    keep = layer_ctx.random(lambda key, shape: jax.random.bernoulli(key, 1 - attrs.p, shape), data.shape)
     return jnp.where(keep, data / (1 - attrs.p), jnp.zeros_like(data))
 
 
@@ -228,10 +237,10 @@ def _dropped(ctx: Any, attrs: Any, data: Array, layer: int) -> Array:
     needs_rng=True,
 )
 def rnn(ctx, attrs, data, parameters, state, *rest):
-    """h(t) = cell(x(t), h(t-1)) for every layer and direction; output (time, batch, directions * size)."""
+    """h(t) = cell(x(t), h(t-1)) for every layer and direction; x (time, batch, inputs), y (time, batch, directions * size)."""
     if attrs.projection_size and attrs.mode != "lstm":
         raise ValueError(
-            f"projection_size is {attrs.projection_size}, only mode lstm has a projection, not {attrs.mode}; drop it"
+            f"projection_size is {attrs.projection_size}, but only mode lstm has a projection, not {attrs.mode}; remove it"
         )
     lengths = rest[-1].astype(jnp.int32) if attrs.use_sequence_length else None
     states = (state, rest[0]) if attrs.mode == "lstm" else (state,)

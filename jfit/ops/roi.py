@@ -1,6 +1,7 @@
-"""Regions of a feature map brought to one size: ROIAlign, rotated regions, position-sensitive pooling, deformable parts.
+"""Pooling regions of interest (RoIs) to a fixed size: ROIAlign, RROIAlign, PSROIPooling, DeformablePSROIPooling, ROIPooling.
 
-A region is (image, left, top, right, bottom) in pixels of the picture; spatial_scale makes them pixels of the map.
+A region is (image index, left, top, right, bottom) in pixels of the image; multiplied by spatial_scale, the coordinates are in
+pixels of the feature map.
 """
 
 from __future__ import annotations
@@ -21,37 +22,38 @@ from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, first_types
 
-MOST_SAMPLES = 4096  # along one side of a bin: a region without end must not run without end
-AT_ONCE = 8  # regions per step: each needs a copy of its image's map
+MOST_SAMPLES = 4096  # limit along one side of a bin, so that an infinitely large region does not loop forever
+AT_ONCE = 8  # regions processed at once: each one copies the feature map of its image
 
 
 def region_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Outputs have a row for each region: those of the regions, where they are known."""
+    """Row rule: axis 0 of the outputs is that of the regions, so the outputs have the row layout of `rois`."""
     regions = rows[1]
     if regions is None:
         return [None if all(r is None for r in rows) else LOST] * len(outs)
-    known = isinstance(regions, RowLayout) and regions.axis == 0
-    return [regions if known else LOST] * len(outs)
+    on_axis_0 = isinstance(regions, RowLayout) and regions.axis == 0
+    return [regions if on_axis_0 else LOST] * len(outs)
 
 
 def _check(op: str, data: Array, rois: Array, columns: int = 5) -> None:
     if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != columns:
         raise ValueError(
-            f"{op}: data has shape {data.shape} and rois {rois.shape}, needed (batch, channels, height, width) and "
-            f"(regions, {columns}) with the number of the image first; reshape them"
+            f"{op}: data has shape {data.shape} and rois {rois.shape}, expected (batch, channels, height, width) and "
+            f"(regions, {columns}) with the index of the image first; reshape them"
         )
 
 
 def _image(rois: Array, data: Array) -> tuple[Array, Array]:
-    """The image of each region, and whether there is one: numbers below 0 mean none."""
+    """(index of the image of each region, whether it is valid); negative indices are invalid."""
     number = rois[:, 0].astype(jnp.int32)
     return jnp.clip(number, 0, data.shape[0] - 1), number >= 0
 
 
 def _pooled(data: Array, image: Array, rows: Array, columns: Array, maps_of: Callable[[Array], Array]) -> Array:
-    """Σ rows[p, h] columns[q, w] maps[..., h, w] for each region; rows (regions, p, h), columns (regions, q, w).
+    """Σ rows[p, h] columns[q, w] maps[..., h, w] for each region: (regions, channels, p, q).
 
-    maps_of gives the maps of an image (channels, h, w), or one for each bin (channels, p, q, h, w).
+    rows: weights (regions, p, h). columns: weights (regions, q, w). maps_of: function from an image's data (channels, h, w)
+    to its feature maps, (channels, h, w) or separate ones for each bin (channels, p, q, h, w).
     """
 
     def one(region: tuple[Array, Array, Array]) -> Array:
@@ -65,19 +67,19 @@ def _pooled(data: Array, image: Array, rows: Array, columns: Array, maps_of: Cal
 
 # ------------------------------------------------------------------------------------------ ROIAlign
 def _samples(size: Array, bins: int, ratio: int) -> Array:
-    """How many samples a bin gets along one axis, (regions,) int32."""
+    """Number of samples per bin along one axis, (regions,) int32: `ratio`, or about one per pixel if it is not positive."""
     if ratio > 0:
         return jnp.full(size.shape, ratio, jnp.int32)
     return jnp.clip(jnp.ceil(size / bins), 1, MOST_SAMPLES).astype(jnp.int32)
 
 
 def _inside(place: Array, size: int) -> Array:
-    """Samples up to one pixel outside still count."""
+    """Whether a sample is inside the feature map or at most one pixel outside; other samples are 0."""
     return (place >= -1) & (place <= size)
 
 
 def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) -> Array:
-    """How much each pixel of an axis counts in each bin: the mean of its samples' hats, (regions, bins, size)."""
+    """Weight of each pixel of an axis in each bin (regions, bins, size): linear interpolation, averaged over the samples."""
     count = _samples(length, bins, ratio)
     step = (length / bins)[:, None]
     first = start[:, None] + jnp.arange(bins, dtype=start.dtype)[None] * step  # (regions, bins)
@@ -85,9 +87,9 @@ def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) 
 
     def add(k: Any, total: Array) -> Array:
         place = first + (k + 0.5) * step / count[:, None]
-        counts = _inside(place, size) & (k < count)[:, None]
+        used = _inside(place, size) & (k < count)[:, None]
         hat = jnp.maximum(0, 1 - jnp.abs(jnp.clip(place, 0, size - 1)[:, :, None] - pixels))
-        return total + jnp.where(counts[:, :, None], hat, 0)
+        return total + jnp.where(used[:, :, None], hat, 0)
 
     most = ratio if ratio > 0 else jnp.max(count, initial=1)
     total = lax.fori_loop(0, most, add, jnp.zeros((*first.shape, size), start.dtype))
@@ -109,22 +111,22 @@ def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) 
 def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     """y[r, c, p, q] = mean of bilinear samples of data in bin (p, q) of region r; rois have gradient 0.
 
-    sample_ratio² samples per bin, or as many as pixels where it is not positive; aligned moves regions by half a pixel;
-    position_sensitive takes every bin from a channel of its own.
+    A bin has sample_ratio² samples, or about one per pixel if sample_ratio is not positive. aligned shifts the regions by half
+    a pixel. position_sensitive reads every bin from a separate channel.
     """
     _check("ROIAlign", data, rois)
     bins_y, bins_x = _pooled_size("ROIAlign", attrs)
     wide = accumulating(data.dtype)
     channels, height, width = data.shape[1:]
     if attrs.position_sensitive and channels % (bins_y * bins_x):
-        raise ValueError(f"ROIAlign: data has {channels} channels, needed a multiple of {bins_y} * {bins_x} bins")
+        raise ValueError(f"ROIAlign: data has {channels} channels, expected a multiple of {bins_y} * {bins_x} bins")
     regions = lax.stop_gradient(rois).astype(wide)
-    image, real = _image(regions, data)
+    image, valid = _image(regions, data)
     left, top, right, bottom = (regions[:, k] * attrs.spatial_scale - 0.5 * attrs.aligned for k in range(1, 5))
     least = 0.0 if attrs.aligned else 1.0
     rows = _bin_weights(top, jnp.maximum(bottom - top, least), bins_y, height, attrs.sample_ratio)
     columns = _bin_weights(left, jnp.maximum(right - left, least), bins_x, width, attrs.sample_ratio)
-    rows = jnp.where(real[:, None, None], rows, 0)
+    rows = jnp.where(valid[:, None, None], rows, 0)
 
     def maps_of(maps: Array) -> Array:
         return maps.reshape(-1, bins_y, bins_x, height, width) if attrs.position_sensitive else maps
@@ -134,13 +136,13 @@ def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 
 def _pooled_size(op: str, attrs: Attrs) -> tuple[int, int]:
     if len(attrs.pooled_size) != 2 or min(attrs.pooled_size) < 1:
-        raise ValueError(f"{op}: pooled_size is {attrs.pooled_size}, needed two positive numbers (height, width)")
+        raise ValueError(f"{op}: pooled_size is {attrs.pooled_size}, expected two positive numbers (height, width)")
     return attrs.pooled_size
 
 
 # ------------------------------------------------------------------------------------------ RROIAlign
 def _blend(take: Callable[[Array, Array], Array], y: Array, x: Array, height: int, width: int) -> Array:
-    """Bilinear interpolation inside the map; take(rows, columns) gives (..., channels)."""
+    """Bilinear interpolation at (y, x), clipped to the map; take(row indices, column indices) returns (..., channels)."""
     y, x = jnp.clip(y, 0, height - 1), jnp.clip(x, 0, width - 1)
     low_y, low_x, high_y, high_x = jnp.floor(y), jnp.floor(x), jnp.ceil(y), jnp.ceil(x)
     part_y, part_x = (y - low_y)[..., None], (x - low_x)[..., None]
@@ -152,14 +154,14 @@ def _blend(take: Callable[[Array, Array], Array], y: Array, x: Array, height: in
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rotated(attrs: Attrs, data: Array, rois: Array) -> Array:
-    """The sum over samples, one at a time: their number depends on the regions, so it cannot be an axis."""
+    """Sum over the samples, (regions, p, q, channels); a loop, because the number of samples depends on the regions."""
     steps, add = _rotated_steps(attrs, data.shape, rois)
     bins = (rois.shape[0], *attrs.pooled_size, data.shape[1])
     return lax.fori_loop(0, steps, lambda k, total: total + add(k, data), jnp.zeros(bins, data.dtype))
 
 
 def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Array, Callable[[Any, Array], Array]]:
-    """How many samples there are at most, and the share of sample k in the output (regions, p, q, channels)."""
+    """(largest number of samples per bin, function (k, data) -> contribution of sample k, (regions, p, q, channels))."""
     bins_y, bins_x = attrs.pooled_size
     height, width = full[2:]
     image = jnp.clip(rois[:, 0].astype(jnp.int32), 0, full[0] - 1)[:, None, None]
@@ -179,12 +181,12 @@ def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Ar
         x = places(k_x, across, count_x, bins_x)[:, None, :]
         turned_x = x * jnp.cos(angle) + y * jnp.sin(angle) + centre_x[:, None, None]
         turned_y = y * jnp.cos(angle) - x * jnp.sin(angle) + centre_y[:, None, None]
-        counts = (k_y < count_y) & (k_x < count_x) & (rois[:, 0] >= 0)
-        counts = counts[:, None, None] & _inside(turned_y, height) & _inside(turned_x, width)
+        used = (k_y < count_y) & (k_x < count_x) & (rois[:, 0] >= 0)
+        used = used[:, None, None] & _inside(turned_y, height) & _inside(turned_x, width)
         last = jnp.transpose(data, (0, 2, 3, 1))
         value = _blend(lambda r, c: last[image, r, c], turned_y, turned_x, height, width)
         share = (1 / (count_y * count_x).astype(data.dtype))[:, None, None, None]
-        return jnp.where(counts[..., None], value * share, 0)
+        return jnp.where(used[..., None], value * share, 0)
 
     return most_y * most_x, add
 
@@ -193,8 +195,8 @@ def _rotated_forward(attrs, data, rois):
     return _rotated(attrs, data, rois), (data, rois)
 
 
-def _rotated_backward(attrs, kept, grad):
-    data, rois = kept
+def _rotated_backward(attrs, residuals, grad):
+    data, rois = residuals
     steps, add = _rotated_steps(attrs, data.shape, rois)
 
     def pull(k, total):
@@ -213,9 +215,9 @@ _rotated.defvjp(_rotated_forward, _rotated_backward)
     rows=region_rows,
 )
 def rotated_roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
-    """y = ROIAlign of regions (image, x, y, width, height, degrees) that are turned about their centre.
+    """y = ROIAlign of rotated regions (image, centre x, centre y, width, height, angle in degrees).
 
-    data has a gradient, which MXNet lacks; rois have none.
+    data has a gradient (in MXNet it has none); rois have gradient 0.
     """
     _check("RROIAlign", data, rois, 6)
     _pooled_size("RROIAlign", attrs)
@@ -226,31 +228,31 @@ def rotated_roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array
 
 # ------------------------------------------------------------------------------------------ position-sensitive pooling
 def _rounded(x: Array) -> Array:
-    """The nearest integer, halves away from 0."""
+    """Round to the nearest integer, ties away from 0."""
     return jnp.trunc(x + jnp.copysign(jnp.asarray(0.5, x.dtype), x))
 
 
 def _edges(regions: Array, scale: float, shift: float) -> tuple[Array, Array, Array, Array]:
-    """left, top, width, height of regions in pixels of the map, at least 0.1 wide and high."""
+    """(left, top, width, height) of the regions in pixels of the feature map; width and height are at least 0.1."""
     left, top = (_rounded(regions[:, k]) * scale - shift for k in (1, 2))
     right, bottom = ((_rounded(regions[:, k]) + 1) * scale - shift for k in (3, 4))
     return left, top, jnp.maximum(right - left, 0.1), jnp.maximum(bottom - top, 0.1)
 
 
 def _groups(bins: int, groups: int) -> np.ndarray:
-    """The group of channels each bin reads along one axis."""
+    """(bins,): index of the channel group that each bin reads, along one axis."""
     return np.clip(np.arange(bins) * groups // bins, 0, groups - 1)
 
 
 def _check_channels(op: str, channels: int, dim: int, group: int) -> None:
     if channels != dim * group * group:
         raise ValueError(
-            f"{op}: data has {channels} channels, needed output_dim {dim} * group_size {group} squared = {dim * group * group}"
+            f"{op}: data has {channels} channels, expected output_dim {dim} * group_size {group}² = {dim * group * group}"
         )
 
 
 def _covered(start: Array, length: Array, bins: int, size: int) -> Array:
-    """1 / pixels in the bin for each pixel that a bin touches, (regions, bins, size)."""
+    """Averaging weights (regions, bins, size): 1 / (pixels in the bin) for each pixel that the bin touches, else 0."""
     step = (length / bins)[:, None]
     bounds = [jnp.arange(bins, dtype=start.dtype)[None] + k for k in (0, 1)]
     first, last = (start[:, None] + bound * step for bound in bounds)
@@ -273,9 +275,9 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     channels, height, width = data.shape[1:]
     _check_channels("PSROIPooling", channels, attrs.output_dim, group)
     regions = lax.stop_gradient(rois).astype(accumulating(data.dtype))
-    image, real = _image(regions, data)
+    image, valid = _image(regions, data)
     left, top, across, down = _edges(regions, attrs.spatial_scale, 0.0)
-    rows = jnp.where(real[:, None, None], _covered(top, down, bins, height), 0)
+    rows = jnp.where(valid[:, None, None], _covered(top, down, bins, height), 0)
     columns = _covered(left, across, bins, width)
     places = _groups(bins, group)
 
@@ -302,7 +304,7 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     rows=region_rows,
 )
 def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, trans: Array | None = None) -> Array:
-    """y = PSROIPooling by sample_per_part² bilinear samples per bin, each bin moved by trans · trans_std · region size."""
+    """y = PSROIPooling with sample_per_part² bilinear samples per bin, each bin shifted by trans · trans_std · region size."""
     op, bins, group, dim = "DeformablePSROIPooling", attrs.pooled_size, attrs.group_size, attrs.output_dim
     _check(op, data, rois)
     batch, channels, height, width = data.shape
@@ -312,12 +314,12 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
     offsets: Any = jnp.zeros((rois.shape[0], 2, part, part), wide) if trans is None else trans
     if offsets.ndim != 4 or offsets.shape[2:] != (part, part) or offsets.shape[1] % 2 or dim % (offsets.shape[1] // 2):
         raise ValueError(
-            f"{op}: trans has shape {offsets.shape}, needed (regions, 2 * classes, {part}, {part}) where the classes divide "
+            f"{op}: trans has shape {offsets.shape}, expected (regions, 2 * classes, {part}, {part}) where the classes divide "
             f"output_dim {dim}; change part_size or trans"
         )
     classes = offsets.shape[1] // 2
     regions = lax.stop_gradient(rois).astype(wide)
-    image, real = _image(regions, data)
+    image, valid = _image(regions, data)
     parts = np.arange(bins) * part // bins
     moves = offsets.astype(wide)[:, :, parts[:, None], parts[None, :]].reshape(-1, classes, 2, bins, bins) * attrs.trans_std
     # (batch, classes, groups, groups, height, width, channels of a class)
@@ -332,20 +334,20 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
         y = (top + grid * down)[None, :, None, :, None] + (move[:, 1] * down)[:, :, :, None, None]
         x = (left + grid * across)[None, None, :, None, :] + (move[:, 0] * across)[:, :, :, None, None]
         y, x = jnp.broadcast_arrays(y, x)  # (classes, bins, bins, samples, samples)
-        counts = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
+        used = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
         index = (np.arange(classes)[:, None, None, None, None], places[:, None, None, None], places[:, None, None])
-        ours = maps[which].astype(wide)
-        value = _blend(lambda r, c: ours[(*index, r, c)], y, x, height, width)
-        total = jnp.sum(jnp.where(counts[..., None], value, 0), axis=(3, 4))
-        mean = total / jnp.maximum(jnp.sum(counts, axis=(3, 4)), 1)[..., None].astype(wide)
+        image_maps = maps[which].astype(wide)
+        value = _blend(lambda r, c: image_maps[(*index, r, c)], y, x, height, width)
+        total = jnp.sum(jnp.where(used[..., None], value, 0), axis=(3, 4))
+        mean = total / jnp.maximum(jnp.sum(used, axis=(3, 4)), 1)[..., None].astype(wide)
         return jnp.moveaxis(mean, -1, 1).reshape(dim, bins, bins)
 
     out = lax.map(one, (image, edges, moves), batch_size=AT_ONCE)
-    return jnp.where(real[:, None, None, None], out, 0).astype(data.dtype)
+    return jnp.where(valid[:, None, None, None], out, 0).astype(data.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Max pooling of regions of interest.
+# ROIPooling: max pooling of regions of interest.
 
 
 def _roi_fill(attrs: Attrs, ins: list, outs: list) -> list:
@@ -354,8 +356,8 @@ def _roi_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Array]:
-    """(begin, end) of each bin along one axis, both (count,), cut off at the image."""
-    # a true division: times 1/7 is another number than divided by 7, and bins end elsewhere
+    """(begin, end) of each bin along one axis, both (count,) int32, clipped to the image."""
+    # the barrier keeps XLA from multiplying by 1 / count, which rounds differently and moves the ends of bins
     parts = lax.optimization_barrier(jnp.float32(count))
     length = jnp.maximum(last - first + 1, 1).astype(jnp.float32) / parts
     k = jnp.arange(count, dtype=jnp.float32)
@@ -365,13 +367,13 @@ def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Arra
 
 
 def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[Array, Array]:
-    """(value, index) of the first largest entry of each bin along `axis`; bins stand on a new last axis."""
+    """(maximum, index of the first maximum) of each bin along `axis`; the bins are a new last axis."""
     place = jnp.arange(values.shape[axis]).reshape([-1 if k == axis else 1 for k in range(values.ndim)])
-    found = []
+    maxima = []
     for k in range(begin.shape[0]):
         inside = jnp.where((place >= begin[k]) & (place < end[k]), values, jnp.asarray(-jnp.inf, values.dtype))
-        found.append((jnp.max(inside, axis=axis), jnp.argmax(inside, axis=axis)))
-    return jnp.stack([f[0] for f in found], axis=-1), jnp.stack([f[1] for f in found], axis=-1)
+        maxima.append((jnp.max(inside, axis=axis), jnp.argmax(inside, axis=axis)))
+    return jnp.stack([m[0] for m in maxima], axis=-1), jnp.stack([m[1] for m in maxima], axis=-1)
 
 
 @operator(
@@ -386,22 +388,22 @@ def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[
     rows=region_rows,
 )
 def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array, Array]:
-    """y[r, c, i, j] = max of x over bin (i, j) of region r = (row of the batch, x1, y1, x2, y2) * spatial_scale.
+    """y[r, c, i, j] = max of data over bin (i, j) of region r = (image, x1, y1, x2, y2), its corners times spatial_scale.
 
-    Corners are rounded away from zero at halves; an empty bin gives 0.  The gradient goes to the first maximum.
+    Corners are rounded to integers, ties away from zero; an empty bin gives 0. The gradient goes to the first maximum.
     """
     if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(attrs.pooled_size) != 2:
         raise ValueError(
-            f"ROIPooling: data {data.shape}, rois {rois.shape}, pooled_size {attrs.pooled_size}; needed 4 axes, (regions, 5) "
-            "and two numbers; reshape the inputs"
+            f"ROIPooling: data has shape {data.shape}, rois {rois.shape}, pooled_size is {attrs.pooled_size}; expected 4 axes, "
+            "(regions, 5) and two numbers; reshape the inputs"
         )
     rows, channels, height, width = data.shape
     scaled = rois[:, 1:].astype(jnp.float32) * attrs.spatial_scale
     corners = (jnp.sign(scaled) * jnp.floor(jnp.abs(scaled) + 0.5)).astype(jnp.int32)  # (regions, 4)
-    owner = rois[:, 0].astype(jnp.int32)
+    images = rois[:, 0].astype(jnp.int32)
 
     def one(region: tuple[Array, Array]) -> Array:
-        """(channels, *pooled_size): index of the first largest pixel of each bin, -1 where there is none."""
+        """(channels, *pooled_size): flat pixel index of the first maximum of each bin, -1 if the bin is empty."""
         row, (x1, y1, x2, y2) = region
         image = lax.dynamic_index_in_dim(data, jnp.clip(row, 0, rows - 1), 0, keepdims=False)
         top, bottom = _bins(y1, y2, attrs.pooled_size[0], height)
@@ -412,8 +414,8 @@ def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array
         empty = (bottom <= top).reshape(1, -1, 1) | (right <= left).reshape(1, 1, -1) | (row < 0) | (row >= rows)
         return jnp.where(empty, -1, jnp.swapaxes(line, 1, 2) * width + column)
 
-    place = lax.map(one, (owner, corners))  # (regions, channels, *pooled_size)
+    place = lax.map(one, (images, corners))  # (regions, channels, *pooled_size)
     channel = jnp.arange(channels).reshape(1, channels, 1, 1)
-    flat = (jnp.clip(owner, 0, rows - 1).reshape(-1, 1, 1, 1) * channels + channel) * (height * width) + jnp.maximum(place, 0)
+    flat = (jnp.clip(images, 0, rows - 1).reshape(-1, 1, 1, 1) * channels + channel) * (height * width) + jnp.maximum(place, 0)
     out = jnp.where(place < 0, jnp.zeros((), data.dtype), jnp.take(data.reshape(-1), flat, mode="clip"))
     return out, lax.stop_gradient(place.astype(data.dtype))

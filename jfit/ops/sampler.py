@@ -1,4 +1,4 @@
-"""Images read at computed places: grids, bilinear sampling, spatial transformers."""
+"""Bilinear sampling of images at computed coordinates: GridGenerator, BilinearSampler, SpatialTransformer."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from jfit.ops.rules import accumulating, batch_rows, shared_batch_rows
 
 
 def _even(count: int) -> np.ndarray:
-    """`count` places from -1 to 1, rounded once."""
+    """`count` evenly spaced coordinates from -1 to 1, computed in float64 and rounded once to float32."""
     return (-1.0 + np.arange(count) * 2.0 / max(count - 1, 1)).astype(np.float32)
 
 
 def _even_by_steps(count: int) -> np.ndarray:
-    """`count` places from -1 to 1, a rounded step apart."""
+    """`count` evenly spaced coordinates from -1 to 1, as multiples of a step rounded to float32."""
     return np.float32(-1) + np.arange(count, dtype=np.float32) * np.float32(2.0 / max(count - 1, 1))
 
 
 # ------------------------------------------------------------------------------------------ GridGenerator
 def _target(op: str, attrs: Attrs) -> tuple[int, int]:
     if len(attrs.target_shape) != 2 or min(attrs.target_shape) < 1:
-        raise ValueError(f"{op}: target_shape is {attrs.target_shape}, needed the height and width of the output; set it")
+        raise ValueError(f"{op}: target_shape is {attrs.target_shape}, expected the height and width of the output; set it")
     return attrs.target_shape
 
 
 def _affine_grid(op: str, theta: Array, y_places: np.ndarray, x_places: np.ndarray) -> Array:
-    """(rows, 2, height, width): x and y of theta (rows, 6) times (x, y, 1) for all places.
+    """Sampling grid (rows, 2, height, width): theta (rows, 6) as 2 x 3 matrices times (x, y, 1) for all target coordinates.
 
-    The places are rounded as MXNet rounds them, which differs between the two operators: an identity transform meets the
-    same pixels then, and where it meets one exactly, or just not, decides to which side the gradient looks.
+    Each operator passes coordinates rounded as MXNet rounds them for it (`_even`, `_even_by_steps`): whether a coordinate is
+    exactly on a pixel or just beside it decides which neighbours enter the gradient.
     """
     if theta.ndim != 2 or theta.shape[1] != 6:
-        raise ValueError(f"{op}: the affine matrices have shape {theta.shape}, needed (rows, 6); reshape them")
+        raise ValueError(f"{op}: the affine matrices have shape {theta.shape}, expected (rows, 6); reshape them")
     x, y = jnp.asarray(x_places, theta.dtype).reshape(1, 1, -1), jnp.asarray(y_places, theta.dtype).reshape(1, -1, 1)
     parts = theta.reshape(-1, 2, 3, 1, 1)
     return jnp.stack([parts[:, i, 0] * x + parts[:, i, 1] * y + parts[:, i, 2] for i in (0, 1)], axis=1)
@@ -48,24 +48,24 @@ def _affine_grid(op: str, theta: Array, y_places: np.ndarray, x_places: np.ndarr
     rows=batch_rows,
 )
 def grid_generator(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = θ (x, y, 1)ᵀ at even places in [-1, 1] (affine), or pixel places plus the flow x, brought to [-1, 1] (warp)."""
+    """y = θ (x, y, 1)ᵀ on an even grid in [-1, 1] (affine); or pixel coordinates plus the flow x, scaled to [-1, 1] (warp)."""
     wide = data.astype(accumulating(data.dtype))
     if attrs.transform_type == "affine":
         places = map(_even_by_steps, _target("GridGenerator", attrs))
         return _affine_grid("GridGenerator", wide, *places).astype(data.dtype)
     if data.ndim != 4 or data.shape[1] != 2:
-        raise ValueError(f"GridGenerator: the flow has shape {data.shape}, needed (rows, 2, height, width); reshape data")
+        raise ValueError(f"GridGenerator: the flow has shape {data.shape}, expected (rows, 2, height, width); reshape data")
     height, width = data.shape[2:]
     x = jnp.arange(width, dtype=wide.dtype).reshape(1, 1, 1, width)
     y = jnp.arange(height, dtype=wide.dtype).reshape(1, 1, height, 1)
-    # a single column or row would divide by zero: MXNet gives what floating point gives
+    # a single column or row divides by zero: the result is inf or nan, as in MXNet
     out = [(wide[:, :1] + x) / ((width - 1) / 2.0) - 1, (wide[:, 1:] + y) / ((height - 1) / 2.0) - 1]
     return jnp.concatenate(out, axis=1).astype(data.dtype)
 
 
 # ------------------------------------------------------------------------------------------ BilinearSampler
 def _sampled(data: Array, grid: Array) -> Array:
-    """Data (rows, channels, h, w) at grid (rows, 2, H, W) in [-1, 1]; pixels outside count zero."""
+    """Sample data (rows, channels, h, w) bilinearly at grid (rows, 2, H, W) in [-1, 1]; pixels outside the image are 0."""
     rows, channels, height, width = data.shape
     x, y = (grid[:, 0] + 1) * ((width - 1) / 2), (grid[:, 1] + 1) * ((height - 1) / 2)
     left, top = jnp.floor(x), jnp.floor(y)
@@ -84,9 +84,9 @@ def _sampled(data: Array, grid: Array) -> Array:
 
 def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
     if data.ndim != 4:
-        raise ValueError(f"{op}: data has shape {data.shape}, needed 4 axes (rows, channels, height, width); reshape the data")
+        raise ValueError(f"{op}: data has shape {data.shape}, expected 4 axes (rows, channels, height, width); reshape it")
     if len(grid_shape) != 4 or grid_shape[1] != 2 or grid_shape[0] != data.shape[0]:
-        raise ValueError(f"{op}: grid has shape {grid_shape}, needed ({data.shape[0]}, 2, height, width); reshape the grid")
+        raise ValueError(f"{op}: grid has shape {grid_shape}, expected ({data.shape[0]}, 2, height, width); reshape the grid")
 
 
 @operator(
@@ -96,7 +96,7 @@ def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
     rows=shared_batch_rows,
 )
 def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
-    """y[n, c, i, j] = x[n, c] interpolated at (x, y) = grid[n, :, i, j] in [-1, 1], zero outside the image."""
+    """y[n, c, i, j] = data[n, c] interpolated bilinearly at (x, y) = grid[n, :, i, j] in [-1, 1]; 0 outside the image."""
     _check_sampled("BilinearSampler", data, grid.shape)
     wide = accumulating(data.dtype)
     return _sampled(data.astype(wide), grid.astype(wide)).astype(data.dtype)
@@ -120,7 +120,7 @@ def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
     rows=shared_batch_rows,
 )
 def spatial_transformer(ctx: Ctx, attrs: Attrs, data: Array, loc: Array) -> Array:
-    """y = BilinearSampler(x, grid of the affine matrices `loc` (rows, 6)), of size `target_shape`."""
+    """y = BilinearSampler(x, affine grid of `loc` (rows, 6)), of height and width `target_shape`."""
     wide = accumulating(data.dtype)
     places = map(_even, _target("SpatialTransformer", attrs))
     grid = _affine_grid("SpatialTransformer", loc.astype(wide), *places)

@@ -1,4 +1,4 @@
-"""Operators that rearrange an array without changing its entries: reshape, transpose, tile, pad, ..."""
+"""Operators that rearrange, repeat or pad the entries of an array: Reshape, transpose, broadcast_to, tile, Pad, ..."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def _reshaped_rows(attrs, rows, shapes, outs):
 
 
 def reshape_target(source: Shape, codes: Sequence[int], reverse: bool = False) -> Shape:
-    """The shape that MXNet's Reshape codes ask for.
+    """Evaluate the shape attribute of MXNet's Reshape, which mixes sizes and special codes.
 
-    0 copies a size, -1 is what remains, -2 copies all further sizes, -3 multiplies the next two, -4 splits the next one
-    into the two sizes that follow the code (one of them may be -1).  `reverse` reads codes and sizes from the right.
+    0 copies the next size of the source, -1 is inferred from the number of entries, -2 copies all remaining sizes, -3 merges
+    the next two axes, -4 splits the next axis into the two sizes that follow the code (one of them may be -1).
 
     Args:
         source: shape of the data.
-        codes: sizes and codes.
-        reverse: match from the right.
+        codes: sizes and codes of the target shape.
+        reverse: match codes and sizes from the right instead of from the left.
 
     Returns:
-        The new shape.
+        The target shape, all sizes known.
 
     Raises:
-        ValueError: the codes do not fit the shape.
+        ValueError: the codes are invalid, or do not fit the source shape.
 
     Example:
         >>> reshape_target((2, 6, 4), (0, -4, 2, -1, 0))
@@ -53,30 +53,30 @@ def reshape_target(source: Shape, codes: Sequence[int], reverse: bool = False) -
         target = _apply_codes(sizes, groups)
     except IndexError:
         raise ValueError(
-            f"shape codes {tuple(codes)} use more axes than the data of shape {source} has; give fewer codes or explicit sizes"
+            f"shape codes {tuple(codes)} use more axes than the data of shape {source} has; pass fewer codes or explicit sizes"
         ) from None
     if target.count(-1) > 1:
-        raise ValueError(f"shape {tuple(codes)} has more than one -1, so the sizes are not determined; keep one of them")
+        raise ValueError(f"shape {tuple(codes)} has more than one -1, so the sizes cannot be inferred; keep one of them")
     if -1 in target:
         rest = math.prod(t for t in target if t != -1)
         target[target.index(-1)] = math.prod(source) // rest if rest else 0
     if math.prod(target) != math.prod(source):
         raise ValueError(
-            f"data of shape {source} has {math.prod(source)} entries, shape {tuple(codes)} asks for "
-            f"{tuple(reversed(target)) if reverse else tuple(target)}, which is not as many; change the shape"
+            f"data of shape {source} has {math.prod(source)} entries and cannot be reshaped to {tuple(codes)}, which means "
+            f"{tuple(reversed(target)) if reverse else tuple(target)}; change the shape"
         )
     return tuple(reversed(target)) if reverse else tuple(target)
 
 
 def _groups(codes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Codes one by one, each -4 together with its two sizes."""
+    """Split the codes into groups of one, and of three for a -4 with its two sizes."""
     groups: list[tuple[int, ...]] = []
     at = 0
     while at < len(codes):
         length = 3 if codes[at] == -4 else 1
         group = tuple(codes[at : at + length])
         if len(group) < length or group[0] < -4:
-            raise ValueError(f"shape {tuple(codes)} is not valid: codes are 0, -1, -2, -3 and -4 with two sizes; correct it")
+            raise ValueError(f"shape {tuple(codes)} is invalid: the codes are 0, -1, -2, -3, and -4 followed by two sizes")
         groups.append(group)
         at += length
     return groups
@@ -104,13 +104,13 @@ def _apply_codes(sizes: list[int], groups: Sequence[tuple[int, ...]]) -> list[in
 
 
 def _legacy_target(source: Shape, target: Shape, keep_highest: bool) -> Shape:
-    """The older `target_shape`: 0 is what remains; `keep_highest` keeps the leading size."""
-    wanted = (source[0], *target[1:]) if keep_highest else target
-    return reshape_target(source, [-1 if t == 0 else t for t in wanted])
+    """Evaluate the deprecated attribute `target_shape`: 0 is inferred; `keep_highest` copies the first size of the source."""
+    sizes = (source[0], *target[1:]) if keep_highest else target
+    return reshape_target(source, [-1 if t == 0 else t for t in sizes])
 
 
 def _reshape_back(attrs, ins, outs):
-    """One open size of the data follows from the number of entries of the output."""
+    """Infer a single unknown size of the data from the number of entries of the output."""
     data, out = ins[0], outs[0]
     if data is None or out is None or data.count(0) != 1 or 0 in out:
         return ins
@@ -126,7 +126,7 @@ def _reshape_back(attrs, ins, outs):
     rows=_reshaped_rows,
 )
 def reshape(ctx, attrs, data):
-    """y = x in another shape, C order; codes 0, -1, -2, -3, -4 copy, infer, copy the rest, merge, split axes."""
+    """y = x reshaped in C order; the codes 0, -1, -2, -3, -4 copy a size, infer one, copy the rest, merge two, split one."""
     if attrs.shape:
         return data.reshape(reshape_target(data.shape, attrs.shape, attrs.reverse))
     if not attrs.target_shape:
@@ -141,7 +141,7 @@ def _flatten_back(attrs, ins, outs):
 
 @operator("Flatten", aliases=("flatten", "_npx_batch_flatten"), fill=_flatten_back, rows=_reshaped_rows)
 def flatten(ctx, attrs, data):
-    """y = x of shape (n, everything else)."""
+    """y = x reshaped to (n, product of the other sizes), n the size of the first axis."""
     return data.reshape((data.shape[0], math.prod(data.shape[1:])))
 
 
@@ -161,14 +161,14 @@ def _like_part(attrs, lhs, rhs):
     rows=_reshaped_rows,
 )
 def reshape_like(ctx, attrs, lhs, rhs):
-    """y = lhs in the shape of rhs, or with axes [lhs_begin, lhs_end) in the shape of rhs's [rhs_begin, rhs_end)."""
+    """y = lhs reshaped to the shape of rhs; or its axes [lhs_begin, lhs_end) to the sizes of rhs's [rhs_begin, rhs_end)."""
     return lhs.reshape(_like_part(attrs, lhs.shape, rhs.shape))
 
 
 def _order(attrs, ndim):
     axes = tuple(normalize_axis(a, ndim, "axes") for a in attrs.axes) or tuple(reversed(range(ndim)))
     if sorted(axes) != list(range(ndim)):
-        raise ValueError(f"axes is {attrs.axes}, the data has {ndim} axes; name each of them once")
+        raise ValueError(f"axes is {attrs.axes}, but the data has {ndim} axes; list each of them once")
     return axes
 
 
@@ -191,7 +191,7 @@ def _transpose_back(attrs, ins, outs):
     rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], _order(attrs, len(shapes[0])))],
 )
 def transpose(ctx, attrs, data):
-    """y = x with its axes in another order; without `axes` reversed."""
+    """y = x with its axes permuted to the order `axes`; without `axes`, reversed."""
     return jnp.transpose(data, _order(attrs, data.ndim))
 
 
@@ -234,32 +234,32 @@ def expand_dims(ctx, attrs, data):
 
 @operator("squeeze", attrs={"axis": maybe_shape(None)}, rows=_reshaped_rows)
 def squeeze(ctx, attrs, data):
-    """y = x without its axes of size 1, or without those named."""
+    """y = x without its axes of size 1, or without the ones listed in `axis`."""
     axes = [a for a, d in enumerate(data.shape) if d == 1]
     if attrs.axis is not None:
         axes = [normalize_axis(a, data.ndim) for a in attrs.axis]
     for a in axes:
         if data.shape[a] != 1:
             raise ValueError(
-                f"axis {a} of data of shape {data.shape} has size {data.shape[a]}, only size 1 can be squeezed; drop it"
+                f"axis {a} of data of shape {data.shape} has size {data.shape[a]}, only size 1 can be squeezed; leave it out"
             )
-    left = tuple(d for a, d in enumerate(data.shape) if a not in axes)
-    return data.reshape(left or (1,))
+    remaining = tuple(d for a, d in enumerate(data.shape) if a not in axes)
+    return data.reshape(remaining or (1,))
 
 
 @operator("broadcast_to", attrs={"shape": shape(())}, rows=same_size_rows)
 def broadcast_to(ctx, attrs, data):
-    """y = x repeated along its axes of size 1 to `shape`; 0 keeps a size."""
+    """y = x broadcast to `shape` along its axes of size 1; a 0 in shape keeps the size."""
     if len(attrs.shape) != data.ndim:
         raise ValueError(
-            f"shape {attrs.shape} has {len(attrs.shape)} axes, data of shape {data.shape} has {data.ndim}; give as many"
+            f"shape {attrs.shape} has {len(attrs.shape)} axes, but data of shape {data.shape} has {data.ndim}; pass {data.ndim}"
         )
     return jnp.broadcast_to(data, tuple(s or d for s, d in zip(attrs.shape, data.shape, strict=True)))
 
 
 @operator("broadcast_axis", attrs={"axis": shape(()), "size": shape(())}, aliases=("broadcast_axes",), rows=same_size_rows)
 def broadcast_axis(ctx, attrs, data):
-    """y = x repeated along the named axes, which have size 1."""
+    """y = x broadcast along the axes `axis`, which must have size 1, to the sizes `size`."""
     sizes = dict(zip((normalize_axis(a, data.ndim) for a in attrs.axis), attrs.size, strict=True))
     return jnp.broadcast_to(data, tuple(sizes.get(a, d) for a, d in enumerate(data.shape)))
 
@@ -272,7 +272,7 @@ def broadcast_axis(ctx, attrs, data):
     rows=same_size_rows,
 )
 def broadcast_like(ctx, attrs, lhs, rhs):
-    """y = lhs repeated along its axes of size 1 to the shape of rhs, or along lhs_axes to the sizes of rhs_axes."""
+    """y = lhs broadcast to the shape of rhs, or along lhs_axes to the sizes of rhs's axes rhs_axes."""
     if attrs.lhs_axes is None:
         return jnp.broadcast_to(lhs, rhs.shape)
     sizes = {normalize_axis(a, lhs.ndim): rhs.shape[b] for a, b in zip(attrs.lhs_axes, attrs.rhs_axes, strict=True)}
@@ -291,7 +291,7 @@ def _tile_rows(attrs, rows, shapes, outs):
 
 @operator("tile", attrs={"reps": shape()}, rows=_tile_rows)
 def tile(ctx, attrs, data):
-    """y = x laid out reps[k] times along axis k."""
+    """y = x tiled reps[k] times along axis k."""
     return jnp.tile(data, attrs.reps)
 
 
@@ -307,7 +307,7 @@ def _repeat_rows(attrs, rows, shapes, outs):
 
 @operator("repeat", attrs={"repeats": integer(), "axis": maybe_integer(None)}, rows=_repeat_rows)
 def repeat(ctx, attrs, data):
-    """y = x with every entry `repeats` times in a run along the axis; without axis the data is flattened first."""
+    """y = x with every entry repeated `repeats` times in a row along the axis; without axis the data is flattened first."""
     return jnp.repeat(data, attrs.repeats, axis=attrs.axis)
 
 
@@ -319,7 +319,7 @@ def _reverse_rows(attrs, rows, shapes, outs):
 
 @operator("reverse", attrs={"axis": shape()}, aliases=("flip",), rows=_reverse_rows)
 def reverse(ctx, attrs, data):
-    """y = x read backwards along the axes."""
+    """y = x in reverse order along the axes."""
     return jnp.flip(data, tuple(normalize_axis(a, data.ndim) for a in attrs.axis))
 
 
@@ -330,11 +330,11 @@ def reverse(ctx, attrs, data):
     rows=same_size_rows,
 )
 def pad(ctx, attrs, data):
-    """y = x with pad_width = (before, after) of each axis in turn: a constant, the edge, or its reflection."""
+    """y = x padded by pad_width = (before, after) of each axis in turn, with a constant, the edge entry or a reflection."""
     if len(attrs.pad_width) != 2 * data.ndim:
         raise ValueError(
-            f"pad_width has {len(attrs.pad_width)} numbers, data of shape {data.shape} needs {2 * data.ndim}: "
-            "two for each axis; complete it"
+            f"pad_width has {len(attrs.pad_width)} numbers, expected {2 * data.ndim} for data of shape {data.shape}: "
+            "(before, after) of each axis"
         )
     widths = list(zip(attrs.pad_width[::2], attrs.pad_width[1::2], strict=True))
     extra = {"constant_values": attrs.constant_value} if attrs.mode == "constant" else {}
@@ -349,14 +349,14 @@ def _block_rows(attrs, rows, shapes, outs):
 def _check_blocks(block: int, shape_: Shape, divided: Sequence[int], by: int) -> None:
     if len(shape_) != 4 or block < 1 or any(shape_[a] % by for a in divided):
         raise ValueError(
-            f"data has shape {shape_}, block_size {block} needs (batch, channels, height, width) with axes {tuple(divided)} "
+            f"data has shape {shape_}, block_size {block} requires (batch, channels, height, width) with axes {tuple(divided)} "
             f"divisible by {by}; change block_size or the data"
         )
 
 
 @operator("depth_to_space", attrs={"block_size": integer()}, rows=_block_rows)
 def depth_to_space(ctx, attrs, data):
-    """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w]: channels become blocks of b x b places."""
+    """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w]: b² channels become a block of b x b pixels, b = block_size."""
     b = attrs.block_size
     _check_blocks(b, data.shape, (1,), b * b)
     n, c, h, w = data.shape
@@ -366,7 +366,7 @@ def depth_to_space(ctx, attrs, data):
 
 @operator("space_to_depth", attrs={"block_size": integer()}, rows=_block_rows)
 def space_to_depth(ctx, attrs, data):
-    """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: blocks of b x b places become channels."""
+    """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a block of b x b pixels becomes b² channels, b = block_size."""
     b = attrs.block_size
     _check_blocks(b, data.shape, (2, 3), b)
     n, c, h, w = data.shape

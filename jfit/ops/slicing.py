@@ -1,4 +1,4 @@
-"""Joining and cutting arrays along an axis: Concat, stack, SliceChannel, slice, ..."""
+"""Concatenating and slicing arrays along an axis: Concat, stack, SliceChannel, slice, ..."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _concat_shapes(attrs, ins, outs):
         return ins
     axis = normalize_axis(attrs.dim, len(known), "dim")
     blank = [None if s is None else s[:axis] + (0,) + s[axis + 1 :] for s in [*ins, *outs]]
-    common = unify(blank, f"only axis {axis} may differ between joined arrays")
+    common = unify(blank, f"only axis {axis} may differ between concatenated arrays")
     assert common is not None
     filled = [common if s is None else (*common[:axis], s[axis], *common[axis + 1 :]) for s in ins]
     sizes = [s[axis] for s in filled]
-    if outs[0] is not None and outs[0][axis] and sizes.count(0) == 1:  # one size is missing: the rest of the output's
+    if outs[0] is not None and outs[0][axis] and sizes.count(0) == 1:  # a single unknown size follows from the output's
         at = sizes.index(0)
         rest = outs[0][axis] - sum(sizes)
         filled[at] = (*common[:axis], max(rest, 0), *common[axis + 1 :])
@@ -39,7 +39,7 @@ def _concat_shapes(attrs, ins, outs):
 
 
 def _weight_shapes(attrs, ins, outs):
-    """Several missing sizes are alike: the weights of the two directions that read the data."""
+    """Shape rule of `_rnn_param_concat`: several unknown sizes are equal (the input weights of both directions)."""
     filled = _concat_shapes(attrs, ins, outs)
     if outs[0] is None or any(s is None for s in filled):
         return filled
@@ -52,9 +52,9 @@ def _weight_shapes(attrs, ins, outs):
 
 
 def _concat_rows(attrs, rows, shapes, outs):
-    together = common_rows(rows)
-    lost = isinstance(together, RowLayout) and together.axis == normalize_axis(attrs.dim, len(outs[0]), "dim")
-    return [LOST if lost else together]
+    layout = common_rows(rows)
+    lost = isinstance(layout, RowLayout) and layout.axis == normalize_axis(attrs.dim, len(outs[0]), "dim")
+    return [LOST if lost else layout]
 
 
 @operator(
@@ -67,7 +67,7 @@ def _concat_rows(attrs, rows, shapes, outs):
     rows=_concat_rows,
 )
 def concat(ctx, attrs, *args):
-    """y = the arrays one after the other along axis `dim`."""
+    """y = the arrays concatenated along axis `dim`."""
     return jnp.concatenate(args, normalize_axis(attrs.dim, args[0].ndim, "dim"))
 
 
@@ -98,7 +98,7 @@ def _stack_rows(attrs, rows, shapes, outs):
     rows=_stack_rows,
 )
 def stack(ctx, attrs, *args):
-    """y = the arrays, all of one shape, side by side along a new axis."""
+    """y = the arrays, all of the same shape, stacked along a new axis."""
     return jnp.stack(args, normalize_axis(attrs.axis, args[0].ndim + 1))
 
 
@@ -112,14 +112,14 @@ def _part_rows(attrs, rows, shapes, outs):
 
 
 def _parts_back(attrs, ins, outs):
-    """The data from any known part: they are all alike."""
+    """Infer the shape of the data from that of any known output: all outputs have the same shape."""
     part = next((o for o in outs if o is not None), None)
     if part is None:
         return ins
     count = attrs.num_outputs
     axis = normalize_axis(attrs.axis, len(part) + attrs.squeeze_axis)
     size = (count, *part[axis:]) if attrs.squeeze_axis else (count * part[axis], *part[axis + 1 :])
-    return [unify([ins[0], (*part[:axis], *size)], "its parts have these sizes")]
+    return [unify([ins[0], (*part[:axis], *size)], "the outputs determine the shape of the data")]
 
 
 @operator(
@@ -136,22 +136,24 @@ def slice_channel(ctx, attrs, data):
     size, count = data.shape[axis], attrs.num_outputs
     if count < 1 or size % count:
         raise ValueError(
-            f"axis {axis} of data of shape {data.shape} has size {size}, which {count} equal parts do not divide; "
+            f"axis {axis} of data of shape {data.shape} has size {size}, which is not divisible into {count} equal parts; "
             "change num_outputs"
         )
     if attrs.squeeze_axis and size != count:
         raise ValueError(
-            f"squeeze_axis needs parts of size 1, axis {axis} has size {size} for {count} parts; leave squeeze_axis out"
+            f"squeeze_axis requires parts of size 1, but axis {axis} has size {size} for {count} parts; leave squeeze_axis out"
         )
     parts = jnp.split(data, count, axis)
     return tuple(jnp.squeeze(p, axis) for p in parts) if attrs.squeeze_axis else tuple(parts)
 
 
 def slices(attrs: Any, ndim: int) -> tuple[slice, ...]:
-    """One Python slice for each leading axis that `begin` names."""
+    """The attributes begin, end and step as Python slices, one for each of the leading axes."""
     begin, end = attrs.begin, attrs.end
     if len(begin) != len(end) or len(begin) > ndim:
-        raise ValueError(f"begin {begin} and end {end} must name the same axes, at most the {ndim} of the data; correct them")
+        raise ValueError(
+            f"begin {begin} and end {end} must have the same length, at most the number {ndim} of axes of the data"
+        )
     step = (*attrs.step, *(None,) * (len(begin) - len(attrs.step)))
     return tuple(slice(b, e, s or None) for b, e, s in zip(begin, end, step, strict=True))
 
@@ -173,7 +175,7 @@ def _slice_rows(attrs, rows, shapes, outs):
     rows=_slice_rows,
 )
 def slice_(ctx, attrs, data):
-    """y = x[begin:end:step], axis by axis; None leaves a bound open."""
+    """y = x[begin:end:step] along each of the leading axes; None is the start or end of the axis."""
     return data[slices(attrs, data.ndim)]
 
 
@@ -183,7 +185,7 @@ def slice_(ctx, attrs, data):
     rows=same_size_rows,
 )
 def slice_axis(ctx, attrs, data):
-    """y = x[begin:end] along one axis; end None means to its end."""
+    """y = x[begin:end] along one axis; end None is the end of the axis."""
     axis = normalize_axis(attrs.axis, data.ndim)
     return data[(slice(None),) * axis + (slice(attrs.begin, attrs.end),)]
 
@@ -196,13 +198,13 @@ def slice_axis(ctx, attrs, data):
     rows=same_size_rows,
 )
 def slice_like(ctx, attrs, data, shape_like):
-    """y = x cut to the size of shape_like along all axes, or along `axes`."""
+    """y = x truncated to the sizes of shape_like along all axes, or along `axes`."""
     axes = [normalize_axis(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))
     for a in axes:
         if shape_like.shape[a] > data.shape[a]:
             raise ValueError(
-                f"shape_like has size {shape_like.shape[a]} along axis {a}, data of shape {data.shape} has less; "
-                "cutting cannot make it larger, so choose other axes"
+                f"shape_like has size {shape_like.shape[a]} along axis {a}, but data of shape {data.shape} is smaller; "
+                "slice_like can only truncate, so choose other axes"
             )
     return data[tuple(slice(shape_like.shape[a]) if a in axes else slice(None) for a in range(data.ndim))]
 
@@ -229,7 +231,7 @@ def split_v2(ctx, attrs, data):
     axis = normalize_axis(attrs.axis, data.ndim)
     size = data.shape[axis]
     if attrs.sections and size % attrs.sections:
-        raise ValueError(f"axis {axis} has size {size}, which {attrs.sections} equal sections do not divide; change sections")
+        raise ValueError(f"axis {axis} has size {size}, which is not divisible into {attrs.sections} sections; change sections")
     starts = [i * (size // attrs.sections) for i in range(attrs.sections)] if attrs.sections else list(attrs.indices)
     bounds = zip(starts, [*starts[1:], size], strict=True)
     parts = [data[(slice(None),) * axis + (slice(b, e),)] for b, e in bounds]

@@ -1,4 +1,4 @@
-"""The softmax family: plain operators with true gradients."""
+"""softmax, log_softmax, softmin, SoftmaxActivation, softmax_cross_entropy: operators with ordinary gradients, not heads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _axis_rows(attrs, rows, shapes, outs):
 
 
 def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
-    """f(data / temperature) along the axis; entries at and beyond `length` are left out and give 0."""
+    """f(data / temperature) along the axis; entries from index `length` on are excluded, and 0 in the result."""
     axis = normalize_axis(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     if attrs.temperature not in (None, 1.0):
@@ -48,7 +48,7 @@ def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = N
     else:
         place = along(jnp.arange(data.shape[axis]), axis, data.ndim)
         inside = place < jnp.expand_dims(length.astype(jnp.int32), axis)
-        # finite, so that a row of length 0 gives no NaN
+        # a finite number instead of -inf, so that a row of length 0 gives no NaN
         low = jnp.asarray(jnp.finfo(wide.dtype).min / 2, wide.dtype)
         out = jnp.where(inside, f(jnp.where(inside, wide, low), axis=axis), jnp.zeros((), wide.dtype))
     return out.astype(dtype_of(attrs.dtype) if attrs.dtype else data.dtype)
@@ -56,7 +56,7 @@ def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = N
 
 def _no_length(op: str, attrs: Attrs) -> None:
     if attrs.use_length:
-        raise ValueError(f"{op}: use_length is True, but this operator has no length input; mask with softmax(use_length=True)")
+        raise ValueError(f"{op}: use_length is True, but this operator has no length input; use softmax(use_length=True)")
 
 
 def _length_fill(attrs: Attrs, ins: list, outs: list) -> list:
@@ -76,20 +76,20 @@ def _length_fill(attrs: Attrs, ins: list, outs: list) -> list:
     rows=_axis_rows,
 )
 def softmax(ctx: Ctx, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
-    """y = e^(x/T) / Σ e^(x/T) along `axis`."""
+    """y = e^(x/T) / Σ e^(x/T) along `axis`; T = temperature."""
     return _along_axis(jax.nn.softmax, attrs, data, length)
 
 
 @operator("log_softmax", attrs=_ATTRS, aliases=("_npx_log_softmax",), types=cast_types, rows=_axis_rows)
 def log_softmax(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x/T - log Σ e^(x/T) along `axis`."""
+    """y = x/T - log Σ e^(x/T) along `axis`; T = temperature."""
     _no_length("log_softmax", attrs)
     return _along_axis(jax.nn.log_softmax, attrs, data)
 
 
 @operator("softmin", attrs=_ATTRS, types=cast_types, rows=_axis_rows)
 def softmin(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = e^(-x/T) / Σ e^(-x/T) along `axis`."""
+    """y = e^(-x/T) / Σ e^(-x/T) along `axis`; T = temperature."""
     _no_length("softmin", attrs)
     return _along_axis(jax.nn.softmax, attrs, -data)
 
@@ -100,7 +100,7 @@ def _activation_rows(attrs, rows, shapes, outs):
 
 @jax.custom_vjp
 def _softmax_last(data: Array) -> Array:
-    """Softmax along the last axis, with the gradient of one along axis 1."""
+    """Softmax along the last axis, whose gradient is computed as if it were along axis 1 (as MXNet 1.9.1 does)."""
     return jax.nn.softmax(data, axis=-1)
 
 
@@ -120,8 +120,8 @@ _softmax_last.defvjp(_softmax_last_forward, _softmax_last_backward)
 def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = eˣ / Σ eˣ along axis 1 (channel) or along the LAST axis (instance).
 
-    MXNet 1.9.1 takes the gradient along axis 1 in both modes, which is wrong where instance has more than two axes;
-    curves depend on it.
+    As in MXNet 1.9.1, the gradient is that of a softmax along axis 1 in both modes, which is wrong for `instance` if x has
+    more than two axes; training curves depend on it.
     """
     wide = data.astype(accumulating(data.dtype))
     if attrs.mode == "instance":
@@ -137,7 +137,7 @@ def _cross_entropy_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 @operator("softmax_cross_entropy", inputs=("data", "label"), fill=_cross_entropy_fill, types=label_types, rows=lost_rows)
 def softmax_cross_entropy(ctx: Ctx, attrs: Attrs, data: Array, label: Array) -> Array:
-    """y = -Σ_rows log softmax(x)[label], data (rows, classes), label (rows,), output (1,)."""
+    """y = -Σ_rows log softmax(x)[label]; x (rows, classes), label (rows,), y (1,)."""
     logs = jax.nn.log_softmax(data.astype(accumulating(data.dtype)), axis=1)
     picked = jnp.take_along_axis(logs, label.astype(jnp.int32).reshape(-1, 1), axis=1, mode="clip")
     return -jnp.sum(picked).reshape(1).astype(data.dtype)

@@ -1,4 +1,4 @@
-"""Order along an axis: sort, argsort, topk.  Equal entries keep their order, as in MXNet."""
+"""Sorting along an axis: sort, argsort, topk. All are stable: equal entries keep their order, as in MXNet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jfit.ops.rules import dtype_attr_types, dtype_of, normalize_axis
 ORDER_DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
 
 
-def _lined_up(attrs: Any, data: Array) -> tuple[Array, int]:
-    """The data and the axis to sort along; without an axis it is flattened first."""
+def _flat_if_no_axis(attrs: Any, data: Array) -> tuple[Array, int]:
+    """(data, axis to sort along); without an axis the data is flattened."""
     return (data.reshape(-1), 0) if attrs.axis is None else (data, normalize_axis(attrs.axis, data.ndim))
 
 
 def _order(data: Array, axis: int, ascending: bool) -> Array:
-    """Positions of the entries in order; equal ones keep their order in both directions."""
+    """Indices that sort the entries; stable in both directions."""
     if ascending:
         return jnp.argsort(data, axis, stable=True)
     size = data.shape[axis]
@@ -30,7 +30,7 @@ def _order(data: Array, axis: int, ascending: bool) -> Array:
 
 
 def _order_rows(attrs, rows, shapes, outs):
-    """Sorting along the batch axis mixes the rows, along another axis each row is sorted by itself."""
+    """Row rule: sorting along the batch axis loses the rows; along another axis each row is sorted separately."""
     first = rows[0]
     mixed = isinstance(first, RowLayout) and (attrs.axis is None or normalize_axis(attrs.axis, len(shapes[0])) == first.axis)
     return [LOST if mixed else first] * len(outs)
@@ -43,9 +43,9 @@ def _order_rows(attrs, rows, shapes, outs):
     rows=_order_rows,
 )
 def sort(ctx, attrs, data):
-    """y = x sorted along the axis; the gradient of each entry goes back to where it came from."""
-    lined, axis = _lined_up(attrs, data)
-    return jnp.take_along_axis(lined, lax.stop_gradient(_order(lined, axis, attrs.is_ascend)), axis)
+    """y = x sorted along the axis; the gradient of each entry goes to its original position."""
+    data, axis = _flat_if_no_axis(attrs, data)
+    return jnp.take_along_axis(data, lax.stop_gradient(_order(data, axis, attrs.is_ascend)), axis)
 
 
 @operator(
@@ -55,8 +55,8 @@ def sort(ctx, attrs, data):
     rows=_order_rows,
 )
 def argsort(ctx, attrs, data):
-    """y = the positions that sort x along the axis; zero gradient."""
-    return _order(*_lined_up(attrs, lax.stop_gradient(data)), attrs.is_ascend).astype(dtype_of(attrs.dtype))
+    """y = the indices that sort x along the axis; zero gradient."""
+    return _order(*_flat_if_no_axis(attrs, lax.stop_gradient(data)), attrs.is_ascend).astype(dtype_of(attrs.dtype))
 
 
 def _topk_names(attrs):
@@ -83,18 +83,20 @@ def _topk_types(attrs, ins):
     rows=_order_rows,
 )
 def topk(ctx, attrs, data):
-    """y = the k largest entries along the axis (smallest with is_ascend), in order: values, positions or a mask of 0 and 1."""
-    lined, axis = _lined_up(attrs, data)
-    size = lined.shape[axis]
+    """y = the k largest entries along the axis (smallest with is_ascend), sorted: values, indices, both, or a 0-1 mask."""
+    flat, axis = _flat_if_no_axis(attrs, data)
+    size = flat.shape[axis]
     if attrs.k > size:
-        raise ValueError(f"k is {attrs.k}, data of shape {data.shape} has {size} entries there; lower k, or 0 for all of them")
+        raise ValueError(
+            f"k is {attrs.k}, but data of shape {data.shape} has {size} entries along the axis; lower k, or set 0 for all"
+        )
     count = attrs.k if attrs.k > 0 else size
-    order = lax.slice_in_dim(_order(lax.stop_gradient(lined), axis, attrs.is_ascend), 0, count, axis=axis)
+    order = lax.slice_in_dim(_order(lax.stop_gradient(flat), axis, attrs.is_ascend), 0, count, axis=axis)
     if attrs.ret_typ == "mask":
-        mask = jnp.put_along_axis(jnp.zeros_like(lined), order, jnp.ones(order.shape, data.dtype), axis, inplace=False)
+        mask = jnp.put_along_axis(jnp.zeros_like(flat), order, jnp.ones(order.shape, data.dtype), axis, inplace=False)
         return mask.reshape(data.shape)
     where = order.astype(dtype_of(attrs.dtype))
     if attrs.ret_typ == "indices":
         return where
-    values = jnp.take_along_axis(lined, order, axis)
+    values = jnp.take_along_axis(flat, order, axis)
     return (values, where) if attrs.ret_typ == "both" else values

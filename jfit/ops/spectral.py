@@ -1,4 +1,4 @@
-"""Fourier transforms and count sketches of the last axis.  MXNet has them on GPUs only."""
+"""Fourier transforms and count sketches along the last axis. MXNet implements them on GPUs only."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import accumulating, first_types, unmixed_rows
 
 
-def _kept_but_last(attrs, rows, shapes, outs):
+def _unmixed_but_last(attrs, rows, shapes, outs):
     return unmixed_rows(-1, rows, shapes, outs)
 
 
-@operator("_contrib_fft", attrs={"compute_size": integer(128)}, rows=_kept_but_last)
+@operator("_contrib_fft", attrs={"compute_size": integer(128)}, rows=_unmixed_but_last)
 def fft(ctx, attrs, data):
-    """y = Σₙ x[n] exp(-2πi kn / N) along the last axis, as real and imaginary parts in turn."""
-    found = jnp.fft.fft(data.astype(accumulating(data.dtype)))
-    return jnp.stack([found.real, found.imag], -1).reshape((*data.shape[:-1], -1)).astype(data.dtype)
+    """y[k] = Σₙ x[n] exp(-2πi kn / N) along the last axis, with real and imaginary parts interleaved."""
+    transform = jnp.fft.fft(data.astype(accumulating(data.dtype)))
+    return jnp.stack([transform.real, transform.imag], -1).reshape((*data.shape[:-1], -1)).astype(data.dtype)
 
 
-@operator("_contrib_ifft", attrs={"compute_size": integer(128)}, rows=_kept_but_last)
+@operator("_contrib_ifft", attrs={"compute_size": integer(128)}, rows=_unmixed_but_last)
 def ifft(ctx, attrs, data):
-    """y[n] = Re Σₖ X[k] exp(2πi kn / N), not divided by N; X has real and imaginary parts in turn along the last axis."""
+    """y[n] = Re Σₖ x[k] exp(2πi kn / N), not divided by N; x has real and imaginary parts interleaved along the last axis."""
     if data.shape[-1] % 2:
-        raise ValueError(f"data has shape {data.shape}, real and imaginary parts in turn make an even last axis; complete it")
+        raise ValueError(
+            f"data has shape {data.shape}, expected a last axis of even size, with real and imaginary parts interleaved"
+        )
     parts = data.astype(accumulating(data.dtype)).reshape((*data.shape[:-1], -1, 2))
     return (jnp.fft.ifft(lax.complex(parts[..., 0], parts[..., 1])).real * parts.shape[-2]).astype(data.dtype)
 
@@ -55,10 +57,10 @@ def _sketch_rows(attrs, rows, shapes, outs):
     rows=_sketch_rows,
 )
 def count_sketch(ctx, attrs, data, h, s):
-    """y[..., j] = Σ s[i] x[..., i] over the i with h[i] = j; h and s are fixed and have no gradient."""
+    """y[..., j] = Σ s[i] x[..., i] over all i with h[i] = j; h (hash) and s (signs) have no gradient."""
     if h.size != data.shape[-1] or s.size != data.shape[-1]:
         raise ValueError(
-            f"h has shape {h.shape} and s {s.shape}, data of shape {data.shape} needs {data.shape[-1]} of each; resize them"
+            f"h has shape {h.shape} and s {s.shape}, expected {data.shape[-1]} entries in each for data of shape {data.shape}"
         )
     places = h.reshape(-1).astype(jnp.int32)
     wide = data.astype(accumulating(data.dtype))
