@@ -146,9 +146,9 @@ def test_wrong_arguments_are_named(trained):
         jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, {k: v for k, v in params.items() if k != "fc_bias"}, aux)
     program = jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, params, aux, platforms=CPU)
     data = batch_of(2)["data"]
-    with pytest.raises(ExportError, match=r"3 dicts \(params, aux, inputs\), 1 were given"):
+    with pytest.raises(ExportError, match=r"3 dicts \(params, aux, inputs\), 1 were passed"):
         program({"data": data})
-    with pytest.raises(ExportError, match=r"missing are \['bn_moving_mean'"):
+    with pytest.raises(ExportError, match=r"missing: \['bn_moving_mean'"):
         program(params, {}, {"data": data})
     with pytest.raises(ExportError, match="'other'"):
         program(params, aux, {"data": data, "other": data})
@@ -180,7 +180,7 @@ def test_a_cut_program_is_a_format_error(trained):
 def test_without_flatbuffers_the_error_names_the_extra(use, monkeypatch):
     program = jfit.export.stablehlo(jfit.sym.relu(jfit.sym.Variable("data")), {"data": (2, 3)}, {}, platforms=("cpu",))
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
-    with pytest.raises(ImportError, match=r"need the package flatbuffers; pip install 'jfit\[export\]'"):
+    with pytest.raises(ImportError, match=r"require the package flatbuffers; pip install 'jfit\[export\]'"):
         use(program)
 
 
@@ -209,9 +209,9 @@ def test_safetensors_of_a_run(tmp_path):
 
 
 def test_safetensors_refuse_what_would_be_lost(tmp_path):
-    with pytest.raises(ExportError, match="'w' is a parameter and an auxiliary state"):
+    with pytest.raises(ExportError, match="'w' is both a parameter and an auxiliary state"):
         jfit.export.safetensors(tmp_path / "a", {"w": np.ones(2)}, {"w": np.ones(2)})
-    with pytest.raises(ExportError, match="metadata has 'format'"):
+    with pytest.raises(ExportError, match="metadata has the key 'format'"):
         jfit.export.safetensors(tmp_path / "a", {"w": np.ones(2)}, metadata={"format": "pt"})
     assert not list(tmp_path.iterdir())
 

@@ -264,7 +264,7 @@ def test_what_load_returns_is_exported_as_it_is(tmp_path):
 def test_more_than_a_file_holds_is_refused(monkeypatch):
     monkeypatch.setattr("jfit.export.onnx_model.MOST_BYTES", 10)
     params, aux = drawn(classifier(), data=(2, 4))
-    with pytest.raises(ExportError, match=r"take \d+ bytes.*float16"):
+    with pytest.raises(ExportError, match=r"have \d+ bytes.*float16"):
         jfit.export.onnx(classifier(), {"data": (2, 4)}, params, aux)
 
 
@@ -322,7 +322,7 @@ def test_a_graph_for_one_batch_size_says_so():
         2,
     )
     outer = S.dot(S.Reshape(DATA, shape=(-1, 1)), S.Reshape(DATA, shape=(1, -1)))
-    with pytest.raises(ExportError, match=r"no multiple of them|is no multiple"):
+    with pytest.raises(ExportError, match=r"not linear in them"):
         jfit.export.onnx(S.Reshape(outer, shape=(-1,)), {"data": (2, 1)}, {})
 
 
@@ -339,7 +339,7 @@ def test_missing_parameters_inputs_and_wrong_names_are_named():
         jfit.export.onnx(
             jfit.Model.from_function(lambda p, x: x * p["w"], loss=jnp.subtract, params={"w": jnp.ones(2)}), {"x": (2, 2)}
         )
-    with pytest.raises(ExportError, match="found a str"):
+    with pytest.raises(ExportError, match="net is a str"):
         jfit.export.onnx("net", {"data": (2, 4)})
 
 

@@ -1,10 +1,10 @@
-"""Models for other programs: StableHLO (one compiled program), safetensors (parameters), ONNX (node by node).
+"""Export models to other programs: StableHLO (one compiled program), safetensors (parameters), ONNX (node by node).
 
-    stablehlo(net, specs, params)    -> Program: call it, write it, `read` it without the graph
+    stablehlo(net, specs, params)    -> Program, which can be called, written to a file, and `read` without the graph
     safetensors(path, params, aux)   -> a file of parameters
-    onnx(net, specs, params, aux)    -> onnx.ModelProto, and a file
+    onnx(net, specs, params, aux)    -> onnx.ModelProto, optionally written to a file
 
-What a name needs is imported when it is first used, so that `import jfit` costs nothing more.
+Submodules are imported on the first access to one of their names, so that `import jfit` stays fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jfit.export.source import ExportError
 
 __all__ = ["ExportError", "Program", "converters", "onnx", "read", "safetensors", "stablehlo"]
-_HOMES = {
+_MODULES = {  # public name -> submodule that defines it
     "ExportError": "source",
     "Program": "program",
     "converters": "onnx_model",
@@ -31,11 +31,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'jfit.export' has no attribute {name!r}; it has {', '.join(__all__)}")
-    found = getattr(importlib.import_module(f"jfit.export.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"jfit.export.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

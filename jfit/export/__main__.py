@@ -1,4 +1,4 @@
-"""python -m jfit.export: the operators that have an ONNX converter, by family, as Markdown."""
+"""`python -m jfit.export` prints the operators that have an ONNX converter, by family, as Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jfit.ops import REGISTRY
 
 
 def table() -> str:
-    """The list of the documentation.
+    """The operators that have an ONNX converter, as the Markdown table of docs/export.md.
 
     Example:
         >>> from jfit.export.__main__ import table

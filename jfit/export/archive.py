@@ -1,4 +1,4 @@
-"""Parameters as one safetensors file, with the graph in its header."""
+"""Export parameters as one safetensors file, with the graph in its header."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ def safetensors(
     *,
     symbol: Any = None,
 ) -> Path:
-    """Write parameters and auxiliary states under their own names to a safetensors file, which any reader of the format reads.
+    """Write parameters and auxiliary states to a safetensors file, each under its name.
 
-    The header keeps the graph as symbol.json text (`symbol`) and the names of the auxiliary states (`aux`, a JSON list).
+    The metadata in the header also has the graph as the text of symbol.json (key `symbol`) and the names of the auxiliary
+    states (key `aux`, a JSON list). Any reader of the safetensors format can load the file.
 
     Args:
-        path: the file.
-        params: parameters by name, or a Run or loaded model, which holds all of them.
-        aux: auxiliary states by name.
-        metadata: further text -> text for the header.
-        symbol: the graph; default: that of the Run or loaded model.
+        path: the file to write.
+        params: arrays by parameter name; or a Run or loaded model, whose parameters, auxiliary states and graph are used.
+        aux: arrays by name of the auxiliary state; default: none, or those of the Run or loaded model.
+        metadata: further entries for the header, text -> text.
+        symbol: the graph to store; default: none, or that of the Run or loaded model.
 
     Returns:
-        The path.
+        The path of the file.
 
     Raises:
-        ExportError: a name is both a parameter and an auxiliary state, or metadata uses a name of ours.
+        ExportError: a name is both a parameter and an auxiliary state, or metadata has one of jfit's keys.
 
     Example:
         >>> import jfit, numpy as np
@@ -45,15 +46,17 @@ def safetensors(
         (2, 3)
     """
     if all(hasattr(params, field) for field in ("model", "params", "aux")):
-        held = params
-        params, aux = held.params, held.aux if aux is None else aux
-        symbol = held.model.symbol if symbol is None else symbol
+        run = params
+        params, aux = run.params, run.aux if aux is None else aux
+        symbol = run.model.symbol if symbol is None else symbol
     aux = aux or {}
     if twice := sorted(set(params) & set(aux)):
-        raise ExportError(f"{twice[0]!r} is a parameter and an auxiliary state, a file holds one of a name; rename one")
-    ours = {"format": "jfit", "aux": json.dumps(sorted(aux))}
+        raise ExportError(
+            f"{twice[0]!r} is both a parameter and an auxiliary state, but a file has one array per name; rename one of them"
+        )
+    header = {"format": "jfit", "aux": json.dumps(sorted(aux))}
     if symbol is not None:
-        ours["symbol"] = symbol.tojson(remove_amp_cast=False)
-    if taken := sorted(set(ours) & set(metadata or {})):
-        raise ExportError(f"metadata has {taken[0]!r}, which jfit writes itself; use another name")
-    return save_tensors(path, {**params, **aux}, {**ours, **(metadata or {})})
+        header["symbol"] = symbol.tojson(remove_amp_cast=False)
+    if taken := sorted(set(header) & set(metadata or {})):
+        raise ExportError(f"metadata has the key {taken[0]!r}, which jfit writes itself; use another key")
+    return save_tensors(path, {**params, **aux}, {**header, **(metadata or {})})

@@ -1,7 +1,7 @@
-"""ONNX: the graph node by node, in evaluation, for any batch size.
+"""Export to ONNX: the graph in evaluation mode, node by node, for any batch size.
 
-What each tensor's shape and dtype is comes from jfit's own evaluation, traced for several batch sizes: a size that grows
-with the rows is times * rows + plus.  The package onnx is imported only where a model is put together.
+The shapes and dtypes of all tensors come from tracing jfit's own evaluation for several batch sizes. A size that depends on the
+number of rows is represented as times * rows + plus (`Size`). The package onnx is imported only to build the final model.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jfit.lowering.build import evaluated_nodes
 from jfit.lowering.interpret import Names, make_apply
 
 OPSET = 17
-IR_VERSION = 8  # the oldest that has opset 17
-MOST_BYTES = 2**31 - 2**24  # what protobuf allows in one message, less room for the nodes
-PROBES = (2, 3, 5)  # how many times the rows of the specs a graph is traced with to find out how its sizes grow
+IR_VERSION = 8  # the oldest version that has opset 17
+MOST_BYTES = 2**31 - 2**24  # limit for the parameters: protobuf's limit for a message, minus 16 MiB for the nodes
+PROBES = (2, 3, 5)  # multiples of the batch size for which the graph is traced, to see how sizes depend on it
 
 
 def onnx(
@@ -41,24 +41,26 @@ def onnx(
     batch: str | None = "batch",
     name: str = "jfit",
 ) -> Any:
-    """A model as ONNX (opset 17), node by node: parameters become initializers, loss heads what they show in evaluation.
+    """Convert a model in evaluation mode to ONNX (opset 17), one operator at a time.
+
+    Parameters become initializers; heads such as SoftmaxOutput become what they compute in evaluation.
 
     Args:
-        net: Symbol, lowered Model, Run or loaded model.
-        specs: name -> shape (or array, or jax.ShapeDtypeStruct) of the inputs; labels are not needed.
-        params: parameters by name, where `net` does not hold them.
-        aux: auxiliary states by name.
-        path: the file to write; None writes none.
-        batch: name of the open batch size; None fixes the batch at the rows of `specs`.
-        name: name of the graph.
+        net: a Symbol, lowered Model, Run or loaded model.
+        specs: input name -> shape (or array, or jax.ShapeDtypeStruct), including the batch axis; labels are not needed.
+        params: parameters by name; default: those of `net`, if it is a Run or loaded model.
+        aux: auxiliary states by name; default: those of `net`, if it is a Run or loaded model.
+        path: the file to write; None writes no file.
+        batch: name of the dynamic batch dimension; None fixes the batch size to the one in `specs`.
+        name: name of the ONNX graph.
 
     Returns:
         The onnx.ModelProto.
 
     Raises:
-        ExportError: nodes have no converter (all are listed, before anything is written), parameters are missing, the model
-            is no graph, or the graph only fits one batch size.
-        ImportError: the package onnx is missing.
+        ExportError: a node has no ONNX form (all such nodes are listed, and no file is written), parameters are missing, `net`
+            was built from a function instead of a graph, or the graph only supports one batch size.
+        ImportError: the package onnx is not installed.
 
     Example:
         >>> import jfit, numpy as np
@@ -70,7 +72,7 @@ def onnx(
     """
     source = source_of(net, specs, params, aux)
     if source.model.symbol is None:
-        raise ExportError("this model is a function, not a graph, so it has no nodes to export; use jfit.export.stablehlo")
+        raise ExportError("the model is a function, not a graph, so it has no nodes to convert; use jfit.export.stablehlo")
     check_parameters(source)
     plan = _Plan.of(source, specs, batch)
     model = _assembled(plan, _convert(plan), batch, name)
@@ -80,7 +82,10 @@ def onnx(
 
 
 def converters() -> list[str]:
-    """Names of the operators that have an ONNX converter, sorted.
+    """Return the names of all operators that have an ONNX converter, sorted.
+
+    Returns:
+        Canonical operator names, as in `jfit.ops.REGISTRY`.
 
     Example:
         >>> import jfit
@@ -90,16 +95,16 @@ def converters() -> list[str]:
     return sorted(CONVERTERS)
 
 
-# ------------------------------------------------------------------------------------------ what is known of the graph
+# ------------------------------------------------------------------------------------------ shapes and dtypes of all tensors
 class _Plan(NamedTuple):
-    """The nodes that evaluation needs, and what is known of every tensor."""
+    """The nodes needed in evaluation, with the shape and dtype of every tensor."""
 
     source: Source
     heads: tuple[Output, ...]
-    nodes: list[Node]  # inputs before their users; labels left out
+    nodes: list[Node]  # topologically sorted; without labels
     fed: dict[str, Entry]  # inputs of the model that evaluation needs
-    known: dict[tuple[int, int], Entry]  # (id(node), output)
-    rows: tuple[str, int] | None
+    entries: dict[tuple[int, int], Entry]  # (id(node), output index) -> shape and dtype
+    rows: tuple[str, int] | None  # (input, axis) whose size is the number of rows
 
     @classmethod
     def of(cls, source: Source, specs: Mapping[str, Any], batch: str | None) -> _Plan:
@@ -110,21 +115,21 @@ class _Plan(NamedTuple):
         names = [n for n in (*model.inputs, *model.labels) if n in variables]
         missing = [n for n in names if n not in specs and n not in model.optional]
         if missing:
-            raise ExportError(f"specs has no shape for the inputs {missing}; found {sorted(specs)}, needed {names}")
+            raise ExportError(f"specs has no shape for the inputs {missing}; found {sorted(specs)}, expected {names}")
         size = batch_rows(model, specs)
         counts = [size] if batch is None else [k * size for k in PROBES]
-        found = []
+        traces = []
         for count in counts:
             try:
-                found.append(_traced(source, nodes, specs_with(model, specs, count)))
+                traces.append(_traced(source, nodes, specs_with(model, specs, count)))
             except ValueError as error:
                 if batch is None or count == size:
                     raise
                 raise ExportError(
-                    f"the graph cannot be evaluated with {count} rows, so it fits no open batch size ({error}); "
+                    f"the graph cannot be evaluated with {count} rows, so its batch size cannot be dynamic ({error}); "
                     f"pass batch=None to export it for the {size} rows of specs"
                 ) from error
-        merged = {key: _merged(counts, [f[key] for f in found]) for key in found[0]}
+        merged = {key: _merged(counts, [t[key] for t in traces]) for key in traces[0]}
         fed = {n.name: merged[id(n), 0] for n in nodes if n.op is None and n.name in specs}
         axis = {n: model.batch_axes.get(n, 0) for n in names if n in specs}
         rows = next(((n, a) for n, a in axis.items() if a < len(fed[n].shape) and fed[n].shape[a] == Size(1)), None)
@@ -132,20 +137,20 @@ class _Plan(NamedTuple):
 
 
 def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) -> dict[tuple[int, int], Entry]:
-    """Shape and dtype of every tensor in evaluation, as jfit itself computes it; nothing runs."""
+    """Shape and dtype of every tensor in evaluation, by abstract evaluation (jax.eval_shape)."""
     model = source.model
     heads = [Output(n, i) for n in nodes if n.op for i in range(len(n.op.output_names(n.params)))]
     names = Names((*model.inputs, *model.labels), model.labels, model.batch_axes)
     apply = make_apply(topological(source.model.symbol.heads), heads, names)
-    # a label that is data too feeds both; one that is only a label is not given, as in prediction
+    # as in prediction: labels are not passed, except one that is also an input
     outs = jax.eval_shape(lambda p, a, x: apply(p, a, x, key=jax.random.key(0))[0], *_abstract(source), dict(inputs))
-    found = {(id(h.node), h.index): Entry(tuple(o.shape), np.dtype(o.dtype)) for h, o in zip(heads, outs, strict=True)}
+    entries = {(id(h.node), h.index): Entry(tuple(o.shape), np.dtype(o.dtype)) for h, o in zip(heads, outs, strict=True)}
     for node in nodes:
         if node.op is None:
-            given = next((g[node.name] for g in (inputs, source.params, source.aux) if node.name in g), None)
-            if given is not None:
-                found[id(node), 0] = Entry(tuple(given.shape), np.dtype(jax.dtypes.canonicalize_dtype(given.dtype)))
-    return found
+            array = next((g[node.name] for g in (inputs, source.params, source.aux) if node.name in g), None)
+            if array is not None:
+                entries[id(node), 0] = Entry(tuple(array.shape), np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
+    return entries
 
 
 def _abstract(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -155,20 +160,21 @@ def _abstract(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
     return of(source.params), of(source.aux)
 
 
-def _merged(counts: Sequence[int], found: Sequence[Entry]) -> Entry:
-    """One entry whose sizes say how they grow: those of several traces, with `counts` rows."""
-    if len({len(f.shape) for f in found}) > 1:
-        raise ExportError(f"a tensor has shapes {[f.shape for f in found]} for {list(counts)} rows; pass batch=None")
-    return Entry(tuple(_grown(counts, sizes) for sizes in zip(*(f.shape for f in found), strict=True)), found[0].dtype)
+def _merged(counts: Sequence[int], traces: Sequence[Entry]) -> Entry:
+    """Merge the entries of one tensor, traced with counts[i] rows each, into one with sizes as functions of the rows."""
+    if len({len(t.shape) for t in traces}) > 1:
+        raise ExportError(f"a tensor has shapes {[t.shape for t in traces]} for {list(counts)} rows; pass batch=None")
+    return Entry(tuple(_size_of_rows(counts, sizes) for sizes in zip(*(t.shape for t in traces), strict=True)), traces[0].dtype)
 
 
-def _grown(counts: Sequence[int], sizes: Sequence[int]) -> int | Size:
+def _size_of_rows(counts: Sequence[int], sizes: Sequence[int]) -> int | Size:
+    """Fit sizes = times * counts + plus; an int if all sizes are equal."""
     if len(set(sizes)) == 1:
         return sizes[0]
     times, rest = divmod(sizes[1] - sizes[0], counts[1] - counts[0])
     plus = sizes[0] - times * counts[0]
     if rest or any(times * c + plus != s for c, s in zip(counts, sizes, strict=True)):
-        raise ExportError(f"a size is {list(sizes)} for {list(counts)} rows, which is no multiple of them; pass batch=None")
+        raise ExportError(f"a size is {list(sizes)} for {list(counts)} rows, which is not linear in them; pass batch=None")
     return Size(times, plus)
 
 
@@ -179,15 +185,15 @@ class _Converted(NamedTuple):
 
 
 def _convert(plan: _Plan) -> _Converted:
-    """Every node by its converter; what cannot be converted is listed all at once."""
+    """Convert every node; raise one error that lists all nodes without an ONNX form."""
     graph, tensors = Graph(plan.rows), dict[tuple[int, int], str]()
-    known, wrong = dict(plan.known), list[str]()
+    entries, failures = dict(plan.entries), list[str]()
     for node in plan.nodes:
         if node.op is None:
-            _variable(plan, graph, node, tensors, known)
-    held = counters.read({**plan.source.params, **plan.source.aux})
-    values = {k: np.asarray(v, jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in held.items()}
-    used, behind = _used(plan), set[int]()  # behind: nodes that read from one without an ONNX form
+            _variable(plan, graph, node, tensors, entries)
+    arrays = counters.read({**plan.source.params, **plan.source.aux})
+    values = {k: np.asarray(v, jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in arrays.items()}
+    used, behind = _used(plan), set[int]()  # behind: nodes downstream of one without an ONNX form
     for node in plan.nodes:
         if node.op is None:
             continue
@@ -195,58 +201,61 @@ def _convert(plan: _Plan) -> _Converted:
             behind.add(id(node))
             continue
         try:
-            outs = _one(graph, node, tensors, known, values, used.get(id(node), frozenset()))
+            outs = _convert_node(graph, node, tensors, entries, values, used.get(id(node), frozenset()))
             tensors.update({(id(node), i): name for i, name in enumerate(outs)})
         except Unsupported as reason:
-            wrong.append(f"{node.name!r} ({node.op.name}): {reason}")
+            failures.append(f"{node.name!r} ({node.op.name}): {reason}")
             behind.add(id(node))
-    if wrong:
+    if failures:
         raise ExportError(
-            f"{len(wrong)} of {len(plan.nodes)} nodes have no ONNX form: {'; '.join(wrong)}. Cut the graph before them, or use "
-            "jfit.export.stablehlo, which takes every operator"
+            f"{len(failures)} of {len(plan.nodes)} nodes have no ONNX form: {'; '.join(failures)}. Cut the graph before them, "
+            "or use jfit.export.stablehlo, which supports every operator"
         )
     return _Converted(graph, _outputs(plan, graph, tensors, values))
 
 
 def _outputs(plan: _Plan, graph: Graph, tensors: Any, values: Any) -> list[tuple[str, Entry]]:
-    """The outputs under their public names; what is an input, a parameter or an output already gets a node of its own."""
+    """The outputs of the model under jfit's output names.
+
+    ONNX requires distinct outputs: one that is also an input, a parameter or an earlier output gets an Identity node.
+    """
     outputs: list[tuple[str, Entry]] = []
     for head in plan.heads:
-        tensor, wanted = tensors[id(head.node), head.index], head.node.output_name(head.index)
-        if tensor != wanted or tensor in plan.fed or tensor in values or tensor in dict(outputs):
-            graph.at = wanted
+        tensor, name = tensors[id(head.node), head.index], head.node.output_name(head.index)
+        if tensor != name or tensor in plan.fed or tensor in values or tensor in dict(outputs):
+            graph.at = name
             start = len(graph.steps)
-            tensor = _named(graph, graph.add("Identity", tensor), wanted, start)
-        outputs.append((tensor, plan.known[id(head.node), head.index]))
+            tensor = _named(graph, graph.add("Identity", tensor), name, start)
+        outputs.append((tensor, plan.entries[id(head.node), head.index]))
     graph.constants = {**values, **graph.constants}
     return outputs
 
 
-def _variable(plan: _Plan, graph: Graph, node: Node, tensors: dict[tuple[int, int], str], known: Any) -> None:
-    """Inputs and parameters keep their names; bytes become floats, as jfit feeds them; what is not fed is ''."""
+def _variable(plan: _Plan, graph: Graph, node: Node, tensors: dict[tuple[int, int], str], entries: Any) -> None:
+    """Name the tensor of an input or parameter ('' if it has no value); cast uint8 inputs to float32, as jfit does."""
     here = (id(node), 0)
-    if here not in known:
+    if here not in entries:
         tensors[here] = ""
         return
     if node.name not in graph._taken:
         graph.name(node.name)
     tensors[here] = node.name
-    if node.name in plan.fed and known[here].dtype == np.uint8 and "__dtype__" not in node.attrs:
+    if node.name in plan.fed and entries[here].dtype == np.uint8 and "__dtype__" not in node.attrs:
         graph.at = node.name
         tensors[here] = graph.add("Cast", node.name, to=TYPES["float32"])
-        known[here] = known[here]._replace(dtype=np.dtype(np.float32))
+        entries[here] = entries[here]._replace(dtype=np.dtype(np.float32))
 
 
 def _used(plan: _Plan) -> dict[int, frozenset[int]]:
-    """Which outputs of each node somebody reads."""
-    found: dict[int, set[int]] = {}
+    """id(node) -> indices of its outputs that another node or the model's outputs use."""
+    used: dict[int, set[int]] = {}
     for entry in (*plan.heads, *(e for n in plan.nodes for e in n.inputs)):
-        found.setdefault(id(entry.node), set()).add(entry.index)
-    return {k: frozenset(v) for k, v in found.items()}
+        used.setdefault(id(entry.node), set()).add(entry.index)
+    return {k: frozenset(v) for k, v in used.items()}
 
 
-def _one(graph: Graph, node: Node, tensors: Any, known: Any, values: Any, used: frozenset[int]) -> list[str]:
-    """The tensors of one node's outputs, under the names that jfit gives them."""
+def _convert_node(graph: Graph, node: Node, tensors: Any, entries: Any, values: Any, used: frozenset[int]) -> list[str]:
+    """Convert one node; returns the tensors of its outputs, under jfit's output names."""
     assert node.op is not None
     convert = CONVERTERS.get(node.op.name)
     if convert is None:
@@ -254,86 +263,87 @@ def _one(graph: Graph, node: Node, tensors: Any, known: Any, values: Any, used: 
     graph.at = node.name
     start = len(graph.steps)
     names = [tensors.get((id(e.node), e.index), "") for e in node.inputs]
-    ins = [known.get((id(e.node), e.index)) if n else None for e, n in zip(node.inputs, names, strict=True)]
+    ins = [entries.get((id(e.node), e.index)) if n else None for e, n in zip(node.inputs, names, strict=True)]
     floats = [e.dtype for e in ins if e is not None and e.dtype.kind not in "iub"]
-    if floats and (node.op.types is None or node.op.family == "norm"):  # integers join the floats
+    if floats and (node.op.types is None or node.op.family == "norm"):  # promote integers to the float dtype, as JAX does
         for i, entry in enumerate(ins):
             if entry is not None and entry.dtype.kind in "iub":
                 names[i], ins[i] = graph.cast(names[i], floats[0]), entry._replace(dtype=floats[0])
-    outs = [known[id(node), i] for i in range(len(node.op.output_names(node.params)))]
-    made = convert(
+    outs = [entries[id(node), i] for i in range(len(node.op.output_names(node.params)))]
+    results = convert(
         graph, At(node.name, node.params, tuple(ins), tuple(outs), used, lambda i: _constant(node.inputs[i], values)), *names
     )
-    made = [made] if isinstance(made, str) else list(made)
-    if used and max(used) >= len(made):
+    results = [results] if isinstance(results, str) else list(results)
+    if used and max(used) >= len(results):
         raise Unsupported(f"its output {node.op.output_names(node.params)[max(used)]!r} has no converter")
-    return [_named(graph, tensor, node.output_name(i), start) for i, tensor in enumerate(made)]
+    return [_named(graph, tensor, node.output_name(i), start) for i, tensor in enumerate(results)]
 
 
 def _constant(entry: Output, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The value of a tensor that only depends on parameters (gluon joins the weights of a recurrent layer in its graph)."""
+    """The value of a tensor that depends only on parameters, else None (gluon concatenates RNN weights in its graph)."""
     order = topological([entry])
     leaves = [n.name for n in order if n.op is None]
     if not set(leaves) <= set(values):
         return None
-    given = {k: jnp.asarray(values[k]) for k in leaves}
-    return np.asarray(counters.read(make_apply(order, [entry], Names(()))(given, {}, {})[0][0]))
+    arrays = {k: jnp.asarray(values[k]) for k in leaves}
+    return np.asarray(counters.read(make_apply(order, [entry], Names(()))(arrays, {}, {})[0][0]))
 
 
-def _named(graph: Graph, tensor: str, wanted: str, start: int) -> str:
-    """The tensor under its public name, where this node made it and the name is free."""
-    own = any(tensor in s.outputs for s in graph.steps[start:])
-    if not own or graph.name(wanted) != wanted:
+def _named(graph: Graph, tensor: str, name: str, start: int) -> str:
+    """Rename a tensor to `name`, if a node from `start` on computes it and the name is free; returns its name."""
+    computed = any(tensor in s.outputs for s in graph.steps[start:])
+    if not computed or graph.name(name) != name:
         return tensor
-    graph.rename(tensor, wanted, start)
-    return wanted
+    graph.rename(tensor, name, start)
+    return name
 
 
 # ------------------------------------------------------------------------------------------ the file
-def _assembled(plan: _Plan, made: _Converted, batch: str | None, name: str) -> Any:
-    steps = _live(made)
-    size = sum(v.nbytes for v in made.graph.constants.values())
+def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str) -> Any:
+    """The onnx.ModelProto."""
+    steps = _live(converted)
+    size = sum(v.nbytes for v in converted.graph.constants.values())
     if size > MOST_BYTES:
         raise ExportError(
-            f"the parameters take {size:,} bytes, an ONNX file holds {MOST_BYTES:,}; cast them to float16, or use "
+            f"the parameters have {size:,} bytes, but an ONNX file is limited to {MOST_BYTES:,}; cast them to float16, or use "
             "jfit.export.stablehlo and safetensors"
         )
     try:
         helper, numpy_helper = (importlib.import_module(f"onnx.{part}") for part in ("helper", "numpy_helper"))
     except ImportError as error:
-        raise ImportError("jfit.export.onnx needs the package onnx; pip install 'jfit[export]'") from error
+        raise ImportError("jfit.export.onnx requires the package onnx; pip install 'jfit[export]'") from error
 
-    def told(tensor: str, entry: Entry) -> Any:
+    def value_info(tensor: str, entry: Entry) -> Any:
         return helper.make_tensor_value_info(tensor, TYPES[entry.dtype.name], _named_sizes(entry.shape, batch))
 
     graph = helper.make_graph(
         [helper.make_node(s.kind, list(s.inputs), list(s.outputs), name=s.outputs[0], **s.attrs) for s in steps],
         name,
-        [told(n, e) for n, e in plan.fed.items()],
-        [told(n, e) for n, e in made.outputs],
-        [numpy_helper.from_array(np.ascontiguousarray(v).reshape(v.shape), k) for k, v in made.graph.constants.items()],
+        [value_info(n, e) for n, e in plan.fed.items()],
+        [value_info(n, e) for n, e in converted.outputs],
+        [numpy_helper.from_array(np.ascontiguousarray(v).reshape(v.shape), k) for k, v in converted.graph.constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="jfit")
 
 
 def _named_sizes(shape: Dims, batch: str | None) -> list[int | str]:
-    """Sizes as numbers and names: `batch`, `5*batch`, `batch+1`."""
-    found: list[int | str] = []
+    """Sizes as numbers and names of ONNX dimensions: `batch`, `5*batch`, `batch+1`."""
+    dims: list[int | str] = []
     for size in shape:
         if isinstance(size, Size):
             times = f"{size.times}*{batch}" if size.times != 1 else f"{batch}"
-            found.append(f"{times}{size.plus:+d}" if size.plus else times)
+            dims.append(f"{times}{size.plus:+d}" if size.plus else times)
         else:
-            found.append(size)
-    return found
+            dims.append(size)
+    return dims
 
 
-def _live(made: _Converted) -> list[Step]:
-    """Nodes whose outputs somebody reads."""
-    wanted, kept = {n for n, _ in made.outputs}, list[Step]()
-    for step in reversed(made.graph.steps):
-        if wanted & set(step.outputs):
-            wanted.update(step.inputs)
-            kept.append(step)
-    made.graph.constants = {k: v for k, v in made.graph.constants.items() if k in wanted}
-    return kept[::-1]
+def _live(converted: _Converted) -> list[Step]:
+    """Dead-code elimination: the nodes that the outputs depend on; drops unused constants from the graph."""
+    used, live = {n for n, _ in converted.outputs}, list[Step]()
+    for step in reversed(converted.graph.steps):
+        if used & set(step.outputs):
+            used.update(step.inputs)
+            live.append(step)
+    converted.graph.constants = {k: v for k, v in converted.graph.constants.items() if k in used}
+    return live[::-1]

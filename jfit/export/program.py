@@ -1,6 +1,6 @@
-"""StableHLO: a forward pass or a train step as one compiled program in a file, for any batch size.
+"""Export to StableHLO: a forward pass or a training step as one program in a file, for any batch size.
 
-file = b"JFITPROG", length of the header (8 bytes, little endian), header (JSON), the program as jax.export writes it
+File format: b"JFITPROG", length of the header (8 bytes, little endian), header (JSON), the serialized jax.export.Exported.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from jfit.step.state import TrainState, init_state
 
 MAGIC = b"JFITPROG"
 PLATFORMS = ("cpu", "cuda", "tpu")
-_REMEDY = "the file is damaged or no program of jfit.export: write it again."
+_REMEDY = "the file is damaged, or was not written by jfit.export.Program.write: write it again."
 _ARGUMENTS = {"forward": ("params", "aux", "inputs"), "baked": ("inputs",), "train": ("state", "batch")}
 
 
 class Program:
-    """A program that needs no graph any more: call it, write it, look at its names and shapes.
+    """An exported program: a callable with named arguments and outputs that needs neither the graph nor the model's code.
+
+    Made by `stablehlo` and `read`.
 
     Attributes:
-        kind: `forward` (called with params, aux, inputs), `baked` (called with inputs) or `train` (with state, batch).
-        arguments: for each argument, name -> jax.ShapeDtypeStruct; a symbol stands for the batch.
-        outputs: names of the outputs; for `train` those of the second result.
-        platforms: where it runs.
-        exported: the jax.export.Exported itself.
+        kind: `forward` (called with params, aux, inputs), `baked` (called with inputs) or `train` (called with state, batch).
+        arguments: name of each argument -> {name of each array: jax.ShapeDtypeStruct}; a dynamic batch size is symbolic.
+        outputs: names of the outputs; for `train`, the names in its second result.
+        platforms: platforms that the program is compiled for: "cpu", "cuda", "tpu".
+        exported: the underlying jax.export.Exported.
 
     Example:
         >>> import jfit, numpy as np
@@ -52,38 +54,49 @@ class Program:
     def __init__(self, exported: export.Exported, kind: str, outputs: Sequence[str]) -> None:
         self.exported, self.kind, self.outputs = exported, kind, tuple(outputs)
         leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
-        given, _ = jax.tree.unflatten(exported.in_tree, leaves)
-        self.arguments: dict[str, dict[str, Any]] = dict(zip(_ARGUMENTS[kind], given, strict=True))
+        positional, _ = jax.tree.unflatten(exported.in_tree, leaves)
+        self.arguments: dict[str, dict[str, Any]] = dict(zip(_ARGUMENTS[kind], positional, strict=True))
         self.platforms = tuple(exported.platforms)
         self._call = jax.jit(exported.call)
 
-    def __call__(self, *given: Mapping[str, Any]) -> Any:
-        """Run it: outputs in order for a forward pass, (state, out) by name for a train step."""
-        if len(given) != len(self.arguments):
-            raise ExportError(
-                f"the program takes {len(self.arguments)} dicts ({', '.join(self.arguments)}), {len(given)} were given"
-            )
-        return self._call(*(self._named(k, arrays) for k, arrays in zip(self.arguments, given, strict=True)))
+    def __call__(self, *arguments: Mapping[str, Any]) -> Any:
+        """Run the program.
 
-    def _named(self, kind: str, given: Any) -> dict[str, Any]:
-        given = flatten_names(given)[0] if isinstance(given, TrainState) else dict(given)
-        wanted = self.arguments[kind]
-        missing, unknown = [n for n in wanted if n not in given], [n for n in given if n not in wanted]
+        Args:
+            arguments: one dict name -> array for each entry of `self.arguments`, in that order; the state of a training step
+                may be a `TrainState`.
+
+        Returns:
+            A forward pass: the outputs, in the order of `self.outputs`. A training step: (state, out), two dicts name -> array.
+
+        Raises:
+            ExportError: the number of dicts is wrong, an array is missing, or an input is unknown.
+        """
+        if len(arguments) != len(self.arguments):
+            raise ExportError(
+                f"the program takes {len(self.arguments)} dicts ({', '.join(self.arguments)}), {len(arguments)} were passed"
+            )
+        return self._call(*(self._named(k, arrays) for k, arrays in zip(self.arguments, arguments, strict=True)))
+
+    def _named(self, kind: str, values: Any) -> dict[str, Any]:
+        values = flatten_names(values)[0] if isinstance(values, TrainState) else dict(values)
+        specs = self.arguments[kind]
+        missing, unknown = [n for n in specs if n not in values], [n for n in values if n not in specs]
         if missing or (unknown and kind in ("inputs", "batch")):
             raise ExportError(
-                f"{kind}: the program needs {sorted(wanted)[:20]}"
-                + (f"; missing are {missing[:5]}" if missing else f"; {unknown[:5]} it does not know")
+                f"{kind}: the program expects {sorted(specs)[:20]}"
+                + (f"; missing: {missing[:5]}" if missing else f"; unexpected: {unknown[:5]}")
             )
-        return {n: np.asarray(given[n], s.dtype) if _is_plain(given[n]) else given[n] for n, s in wanted.items()}
+        return {n: np.asarray(values[n], s.dtype) if _is_plain(values[n]) else values[n] for n, s in specs.items()}
 
     def to_bytes(self) -> bytes:
-        """The program with its names, as `read` takes it."""
+        """Serialize the program; `read` accepts the result."""
         _check_flatbuffers()
         header = json.dumps({"kind": self.kind, "outputs": list(self.outputs)}).encode()
         return MAGIC + struct.pack("<Q", len(header)) + header + bytes(self.exported.serialize())
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write it to a file, atomically."""
+        """Write the program to a file, atomically; returns the path."""
         return atomic_write(path, self.to_bytes())
 
     def __repr__(self) -> str:
@@ -95,14 +108,17 @@ def _is_plain(value: Any) -> bool:
 
 
 def read(source: str | os.PathLike[str] | bytes) -> Program:
-    """A program from a file or from its bytes; neither the graph nor the model's code is needed.
+    """Load a program written by `Program.write`; neither the graph nor the model's code is needed.
 
     Args:
-        source: the file, or the bytes.
+        source: path of the file, or its contents as bytes.
+
+    Returns:
+        The `Program`.
 
     Raises:
-        FormatError: the bytes are no program.
-        ImportError: the package flatbuffers is missing.
+        FormatError: the contents are not a program, or are damaged.
+        ImportError: the package flatbuffers is not installed.
 
     Example:
         >>> import jfit, numpy as np
@@ -114,23 +130,25 @@ def read(source: str | os.PathLike[str] | bytes) -> Program:
     _check_flatbuffers()
     data, name = (source, "bytes") if isinstance(source, bytes) else (Path(source).read_bytes(), os.fspath(source))
     if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 8:
-        raise FormatError(name, "byte 0", f"found {data[:8]!r}, needed {MAGIC!r}", _REMEDY)
+        raise FormatError(name, "byte 0", f"found {data[:8]!r}, expected {MAGIC!r}", _REMEDY)
     (length,) = struct.unpack_from("<Q", data, len(MAGIC))
     start = len(MAGIC) + 8
     if length > len(data) - start:
-        raise FormatError(name, "byte 8", f"the header claims {length} bytes, {len(data) - start} are left", _REMEDY)
+        raise FormatError(
+            name, "byte 8", f"the header should have {length} bytes, but only {len(data) - start} follow", _REMEDY
+        )
     try:
         header = json.loads(data[start : start + length])
         kind, outputs = header["kind"], [str(o) for o in header["outputs"]]
         if kind not in _ARGUMENTS:
             raise ValueError(f"kind is {kind!r}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(name, "header", f"it says no kind and outputs ({error})", _REMEDY) from None
+        raise FormatError(name, "header", f"it has no valid kind and outputs ({error})", _REMEDY) from None
     try:
         return Program(export.deserialize(bytearray(data[start + length :])), kind, outputs)
-    except Exception as error:  # whatever a damaged flatbuffer makes the reader stumble over
+    except Exception as error:  # a damaged flatbuffer can raise any exception
         raise FormatError(
-            name, f"byte {start + length}", f"no program of jax.export ({type(error).__name__})", _REMEDY
+            name, f"byte {start + length}", f"not a serialized jax.export.Exported ({type(error).__name__})", _REMEDY
         ) from None
 
 
@@ -148,27 +166,28 @@ def stablehlo(
     platforms: Sequence[str] = PLATFORMS,
     **settings: Any,
 ) -> Program:
-    """A forward pass in evaluation, or a train step, as a program that needs no graph any more.
+    """Export a forward pass in evaluation mode, or a training step, as a StableHLO program (jax.export).
 
     Args:
-        net: Symbol, Model, Run or loaded model.
-        specs: name -> shape (or array) of the inputs; labels only for `train`.
-        params: parameters by name, where `net` does not hold them.
-        aux: auxiliary states by name.
-        batch: name of the open batch size; None fixes the batch at the rows of `specs`.
-        bake: parameters become constants of the program; else they are arguments.
-        train: the step (state, batch) -> (state, out) instead of the forward pass.
-        optimizer: as for `train_step`.
-        state: where a train step's state has its shapes from; default: `init_state` with `optimizer` and `params`.
-        platforms: where the program will run.
-        settings: further arguments of `train_step`, such as metrics or schedule.
+        net: a Symbol, Model, Run or loaded model.
+        specs: input name -> shape (or array), including the batch axis; labels only if `train`.
+        params: parameters by name; default: those of `net`, if it is a Run or loaded model.
+        aux: auxiliary states by name; default: those of `net`, if it is a Run or loaded model.
+        batch: name of the dynamic batch dimension; None fixes the batch size to the one in `specs`.
+        bake: make the parameters constants of the program instead of arguments.
+        train: export the training step (state, batch) -> (state, out) instead of the forward pass.
+        optimizer: the optimizer of the training step, as for `jfit.train_step`.
+        state: a state with the shapes of the training step's; default: `init_state` with `optimizer` and `params`.
+        platforms: the platforms to compile for; any of "cpu", "cuda", "tpu".
+        settings: further arguments of `jfit.train_step`, such as metrics or schedule; only if `train`.
 
     Returns:
         The `Program`.
 
     Raises:
-        ExportError: parameters are missing, or a node cannot be traced with an open batch size (it is named).
-        ImportError: the package flatbuffers is missing.
+        ExportError: parameters are missing, or a node (named in the message) does not support a dynamic batch size.
+        TypeError: `settings` are passed without `train`.
+        ImportError: the package flatbuffers is not installed.
 
     Example:
         >>> import jfit, numpy as np
@@ -180,41 +199,45 @@ def stablehlo(
         >>> int(state["step"]), out["loss"].shape
         (1, ())
     """
-    _check_flatbuffers()  # before the work and not when its result is written
+    _check_flatbuffers()  # before the export, not only when the program is written
     source = source_of(net, specs, params, aux)
     rows = None if batch is None else export.symbolic_shape(batch)[0]
     inputs = specs_with(source.model, specs, rows)
     if train:
         kind, fn, arguments = _step(source, optimizer, settings, state or _start(source, optimizer, settings, specs), inputs)
     elif settings:
-        raise TypeError(f"stablehlo got {sorted(settings)}, which only a train step has; pass train=True or leave them out")
+        raise TypeError(
+            f"stablehlo got {sorted(settings)}, which only apply to a training step; pass train=True or leave them out"
+        )
     else:
         check_parameters(source)
         kind, fn, arguments = _forward(source, inputs, bake)
     outputs: list[str] = []
     try:
-        exported = export.export(jax.jit(lambda *given: fn(outputs, *given)), platforms=list(platforms))(*arguments)
+        exported = export.export(jax.jit(lambda *args: fn(outputs, *args)), platforms=list(platforms))(*arguments)
     except Exception as error:
         if batch is None:
             raise
-        jax.eval_shape(lambda *given: fn([], *given), *arguments[:-1], specs_with(source.model, specs))  # or it never works
+        # if tracing with a fixed batch size fails too, raise that error: the dynamic batch size is not the cause
+        jax.eval_shape(lambda *args: fn([], *args), *arguments[:-1], specs_with(source.model, specs))
         where = [n for n in getattr(error, "__notes__", ()) if n.startswith("node ")] or ["the graph"]
         raise ExportError(
-            f"{where[0]} cannot be traced with an open batch size ({str(error).splitlines()[0]}); "
+            f"{where[0]} cannot be traced with a dynamic batch size ({str(error).splitlines()[0]}); "
             f"pass batch=None to export for the {batch_rows(source.model, specs)} rows of specs"
         ) from error
     return Program(exported, kind, outputs)
 
 
 def _check_flatbuffers() -> None:
-    """Refuse to go on without the package that jax.export writes and reads programs with; jax does not ask for it."""
+    """Raise ImportError without flatbuffers, which jax.export needs for serialization but jax does not depend on."""
     try:
         importlib.import_module("flatbuffers")
     except ImportError as error:
-        raise ImportError("StableHLO programs need the package flatbuffers; pip install 'jfit[export]'") from error
+        raise ImportError("StableHLO programs require the package flatbuffers; pip install 'jfit[export]'") from error
 
 
 def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
+    """(kind, function (list to fill with output names, *arguments) -> outputs, shapes of the arguments) of a forward pass."""
     model = source.model
 
     def run(outputs: list[str], params: Any, aux: Any, inputs: Any) -> Any:
@@ -222,29 +245,30 @@ def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[...
         return model.apply(params, aux, inputs, train=False)[0]
 
     if bake:
-        return "baked", lambda outputs, given: run(outputs, source.params, source.aux, given), (inputs,)
+        return "baked", lambda outputs, inputs: run(outputs, source.params, source.aux, inputs), (inputs,)
     return "forward", run, (_shapes(source.params), _shapes(source.aux), inputs)
 
 
 def _start(source: Source, optimizer: Any, settings: Mapping[str, Any], specs: Mapping[str, Any]) -> TrainState:
-    """A state whose shapes are those that the step takes."""
-    given = {k: settings[k] for k in ("metrics", "frozen") if k in settings}
+    """An initial state, for the shapes of the training step's state."""
+    options = {k: settings[k] for k in ("metrics", "frozen") if k in settings}
     fixed = specs_with(source.model, specs)
-    return init_state(source.model, optimizer, fixed, params=source.params or None, aux=source.aux or None, **given)
+    return init_state(source.model, optimizer, fixed, params=source.params or None, aux=source.aux or None, **options)
 
 
 def _step(
     source: Source, optimizer: Any, settings: Any, state: TrainState, inputs: Any
 ) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
+    """The same as `_forward`, for a training step whose state is a flat dict."""
     step = train_step(source.model, optimizer, **settings)
     flat, structure = flatten_names(state)
     names = list(flat)
 
-    def run(outputs: list[str], given: Any, batch: Any) -> Any:
-        new, out = step(jax.tree.unflatten(structure, [given[n] for n in names]), dict(batch))
-        told = {k: v for k, v in flatten_names(out._asdict())[0].items() if k != "fence"}
-        outputs[:] = list(told)
-        return flatten_names(new)[0], told
+    def run(outputs: list[str], state: Any, batch: Any) -> Any:
+        new, out = step(jax.tree.unflatten(structure, [state[n] for n in names]), dict(batch))
+        report = {k: v for k, v in flatten_names(out._asdict())[0].items() if k != "fence"}
+        outputs[:] = list(report)
+        return flatten_names(new)[0], report
 
     return "train", run, (_shapes(flat), inputs)
 

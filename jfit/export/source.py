@@ -1,4 +1,4 @@
-"""What is exported: a model with its parameters, and the shapes of its inputs with the batch left open or not."""
+"""The inputs of every export: a model with its parameters, and the shapes of its inputs, with a fixed or dynamic batch size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jfit.lowering.build import lower, usual_inputs
 from jfit.lowering.model import Model
 from jfit.ops import nearest
 
-STAND_IN = 2  # rows of a batch axis that a spec leaves open (None), where a number is needed
+STAND_IN = 2  # number of rows used where a spec leaves the batch axis open (None) but a number is needed
 
 
 class ExportError(ValueError):
-    """Something that cannot be exported; the message says what, why, and what to do."""
+    """A model, or a part of it, that cannot be exported; the message names it, the reason and a remedy."""
 
 
 class Source(NamedTuple):
@@ -29,16 +29,19 @@ class Source(NamedTuple):
 
 
 def source_of(net: Any, specs: Mapping[str, Any], params: Any = None, aux: Any = None) -> Source:
-    """A Source from a Symbol or Model with parameters, or from anything that holds all three (a Run, a loaded model).
+    """Make a Source from a Symbol or Model with parameters, or from a Run or loaded model, which have all three.
 
     Args:
-        net: Symbol, Model, or an object with the fields model, params and aux.
-        specs: shapes by input name: they say which variables of a Symbol are fed.
-        params: parameters by name, where `net` does not hold them.
-        aux: auxiliary states by name.
+        net: a Symbol, a Model, or an object with the attributes model, params and aux.
+        specs: shapes by input name; for a Symbol, the variables with a shape become inputs.
+        params: parameters by name; default: those of `net`.
+        aux: auxiliary states by name; default: those of `net`.
+
+    Returns:
+        The Source.
 
     Raises:
-        ExportError: `net` is none of these.
+        ExportError: `net` is none of these, or `specs` has a name that is not a variable of the graph.
 
     Example:
         >>> import jfit, numpy as np
@@ -47,35 +50,39 @@ def source_of(net: Any, specs: Mapping[str, Any], params: Any = None, aux: Any =
         >>> source_of(net, {"data": (2, 3)}, {}).model.inputs
         ('data',)
     """
-    held = all(hasattr(net, field) for field in ("model", "params", "aux"))
-    if held:
+    if all(hasattr(net, field) for field in ("model", "params", "aux")):
         params, aux = net.params if params is None else params, net.aux if aux is None else aux
         net = net.model
     if isinstance(net, Symbol):
-        net = lower(net, inputs=_fed(net, specs))
+        net = lower(net, inputs=_inputs(net, specs))
     if not isinstance(net, Model):
-        raise ExportError(f"export takes a Symbol, a Model, a Run or a loaded model, found a {type(net).__name__}; pass one")
+        raise ExportError(
+            f"net is a {type(net).__name__}, expected a Symbol, a Model, a Run or a loaded model; pass one of them"
+        )
     return Source(net, dict(params or {}), dict(aux or {}))
 
 
-def _fed(symbol: Symbol, specs: Mapping[str, Any]) -> list[str]:
-    """The default inputs of a symbol, and whatever else the specs name."""
+def _inputs(symbol: Symbol, specs: Mapping[str, Any]) -> list[str]:
+    """The default inputs of a symbol, and the other variables in `specs`."""
     usual, names = usual_inputs(symbol), symbol.list_inputs()
     for name in specs:
         if name not in names:
             near = nearest(name, names)
             hint = f"did you mean {near}?" if near else f"its variables are {names[:20]}"
-            raise ExportError(f"a shape is given for {name!r}, but the graph has no such variable; {hint}")
+            raise ExportError(f"specs has a shape for {name!r}, but the graph has no such variable; {hint}")
     return [n for n in dict.fromkeys(names) if n in specs or n in usual]
 
 
 def specs_with(model: Model, specs: Mapping[str, Any], rows: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
-    """Specs as jax.ShapeDtypeStruct, with `rows` (a number or a symbol) on the batch axis of each input that has one.
+    """Convert specs to jax.ShapeDtypeStruct, with the batch size `rows` on the batch axis of each input that has one.
 
     Args:
-        model: the model; it says where the batch axis of an input is.
-        specs: name -> shape, array, or anything with shape and dtype; None stands for an open batch axis.
-        rows: rows of the batch; None keeps those given.
+        model: the model; its batch_axes define the batch axis of each input.
+        specs: name -> shape, array, or anything with shape and dtype; a batch axis may be None.
+        rows: batch size, an int or a symbolic dimension of jax.export; None keeps the sizes in `specs`.
+
+    Returns:
+        Name -> jax.ShapeDtypeStruct.
 
     Example:
         >>> import jfit
@@ -84,19 +91,29 @@ def specs_with(model: Model, specs: Mapping[str, Any], rows: Any = None) -> dict
         >>> specs_with(model, {"data": (2, 3)}, rows=7)
         {'data': ShapeDtypeStruct(shape=(7, 3), dtype=float32)}
     """
-    size, found = batch_rows(model, specs), {}
+    size, structs = batch_rows(model, specs), {}
     for name, spec in specs.items():
         shape, dtype = shape_of(spec), getattr(spec, "dtype", np.dtype("float32"))
         axis = model.batch_axes.get(name, 0)
         sizes = [STAND_IN if d is None else d for d in shape]
         if axis < len(sizes) and rows is not None and shape[axis] in (None, size):
             sizes[axis] = rows
-        found[name] = jax.ShapeDtypeStruct(tuple(sizes), jax.dtypes.canonicalize_dtype(dtype))
-    return found
+        structs[name] = jax.ShapeDtypeStruct(tuple(sizes), jax.dtypes.canonicalize_dtype(dtype))
+    return structs
 
 
 def batch_rows(model: Model, specs: Mapping[str, Any]) -> int:
-    """Rows of the batch that the specs describe; `STAND_IN` where they leave it open.
+    """The batch size in the specs; `STAND_IN` if they leave it open.
+
+    Args:
+        model: the model; its batch_axes define the batch axis of each input.
+        specs: name -> shape, array, or anything with shape and dtype.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ExportError: no input of the model has a shape in `specs`.
 
     Example:
         >>> import jfit
@@ -109,15 +126,15 @@ def batch_rows(model: Model, specs: Mapping[str, Any]) -> int:
     for name in (*model.inputs, *model.labels):
         axis = model.batch_axes.get(name, 0)
         if name in specs and len(shape_of(specs[name])) > axis:
-            found = shape_of(specs[name])[axis]
-            return STAND_IN if found is None else found
+            size = shape_of(specs[name])[axis]
+            return STAND_IN if size is None else size
     raise ExportError(
-        f"the specs name {sorted(specs)}, the model has the inputs {list(model.inputs)}; give the shapes of those"
+        f"specs has shapes for {sorted(specs)}, but the inputs of the model are {list(model.inputs)}; pass the shapes of those"
     )
 
 
 def shape_of(spec: Any) -> tuple[Any, ...]:
-    """The shape of a spec: itself, or its field `shape`.
+    """The shape of a spec: its attribute `shape`, or the spec itself.
 
     Example:
         >>> from jfit.export.source import shape_of
@@ -128,13 +145,13 @@ def shape_of(spec: Any) -> tuple[Any, ...]:
 
 
 def check_parameters(source: Source) -> None:
-    """Raise a sentence where the graph has parameters that were not given."""
+    """Raise ExportError if a parameter or auxiliary state of the graph is missing from the source."""
     if source.model.symbol is None:
         return
     fed = {*source.model.inputs, *source.model.labels}
-    have = {*source.params, *source.aux}
-    missing = [n for n in dict.fromkeys(source.model.symbol.list_inputs()) if n not in fed and n not in have]
+    available = {*source.params, *source.aux}
+    missing = [n for n in dict.fromkeys(source.model.symbol.list_inputs()) if n not in fed and n not in available]
     if missing:
         raise ExportError(
-            f"the parameters {missing[:5]} of the graph were not given ({len(missing)} in all); pass params= and aux=, or a Run"
+            f"the parameters {missing[:5]} of the graph are missing ({len(missing)} in total); pass params= and aux=, or a Run"
         )

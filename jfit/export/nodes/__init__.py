@@ -1,4 +1,4 @@
-"""ONNX converters, one per operator, a family a file.
+"""ONNX converters: one function per operator, one file per family of operators.
 
 >>> from jfit.export.nodes import CONVERTERS
 >>> "Convolution" in CONVERTERS

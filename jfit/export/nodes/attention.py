@@ -1,4 +1,4 @@
-"""Attention with interleaved projections, as products of stacks of matrices."""
+"""ONNX converters of attention with interleaved projections, as batched matrix products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jfit.export.nodes.core import At, Dims, Graph, Size, converts, fixed
 
 
 def _heads(graph: Graph, node: At, data: str, which: int, parts: int, part: int) -> str:
-    """One projection of input `which` as (batch, heads, time, size)."""
+    """Projection `part` (query, key or value) of the `parts` interleaved in input `which`: (batch, heads, time, size)."""
     shape, heads = node.of(which).shape, node.attrs.heads
     size = fixed(shape[2]) // (heads * parts)
     data = graph.reshape(data, (*shape[:2], heads, parts * size))
@@ -22,7 +22,7 @@ def _scores(graph: Graph, node: At, queries: str, keys: str, size: int) -> str:
 
 
 def _attended(graph: Graph, node: At, values: str, attention: str) -> str:
-    """Weights times values, heads side by side."""
+    """Attention weights times values, with the heads concatenated: (time, batch, heads * size)."""
     shape = node.of(1).shape
     stacked: Dims = (node.shape[1], node.attrs.heads, *shape[1:])
     mixed = graph.add("MatMul", graph.reshape(attention, stacked), values)
@@ -35,27 +35,27 @@ def _size(node: At, parts: int) -> int:
 
 @converts("_contrib_interleaved_matmul_selfatt_qk")
 def selfatt_qk(graph: Graph, node: At, data: str) -> str:
-    """Q Kᵀ / √size."""
+    """Q Kᵀ / √(size of a head)."""
     queries, keys = (_heads(graph, node, data, 0, 3, part) for part in (0, 1))
     return _scores(graph, node, queries, keys, _size(node, 3))
 
 
 @converts("_contrib_interleaved_matmul_selfatt_valatt")
 def selfatt_valatt(graph: Graph, node: At, data: str, attention: str) -> str:
-    """attention V."""
+    """Attention weights times V."""
     return _attended(graph, node, _heads(graph, node, data, 0, 3, 2), attention)
 
 
 @converts("_contrib_interleaved_matmul_encdec_qk")
 def encdec_qk(graph: Graph, node: At, queries: str, keys_values: str) -> str:
-    """Q Kᵀ / √size."""
+    """Q Kᵀ / √(size of a head)."""
     pair = _heads(graph, node, queries, 0, 1, 0), _heads(graph, node, keys_values, 1, 2, 0)
     return _scores(graph, node, *pair, _size(node, 1))
 
 
 @converts("_contrib_interleaved_matmul_encdec_valatt")
 def encdec_valatt(graph: Graph, node: At, keys_values: str, attention: str) -> str:
-    """attention V."""
+    """Attention weights times V."""
     return _attended(graph, node, _heads(graph, node, keys_values, 0, 2, 1), attention)
 
 

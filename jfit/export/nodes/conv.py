@@ -1,4 +1,4 @@
-"""Convolution, transposed convolution, pooling, resizing."""
+"""ONNX converters: convolution, transposed convolution, pooling, resizing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
 
 
 def _channels_first(layout: str | None, ndim: int) -> tuple[list[int], list[int]] | None:
-    """(order to channels-first, order back) for channels-last layouts, None for the others."""
+    """(permutation to channels-first, inverse permutation) for channels-last layouts, None for channels-first ones."""
     if not layout or layout[-1] != "C":
         return None
     return [0, ndim - 1, *range(1, ndim - 1)], [0, *range(2, ndim), 1]
 
 
 def _in_channels_first(graph: Graph, node: At, data: str, call: Callable[[str, list[int]], str]) -> str:
-    """`call(data, spatial sizes)` on channels-first data, whatever the layout of the graph."""
+    """Apply `call(data, spatial sizes)` to the data transposed to channels-first, and transpose the result back."""
     turn = _channels_first(node.attrs.get("layout"), node.ndim)
     if turn is None:
         return call(data, node.sizes(2))
@@ -39,7 +39,7 @@ def _bias(graph: Graph, node: At, bias: str) -> str:
 
 @converts("Convolution", "Convolution_v1")
 def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
-    """Conv; weights have the same layout."""
+    """Conv; the weight has the layout of the data."""
     attrs, dims = node.attrs, len(node.attrs.kernel)
     weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
 
@@ -61,7 +61,7 @@ def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") 
 
 @converts("Deconvolution")
 def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
-    """ConvTranspose; target_shape, where given, decides the padding."""
+    """ConvTranspose; target_shape overrides pad and adj."""
     attrs, dims = node.attrs, len(node.attrs.kernel)
     stride, dilate = attrs.stride or (1,) * dims, attrs.dilate or (1,) * dims
     weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
@@ -72,7 +72,7 @@ def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = ""
             wide = [s * (n - 1) + d * (k - 1) + 1 for n, s, d, k in zip(sizes, stride, dilate, attrs.kernel, strict=True)]
             over = [w - t for w, t in zip(wide, attrs.target_shape, strict=True)]
             pads, adj = [(o + 1) // 2 for o in over], [o % 2 for o in over]
-        # rows added at the end and rows cut off there are the same thing
+        # adj adds rows at the end and the end padding removes them: ONNX gets only the difference
         ends = [max(p - a, 0) for p, a in zip(pads, adj, strict=True)]
         extra = [max(a - p, 0) for p, a in zip(pads, adj, strict=True)]
         return graph.add(
@@ -93,20 +93,19 @@ def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = ""
 
 # ------------------------------------------------------------------------------------------ pooling
 def _windows(node: At, sizes: Sequence[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """(kernel, stride, pads before and after) of each spatial axis; `full` adds entries at the end."""
+    """(kernel, stride, (pad before, pad after)) per spatial axis; pooling_convention=full adds padding at the end."""
     attrs, dims = node.attrs, len(sizes)
     kernel: list[int] = list(attrs.kernel)
     stride: list[int] = list(attrs.stride or (1,) * dims)
-    given = attrs.pad or (0,) * dims
     pads = []
-    for n, k, s, p in zip(sizes, kernel, stride, given, strict=True):
+    for n, k, s, p in zip(sizes, kernel, stride, attrs.pad or (0,) * dims, strict=True):
         steps = -(-(n + 2 * p - k) // s)
         pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
     return kernel, stride, pads
 
 
-def _counted(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.ndarray:
-    """How many entries the mean of each window counts: padding where `padded`, never what `full` adds beyond it."""
+def _divisors(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.ndarray:
+    """Divisor of the mean of each window: its entries, with `pad` if `padded`, without the extra padding of `full`."""
     total = np.ones((), np.float64)
     for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
         start = np.arange((n + low + high - k) // s + 1) * s - low
@@ -117,7 +116,7 @@ def _counted(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.nda
 
 @converts("Pooling")
 def pooling(graph: Graph, node: At, data: str) -> str:
-    """MaxPool, or AveragePool over padded windows times what the window really counts."""
+    """MaxPool or AveragePool; the means are rescaled where MXNet divides by another number of entries than ONNX."""
     attrs, kind = node.attrs, node.attrs.pool_type
 
     def call(data: str, sizes: list[int]) -> str:
@@ -126,7 +125,7 @@ def pooling(graph: Graph, node: At, data: str) -> str:
             return _global_pool(graph, node, data, axes)
         kernel, stride, pads = _windows(node, sizes)
         if any(max(p) >= k for p, k in zip(pads, kernel, strict=True)):
-            raise Unsupported(f"its padding {pads} is not smaller than its kernel, which ONNX does not allow; pad before it")
+            raise Unsupported(f"its padding {pads} is not smaller than its kernel, which ONNX forbids; use Pad before it")
         shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride, "pads": [p[0] for p in pads] + [p[1] for p in pads]}
         if kind == "max":
             return graph.add("MaxPool", data, **shape)
@@ -136,14 +135,14 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         size = math.prod(kernel)
         if kind != "avg":
             return _root(graph, node, graph.binary("Mul", mean, size, node.dtype))
-        counts = _counted(sizes, kernel, stride, pads, attrs.get("count_include_pad") is not False)
+        counts = _divisors(sizes, kernel, stride, pads, attrs.get("count_include_pad") is not False)
         return mean if (counts == size).all() else graph.binary("Mul", mean, (size / counts)[None, None], node.dtype)
 
     return _in_channels_first(graph, node, data, call)
 
 
 def _padded(graph: Graph, node: At, data: str, pads: Sequence[tuple[int, int]], value: float) -> str:
-    """Entries of a value before and after each spatial axis."""
+    """Pad the spatial axes with a constant."""
     if not any(map(any, pads)):
         return data
     widths = [0, 0, *(p[0] for p in pads), 0, 0, *(p[1] for p in pads)]
@@ -152,7 +151,7 @@ def _padded(graph: Graph, node: At, data: str, pads: Sequence[tuple[int, int]], 
 
 @converts("Pooling_v1")
 def pooling_v1(graph: Graph, node: At, data: str) -> str:
-    """Padding counts as zeros; what `full` adds at the end is never largest, and counts in the mean."""
+    """Pad, then MaxPool or AveragePool: `pad` is zeros; the extra padding of `full` is -inf for max, else zeros."""
     attrs, kind = node.attrs, node.attrs.pool_type
     if attrs.global_pool:
         return _global_pool(graph, node, data, [2, 3])
@@ -162,7 +161,7 @@ def pooling_v1(graph: Graph, node: At, data: str) -> str:
         ends.append((0, max((out - 1) * s + k - n - 2 * p, 0)))
     data = _padded(graph, node, data, [(p, p) for p in pads], 0)
     data = _padded(graph, node, data, ends, -np.inf if kind == "max" else 0)
-    # ONNX Runtime would merge the padding into the pooling, where it counts otherwise: a node that changes nothing is between
+    # ONNX Runtime would fuse Pad into the pooling, which treats padding differently: Max with -inf in between prevents that
     data = graph.binary("Max", data, -np.inf, node.dtype)
     shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride}
     if kind == "max":
@@ -184,7 +183,7 @@ def _power(graph: Graph, node: At, data: str) -> str:
 
 
 def _root(graph: Graph, node: At, data: str) -> str:
-    """The p-th root of a sum of powers; of a plain sum nothing."""
+    """The p-th root if pool_type is lp, else the data itself."""
     p: Any = node.attrs.get("p_value") if node.attrs.pool_type == "lp" else 1
     if p == 1:
         return data
@@ -194,13 +193,13 @@ def _root(graph: Graph, node: At, data: str) -> str:
 
 # ------------------------------------------------------------------------------------------ resizing
 def _matrices(graph: Graph, node: At, data: str, rows: np.ndarray, columns: np.ndarray) -> str:
-    """rows · image · columnsᵀ for every image: any separable linear map of (N, C, H, W), exactly."""
+    """rows · image · columnsᵀ for every image of (N, C, H, W): any separable linear resampling, as two matrix products."""
     left, right = graph.const(rows, node.dtype), graph.const(columns.T, node.dtype)
     return graph.add("MatMul", graph.add("MatMul", left, data), right)
 
 
 def _means(size: int, out: int) -> np.ndarray:
-    """(out, size): mean over the entries of each of `out` overlapping parts."""
+    """Averaging matrix (out, size): row i averages the entries from ⌊i size / out⌋ to ⌈(i + 1) size / out⌉ (exclusive)."""
     matrix = np.zeros((out, size))
     for i in range(out):
         begin, end = i * size // out, -(-(i + 1) * size // out)
@@ -209,11 +208,11 @@ def _means(size: int, out: int) -> np.ndarray:
 
 
 def _lines(size: int, out: int, corners: bool) -> np.ndarray:
-    """(out, size): linear interpolation; `corners`: the first and last entries stay where they are."""
+    """Linear interpolation matrix (out, size); `corners` aligns the centres of the first and last entries, else the borders."""
     matrix = np.zeros((out, size))
     for i in range(out):
         if out == 1 and size > 1:
-            place = 0.0  # a single pixel is the first one
+            place = 0.0  # as in MXNet, a single output pixel is the first input pixel
         elif corners:
             place = i * (size - 1) / (out - 1) if out > 1 else 0.0
         else:
@@ -226,20 +225,20 @@ def _lines(size: int, out: int, corners: bool) -> np.ndarray:
 
 def _sizes(entry: Entry) -> list[int]:
     if not all(isinstance(d, int) for d in entry.shape[2:]):
-        raise Unsupported("it needs fixed image sizes; export with batch=None")
+        raise Unsupported("it requires fixed image sizes; export with batch=None")
     return [int(d) for d in entry.shape[2:] if isinstance(d, int)]
 
 
 @converts("_contrib_AdaptiveAvgPooling2D")
 def adaptive_pooling(graph: Graph, node: At, data: str) -> str:
-    """Means over overlapping parts, as two products with constant matrices."""
+    """Two products with constant averaging matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
     return _matrices(graph, node, data, _means(h, a), _means(w, b))
 
 
 @converts("_contrib_BilinearResize2D")
 def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Linear interpolation, as two products with constant matrices."""
+    """Two products with constant interpolation matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
     corners = node.attrs.get("align_corners", True)
     return _matrices(graph, node, data, _lines(h, a, corners), _lines(w, b, corners))
@@ -247,7 +246,7 @@ def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
 
 @converts("UpSampling")
 def up_sampling(graph: Graph, node: At, *arrays: str) -> str:
-    """Resize (nearest), or a transposed convolution by groups (bilinear)."""
+    """Resize (nearest), or a grouped ConvTranspose (bilinear)."""
     attrs, scale = node.attrs, node.attrs.scale
     if attrs.sample_type == "bilinear":
         size, pad = 2 * scale - scale % 2, -(-(scale - 1) // 2)
@@ -274,8 +273,8 @@ def up_sampling(graph: Graph, node: At, *arrays: str) -> str:
 @converts("Crop")
 def crop(graph: Graph, node: At, data: str, like: str = "") -> str:
     """Slice of the last two axes; centred, or from `offset`."""
-    have, want = _sizes(node.of(0)), _sizes(node.outs[0])
-    given = node.attrs.offset or (0, 0)
-    starts = [(h - w) // 2 for h, w in zip(have, want, strict=True)] if node.attrs.center_crop else list(given)
-    ends = list(itertools.starmap(int.__add__, zip(starts, want, strict=True)))
+    sizes, target = _sizes(node.of(0)), _sizes(node.outs[0])
+    offset = node.attrs.offset or (0, 0)
+    starts = [(n - t) // 2 for n, t in zip(sizes, target, strict=True)] if node.attrs.center_crop else list(offset)
+    ends = list(itertools.starmap(int.__add__, zip(starts, target, strict=True)))
     return graph.add("Slice", data, graph.ints(starts), graph.ints(ends), graph.ints([2, 3]))

@@ -1,7 +1,7 @@
-"""What every converter uses: the registry, the graph that grows, and the node at hand.  Nothing here imports onnx.
+"""Base of all ONNX converters: their registry, the graph under construction, and the node being converted.
 
-A converter is one function per operator: it takes the graph, the node, and the names of its input tensors, adds ONNX nodes,
-and returns the names of its outputs.
+A converter is a function of the graph, the node and the names of the node's input tensors. It adds ONNX nodes to the graph and
+returns the name of its output (or a tuple of names). Nothing here imports onnx.
 
     @converts("relu")
     def relu(graph, node, data):
@@ -19,8 +19,8 @@ import numpy as np
 from jfit.ops import Attrs, lookup
 
 INT64 = np.dtype(np.int64)
-FARTHEST = 2**62  # beyond the end of any axis
-TYPES = {  # numbers of the dtypes in ONNX's TensorProto
+FARTHEST = 2**62  # a bound beyond the end of any axis, for Slice
+TYPES = {  # dtype name -> its number in ONNX's TensorProto.DataType
     name: number
     for number, name in {
         1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
@@ -30,11 +30,11 @@ TYPES = {  # numbers of the dtypes in ONNX's TensorProto
 
 
 class Unsupported(Exception):
-    """A node that has no ONNX form; the message is the reason, without the node's name."""
+    """A node cannot be expressed in ONNX; the message is the reason, without the node's name."""
 
 
 class Size(NamedTuple):
-    """A size that grows with the batch: times * rows + plus."""
+    """A size that depends on the batch size: times * rows + plus."""
 
     times: int
     plus: int = 0
@@ -45,14 +45,14 @@ Dims = tuple[Dim, ...]
 
 
 class Entry(NamedTuple):
-    """What is known of one tensor."""
+    """Shape and dtype of one tensor."""
 
     shape: Dims
     dtype: np.dtype
 
 
 class Step(NamedTuple):
-    """One ONNX node."""
+    """One ONNX node: operator type, names of the input and output tensors, attributes."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -61,14 +61,14 @@ class Step(NamedTuple):
 
 
 class At(NamedTuple):
-    """The node that is converted: attributes, what is known of its inputs and outputs, which outputs are used."""
+    """The node being converted."""
 
     name: str
     attrs: Attrs
-    ins: tuple[Entry | None, ...]
+    ins: tuple[Entry | None, ...]  # shape and dtype of each input; None: an optional input without a value
     outs: tuple[Entry, ...]
-    used: frozenset[int]
-    constant: Callable[[int], np.ndarray | None]  # the value of an input that only depends on parameters
+    used: frozenset[int]  # indices of the outputs that are used
+    constant: Callable[[int], np.ndarray | None]  # value of an input that depends only on parameters, else None
 
     @property
     def shape(self) -> Dims:
@@ -86,29 +86,29 @@ class At(NamedTuple):
         return self.of(0).dtype
 
     def of(self, index: int) -> Entry:
-        """What is known of an input that is there."""
-        found = self.ins[index]
-        if found is None:
-            raise Unsupported(f"its input {index} is not fed")
-        return found
+        """Shape and dtype of an input, which must have a value."""
+        entry = self.ins[index]
+        if entry is None:
+            raise Unsupported(f"its input {index} has no value")
+        return entry
 
     def axis(self, axis: int, extra: int = 0) -> int:
-        """An axis of the first input, counted from the front."""
+        """A possibly negative axis of the first input (plus `extra` axes) as a non-negative one."""
         return axis % (self.ndim + extra)
 
     def sizes(self, first: int = 0, end: int | None = None) -> list[int]:
-        """Sizes of these axes of the first input, which must not grow with the batch."""
+        """Sizes of the axes [first, end) of the first input, which must not depend on the batch size."""
         return [fixed(d) for d in self.shape[first:end]]
 
 
 def fixed(size: Dim) -> int:
-    """A size as a number.
+    """A size as an int.
 
     Raises:
-        Unsupported: it grows with the batch.
+        Unsupported: the size depends on the batch size.
     """
     if isinstance(size, Size):
-        raise Unsupported("it needs a size to be fixed that grows with the batch; export with batch=None")
+        raise Unsupported("it requires a fixed size where the size depends on the batch; export with batch=None")
     return size
 
 
@@ -117,7 +117,7 @@ CONVERTERS: dict[str, Converter] = {}
 
 
 def converts(*names: str) -> Callable[[Converter], Converter]:
-    """Register a converter under the canonical names of operators."""
+    """Decorator: register a converter under the canonical names of operators."""
 
     def add(fn: Converter) -> Converter:
         CONVERTERS.update(dict.fromkeys(names, fn))
@@ -127,115 +127,118 @@ def converts(*names: str) -> Callable[[Converter], Converter]:
 
 
 def aliased(name: str) -> Converter | None:
-    """The converter of an operator by any of its names, or None."""
+    """The converter of an operator, looked up by any of the operator's names; None if there is none."""
     return CONVERTERS.get(lookup(name).name)
 
 
 class Graph:
-    """ONNX nodes and constants, in order.
+    """An ONNX graph under construction.
 
     Attributes:
-        steps: the nodes so far.
+        steps: the nodes added so far, in topological order.
         constants: name -> value of every initializer.
-        rows: name of the input and its axis that say how many rows the batch has, or None where the batch is fixed.
+        rows: (input, axis) whose size at run time is the number of rows; None if no input has it, or the batch is fixed.
     """
 
     def __init__(self, rows: tuple[str, int] | None = None) -> None:
         self.steps: list[Step] = []
         self.constants: dict[str, np.ndarray] = {}
         self.rows = rows
-        self.at = "graph"  # the node that is converted: names of new tensors begin with it
+        self.at = "graph"  # name of the node being converted, the prefix of new tensor names
         self._taken: set[str] = set()
-        self._known: dict[Any, str] = {}
+        self._cache: dict[Any, str] = {}  # a constant or `Size` -> its tensor
 
-    def name(self, wanted: str) -> str:
-        """`wanted`, or with a number behind it where a tensor has that name already."""
-        found, number = wanted, 1
-        while found in self._taken:
+    def name(self, base: str) -> str:
+        """Reserve a unique tensor name: `base`, or base_2, base_3, ... if it is taken."""
+        unique, number = base, 1
+        while unique in self._taken:
             number += 1
-            found = f"{wanted}_{number}"
-        self._taken.add(found)
-        return found
+            unique = f"{base}_{number}"
+        self._taken.add(unique)
+        return unique
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attrs: Any) -> Any:
-        """Add a node; the name of its output, or a tuple of names where it has several."""
-        made = tuple(self.name(f"{self.at}/{kind}") for _ in range(outputs))
+        """Add a node of type `kind`; returns the name of its output, or a tuple of names if it has several.
+
+        An input '' is an omitted optional input; attributes that are None are left out.
+        """
+        names = tuple(self.name(f"{self.at}/{kind}") for _ in range(outputs))
         while inputs and inputs[-1] == "":
             inputs = inputs[:-1]
-        self.steps.append(Step(kind, inputs, made, {k: v for k, v in attrs.items() if v is not None}))
-        return made[0] if outputs == 1 else made
+        self.steps.append(Step(kind, inputs, names, {k: v for k, v in attrs.items() if v is not None}))
+        return names[0] if outputs == 1 else names
 
     def rename(self, old: str, new: str, start: int) -> None:
-        """Rename a tensor that one of the nodes from `start` on made."""
+        """Rename a tensor in the nodes from index `start` on."""
         swap = lambda names: tuple(new if n == old else n for n in names)  # noqa: E731
         self.steps[start:] = [s._replace(inputs=swap(s.inputs), outputs=swap(s.outputs)) for s in self.steps[start:]]
 
     # -------------------------------------------------------------------------------- constants
     def const(self, value: Any, dtype: Any = None) -> str:
-        """A constant; equal ones are kept once."""
+        """A constant tensor; equal constants are stored once."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._known:
-            self._known[key] = self.name("constant" if array.size != 1 else f"value_{array.reshape(-1)[0]}")
-            self.constants[self._known[key]] = array
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self.name("constant" if array.size != 1 else f"value_{array.reshape(-1)[0]}")
+            self.constants[self._cache[key]] = array
+        return self._cache[key]
 
     def ints(self, values: Sequence[int]) -> str:
-        """A vector of int64, as shapes and axes are given."""
+        """A constant int64 vector, ONNX's form of shapes and axes."""
         return self.const(list(values), INT64)
 
     # -------------------------------------------------------------------------------- sizes
     def dims(self, shape: Dims) -> str:
-        """A shape as a vector of int64, computed from the rows of the batch where it depends on them."""
+        """A shape as an int64 vector; sizes that depend on the batch are computed when the model runs."""
         if all(isinstance(d, int) for d in shape):
             return self.ints([fixed(d) for d in shape])
         return self.add("Concat", *(self._size(d) for d in shape), axis=0)
 
     def _size(self, size: Dim) -> str:
-        """One size as a vector of one int64."""
+        """One size as an int64 vector of length 1."""
         if isinstance(size, int):
             return self.ints([size])
         if self.rows is None:
-            raise Unsupported("it needs the number of rows, and no input tells it")
-        if size not in self._known:
+            raise Unsupported("it depends on the number of rows, which is the size of no input")
+        if size not in self._cache:
             name, axis = self.rows
-            found = self.add("Slice", self.add("Shape", name), self.ints([axis]), self.ints([axis + 1]), self.ints([0]))
+            value = self.add("Slice", self.add("Shape", name), self.ints([axis]), self.ints([axis + 1]), self.ints([0]))
             if size.times != 1:
-                found = self.add("Mul", found, self.ints([size.times]))
-            self._known[size] = self.add("Add", found, self.ints([size.plus])) if size.plus else found
-        return self._known[size]
+                value = self.add("Mul", value, self.ints([size.times]))
+            self._cache[size] = self.add("Add", value, self.ints([size.plus])) if size.plus else value
+        return self._cache[size]
 
     def reshape(self, data: str, shape: Dims) -> str:
-        """Reshape; one size that grows with the batch is left to -1."""
+        """Reshape; a single size that depends on the batch becomes -1."""
         grows = [isinstance(d, Size) for d in shape]
         if sum(grows) == 1 and 0 not in shape:
             return self.add("Reshape", data, self.ints([-1 if g else fixed(d) for d, g in zip(shape, grows, strict=True)]))
         return self.add("Reshape", data, self.dims(shape))
 
-    # -------------------------------------------------------------------------------- common phrases
-    def cast(self, data: str, dtype: Any, have: Any = None) -> str:
-        """The tensor in a dtype; nothing happens where it is known to have it."""
+    # -------------------------------------------------------------------------------- helpers for common nodes
+    def cast(self, data: str, dtype: Any, current: Any = None) -> str:
+        """Cast to a dtype; returns `data` itself if `current` is that dtype."""
         dtype = np.dtype(dtype)
-        return data if have is not None and np.dtype(have) == dtype else self.add("Cast", data, to=TYPES[dtype.name])
+        return data if current is not None and np.dtype(current) == dtype else self.add("Cast", data, to=TYPES[dtype.name])
 
     def binary(self, kind: str, data: str, value: Any, dtype: Any) -> str:
-        """kind(data, value) with a number."""
+        """A binary node with a constant second operand: kind(data, value)."""
         return self.add(kind, data, self.const(value, dtype))
 
     def transpose(self, data: str, order: Sequence[int]) -> str:
-        """Axes in another order; nothing happens where it is the same."""
+        """Permute the axes; returns `data` itself if the order does not change."""
         return data if list(order) == list(range(len(order))) else self.add("Transpose", data, perm=list(order))
 
     def unsqueeze(self, data: str, axes: Sequence[int]) -> str:
-        """New axes of size 1 at these places of the result."""
+        """Insert axes of size 1 at these positions of the result."""
         return self.add("Unsqueeze", data, self.ints(axes)) if axes else data
 
     def squeeze(self, data: str, axes: Sequence[int]) -> str:
-        """Without these axes of size 1."""
+        """Remove these axes of size 1."""
         return self.add("Squeeze", data, self.ints(axes)) if axes else data
 
     def total(self, data: str, axes: Sequence[int], keepdims: bool = True) -> str:
-        """Sum over axes."""
+        """Sum over the axes."""
         return self.add("ReduceSum", data, self.ints(axes), keepdims=int(keepdims))
 
     def slice(self, data: str, axis: int, begin: int, end: int, step: int = 1) -> str:
@@ -243,11 +246,11 @@ class Graph:
         return self.add("Slice", data, *(self.ints([v]) for v in (begin, end, axis, step)))
 
     def along(self, vector: str, axis: int, ndim: int) -> str:
-        """A vector shaped to broadcast along an axis."""
+        """Reshape a vector so that it broadcasts along `axis` of an array of `ndim` axes."""
         return self.unsqueeze(vector, [a for a in range(ndim) if a != axis])
 
     def full(self, shape: Dims, value: Any, dtype: Any) -> str:
-        """A constant everywhere: stored where it is small and fixed, else made when the graph runs."""
+        """A tensor filled with `value`: a stored constant if it is small and its shape fixed, else an Expand node."""
         if all(isinstance(d, int) for d in shape) and math.prod(fixed(d) for d in shape) <= 4096:
             return self.const(np.full([fixed(d) for d in shape], value), dtype)
         return self.add("Expand", self.const(value, dtype), self.dims(shape))

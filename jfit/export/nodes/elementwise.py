@@ -1,4 +1,4 @@
-"""Functions element by element: of one array, of two, of an array and a number."""
+"""ONNX converters of elementwise operators: of one array, of two, of an array and a number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jfit.export.nodes.core import CONVERTERS, TYPES, At, Graph, converts
 
-# jfit's name -> ONNX's, where one node does it
+# jfit's operator -> the single ONNX node that computes it
 PLAIN = {
     "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softsign": "Softsign", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
     "abs": "Abs", "sign": "Sign", "negative": "Neg", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "tan": "Tan",
@@ -28,21 +28,21 @@ def _is_float(node: At) -> bool:
     return node.dtype.kind not in "iub"
 
 
-def _on_floats(how: Callable[..., str]) -> Callable[..., str]:
-    """Integers are converted as float32, and the result is cut to integers again."""
+def _on_floats(build: Callable[..., str]) -> Callable[..., str]:
+    """A converter that computes integer data in float32 and casts the result back."""
 
     def convert(graph: Graph, node: At, data: str) -> str:
         if _is_float(node):
-            return how(graph, node, data)
+            return build(graph, node, data)
         wide = node._replace(ins=(node.of(0)._replace(dtype=FLOAT),))
-        return graph.cast(how(graph, wide, graph.cast(data, FLOAT)), node.dtype)
+        return graph.cast(build(graph, wide, graph.cast(data, FLOAT)), node.dtype)
 
     return convert
 
 
 def _plain(kind: str) -> Callable[..., Any]:
     def convert(graph: Graph, node: At, data: str) -> str:
-        rounds = kind in ("Floor", "Ceil")  # integers are what they are
+        rounds = kind in ("Floor", "Ceil")  # no change for integers
         return data if rounds and not _is_float(node) else graph.add(kind, data)
 
     return convert if kind in ON_INTEGERS else _on_floats(convert)
@@ -62,12 +62,13 @@ def _scaled(factor: float) -> Callable[..., str]:
 
 
 def _towards_zero(graph: Graph, node: At, data: str, plus: float = 0.0) -> str:
+    """sign(x) ⌊|x| + plus⌋."""
     size = graph.add("Abs", data)
     size = graph.binary("Add", size, plus, node.dtype) if plus else size
     return graph.add("Mul", graph.add("Sign", data), graph.add("Floor", size))
 
 
-# name -> (graph, node, data) -> tensor
+# operator -> function (graph, node, data) -> tensor
 PHRASES: dict[str, Callable[..., str]] = {
     "log2": lambda g, n, x: g.binary("Mul", g.add("Log", x), 1 / math.log(2), n.dtype),
     "log10": lambda g, n, x: g.binary("Mul", g.add("Log", x), 1 / math.log(10), n.dtype),
@@ -83,7 +84,7 @@ PHRASES: dict[str, Callable[..., str]] = {
 }
 ROUNDING: dict[str, Callable[..., str]] = {
     "round": lambda g, n, x: _towards_zero(g, n, x, 0.5),
-    "rint": lambda g, n, x: g.add("Ceil", g.binary("Sub", x, 0.5, n.dtype)),  # halves go to -infinity
+    "rint": lambda g, n, x: g.add("Ceil", g.binary("Sub", x, 0.5, n.dtype)),  # ties towards -infinity
     "fix": _towards_zero,
     "trunc": _towards_zero,
     "_contrib_round_ste": lambda g, n, x: _towards_zero(g, n, x, 0.5),
@@ -91,29 +92,29 @@ ROUNDING: dict[str, Callable[..., str]] = {
 CONVERTERS.update({k: f if k in ("square", "logical_not") else _on_floats(f) for k, f in PHRASES.items()})
 
 
-def _rounding(how: Callable[..., str]) -> Callable[..., str]:
-    return lambda graph, node, data: how(graph, node, data) if _is_float(node) else data
+def _rounding(build: Callable[..., str]) -> Callable[..., str]:
+    return lambda graph, node, data: build(graph, node, data) if _is_float(node) else data
 
 
-for ours, how in ROUNDING.items():
-    converts(ours)(_rounding(how))
+for ours, build in ROUNDING.items():
+    converts(ours)(_rounding(build))
 
 
 @converts("zeros_like")
 def like(graph: Graph, node: At, data: str) -> str:
-    """Zeros: x - x would keep NaN, so the shape alone is used."""
+    """A tensor of zeros; not x - x, which would keep NaN."""
     return graph.full(node.outs[0].shape, 0, node.outs[0].dtype)
 
 
 @converts("ones_like")
 def ones_like(graph: Graph, node: At, data: str) -> str:
-    """Ones."""
+    """A tensor of ones."""
     return graph.full(node.outs[0].shape, 1, node.outs[0].dtype)
 
 
 @converts("_copyto", "_CrossDeviceCopy", "_identity_with_attr_like_rhs", "cast_storage", "_contrib_gradientmultiplier")
 def same(graph: Graph, node: At, data: str, *rest: str) -> str:
-    """The data as it is."""
+    """No node: the output is the data."""
     return data
 
 
@@ -149,7 +150,7 @@ def clip(graph: Graph, node: At, data: str) -> str:
 
 @converts("Cast", "amp_cast")
 def cast(graph: Graph, node: At, data: str) -> str:
-    """Cast to the dtype that jfit gives."""
+    """Cast to the output dtype."""
     return graph.add("Cast", data, to=TYPES[node.outs[0].dtype.name])
 
 
@@ -170,8 +171,8 @@ def _one(kind: str) -> Callable[..., str]:
 
 def _truth(kind: str, negated: bool = False) -> Callable[..., str]:
     def apply(graph: Graph, dtype: Any, a: str, b: str) -> str:
-        found = graph.add(kind, a, b)
-        return graph.add("Not", found) if negated else found
+        truth = graph.add(kind, a, b)
+        return graph.add("Not", truth) if negated else truth
 
     return apply
 
@@ -182,13 +183,13 @@ def _logic(kind: str) -> Callable[..., str]:
 
 def _mod(graph: Graph, dtype: Any, a: str, b: str) -> str:
     """a - b ⌊a / b⌋, 0 where b = 0."""
-    none, zero = graph.binary("Equal", b, 0, dtype), graph.const(0, dtype)
-    safe = graph.add("Where", none, graph.const(1, dtype), b)
+    is_zero, zero = graph.binary("Equal", b, 0, dtype), graph.const(0, dtype)
+    safe = graph.add("Where", is_zero, graph.const(1, dtype), b)
     if np.dtype(dtype).kind in "iu":
         rest = graph.add("Mod", a, safe, fmod=0)
     else:
         rest = graph.add("Sub", a, graph.add("Mul", safe, graph.add("Floor", graph.add("Div", a, safe))))
-    return graph.add("Where", none, zero, rest)
+    return graph.add("Where", is_zero, zero, rest)
 
 
 def _hypot(graph: Graph, dtype: Any, a: str, b: str) -> str:
@@ -197,7 +198,7 @@ def _hypot(graph: Graph, dtype: Any, a: str, b: str) -> str:
     return graph.cast(graph.add("Sqrt", graph.add("Add", graph.add("Mul", a, a), graph.add("Mul", b, b))), dtype, work)
 
 
-# stem -> (graph, dtype, a, b) -> tensor; the second group answers with bool
+# stem of the operator names -> function (graph, dtype, a, b) -> tensor; the tensors of TESTS are bool
 ARITHMETIC: dict[str, Callable[..., str]] = {
     "add": _one("Add"), "sub": _one("Sub"), "mul": _one("Mul"), "div": _one("Div"), "mod": _mod, "maximum": _one("Max"),
     "minimum": _one("Min"), "power": _one("Pow"), "hypot": _hypot,
@@ -209,47 +210,47 @@ TESTS: dict[str, Callable[..., str]] = {
 }  # fmt: skip
 
 
-def _of_two(how: Callable[..., str]) -> Callable[..., str]:
+def _of_two(build: Callable[..., str]) -> Callable[..., str]:
     def convert(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-        # jfit promotes as JAX does; ONNX wants equal dtypes
+        # jfit promotes dtypes as JAX does; ONNX requires equal ones
         a, b = node.of(0).dtype, node.of(1).dtype
-        common = a if a == b else node.outs[0].dtype if how in ARITHMETIC.values() else np.promote_types(a, b)
-        found = how(graph, common, graph.cast(lhs, common, a), graph.cast(rhs, common, b))
-        return graph.cast(found, node.outs[0].dtype, np.bool_ if how in TESTS.values() else common)
+        common = a if a == b else node.outs[0].dtype if build in ARITHMETIC.values() else np.promote_types(a, b)
+        result = build(graph, common, graph.cast(lhs, common, a), graph.cast(rhs, common, b))
+        return graph.cast(result, node.outs[0].dtype, np.bool_ if build in TESTS.values() else common)
 
     return convert
 
 
-for stem, how in (ARITHMETIC | TESTS).items():
+for stem, build in (ARITHMETIC | TESTS).items():
     equal = f"elemwise_{stem}" if stem in ("add", "sub", "mul", "div") else f"_{stem}"
-    converts(equal, f"broadcast_{stem}")(_of_two(how))
+    converts(equal, f"broadcast_{stem}")(_of_two(build))
 converts("_grad_add")(_of_two(ARITHMETIC["add"]))
 converts("_scatter_elemwise_div")(_of_two(ARITHMETIC["div"]))
 
 
 @converts("add_n")
 def add_n(graph: Graph, node: At, *arrays: str) -> str:
-    """Sum takes any number of inputs."""
+    """Sum, which takes any number of inputs."""
     return graph.add("Sum", *arrays)
 
 
 @converts("where")
 def where(graph: Graph, node: At, condition: str, x: str, y: str) -> str:
-    """Where; a condition of one axis gets the missing axes behind it."""
+    """Where; a condition with fewer axes than the data gets trailing axes of size 1."""
     test, data = node.of(0), node.of(1)
     flag = graph.cast(condition, np.bool_, test.dtype)
     return graph.add("Where", graph.unsqueeze(flag, range(len(test.shape), len(data.shape))), x, y)
 
 
 # ------------------------------------------------------------------------------------------ an array and a number
-def _with_scalar(how: Callable[..., str], swapped: bool) -> Callable[..., str]:
+def _with_scalar(build: Callable[..., str], swapped: bool) -> Callable[..., str]:
     def convert(graph: Graph, node: At, data: str) -> str:
-        # integer data cuts the number, unless `is_int` says that they meet as floats
+        # truncate the number if the output is integer (with is_int=False it is float, even for integer data)
         work, scalar = node.outs[0].dtype, node.attrs.scalar
         number = np.asarray(int(scalar), np.int64).astype(work) if work.kind in "iu" else scalar
         pair = graph.cast(data, work, node.dtype), graph.const(number, work)
-        found = how(graph, work, *(reversed(pair) if swapped else pair))
-        return graph.cast(found, work, np.bool_ if how in TESTS.values() else work)
+        result = build(graph, work, *(reversed(pair) if swapped else pair))
+        return graph.cast(result, work, np.bool_ if build in TESTS.values() else work)
 
     return convert
 
@@ -261,5 +262,5 @@ for stem in ("plus", "minus", "mul", "div", "power", "mod", "maximum", "minimum"
     converts(f"_{stem}_scalar")(_with_scalar(ARITHMETIC[SCALARS.get(stem, stem)], swapped=False))
 for stem in ("minus", "div", "power", "mod"):
     converts(f"_r{stem}_scalar")(_with_scalar(ARITHMETIC[SCALARS.get(stem, stem)], swapped=True))
-for stem, how in TESTS.items():
-    converts(f"_{stem}_scalar")(_with_scalar(how, swapped=False))
+for stem, build in TESTS.items():
+    converts(f"_{stem}_scalar")(_with_scalar(build, swapped=False))

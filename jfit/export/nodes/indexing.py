@@ -1,4 +1,4 @@
-"""Choosing entries by number, by order, by sequence length; matrix products."""
+"""ONNX converters: indexing, sorting, sequence operators, matrix products."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from jfit.export.nodes.core import FARTHEST, At, Dim, Graph, Unsupported, conver
 INT64 = np.dtype(np.int64)
 
 
-def _within(graph: Graph, ids: str, size: Dim, mode: str, have: Any) -> str:
-    """Ids as int64 in [0, size): cut off at the ends, or counted round."""
-    ids, count = graph.cast(ids, INT64, have), fixed(size)
+def _within(graph: Graph, ids: str, size: Dim, mode: str, dtype: Any) -> str:
+    """Indices of dtype `dtype` as int64 in [0, size): clipped, or modulo size if mode is wrap."""
+    ids, count = graph.cast(ids, INT64, dtype), fixed(size)
     if mode == "wrap":
         return graph.add("Mod", ids, graph.const(count, INT64), fmod=0)
     return graph.add("Clip", ids, graph.const(0, INT64), graph.const(count - 1, INT64))
@@ -31,12 +31,12 @@ def pick(graph: Graph, node: At, data: str, index: str) -> str:
     """GatherElements."""
     attrs, index_shape = node.attrs, node.of(1).shape
     if attrs.axis is None:
-        raise Unsupported("pick over all axes at once has no converter")
+        raise Unsupported("pick without an axis (over the flattened array) has no converter")
     axis = node.axis(attrs.axis)
     ids = _within(graph, index, node.shape[axis], attrs.mode, node.of(1).dtype)
     ids = ids if len(index_shape) == node.ndim else graph.unsqueeze(ids, [axis])
-    found = graph.add("GatherElements", data, ids, axis=axis)
-    return found if attrs.keepdims else graph.squeeze(found, [axis])
+    picked = graph.add("GatherElements", data, ids, axis=axis)
+    return picked if attrs.keepdims else graph.squeeze(picked, [axis])
 
 
 @converts("batch_take")
@@ -49,17 +49,19 @@ def batch_take(graph: Graph, node: At, data: str, indices: str) -> str:
 
 @converts("gather_nd")
 def gather_nd(graph: Graph, node: At, data: str, indices: str) -> str:
-    """GatherND wants the numbers of one entry along the last axis."""
+    """GatherND, which expects the index of an entry along the last axis instead of the first."""
     ndim = len(node.of(1).shape)
     ids = graph.transpose(graph.cast(indices, INT64, node.of(1).dtype), [*range(1, ndim), 0])
     limits = np.array([fixed(d) for d in node.shape[: fixed(node.of(1).shape[0])]], INT64)
-    ids = graph.add("Max", graph.add("Min", ids, graph.const(limits - 1)), graph.const(-limits))  # -1 is the last one
+    ids = graph.add(
+        "Max", graph.add("Min", ids, graph.const(limits - 1)), graph.const(-limits)
+    )  # negative indices count from the end
     return graph.add("GatherND", data, ids)
 
 
 @converts("one_hot")
 def one_hot(graph: Graph, node: At, indices: str) -> str:
-    """Where ids equal places: ids outside give no on_value, which OneHot would count from the end."""
+    """Where(id == position): ids out of range give off_value everywhere; OneHot would count negative ones from the end."""
     attrs, dtype = node.attrs, node.outs[0].dtype
     ids = graph.unsqueeze(graph.cast(indices, INT64, node.dtype), [node.ndim])
     hit = graph.add("Equal", ids, graph.const(np.arange(attrs.depth), INT64))
@@ -68,7 +70,7 @@ def one_hot(graph: Graph, node: At, indices: str) -> str:
 
 # ------------------------------------------------------------------------------------------ order
 def _sorted(graph: Graph, node: At, data: str, count: int | None, rising: bool) -> tuple[str, str]:
-    """(values, positions) of the first `count` entries in order; without an axis of the flattened array."""
+    """(values, indices) of the first `count` entries (None: all) in sorted order; without an axis, of the flattened array."""
     axis, shape = node.attrs.axis, node.shape
     if axis is None:
         data, shape, axis = graph.add("Reshape", data, graph.ints([-1])), (int(np.prod(node.sizes())),), 0
@@ -85,20 +87,20 @@ def sort(graph: Graph, node: At, data: str) -> str:
 
 @converts("argsort")
 def argsort(graph: Graph, node: At, data: str) -> str:
-    """Positions of TopK of all entries."""
+    """Indices of TopK of all entries."""
     return graph.cast(_sorted(graph, node, data, None, node.attrs.is_ascend)[1], node.outs[0].dtype)
 
 
 @converts("topk")
 def topk(graph: Graph, node: At, data: str) -> Any:
-    """TopK: values, positions, both, or ones put at the positions."""
+    """TopK: values, indices, both, or a mask with ones at the indices."""
     kind, axis = node.attrs.ret_typ, node.attrs.axis
     values, places = _sorted(graph, node, data, node.attrs.k, node.attrs.is_ascend)
     if kind == "mask":
         blank = graph.binary("Mul", places, 0, INT64)
-        none, all_ = graph.full(node.shape, 0, node.dtype), graph.cast(graph.binary("Add", blank, 1, INT64), node.dtype)
-        none = none if axis is not None else graph.add("Reshape", none, graph.ints([-1]))
-        return graph.reshape(graph.add("ScatterElements", none, places, all_, axis=axis or 0), node.shape)
+        zeros, ones = graph.full(node.shape, 0, node.dtype), graph.cast(graph.binary("Add", blank, 1, INT64), node.dtype)
+        zeros = zeros if axis is not None else graph.add("Reshape", zeros, graph.ints([-1]))
+        return graph.reshape(graph.add("ScatterElements", zeros, places, ones, axis=axis or 0), node.shape)
     if kind == "value":
         return values
     places = graph.cast(places, node.outs[-1].dtype)
@@ -112,7 +114,7 @@ def _lengths(graph: Graph, node: At, lengths: str) -> str:
 
 @converts("SequenceMask")
 def sequence_mask(graph: Graph, node: At, data: str, lengths: str = "") -> str:
-    """Where the time is before the length."""
+    """Where(time < length, data, value)."""
     if not lengths:
         return data
     axis = node.attrs.axis
@@ -123,7 +125,7 @@ def sequence_mask(graph: Graph, node: At, data: str, lengths: str = "") -> str:
 
 @converts("SequenceLast")
 def sequence_last(graph: Graph, node: At, data: str, lengths: str = "") -> str:
-    """The entry before the length, one per row: GatherND of (row, time)."""
+    """The entry at time length - 1 of each row: GatherND over (row, time)."""
     axis, size = node.attrs.axis, node.sizes(node.attrs.axis, node.attrs.axis + 1)[0]
     if not lengths:
         return graph.squeeze(graph.slice(data, axis, size - 1, size), [axis])
@@ -136,7 +138,7 @@ def sequence_last(graph: Graph, node: At, data: str, lengths: str = "") -> str:
 
 @converts("SequenceReverse")
 def sequence_reverse(graph: Graph, node: At, data: str, lengths: str = "") -> str:
-    """ReverseSequence, or Slice with step -1 where there are no lengths."""
+    """ReverseSequence, or Slice with step -1 if there is no sequence_length."""
     axis = node.attrs.axis
     if not lengths:
         return graph.slice(data, axis, -1, -FARTHEST, -1)
@@ -146,7 +148,7 @@ def sequence_reverse(graph: Graph, node: At, data: str, lengths: str = "") -> st
 # ------------------------------------------------------------------------------------------ matrix products
 @converts("dot")
 def dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """MatMul of the arrays as matrices, with the summed axis last in lhs and first in rhs."""
+    """MatMul of the operands flattened to matrices, with the contracted axis last in lhs and first in rhs."""
     a, b = node.of(0).shape, node.of(1).shape
     if node.attrs.transpose_a:
         lhs, a = graph.transpose(lhs, [*range(1, len(a)), 0]), (*a[1:], a[0])
@@ -155,12 +157,12 @@ def dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
     lhs = lhs if len(a) < 3 else graph.add("Flatten", lhs, axis=len(a) - 1)
     rhs = rhs if len(b) < 3 else graph.add("Flatten", rhs, axis=1)
     out = graph.add("MatMul", lhs, rhs)
-    flat = len(a) < 3 and len(b) < 3 and len(a) + len(b) > 2  # two vectors give a number, which jfit holds as (1,)
+    flat = len(a) < 3 and len(b) < 3 and len(a) + len(b) > 2  # two vectors give a scalar, which has shape (1,) in jfit
     return out if flat else graph.reshape(out, node.outs[0].shape)
 
 
 def _product(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """op(lhs) op(rhs) of the last two axes."""
+    """op(lhs) op(rhs) over the last two axes."""
     swap = [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2]
     lhs = graph.transpose(lhs, swap) if node.attrs.transpose_a else lhs
     rhs = graph.transpose(rhs, swap) if node.attrs.transpose_b else rhs
@@ -175,14 +177,14 @@ def batch_dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
 
 @converts("_linalg_gemm", "_linalg_gemm2")
 def linalg_gemm(graph: Graph, node: At, *matrices: str) -> str:
-    """alpha · A B + beta · C; rows of the matrices that lie on another axis come to the last but one and go back."""
+    """alpha · A B + beta · C; matrix rows on another `axis` are transposed to the second-last axis and back."""
     order = [a for a in range(node.ndim) if a != node.axis(node.attrs.axis)]
     order.insert(node.ndim - 2, node.axis(node.attrs.axis))
-    left, right, *added = (graph.transpose(m, order) for m in matrices)
+    left, right, *summand = (graph.transpose(m, order) for m in matrices)
     out = _product(graph, node, left, right)
     out = out if node.attrs.alpha == 1 else graph.binary("Mul", out, node.attrs.alpha, node.dtype)
-    if added:
-        out = graph.add("Add", out, graph.binary("Mul", added[0], node.attrs.beta, node.dtype))
+    if summand:
+        out = graph.add("Add", out, graph.binary("Mul", summand[0], node.attrs.beta, node.dtype))
     return graph.transpose(out, [order.index(a) for a in range(node.ndim)])
 
 

@@ -1,4 +1,4 @@
-"""Dense layers, activations, dropout, embedding."""
+"""ONNX converters: dense layers, activations, dropout, embedding, heads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu":
 
 @converts("FullyConnected")
 def fully_connected(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
-    """Gemm on two axes; with flatten=False the leading axes are put back afterwards."""
+    """Gemm on the data flattened to two axes; with flatten=False the leading axes are restored afterwards."""
     weight = graph.cast(weight, node.dtype, node.of(1).dtype)
     bias = graph.cast(bias, node.dtype, node.of(2).dtype) if bias else ""
     if node.ndim != 2:
@@ -25,13 +25,13 @@ def fully_connected(graph: Graph, node: At, data: str, weight: str, bias: str = 
 
 @converts("Activation")
 def activation(graph: Graph, node: At, data: str) -> str:
-    """One node for each kind."""
+    """The ONNX node of that activation."""
     return graph.add(ACTIVATIONS[node.attrs.act_type], data)
 
 
 @converts("LeakyReLU")
 def leaky_relu(graph: Graph, node: At, data: str, gamma: str = "") -> str:
-    """One node for each kind but gelu; rrelu has the middle of its slopes in evaluation."""
+    """One ONNX node, or several for gelu; rrelu uses the mean of its slope bounds in evaluation."""
     kind, attrs = node.attrs.act_type, node.attrs
     if kind == "gelu":
         half = graph.binary("Mul", data, 0.5, node.dtype)
@@ -51,7 +51,7 @@ def leaky_relu(graph: Graph, node: At, data: str, gamma: str = "") -> str:
 
 @converts("Dropout")
 def dropout(graph: Graph, node: At, data: str) -> str:
-    """Nothing, in evaluation."""
+    """No node: dropout is the identity in evaluation."""
     if node.attrs.mode == "always" and node.attrs.p > 0:
         raise Unsupported("mode='always' draws random numbers in evaluation too")
     return data
@@ -59,16 +59,16 @@ def dropout(graph: Graph, node: At, data: str) -> str:
 
 @converts("Embedding", "_contrib_SparseEmbedding")
 def embedding(graph: Graph, node: At, data: str, weight: str) -> str:
-    """Gather of ids cut off at the ends."""
+    """Gather with clipped indices."""
     ids = graph.cast(data, np.int64, node.dtype)
     ids = graph.add("Clip", ids, graph.const(0, np.int64), graph.const(node.attrs.input_dim - 1, np.int64))
     return graph.add("Gather", weight, ids, axis=0)
 
 
-# ------------------------------------------------------------------------------------------ loss heads, in evaluation
+# ------------------------------------------------------------------------------------------ heads, in evaluation
 @converts("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss", "IdentityAttachKLSparseReg")
-def shown(graph: Graph, node: At, data: str, *rest: str) -> str:
-    """The data as it is."""
+def identity_head(graph: Graph, node: At, data: str, *rest: str) -> str:
+    """No node: the output is the data."""
     return data
 
 

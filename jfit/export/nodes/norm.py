@@ -1,4 +1,4 @@
-"""Normalisation: by stored statistics, by layer, instance, group, length, and by neighbouring channels."""
+"""ONNX converters: BatchNorm in evaluation, LayerNorm, InstanceNorm, GroupNorm, L2Normalization, LRN."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ WIDE = np.dtype(np.float32)
 
 
 def _wide(dtype: np.dtype) -> np.dtype:
-    """Statistics of half precision are float32."""
+    """The dtype to compute in: float32 for half precision, else the dtype itself."""
     return WIDE if dtype.itemsize == 2 else dtype
 
 
 @converts("BatchNorm", "_contrib_SyncBatchNorm")
 def batch_norm(graph: Graph, node: At, data: str, gamma: str, beta: str, mean: str, var: str) -> tuple[str, ...]:
-    """BatchNormalization with the moving statistics; channels on another axis change places with axis 1."""
+    """BatchNormalization with the moving statistics; a channel axis other than 1 is swapped with axis 1."""
     wide, axis = _wide(node.dtype), node.axis(node.attrs.get("axis", 1))
-    given = [graph.cast(v, wide, node.of(i).dtype) for i, v in ((2, beta), (3, mean), (4, var))]
+    vectors = [graph.cast(v, wide, node.of(i).dtype) for i, v in ((2, beta), (3, mean), (4, var))]
     scale = graph.full(node.of(1).shape, 1, wide) if node.attrs.fix_gamma else graph.cast(gamma, wide, node.of(1).dtype)
     order = list(range(node.ndim))
-    alone = node.ndim == 1  # entries of one axis are the channels of one row
-    if not alone:
+    single_row = node.ndim == 1  # the only axis is the channel axis
+    if not single_row:
         order[1], order[axis] = order[axis], order[1]
     x = graph.cast(data, wide, node.dtype)
-    x = graph.unsqueeze(x, [0]) if alone else graph.transpose(x, order)
-    out = graph.add("BatchNormalization", x, scale, *given, epsilon=node.attrs.eps)
-    out = graph.squeeze(out, [0]) if alone else graph.transpose(out, order)
-    found = [graph.cast(out, node.dtype, wide)]
+    x = graph.unsqueeze(x, [0]) if single_row else graph.transpose(x, order)
+    out = graph.add("BatchNormalization", x, scale, *vectors, epsilon=node.attrs.eps)
+    out = graph.squeeze(out, [0]) if single_row else graph.transpose(out, order)
+    outputs = [graph.cast(out, node.dtype, wide)]
     if node.used - {0}:
-        inverse = graph.add("Reciprocal", graph.add("Sqrt", graph.binary("Add", given[2], node.attrs.eps, wide)))
-        found += [graph.add("Identity", given[1]), inverse]
-    return tuple(found)
+        inverse = graph.add("Reciprocal", graph.add("Sqrt", graph.binary("Add", vectors[2], node.attrs.eps, wide)))
+        outputs += [graph.add("Identity", vectors[1]), inverse]
+    return tuple(outputs)
 
 
 @converts("_contrib_BatchNormWithReLU")
-def batch_norm_with_relu(graph: Graph, node: At, *given: str) -> tuple[str, ...]:
+def batch_norm_with_relu(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
     """BatchNormalization and Relu."""
-    out, *rest = batch_norm(graph, node, *given)
+    out, *rest = batch_norm(graph, node, *arrays)
     return (graph.add("Relu", out), *rest)
 
 
 @converts("BatchNorm_v1")
-def batch_norm_v1(graph: Graph, node: At, *given: str) -> tuple[str, ...]:
-    """BatchNormalization; the variance it shows is the variance itself."""
-    out, *rest = batch_norm(graph, node, *given)
-    return (out, rest[0], graph.add("Identity", given[4])) if rest else (out,)
+def batch_norm_v1(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
+    """BatchNormalization; its output `var` is the variance itself, not 1 / √(variance + eps)."""
+    out, *rest = batch_norm(graph, node, *arrays)
+    return (out, rest[0], graph.add("Identity", arrays[4])) if rest else (out,)
 
 
 def _standardised(graph: Graph, data: str, axes: Sequence[int], eps: float, dtype: Any) -> tuple[str, str, str]:
-    """((x - μ) / σ, μ, σ = √(σ² + ε)) over `axes`, which stay as axes of size 1."""
+    """((x - μ) / s, μ, s) with s = √(σ² + ε); μ and s are taken over `axes`, kept as axes of size 1."""
     mean = graph.add("ReduceMean", data, axes=list(axes), keepdims=1)
-    away = graph.add("Sub", data, mean)
-    var = graph.add("ReduceMean", graph.add("Mul", away, away), axes=list(axes), keepdims=1)
+    centred = graph.add("Sub", data, mean)
+    var = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=list(axes), keepdims=1)
     std = graph.add("Sqrt", graph.binary("Add", var, eps, dtype))
-    return graph.add("Div", away, std), mean, std
+    return graph.add("Div", centred, std), mean, std
 
 
 @converts("LayerNorm")
 def layer_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
-    """LayerNormalization along the last axis; written out for other axes, or where its statistics are used."""
+    """LayerNormalization along the last axis; elementary nodes for other axes, or if the outputs mean and std are used."""
     wide, axis = _wide(node.dtype), node.axis(node.attrs.axis)
     x = graph.cast(data, wide, node.dtype)
     gamma, beta = (graph.cast(v, wide, node.of(i).dtype) for i, v in ((1, gamma), (2, beta)))
@@ -87,7 +87,7 @@ def instance_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> s
 
 @converts("GroupNorm")
 def group_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
-    """Each group of channels by its own statistics; gamma and beta are one per group."""
+    """Elementary nodes on the data reshaped to (rows, groups, rest); gamma and beta have one entry per group."""
     wide, groups = _wide(node.dtype), node.attrs.num_groups
     rows: Dim = node.shape[0]
     size = int(np.prod(node.sizes(1))) // groups
@@ -102,7 +102,7 @@ def group_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
 
 @converts("L2Normalization")
 def l2_normalization(graph: Graph, node: At, data: str) -> str:
-    """x / √(Σ x² + ε) over each row, each pixel, or each channel."""
+    """x / √(Σ x² + ε), summed over each row (instance), the channels (channel) or the spatial axes (spatial)."""
     axes = {"instance": range(1, node.ndim), "channel": [1], "spatial": range(2, node.ndim)}[node.attrs.mode]
     wide = _wide(node.dtype)
     x = graph.cast(data, wide, node.dtype)
@@ -113,6 +113,6 @@ def l2_normalization(graph: Graph, node: At, data: str) -> str:
 
 @converts("LRN")
 def lrn(graph: Graph, node: At, data: str) -> str:
-    """LRN, which divides alpha by its size too."""
+    """LRN; ONNX too divides alpha by the window size."""
     attrs = node.attrs
     return graph.add("LRN", data, alpha=attrs.alpha, beta=attrs.beta, bias=attrs.knorm, size=attrs.nsize)

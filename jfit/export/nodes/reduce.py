@@ -1,4 +1,4 @@
-"""Reductions over axes, and the softmax family."""
+"""ONNX converters: reductions over axes, softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jfit.ops.reduce import reduced_axes
 
 
 def _shaped(graph: Graph, node: At, data: str, keepdims: bool, axes: Any) -> str:
-    """A reduction over everything gives shape (1,)."""
+    """Reshape a reduction over all axes to (1,), as in jfit."""
     return graph.add("Reshape", data, graph.ints([1])) if len(axes) == node.ndim and not keepdims else data
 
 
@@ -53,27 +53,27 @@ converts("nanprod")(_reduction("ReduceProd", nan=1.0))
 def norm(graph: Graph, node: At, data: str) -> str:
     """Sum of magnitudes, or root of the sum of squares."""
     axes, keep = reduced_axes(node.attrs, node.ndim), node.attrs.keepdims
-    found = graph.add(f"ReduceL{node.attrs.ord}", data, axes=list(axes), keepdims=int(keep))
-    return graph.cast(_shaped(graph, node, found, keep, axes), node.outs[0].dtype, node.dtype)
+    result = graph.add(f"ReduceL{node.attrs.ord}", data, axes=list(axes), keepdims=int(keep))
+    return graph.cast(_shaped(graph, node, result, keep, axes), node.outs[0].dtype, node.dtype)
 
 
-def _place(kind: str) -> Callable[..., str]:
+def _arg(kind: str) -> Callable[..., str]:
     def convert(graph: Graph, node: At, data: str) -> str:
         axis, keep = node.attrs.axis, int(node.attrs.keepdims)
         if axis is None:
             data = graph.add("Reshape", data, graph.ints([-1]))
-            found = graph.add(kind, data, axis=0, keepdims=1)
-            found = graph.reshape(found, node.outs[0].shape)
+            result = graph.add(kind, data, axis=0, keepdims=1)
+            result = graph.reshape(result, node.outs[0].shape)
         else:
-            found = graph.add(kind, data, axis=node.axis(axis), keepdims=keep)
-            found = _shaped(graph, node, found, bool(keep), [axis])
-        return graph.cast(found, node.outs[0].dtype)
+            result = graph.add(kind, data, axis=node.axis(axis), keepdims=keep)
+            result = _shaped(graph, node, result, bool(keep), [axis])
+        return graph.cast(result, node.outs[0].dtype)
 
     return convert
 
 
-converts("argmax")(_place("ArgMax"))
-converts("argmin")(_place("ArgMin"))
+converts("argmax")(_arg("ArgMax"))
+converts("argmin")(_arg("ArgMin"))
 
 
 @converts("argmax_channel")
@@ -87,8 +87,8 @@ def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
     """Mean and variance over the axes."""
     axes = [node.axis(a) for a in node.attrs.axes or range(node.ndim)]
     mean = graph.add("ReduceMean", data, axes=axes, keepdims=1)
-    away = graph.add("Sub", data, mean)
-    var = graph.add("ReduceMean", graph.add("Mul", away, away), axes=axes, keepdims=1)
+    centred = graph.add("Sub", data, mean)
+    var = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=axes, keepdims=1)
     mean, var = (graph.reshape(x, o.shape) for x, o in zip((mean, var), node.outs, strict=True))
     return mean, var
 
@@ -97,12 +97,13 @@ def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
 def cumsum(graph: Graph, node: At, data: str) -> str:
     """CumSum; without an axis over the flattened array."""
     out, axis = node.outs[0], node.attrs.axis
-    work = out.dtype if out.dtype.kind == "f" or out.dtype.itemsize > 2 else np.dtype(np.int32)  # small ones wrap round alike
+    # ONNX sums no 8- or 16-bit integers: sum in int32; casting back overflows in the same way
+    work = out.dtype if out.dtype.kind == "f" or out.dtype.itemsize > 2 else np.dtype(np.int32)
     data = graph.cast(data, work, node.dtype)
     if axis is None:
         data = graph.add("Reshape", data, graph.ints([-1]))
-    found = graph.add("CumSum", data, graph.const(0 if axis is None else node.axis(axis), np.int64))
-    return graph.cast(found, out.dtype, work)
+    total = graph.add("CumSum", data, graph.const(0 if axis is None else node.axis(axis), np.int64))
+    return graph.cast(total, out.dtype, work)
 
 
 # ------------------------------------------------------------------------------------------ softmax
@@ -118,8 +119,8 @@ def _softmax(kind: str, sign: int = 1) -> Callable[..., str]:
         places = graph.along(graph.const(np.arange(size), np.int32), axis, node.ndim)
         inside = graph.add("Less", places, graph.unsqueeze(ids, [axis]))
         low = graph.const(np.finfo(node.dtype).min / 2, node.dtype)
-        found = graph.add(kind, graph.add("Where", inside, data, low), axis=axis)
-        return graph.cast(graph.add("Where", inside, found, graph.const(0, node.dtype)), out, node.dtype)
+        result = graph.add(kind, graph.add("Where", inside, data, low), axis=axis)
+        return graph.cast(graph.add("Where", inside, result, graph.const(0, node.dtype)), out, node.dtype)
 
     return convert
 
@@ -130,7 +131,7 @@ converts("softmin")(_softmax("Softmax", sign=-1))
 
 
 def over_rest(graph: Graph, data: str, shape: Dims) -> str:
-    """Softmax over everything but the batch axis."""
+    """Softmax over all axes but the first."""
     if len(shape) == 2:
         return graph.add("Softmax", data, axis=1)
     return graph.reshape(graph.add("Softmax", graph.add("Flatten", data, axis=1), axis=1), shape)
@@ -138,7 +139,7 @@ def over_rest(graph: Graph, data: str, shape: Dims) -> str:
 
 @converts("SoftmaxActivation")
 def softmax_activation(graph: Graph, node: At, data: str) -> str:
-    """Over axis 1 or over the last axis."""
+    """Softmax over axis 1 (channel) or the last axis (instance)."""
     return graph.add("Softmax", data, axis=1 if node.attrs.mode == "channel" else node.ndim - 1)
 
 

@@ -1,4 +1,4 @@
-"""Rearranging: reshape, transpose, tile, pad; joining and cutting; constants."""
+"""ONNX converters: reshape, transpose, tile, pad, ...; concatenation and slicing; constants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jfit.ops import Ctx, lookup
 # ------------------------------------------------------------------------------------------ reshaping
 @converts("Reshape", "reshape_like", "squeeze")
 def reshape(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Reshape to the shape that jfit gives."""
+    """Reshape to the output shape."""
     return graph.reshape(data, node.outs[0].shape)
 
 
@@ -29,7 +29,7 @@ def expand_dims(graph: Graph, node: At, data: str) -> str:
 
 @converts("transpose")
 def transpose(graph: Graph, node: At, data: str) -> str:
-    """Transpose; without axes reversed."""
+    """Transpose; without `axes`, the order is reversed."""
     order = [node.axis(a) for a in node.attrs.axes] or list(reversed(range(node.ndim)))
     return graph.transpose(data, order)
 
@@ -44,13 +44,13 @@ def swap_axis(graph: Graph, node: At, data: str) -> str:
 
 @converts("broadcast_to", "broadcast_axis", "broadcast_like")
 def expand(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Expand to the shape that jfit gives."""
+    """Expand to the output shape."""
     return graph.add("Expand", data, graph.dims(node.outs[0].shape))
 
 
 @converts("tile")
 def tile(graph: Graph, node: At, data: str) -> str:
-    """Tile; missing axes and repeats are 1."""
+    """Tile; the shorter one of shape and reps is extended by leading ones."""
     reps = node.attrs.reps
     ndim = max(node.ndim, len(reps))
     data = graph.unsqueeze(data, range(ndim - node.ndim))
@@ -59,7 +59,7 @@ def tile(graph: Graph, node: At, data: str) -> str:
 
 @converts("repeat")
 def repeat(graph: Graph, node: At, data: str) -> str:
-    """A new axis behind each entry, repeated, and merged."""
+    """Unsqueeze after the axis, Tile along the new axis, Reshape."""
     count, shape = node.attrs.repeats, node.shape
     axis = node.ndim - 1 if node.attrs.axis is None else node.axis(node.attrs.axis)
     data = graph.unsqueeze(data, [axis + 1])
@@ -77,7 +77,7 @@ def reverse(graph: Graph, node: At, data: str) -> str:
 
 @converts("Pad")
 def pad(graph: Graph, node: At, data: str) -> str:
-    """Pad: a constant, the edge, or its reflection."""
+    """Pad, with a constant, the edge entry or a reflection."""
     width, mode = node.attrs.pad_width, node.attrs.mode
     value = graph.const(node.attrs.constant_value, node.dtype) if mode == "constant" else ""
     return graph.add("Pad", data, graph.ints([*width[::2], *width[1::2]]), value, mode=mode)
@@ -85,7 +85,7 @@ def pad(graph: Graph, node: At, data: str) -> str:
 
 @converts("depth_to_space")
 def depth_to_space(graph: Graph, node: At, data: str) -> str:
-    """DepthToSpace: blocks come before channels."""
+    """DepthToSpace in mode DCR: MXNet has the block index before the channel index."""
     return graph.add("DepthToSpace", data, blocksize=node.attrs.block_size, mode="DCR")
 
 
@@ -97,14 +97,14 @@ def space_to_depth(graph: Graph, node: At, data: str) -> str:
 
 @converts("shape_array", "size_array")
 def shape_array(graph: Graph, node: At, data: str) -> str:
-    """Shape, or Size as a vector of one."""
-    found = graph.add("Shape", data)
+    """Shape, or the product of its entries as a vector of length 1."""
+    sizes = graph.add("Shape", data)
     if node.outs[0].shape == (1,) and node.ndim != 1:
-        found = graph.add("ReduceProd", found, axes=[0], keepdims=1)
-    return graph.cast(found, node.outs[0].dtype, np.int64)
+        sizes = graph.add("ReduceProd", sizes, axes=[0], keepdims=1)
+    return graph.cast(sizes, node.outs[0].dtype, np.int64)
 
 
-# ------------------------------------------------------------------------------------------ joining, cutting
+# ------------------------------------------------------------------------------------------ concatenation, slicing
 @converts("Concat", "_rnn_param_concat")
 def concat(graph: Graph, node: At, *arrays: str) -> str:
     """Concat."""
@@ -120,7 +120,7 @@ def stack(graph: Graph, node: At, *arrays: str) -> str:
 
 @converts("SliceChannel")
 def slice_channel(graph: Graph, node: At, data: str) -> tuple[str, ...]:
-    """Split in equal parts."""
+    """Split into equal parts."""
     axis, count = node.axis(node.attrs.axis), node.attrs.num_outputs
     if count == 1:
         return (graph.squeeze(data, [axis]) if node.attrs.squeeze_axis else data,)
@@ -145,7 +145,7 @@ def split_v2(graph: Graph, node: At, data: str) -> tuple[str, ...]:
 
 @converts("slice")
 def slice_(graph: Graph, node: At, data: str) -> str:
-    """Slice; an open bound is the farthest one in the direction of the step."""
+    """Slice; a bound None becomes a number beyond the end of the axis, in the direction of the step."""
     attrs, count = node.attrs, len(node.attrs.begin)
     steps = [s or 1 for s in (*attrs.step, *(None,) * (count - len(attrs.step)))]
     begins = [(0 if s > 0 else FARTHEST) if b is None else b for b, s in zip(attrs.begin, steps, strict=True)]
@@ -162,14 +162,14 @@ def slice_axis(graph: Graph, node: At, data: str) -> str:
 
 @converts("slice_like")
 def slice_like(graph: Graph, node: At, data: str, like: str) -> str:
-    """Slice to the shape that jfit gives."""
+    """Slice to the output shape."""
     axes = list(range(node.ndim))
     return graph.add("Slice", data, graph.ints([0] * node.ndim), graph.dims(node.outs[0].shape), graph.ints(axes))
 
 
 @converts("diag")
 def diag(graph: Graph, node: At, data: str) -> str:
-    """Gather of the diagonal of a matrix, or a vector put on one."""
+    """Gather of the diagonal of a matrix, or a matrix with a vector on its diagonal."""
     k, attrs = node.attrs.k, node.attrs
     if node.ndim == 1:
         count = fixed(node.shape[0])
@@ -182,8 +182,8 @@ def diag(graph: Graph, node: At, data: str) -> str:
     order = [a for a in range(node.ndim) if a not in pair] + list(pair)
     rows, columns = (fixed(node.shape[a]) for a in pair)
     flat = [(i + max(-k, 0)) * columns + i + max(k, 0) for i in range(fixed(node.outs[0].shape[-1]))]
-    lined = graph.reshape(graph.transpose(data, order), (*node.outs[0].shape[:-1], rows * columns))
-    return graph.add("Gather", lined, graph.ints(flat), axis=node.ndim - 2)
+    vectors = graph.reshape(graph.transpose(data, order), (*node.outs[0].shape[:-1], rows * columns))
+    return graph.add("Gather", vectors, graph.ints(flat), axis=node.ndim - 2)
 
 
 # ------------------------------------------------------------------------------------------ constants
@@ -200,7 +200,7 @@ converts("_full")(_constant(None))
 
 
 def _evaluated(name: str) -> Converter:
-    """A constant that the operator itself computes."""
+    """A converter to a constant, computed by jfit's operator."""
 
     def convert(graph: Graph, node: At) -> str:
         return graph.const(np.asarray(lookup(name).fn(Ctx(), node.attrs)))
@@ -208,22 +208,22 @@ def _evaluated(name: str) -> Converter:
     return convert
 
 
-for made in ("_arange", "_linspace", "_eye", "_zeros_without_dtype"):
-    converts(made)(_evaluated(made))
+for source in ("_arange", "_linspace", "_eye", "_zeros_without_dtype"):
+    converts(source)(_evaluated(source))
 
 
 @converts("_contrib_arange_like")
 def arange_like(graph: Graph, node: At, data: str) -> str:
-    """A constant, or Range where its length grows with the batch."""
+    """A constant, or Range if its length depends on the batch."""
     attrs, out = node.attrs, node.outs[0]
     if all(isinstance(d, int) for d in out.shape):
         count = int(np.prod([fixed(d) for d in out.shape]))
-        whole = out.dtype.kind in "iu"  # start and step lose their fractions first
+        whole = out.dtype.kind in "iu"  # truncate start and step to integers first, as jfit does
         start, step = (int(v) if whole else v for v in (attrs.start, attrs.step))
         values = start + step * (np.arange(count) // attrs.repeat)
         return graph.const(values.reshape([fixed(d) for d in out.shape]), out.dtype)
     if len(out.shape) != 1:
-        raise Unsupported("it counts the entries of several axes of a batch that is left open; export with batch=None")
+        raise Unsupported("it numbers the entries of several axes, one of dynamic batch size; export with batch=None")
     end = graph.squeeze(graph.dims(out.shape), [0])
     numbers = graph.add("Range", graph.const(0, np.int64), end, graph.const(1, np.int64))
     numbers = numbers if attrs.repeat == 1 else graph.binary("Div", numbers, attrs.repeat, np.int64)

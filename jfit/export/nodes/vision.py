@@ -1,4 +1,4 @@
-"""Images read at computed places, regions of feature maps, boxes."""
+"""ONNX converters: image sampling, pooling of regions of interest, boxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jfit.ops import Ctx, lookup
 
 # ------------------------------------------------------------------------------------------ sampling
 def _affine(graph: Graph, node: At, theta: str, which: int) -> str:
-    """theta (rows, 6) -> (rows, height * width, 2): x and y for even places in [-1, 1]."""
+    """Affine sampling grid (rows, height * width, 2) of theta (rows, 6): (x, y) for evenly spaced targets in [-1, 1]."""
     height, width = node.attrs.target_shape
     y, x = (np.linspace(-1, 1, n) if n > 1 else np.array([-1.0]) for n in (height, width))
     grid = np.stack([np.tile(x, height), np.repeat(y, width), np.ones(height * width)])  # (3, places)
@@ -22,12 +22,12 @@ def _affine(graph: Graph, node: At, theta: str, which: int) -> str:
 
 @converts("GridGenerator")
 def grid_generator(graph: Graph, node: At, data: str) -> str:
-    """A product with the constant grid (affine), or the flow added to pixel places (warp)."""
+    """A matrix product with a constant grid (affine), or the flow added to pixel coordinates (warp)."""
     if node.attrs.transform_type == "affine":
         return graph.reshape(graph.transpose(_affine(graph, node, data, 0), [0, 2, 1]), node.outs[0].shape)
     height, width = node.sizes(2)
     if min(height, width) < 2:
-        raise Unsupported("a flow of one row or column divides by zero")
+        raise Unsupported("a flow with a single row or column divides by zero")
     places = np.stack(np.meshgrid(np.arange(width), np.arange(height)))[None]
     scale = np.array([2 / (width - 1), 2 / (height - 1)]).reshape(1, 2, 1, 1)
     moved = graph.binary("Mul", graph.binary("Add", data, places, node.dtype), scale, node.dtype)
@@ -35,13 +35,13 @@ def grid_generator(graph: Graph, node: At, data: str) -> str:
 
 
 def _sampled(graph: Graph, data: str, grid: str) -> str:
-    """GridSample; the corners of [-1, 1] are the middles of corner pixels."""
+    """GridSample; -1 and 1 are the centres of the corner pixels."""
     return graph.add("GridSample", data, grid, mode="bilinear", padding_mode="zeros", align_corners=1)
 
 
 @converts("BilinearSampler")
 def bilinear_sampler(graph: Graph, node: At, data: str, grid: str) -> str:
-    """GridSample wants x and y along the last axis."""
+    """GridSample, which expects (x, y) along the last axis."""
     return _sampled(graph, data, graph.transpose(grid, [0, 2, 3, 1]))
 
 
@@ -55,7 +55,7 @@ def spatial_transformer(graph: Graph, node: At, data: str, loc: str) -> str:
 # ------------------------------------------------------------------------------------------ regions
 @converts("_contrib_ROIAlign")
 def roi_align(graph: Graph, node: At, data: str, rois: str) -> str:
-    """RoiAlign; the number of the image is an input of its own, and below 0 the region is empty."""
+    """RoiAlign, which takes the image index as a separate input; regions with a negative index give 0."""
     attrs = node.attrs
     if attrs.position_sensitive:
         raise Unsupported("position_sensitive=True has no ONNX form")
@@ -73,35 +73,35 @@ def roi_align(graph: Graph, node: At, data: str, rois: str) -> str:
         spatial_scale=attrs.spatial_scale,
         coordinate_transformation_mode="half_pixel" if attrs.aligned else "output_half_pixel",
     )
-    real = graph.binary("GreaterOrEqual", number, 0, node.of(1).dtype)
-    return graph.add("Where", graph.unsqueeze(real, [2, 3]), out, graph.const(0, node.dtype))
+    valid = graph.binary("GreaterOrEqual", number, 0, node.of(1).dtype)
+    return graph.add("Where", graph.unsqueeze(valid, [2, 3]), out, graph.const(0, node.dtype))
 
 
 @converts("ROIPooling")
 def roi_pooling(graph: Graph, node: At, data: str, rois: str) -> str:
-    """MaxRoiPool; regions of images that are not there are 0."""
+    """MaxRoiPool; regions whose image index is out of range give 0."""
     dtype = node.of(1).dtype
     number, rows = graph.slice(rois, 1, 0, 1), graph.cast(graph.dims(node.shape[:1]), dtype)
     number = graph.add("Mul", graph.add("Sign", number), graph.add("Floor", graph.add("Abs", number)))
-    real = graph.add("And", graph.binary("GreaterOrEqual", number, 0, dtype), graph.add("Less", number, rows))
-    safe = graph.add("Where", real, number, graph.const(0, dtype))
+    valid = graph.add("And", graph.binary("GreaterOrEqual", number, 0, dtype), graph.add("Less", number, rows))
+    safe = graph.add("Where", valid, number, graph.const(0, dtype))
     regions = graph.add("Concat", safe, graph.slice(rois, 1, 1, 5), axis=1)
     size = list(node.attrs.pooled_size)
     out = graph.add("MaxRoiPool", data, regions, pooled_shape=size, spatial_scale=node.attrs.spatial_scale)
-    return graph.add("Where", graph.unsqueeze(real, [2, 3]), out, graph.const(0, node.dtype))
+    return graph.add("Where", graph.unsqueeze(valid, [2, 3]), out, graph.const(0, node.dtype))
 
 
 # ------------------------------------------------------------------------------------------ boxes
 @converts("_contrib_MultiBoxPrior")
 def multibox_prior(graph: Graph, node: At, data: str) -> str:
-    """A constant: boxes depend on the size of the map alone."""
+    """A constant: the boxes depend only on the height and width of the feature map."""
     blank = jnp.zeros((1, 1, *node.sizes(2)), node.dtype)
     return graph.const(np.asarray(lookup("_contrib_MultiBoxPrior").fn(Ctx(), node.attrs, blank)))
 
 
 @converts("_contrib_box_iou")
 def box_iou(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """Shared area over joined area of each pair of boxes."""
+    """Intersection over union of each pair of boxes, 0 if they do not intersect."""
     dtype, sides = node.dtype, []
     for which, boxes in enumerate((lhs, rhs)):
         count = int(np.prod([fixed(d) for d in node.of(which).shape[:-1]]))
@@ -116,8 +116,8 @@ def box_iou(graph: Graph, node: At, lhs: str, rhs: str) -> str:
     shared = _area(graph, graph.binary("Max", size, 0, dtype))
     areas = [_area(graph, graph.binary("Max", graph.add("Sub", end, begin), 0, dtype)) for begin, end in sides]
     union = graph.add("Sub", graph.add("Add", *areas), shared)
-    some = graph.binary("Greater", shared, 0, dtype)
-    ratio = graph.add("Div", shared, graph.add("Where", some, union, graph.const(1, dtype)))
+    overlaps = graph.binary("Greater", shared, 0, dtype)
+    ratio = graph.add("Div", shared, graph.add("Where", overlaps, union, graph.const(1, dtype)))
     return graph.reshape(ratio, node.outs[0].shape)
 
 
