@@ -1,1 +1,1 @@
-"""Re-runnable measurements: `step_overhead` (speed against peers) and `size` (lines of code)."""
+"""Benchmarks and measurements, each run as `python -m benchmarks.NAME`; benchmarks/README.md describes them."""

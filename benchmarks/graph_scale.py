@@ -1,7 +1,7 @@
-"""Seconds of a graph with thousands of nodes: build, infer, lower, tojson, load: `python -m benchmarks.graph_scale [NODES]`.
+"""Time to build, infer, lower, save and load a graph with thousands of nodes: `python -m benchmarks.graph_scale [NODES]`.
 
-A residual net whose widths differ from block to block, so that few inferences repeat, and an LSTM unrolled over time from
-begin states of unknown batch, whose shapes have to be found backwards.
+The graphs: a residual network whose widths differ between blocks, so that few shape inferences are cached; and an unrolled LSTM
+with begin states of unknown batch size, whose shapes must be inferred backwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Net = tuple[Any, dict[str, tuple[int, ...]]]
 
 
 def residual(nodes: int) -> Net:
-    """Blocks of two convolutions, batch norm and relu."""
+    """A residual network of about `nodes` nodes: blocks of two convolutions, batch norm and relu."""
     x = sym.Convolution(sym.Variable("data"), num_filter=16, kernel=(3, 3), pad=(1, 1), no_bias=True)
     for block in range(nodes // 11):
         width = 16 + block * 37 % 97
@@ -29,7 +29,7 @@ def residual(nodes: int) -> Net:
 
 
 def unrolled(nodes: int, size: int = 64) -> Net:
-    """An LSTM, one copy of its nodes for each time."""
+    """An LSTM of about `nodes` nodes, unrolled over time."""
     times = nodes // 14
     steps = sym.SliceChannel(sym.Variable("data"), num_outputs=times, axis=1, squeeze_axis=True)
     wx, bx, wh, bh = (sym.Variable(n) for n in ("i2h_weight", "i2h_bias", "h2h_weight", "h2h_bias"))
@@ -43,7 +43,7 @@ def unrolled(nodes: int, size: int = 64) -> Net:
 
 
 def measure(make: Callable[[int], Net], nodes: int) -> dict[str, float]:
-    """Seconds of each step, and how many nodes there are."""
+    """The number of nodes (key "nodes") and the seconds of each operation."""
     seconds: dict[str, float] = {}
 
     def timed(what: str, run: Callable[[], Any]) -> Any:
@@ -64,8 +64,8 @@ def measure(make: Callable[[int], Net], nodes: int) -> dict[str, float]:
 def main(nodes: int) -> None:
     """Print the table."""
     for make in (residual, unrolled):
-        found = measure(make, nodes)
-        print(f"{make.__name__:<10}{found.pop('nodes'):>6.0f} nodes  " + "  ".join(f"{k} {v:.2f} s" for k, v in found.items()))
+        times = measure(make, nodes)
+        print(f"{make.__name__:<10}{times.pop('nodes'):>6.0f} nodes  " + "  ".join(f"{k} {v:.2f} s" for k, v in times.items()))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
-"""Images per second: `ImageRecords` against torch's DataLoader doing the same work with Pillow.
+"""Time per image of `ImageRecords`, compared with torch's DataLoader doing the same work with Pillow.
 
     python -m benchmarks.iterators --markdown benchmarks/results/<machine>-images.md
-    python -m benchmarks.iterators --quick                      # does it run?
+    python -m benchmarks.iterators --quick                      # smoke test
 
-Workloads: JPEGs of noise on smooth colours, quality 90, in one record file.  `small`: 256 x 256, shorter side to 240; `photo`:
-500 x 375, to 256.  Then a random crop of 224, half of them mirrored, (x - mean) / std, batches of (32, 3, 224, 224) float32.
+Workloads: JPEGs of noise on smooth colours, quality 90, in one record file. `small`: 256 x 256, shorter side resized to 240;
+`photo`: 500 x 375, resized to 256. Then a random crop of 224, half of them mirrored, (x - mean) / std, batches of
+(32, 3, 224, 224) float32.
 
-Legs: `jfit` resizes as MXNet does (two neighbours on each axis), `jfit_smooth` with Pillow's filter, which is what `torch`
-does: a map-style dataset over the same records, Pillow's resize and crop, a float tensor, normalised, collated.
+Legs (implementations compared): `jfit` resizes as MXNet does (two neighbours on each axis); `jfit_smooth` with Pillow's
+antialiasing filter; `torch`, too, with Pillow: a map-style dataset over the same records, resize and crop, a float tensor,
+normalized, collated.
 
-Every leg keeps its workers through all rounds.  In a round a leg first takes the batches that were made while others ran, then
-is timed over some more: workers are as busy at the first reading of the clocks as at the last.  CPU seconds are those of this
-process and of its children.
+Every leg keeps its workers through all rounds. In a round a leg first consumes the batches prefetched while others ran, and is
+then timed: so the workers are equally busy at the start and at the end of the timed interval. CPU seconds include those of the
+worker processes.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ LEGS = ("jfit", "jfit_smooth", "torch")
 
 
 def records(folder: Path, shape: tuple[int, int], count: int) -> Path:
-    """A record file of JPEGs."""
+    """Write a record file of `count` random JPEGs of this (height, width); returns its path."""
     from jfit.data.images import encode, resize
     from jfit.formats.records import IRHeader, RecordWriter, pack
 
@@ -51,7 +53,7 @@ def records(folder: Path, shape: tuple[int, int], count: int) -> Path:
 
 
 def jfit_batches(path: Path, resize: int, workers: int, smooth: bool) -> Iterator[np.ndarray]:
-    """Batches of jfit, epoch after epoch."""
+    """Endless stream of batches of `ImageRecords`, (32, 3, 224, 224) float32."""
     from jfit.data import ImageRecords
 
     augment: dict[str, Any] = {
@@ -70,7 +72,7 @@ def jfit_batches(path: Path, resize: int, workers: int, smooth: bool) -> Iterato
 
 
 def torch_batches(path: Path, resize: int, workers: int) -> Iterator[Any]:
-    """Batches of torch's DataLoader, epoch after epoch."""
+    """Endless stream of batches of torch's DataLoader, (32, 3, 224, 224) float32."""
     import torch
 
     torch.set_num_threads(1)
@@ -108,7 +110,7 @@ class Photos:
 
         from jfit.formats.records import RecordReader, unpack
 
-        self.reader = self.reader or RecordReader(self.path)  # a file of its own in each worker
+        self.reader = self.reader or RecordReader(self.path)  # opened separately in each worker
         self.reader.seek(self.offsets[row])
         record = self.reader.read()
         assert record is not None
@@ -126,7 +128,7 @@ class Photos:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of its children and theirs, as far as they live."""
+    """CPU seconds of this process and of all its descendants that are alive."""
     total, open_, tick = time.process_time(), _children(os.getpid()), os.sysconf("SC_CLK_TCK")
     while open_:
         pid = open_.pop()
@@ -140,23 +142,23 @@ def cpu_seconds() -> float:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, task.read_text().split())
-    return found
+        pids += map(int, task.read_text().split())
+    return pids
 
 
 def leg(name: str, path: Path, resize: int, workers: int) -> Iterator[Any]:
-    """The batches of a leg."""
+    """Endless stream of batches of a leg."""
     if name == "torch":
         return torch_batches(path, resize, workers)
     return jfit_batches(path, resize, workers, name == "jfit_smooth")
 
 
 def measured(path: Path, resize: int, workers: int, rounds: int, batches: int) -> dict[str, list[tuple[float, float]]]:
-    """(CPU, wall) seconds an image of every leg in every round, the first place moving on by one."""
+    """Leg -> (CPU, wall) seconds per image of every round; each round starts with the next leg."""
     legs = {name: leg(name, path, resize, workers) for name in LEGS}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in LEGS}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in LEGS}
     for stream in legs.values():
         next(stream)
     for r in range(rounds):
@@ -166,18 +168,18 @@ def measured(path: Path, resize: int, workers: int, rounds: int, batches: int) -
             cpu, wall = cpu_seconds(), time.perf_counter()
             for _ in range(batches):
                 next(legs[name])
-            found[name].append(((cpu_seconds() - cpu) / batches / BATCH, (time.perf_counter() - wall) / batches / BATCH))
+            seconds[name].append(((cpu_seconds() - cpu) / batches / BATCH, (time.perf_counter() - wall) / batches / BATCH))
         print(f"  {path.name}, {workers} workers: round {r + 1} of {rounds}", file=sys.stderr, flush=True)
-    return found
+    return seconds
 
 
-def row(workload: str, workers: int, found: dict[str, list[tuple[float, float]]]) -> str:
-    """A line of the table: ms an image on the CPU and by the clock, and torch's time over each leg's, by round."""
+def row(workload: str, workers: int, seconds: dict[str, list[tuple[float, float]]]) -> str:
+    """A line of the table: CPU and wall ms per image, and the ratios of torch's CPU time to that of the jfit legs."""
     cells = [workload, str(workers)]
     for clock in (0, 1):
-        cells += [f"{1000 * np.median([seconds[clock] for seconds in found[name]]):.2f}" for name in LEGS]
+        cells += [f"{1000 * np.median([times[clock] for times in seconds[name]]):.2f}" for name in LEGS]
     for name in LEGS[:2]:
-        ratios = [t[0] / j[0] for t, j in zip(found["torch"], found[name], strict=True)]
+        ratios = [t[0] / j[0] for t, j in zip(seconds["torch"], seconds[name], strict=True)]
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
         cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
     return "| " + " | ".join(cells) + " |"
@@ -202,7 +204,7 @@ def main() -> None:
         f"{facts['processor']}, {facts['cores']} cores; Python {facts['python']}, {versions}, Pillow {pillow_version}.  "
         f"`python -m benchmarks.iterators`, {options.rounds} rounds of {options.batches} batches of {BATCH}; medians.",
         "",
-        "ms an image; how many times as long torch takes, on the CPU (median and quartiles of the rounds):",
+        "ms per image; ratios of torch's CPU time to jfit's (median and quartiles of the rounds):",
         "",
         "| images | workers | jfit, CPU | smooth | torch | jfit, wall | smooth | torch | torch : jfit | torch : smooth |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",

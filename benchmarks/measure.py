@@ -1,7 +1,7 @@
-"""Paired, interleaved measurement of legs in one process, and the statistics of it.
+"""Interleaved measurement of several legs (implementations to compare) in one process, and its statistics.
 
-A round trains one epoch with every leg, so a slow minute of the machine hits all of them; only ratios within a round are
-compared.  The starting leg moves on by one each round, so that no leg always runs behind the same neighbour.
+A round trains one epoch with every leg, so that a slow period of the machine affects all of them; only ratios within a round
+are compared. Each round starts with the next leg, so that the order of the legs has no effect on average.
 """
 
 from __future__ import annotations
@@ -32,22 +32,25 @@ class Epoch:
 
 
 def pin(cores: int) -> list[int]:
-    """Bind the process to its first `cores` cores; call it before a framework sizes its thread pools.
+    """Bind the process to its first `cores` cores; call it before a framework creates its thread pools.
+
+    Args:
+        cores: number of cores.
 
     Returns:
-        The cores in use; the list is empty where the system cannot pin.
+        Indices of the cores in use; empty if the system does not support pinning.
     """
     if not hasattr(os, "sched_setaffinity"):
         return []
     available = sorted(os.sched_getaffinity(0))
     if len(available) < cores:
-        raise SystemExit(f"{cores} cores were asked for, this process may use {len(available)}; pass --cores {len(available)}.")
+        raise SystemExit(f"{cores} cores requested, this process may use {len(available)}; pass --cores {len(available)}.")
     os.sched_setaffinity(0, available[:cores])
     return available[:cores]
 
 
 def measure_epoch(leg: Leg) -> Epoch:
-    """Train one epoch and read both clocks around it."""
+    """Train one epoch with a leg; returns its rows, CPU and wall seconds."""
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
     rows = leg.epoch()
@@ -55,7 +58,7 @@ def measure_epoch(leg: Leg) -> Epoch:
 
 
 def interleave(legs: dict[str, Leg], rounds: int) -> dict[str, list[Epoch]]:
-    """`rounds` epochs of every leg, taken in turn; entry r of each list belongs to round r."""
+    """Measure `rounds` epochs of every leg, interleaved; entry r of each list belongs to round r."""
     names = list(legs)
     epochs: dict[str, list[Epoch]] = {name: [] for name in names}
     for r in range(rounds):
@@ -78,7 +81,7 @@ def summary(values: np.ndarray) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, system and versions of what took part."""
+    """Processor, cores, system, Python version, and versions of the compared packages (None: not installed)."""
     versions = {}
     for name in PACKAGES:
         try:

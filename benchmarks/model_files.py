@@ -1,11 +1,11 @@
-"""How long model files take to load, to lower and to compute with for the first time, and the memory that takes.
+"""Time to load model files, lower them and run them for the first time, and the memory used.
 
-    python -m benchmarks.model_files FIXTURES                            the recorded models, and two large ones made here
+    python -m benchmarks.model_files FIXTURES                            the recorded models and two large generated ones
     python -m benchmarks.model_files FIXTURES --only lenet,resnet152     some of them
-    python -m benchmarks.model_files FIXTURES --markdown out.md          write the table too (it is printed anyway)
+    python -m benchmarks.model_files FIXTURES --markdown out.md          also write the printed table to a file
 
-FIXTURES is a folder with models/manifest.json and models/<name>/model-symbol.json, model-0000.params.  Each model is measured
-in a fresh process, so that no compiled program and no memory of another one helps or harms.
+FIXTURES is a folder with models/manifest.json and models/<name>/model-symbol.json, model-0000.params. Each model is measured
+in a fresh process, so that compiled programs and memory of another model have no effect.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_S = 3.0  # for a graph of 1,500 nodes or of ResNet-152's size, from the disk
+MOST_S = 3.0  # limit for loading a large model (1,500 nodes, or the size of ResNet-152) from disk, in seconds
 
 
 def resnet(units: tuple[int, ...] = (3, 8, 36, 3), heads: bool = False) -> Any:
-    """A bottleneck ResNet; with `heads`, box and class predictors at six scales behind it, as a detector has them."""
+    """A bottleneck ResNet classifier; with `heads`, an SSD-like detector with box and class predictors at six scales."""
     from jfit import sym
 
     def block(data: Any, filters: int, kernel: int, name: str, stride: int = 1, act: bool = True) -> Any:
@@ -73,7 +73,7 @@ LARGE = {"resnet152": (False, (1, 3, 224, 224)), "detector152": (True, (1, 3, 25
 
 
 def make_large(name: str, folder: Path) -> dict[str, Any]:
-    """Writes the files of a large model with drawn parameters; returns what `measure` needs to know."""
+    """Write the files of a large model with random parameters; returns its case (name, prefix, data_shapes) for `measure`."""
     import jax
 
     import jfit
@@ -91,13 +91,13 @@ def make_large(name: str, folder: Path) -> dict[str, Any]:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Times and memory of one model in this process."""
+    """Measure the times (seconds) and memory (bytes) of one model in this process."""
     import jax
     import numpy as np
 
     import jfit
 
-    jax.block_until_ready(jax.numpy.zeros(1) + 1)  # the backend has started
+    jax.block_until_ready(jax.numpy.zeros(1) + 1)  # start the backend before the clock
     before = _memory(reset=True)
     clock = [time.perf_counter()]
     loaded = jfit.load(case["prefix"])
@@ -129,7 +129,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory(reset: bool = False) -> int:
-    """The most bytes that this process has held since the last reset; Linux only, elsewhere since its start."""
+    """Peak resident memory in bytes since the last reset (Linux), or since the start of the process (elsewhere)."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -148,12 +148,12 @@ def _in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table; the bar holds for the two large models."""
+    """The table as a Markdown page, with pass or FAIL for the large models."""
     from benchmarks.measure import machine
 
-    told = machine()
-    lines = ["# Model files", "", f"{told['processor']}, {told['cores']} cores; Python {told['python']}, "]
-    lines[-1] += ", ".join(f"{k} {v}" for k, v in told["versions"].items() if v and k in ("jax", "jaxlib", "numpy")) + "."
+    about = machine()
+    lines = ["# Model files", "", f"{about['processor']}, {about['cores']} cores; Python {about['python']}, "]
+    lines[-1] += ", ".join(f"{k} {v}" for k, v in about["versions"].items() if v and k in ("jax", "jaxlib", "numpy")) + "."
     lines += [
         "",
         "| model | nodes | parameters | files | load | lower | first call | next call | memory |",
@@ -174,31 +174,31 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure every model, print the table and write it where the command line says."""
+    """Measure every model and print the table; write it to the file of --markdown."""
     parser = argparse.ArgumentParser(prog="benchmarks.model_files", description="Load, lowering and first-call times.")
     parser.add_argument("fixtures", type=Path, nargs="?", help="folder with models/manifest.json")
     parser.add_argument("--only", help="comma-separated names")
     parser.add_argument("--markdown", type=Path, help="write the table here (it is printed anyway)")
     parser.add_argument("--measure-here", type=json.loads, help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if given.measure_here:
-        print(json.dumps(measure(given.measure_here)))
+    options = parser.parse_args(argv)
+    if options.measure_here:
+        print(json.dumps(measure(options.measure_here)))
         return
-    only = given.only.split(",") if given.only else None
+    only = options.only.split(",") if options.only else None
     cases: list[dict[str, Any]] = []
-    if given.fixtures:
-        told = json.loads((given.fixtures / "models" / "manifest.json").read_text(encoding="utf-8"))
-        for case in told if isinstance(told, list) else told["models"]:
-            prefix = str(given.fixtures / "models" / case["name"] / "model")
+    if options.fixtures:
+        manifest = json.loads((options.fixtures / "models" / "manifest.json").read_text(encoding="utf-8"))
+        for case in manifest if isinstance(manifest, list) else manifest["models"]:
+            prefix = str(options.fixtures / "models" / case["name"] / "model")
             cases.append({"name": case["name"], "prefix": prefix, "data_shapes": case["data_shapes"]})
     with tempfile.TemporaryDirectory() as folder:
         cases = [case for case in cases if only is None or case["name"] in only]
         cases += [make_large(name, Path(folder)) for name in LARGE if only is None or name in only]
         page = markdown([_in_fresh_process(case) for case in cases])
     print(page)
-    if given.markdown:
-        given.markdown.parent.mkdir(parents=True, exist_ok=True)
-        given.markdown.write_text(page, encoding="utf-8")
+    if options.markdown:
+        options.markdown.parent.mkdir(parents=True, exist_ok=True)
+        options.markdown.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

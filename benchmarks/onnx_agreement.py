@@ -1,10 +1,10 @@
-"""How near ONNX Runtime comes to jfit on recorded models, and both to the record.
+"""Differences between exported models in ONNX Runtime, the same models in jfit, and outputs recorded with MXNet.
 
     python benchmarks/onnx_agreement.py FIXTURES [MODEL ...]
 
-FIXTURES/models holds manifest.json and, for each model, model-symbol.json, model-0000.params and io.npz.  Each model is
-exported with an open batch size, checked by onnx.checker, and run by ONNX Runtime; the table shows the largest difference,
-absolute and relative to the largest value.
+FIXTURES/models has manifest.json and, for each model, model-symbol.json, model-0000.params and io.npz (recorded inputs and
+outputs). Each model is exported with a dynamic batch size, checked with onnx.checker and run in ONNX Runtime; the table shows
+the largest difference, absolute and relative to the largest value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def difference(got: np.ndarray, want: np.ndarray) -> tuple[float, float]:
 
 
 def recorded(folder: Path, about: dict[str, Any]) -> tuple[Any, dict, dict, dict, list[np.ndarray]]:
-    """(model, params, aux, inputs, recorded outputs) of one fixture."""
+    """(model, params, aux, inputs, recorded outputs) of one model; `about` is its entry in the manifest."""
     symbol = jfit.sym.load(folder / about["symbol"])
     arrays = load_arrays(folder / about["params"])
     params, aux = ({k[4:]: np.asarray(v) for k, v in arrays.items() if k.startswith(p)} for p in ("arg:", "aux:"))
@@ -43,29 +43,29 @@ def recorded(folder: Path, about: dict[str, Any]) -> tuple[Any, dict, dict, dict
 
 
 def agreement(folder: Path, about: dict[str, Any]) -> list[Any]:
-    """One row: nodes, seconds of the export, ONNX Runtime against jfit and against the record."""
+    """One row of the table: name, number of ONNX nodes, seconds of the export, differences to jfit and to the record."""
     model, params, aux, inputs, outputs = recorded(folder, about)
     data = {k: v for k, v in inputs.items() if k in model.inputs}
     start = time.perf_counter()
-    made = jfit.export.onnx(model, data, params, aux)
+    exported = jfit.export.onnx(model, data, params, aux)
     seconds = time.perf_counter() - start
-    onnx.checker.check_model(made, full_check=True)
-    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    onnx.checker.check_model(exported, full_check=True)
+    session = onnxruntime.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
     got = session.run(None, {i.name: data[i.name] for i in session.get_inputs()})
-    own = jax.jit(lambda p, a, x: model.apply(p, a, x, train=False)[0])(params, aux, data)
-    ours = [difference(g, np.asarray(o)) for g, o in zip(got, own, strict=True)]
-    theirs = [difference(g, o) for g, o in zip(got, outputs, strict=True)]
-    return [about["name"], len(made.graph.node), f"{seconds:.1f}", *(f"{max(p):.1e}" for p in zip(*ours, strict=True)),
-            *(f"{max(p):.1e}" for p in zip(*theirs, strict=True))]  # fmt: skip
+    expected = jax.jit(lambda p, a, x: model.apply(p, a, x, train=False)[0])(params, aux, data)
+    to_jfit = [difference(g, np.asarray(e)) for g, e in zip(got, expected, strict=True)]
+    to_record = [difference(g, o) for g, o in zip(got, outputs, strict=True)]
+    return [about["name"], len(exported.graph.node), f"{seconds:.1f}", *(f"{max(p):.1e}" for p in zip(*to_jfit, strict=True)),
+            *(f"{max(p):.1e}" for p in zip(*to_record, strict=True))]  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print the table as Markdown."""
-    folder, wanted = Path(arguments[0]), arguments[1:]
+    folder, names = Path(arguments[0]), arguments[1:]
     columns = ["model", "nodes", "export s", "jfit abs", "jfit rel", "record abs", "record rel"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for about in json.loads((folder / "models" / "manifest.json").read_text())["models"]:
-        if not wanted or about["name"] in wanted:
+        if not names or about["name"] in names:
             try:
                 row = agreement(folder, about)
             except (ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Bars of the comparison, their verdicts, and the markdown table."""
+"""Targets (bars) of the step_overhead benchmark, their verdicts, and the Markdown report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CORES = {1: "cpu_s", 2: "wall_s"}
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """`leg` must reach `factor` times the fastest leg of `group` on `workload`."""
+    """A target: on `workload`, `leg` must be at least `factor` times as fast as the fastest leg of `group`."""
 
     workload: str
     leg: str
@@ -39,19 +39,22 @@ MOST_IMPORT_EXTRA_S = 0.3
 
 
 def _rival(legs: dict[str, Any], group: str) -> str | None:
-    """The fastest measured leg of a group: a bar is held against a peer's best, not its default."""
+    """Name of the fastest measured leg of a group, or None; targets compare with a peer's best leg, not its default one."""
     measured = [n for n, leg in legs.items() if leg.get("learned", "rate" in leg) and entry(n).group == group]
     return max(measured, key=lambda n: legs[n]["rate"]["median"], default=None)
 
 
 def verdicts(runs: list[dict[str, Any]], ratio: Callable[[dict[str, Any], str, str], dict[str, float]]) -> list[dict[str, Any]]:
-    """One record per bar and run: the ratio found, and `passed` (None where a leg is missing).
+    """Compare every run with its targets.
 
     Args:
-        runs: results of the measured processes.
-        ratio: (run, leg, rival) -> summary of the per-round ratios.
+        runs: results of `step_overhead.measure_here`, one per process.
+        ratio: function (run, leg, rival) -> summary of the per-round ratios of their rates.
+
+    Returns:
+        One dict per run and target, with the measured `ratio` and `passed` (both None if a leg is missing).
     """
-    found = []
+    records = []
     for run in runs:
         for bar in (b for b in BARS if b.workload == run["workload"]):
             rival = _rival(run["legs"], bar.group)
@@ -61,8 +64,8 @@ def verdicts(runs: list[dict[str, Any]], ratio: Callable[[dict[str, Any], str, s
             if rival is not None and leg.get("learned", "rate" in leg):
                 record["ratio"] = ratio(run, bar.leg, rival)
                 record["passed"] = record["ratio"]["median"] >= bar.factor
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def _spread(value: dict[str, float], digits: int) -> str:
@@ -95,20 +98,20 @@ def _counts_table(runs: list[dict[str, Any]]) -> list[str]:
         for name, leg in run["legs"].items():
             if "counts" in leg:
                 first, later, steps = leg["setup_counts"], leg["counts"], leg["steps"]
-                kept = later["compiles"] == 0 and later["host_syncs"] * 100 <= MOST_SYNCS_PER_100_STEPS * max(steps, 100)
+                passed = later["compiles"] == 0 and later["host_syncs"] * 100 <= MOST_SYNCS_PER_100_STEPS * max(steps, 100)
                 rows.append(
                     f"| {run['workload']} {name} | {run['cores']} | {first.get('compiles', 0)} | {later['compiles']}"
-                    f" | {later['host_syncs']} | {steps} | {'pass' if kept else 'FAIL'} |"
+                    f" | {later['host_syncs']} | {steps} | {'pass' if passed else 'FAIL'} |"
                 )
     if not rows:
         return []
-    title = f"### What jfit did (bars: no compile in later epochs, {MOST_SYNCS_PER_100_STEPS} waits per 100 steps)"
-    head = "| leg | cores | compiles, first epoch | compiles, later epochs | waits an epoch | steps | |"
+    title = f"### Compilations and host syncs (bars: no later compilation, {MOST_SYNCS_PER_100_STEPS} syncs per 100 steps)"
+    head = "| leg | cores | compilations, first epoch | compilations, later epochs | syncs per epoch | steps | |"
     return ["", title, "", head, "|---|---:|---:|---:|---:|---:|---|", *rows]
 
 
 def _bars_table(bars: list[dict[str, Any]]) -> list[str]:
-    lines = ["", "### Bars", "", "| workload | leg | against | clock | needed | found | |", "|---|---|---|---|---:|---:|---|"]
+    lines = ["", "### Bars", "", "| workload | leg | against | clock | target | ratio | |", "|---|---|---|---|---:|---:|---|"]
     for bar in bars:
         verdict = {True: "pass", False: "FAIL", None: "not measured"}[bar["passed"]]
         ratio = _spread(bar["ratio"], 2) if bar["ratio"] else ""
@@ -120,7 +123,7 @@ def _bars_table(bars: list[dict[str, Any]]) -> list[str]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The whole result as one markdown page."""
+    """The whole result as a Markdown page."""
     machine = result["machine"]
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v)
     lines = [
@@ -129,13 +132,13 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; Python {machine['python']}; {versions}.",
     ]
     if result["quick"]:
-        lines += ["", "**Smoke run: one round over few rows. These numbers say nothing about speed.**"]
+        lines += ["", "**Smoke run: one round over few rows. The numbers are not meaningful.**"]
     for run in result["runs"]:
         lines += _legs_table(run)
     lines += _counts_table(result["runs"])
     if result.get("imports"):
         seconds = result["imports"]
         verdict = "pass" if seconds["passed"] else "FAIL"
-        found = f"`import jfit` {seconds['jfit_s']:.2f} s, `import optax` {seconds['optax_s']:.2f} s"
-        lines += ["", f"{found} (bar: + {MOST_IMPORT_EXTRA_S} s): {verdict}"]
+        times = f"`import jfit` {seconds['jfit_s']:.2f} s, `import optax` {seconds['optax_s']:.2f} s"
+        lines += ["", f"{times} (bar: + {MOST_IMPORT_EXTRA_S} s): {verdict}"]
     return "\n".join([*lines, *_bars_table(result["bars"])]) + "\n"

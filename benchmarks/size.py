@@ -1,6 +1,6 @@
-"""Lines of code per folder, the core's share, and long files: `python -m benchmarks.size`.
+"""Print the lines of code per folder, the lines of the core, and long files: `python -m benchmarks.size`.
 
-A code line holds at least one token that is neither a comment nor part of a docstring; blank lines do not count.
+A code line has at least one token that is neither a comment nor part of a docstring; blank lines are not code lines.
 
 >>> code_lines('\"\"\"Doc.\"\"\"\\n\\nx = 1  # one\\n# note\\ny = [\\n    2,\\n]\\n')
 4
@@ -16,31 +16,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jfit", "tests", "benchmarks", "examples", "notebooks")
-# What trains a model: the way of a graph to a function, of a batch through a step, of steps through a run.
+# The core: the code that turns a graph into a function, and trains it.
 CORE = ("jfit/graph/", "jfit/lowering/", "jfit/step/", "jfit/parallel/", "jfit/train/loop.py", "jfit/train/run.py")
-# Looking at a graph, and reading files of every age and intent, are not part of what trains it.
+# Drawing graphs, counting their costs, and reading old file formats are not core.
 NOT_CORE = ("jfit/graph/costs.py", "jfit/graph/drawing.py", "jfit/graph/serial.py", "jfit/graph/upgrade.py")
-LONG_FILE = 400  # worth a look for a second idea; not a limit
+LONG_FILE = 400  # longer files are listed; not a limit
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def _docstring_lines(tree: ast.AST) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
-            # Attribute docstrings stand anywhere in a body: any bare string is documentation.
+            # Any bare string is documentation, because attribute docstrings can be anywhere in a body.
             if (
                 isinstance(statement, ast.Expr)
                 and isinstance(statement.value, ast.Constant)
                 and isinstance(statement.value.value, str)
             ):
-                found.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
-    return found
+                numbers.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+    return numbers
 
 
 def code_lines(source: str) -> int:
-    """Lines of code in one file's text, without docstrings, comments and blanks."""
+    """Number of code lines in the source text of a file."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _SILENT:
@@ -49,7 +49,7 @@ def code_lines(source: str) -> int:
 
 
 def measure(root: Path = ROOT) -> dict[str, tuple[int, int]]:
-    """Path relative to the root -> (code lines, all lines), for every Python file of the project."""
+    """Path relative to the root -> (code lines, total lines), for every Python file of the project."""
     sizes: dict[str, tuple[int, int]] = {}
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
@@ -68,7 +68,7 @@ def _is_core(path: str) -> bool:
 
 
 def report(sizes: dict[str, tuple[int, int]]) -> str:
-    """The table as text: folders, totals, the core, long files."""
+    """The result of `measure` as text: folders, totals, the core, long files."""
     folders: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for path, (code, _) in sizes.items():

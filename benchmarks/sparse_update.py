@@ -1,9 +1,9 @@
-"""What an update costs when a batch touches few rows of a table: by rows against the whole table, same rule, same process.
+"""Cost of an optimizer update when a batch uses few rows of an embedding table: row-sparse against dense gradients.
 
-A table of 1,000,000 x 64 float32, batches of 1,000 random rows, state donated.  `rows` gives the optimizer a
-`jfit.optim.SparseRows`, `whole` a gradient with all rows.  The two take turns on one core, measured in CPU time; ratios are
-taken within a round.  The compiled program of `rows` tells what it would copy: bytes that its state shares between input and
-output, bytes of temporaries, copies of a table in its text.
+A table of 1,000,000 x 64 float32, batches of 1,000 random rows, donated state. The leg `rows` passes the optimizer a
+`jfit.optim.SparseRows`, the leg `whole` a dense gradient. Both run the same update rule in turn in one process on one core;
+CPU time, ratios within a round. For `rows` it also reports what the compiled program copies: bytes of the state aliased between
+input and output, bytes of temporaries, and copies of a table in the HLO text.
 
     python -m benchmarks.sparse_update --markdown benchmarks/results/<machine>-sparse-update.md
 """
@@ -35,7 +35,7 @@ LEAST_RATIO = 50.0
 
 
 class Leg:
-    """One rule, one kind of gradient: the compiled step, its state, and batches that lie on the device."""
+    """One update rule with one kind of gradient: the compiled step, its state, and batches on the device."""
 
     def __init__(self, rule: str, by_rows: bool, size: int, width: int, rows: int) -> None:
         name, params = RULES[rule]
@@ -48,30 +48,31 @@ class Leg:
         rng = np.random.default_rng(0)
         numbers = [jnp.asarray(rng.integers(0, size, rows), jnp.int32) for _ in range(8)]
         values = jnp.asarray(rng.normal(size=(rows, width)), jnp.float32)
-        # the whole gradient is made beforehand: only the update is timed
+        # the dense gradient is computed in advance: only the update is timed
         self.batches = [SparseRows(n, values) for n in numbers] if by_rows else [SparseRows(numbers[0], values).dense(size)]
         weights = {"table_weight": jnp.zeros((size, width))}
-        self.held = weights, optimizer.init(weights)
-        self.compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*self.held, self.batches[0]).compile()
+        self.state = weights, optimizer.init(weights)
+        self.compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*self.state, self.batches[0]).compile()
         self.shape = size, width
         self.seconds(2)
 
     def seconds(self, steps: int) -> float:
-        """CPU time of one step, of all threads, the mean over `steps` in a row; wall time where there is an accelerator."""
+        """Seconds per step, the mean over `steps` steps: CPU time of all threads, or wall time on an accelerator."""
         clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
         start = clock()
         for k in range(steps):
-            self.held = self.compiled(*self.held, self.batches[k % len(self.batches)])
-        jax.block_until_ready(self.held)
+            self.state = self.compiled(*self.state, self.batches[k % len(self.batches)])
+        jax.block_until_ready(self.state)
         return (clock() - start) / steps
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the state, of what it shares with the result, of temporaries; copies of a table in the program."""
-        told, (size, width) = self.compiled.memory_analysis(), self.shape
-        assert told is not None
-        state = sum(x.nbytes for x in jax.tree.leaves(self.held))
+        """Bytes of the state, of buffers aliased between state and result, of temporaries; number of copies of a table."""
+        analysis, (size, width) = self.compiled.memory_analysis(), self.shape
+        assert analysis is not None
+        state = sum(x.nbytes for x in jax.tree.leaves(self.state))
         copies = len(re.findall(rf"= f32\[{size},(?:{width}|1)\]\S* copy\(", self.compiled.as_text() or ""))
-        return {"state": state, "shared": told.alias_size_in_bytes, "temporary": told.temp_size_in_bytes, "copies": copies}
+        shared, temporary = analysis.alias_size_in_bytes, analysis.temp_size_in_bytes
+        return {"state": state, "shared": shared, "temporary": temporary, "copies": copies}
 
 
 def _round(few: Leg, whole: Leg, first: bool) -> tuple[float, float]:
@@ -82,26 +83,26 @@ def _round(few: Leg, whole: Leg, first: bool) -> tuple[float, float]:
 
 
 def measure(rule: str, rounds: int, size: int, width: int, rows: int) -> dict[str, Any]:
-    """Times of both legs and what the program by rows copies."""
+    """Times of both legs, their ratio, and the memory report of the row-sparse one."""
     few, whole = Leg(rule, True, size, width, rows), Leg(rule, False, size, width, rows)
     pairs = np.array([_round(few, whole, first=r % 2 == 0) for r in range(rounds)])  # seconds: (by rows, whole)
-    found = {"rows_s": summary(pairs[:, 0]), "whole_s": summary(pairs[:, 1]), "ratio": summary(pairs[:, 1] / pairs[:, 0])}
-    return {"rule": rule, **found, **few.memory(), "table": size * width * 4}
+    times = {"rows_s": summary(pairs[:, 0]), "whole_s": summary(pairs[:, 1]), "ratio": summary(pairs[:, 1] / pairs[:, 0])}
+    return {"rule": rule, **times, **few.memory(), "table": size * width * 4}
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a page."""
-    told, (size, width, rows) = result["machine"], result["shape"]
-    versions = ", ".join(f"{k} {told['versions'][k]}" for k in ("jax", "jaxlib", "numpy"))
+    """The result as a Markdown page."""
+    about, (size, width, rows) = result["machine"], result["shape"]
+    versions = ", ".join(f"{k} {about['versions'][k]}" for k in ("jax", "jaxlib", "numpy"))
     lines = [
         "# Updates by rows",
         "",
-        f"{told['processor']}, {told['cores']} cores, {told['system']}; {result['device']}; "
-        f"Python {told['python']}; {versions}.",
+        f"{about['processor']}, {about['cores']} cores, {about['system']}; {result['device']}; "
+        f"Python {about['python']}; {versions}.",
         "",
-        f"Table of {size:,} x {width} float32 ({size * width * 4 / 1e6:.0f} MB), {rows:,} random rows a batch, state donated; "
-        f"one core, CPU time, {result['rounds']} rounds, median (quartiles). Bar: the whole update takes {LEAST_RATIO:.0f} "
-        "times as long or longer, and the program by rows copies no table.",
+        f"Table of {size:,} x {width} float32 ({size * width * 4 / 1e6:.0f} MB), {rows:,} random rows per batch; donated "
+        f"state; one core, CPU time, {result['rounds']} rounds, median (quartiles). Bar: the dense update takes at "
+        f"least {LEAST_RATIO:.0f} times as long, and the row-sparse program copies no table.",
         "",
         "| rule | by rows, µs | whole, µs | whole / by rows | state, MB | shared, MB | temporary, MB | copies of a table | |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",
@@ -116,13 +117,13 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def passed(each: dict[str, Any]) -> bool:
-    """Whether a rule meets the bar."""
+    """Whether the result of one rule meets the bar."""
     in_place = each["copies"] == 0 and each["shared"] >= each["state"] - 64 and each["temporary"] < each["table"] / 20
     return in_place and each["ratio"]["median"] >= LEAST_RATIO
 
 
 def main() -> None:
-    """Measure all rules and write what was found."""
+    """Measure all rules, print the report, and write it to the files of --json and --markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--size", type=int, default=1_000_000)
@@ -131,17 +132,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--cores", type=int, default=1)
-    told = parser.parse_args()
-    pin(told.cores)
-    shape = told.size, told.width, told.rows
+    args = parser.parse_args()
+    pin(args.cores)
+    shape = args.size, args.width, args.rows
     device = jax.devices()[0]
-    result = {"machine": machine(), "device": f"{device.platform}: {device.device_kind}", "shape": shape, "rounds": told.rounds}
-    result["rules"] = [measure(rule, told.rounds, *shape) for rule in RULES]
+    result = {"machine": machine(), "device": f"{device.platform}: {device.device_kind}", "shape": shape, "rounds": args.rounds}
+    result["rules"] = [measure(rule, args.rounds, *shape) for rule in RULES]
     print(markdown(result))
-    if told.json:
-        told.json.write_text(json.dumps(result, indent=1) + "\n")
-    if told.markdown:
-        told.markdown.write_text(markdown(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.markdown:
+        args.markdown.write_text(markdown(result))
     raise SystemExit(0 if all(passed(each) for each in result["rules"]) else "a rule misses the bar")
 
 

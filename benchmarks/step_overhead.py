@@ -1,11 +1,11 @@
-"""How much of the machine jfit's loop leaves to the arithmetic, next to a hand-written loop and to its peers.
+"""Training speed of jfit's loop, compared with a hand-written JAX loop and with other frameworks.
 
     python -m benchmarks.step_overhead --json out.json --markdown out.md     everything (tens of minutes)
     python -m benchmarks.step_overhead --workload w1 --cores 1               one workload, one measure
-    python -m benchmarks.step_overhead --quick                               does it run? (no timings to be believed)
+    python -m benchmarks.step_overhead --quick                               smoke test (its timings are not meaningful)
 
 Each workload is measured in two fresh processes: pinned to one core (samples per CPU-second) and on two (wall time).
-benchmarks/README.md says what is compared with what, and how.
+benchmarks/README.md describes the legs (implementations compared) and the method.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
-    sys.path.insert(0, str(ROOT))  # run as a script: `benchmarks` must be importable all the same
+    sys.path.insert(0, str(ROOT))  # makes `benchmarks` importable when this file runs as a script
 
 from benchmarks import measure, peers, report  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
@@ -42,7 +42,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--legs", help="comma-separated names; default: all but the hand-written variants")
     parser.add_argument("--variants", action="store_true", help="also measure the hand-written loop's other forms")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rows", type=int, help="rows of data, instead of the workload's own")
+    parser.add_argument("--rows", type=int, help="rows of data, instead of the workload's default")
     parser.add_argument("--quick", action="store_true", help=f"one round over {QUICK_ROWS} rows")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--markdown", type=Path, help="write the tables here (they are printed anyway)")
@@ -71,7 +71,7 @@ def _set_up(names: list[str], workload: Workload, cores: int) -> tuple[dict[str,
 
 
 def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, *, quick: bool) -> dict[str, Any]:
-    """Measure one workload in this process, which is pinned first."""
+    """Measure one workload in this process, pinned to `cores` cores; `names` are the legs."""
     pinned = measure.pin(cores)
     legs, records = _set_up(names, workload, cores)
     epochs = measure.interleave(legs, rounds) if legs else {}
@@ -79,7 +79,7 @@ def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, 
     for name, leg in legs.items():
         record = records[name]
         record["accuracy"] = float(leg.accuracy)
-        record["learned"] = quick or record["accuracy"] >= LEARNED  # one leg that fails must not cost the others' figures
+        record["learned"] = quick or record["accuracy"] >= LEARNED  # a failed leg does not discard the others' results
         if not record["learned"]:
             print(f"  {name}: training accuracy {record['accuracy']:.3f}, a working leg passes {LEARNED}", file=sys.stderr)
         record["rates"] = measure.rates(epochs[name], clock).tolist()
@@ -101,7 +101,7 @@ def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, 
 
 
 def _environment() -> dict[str, str]:
-    # Emulated devices split the thread pools, and a second Keras backend would compare something else.
+    # Emulated devices would split the thread pools; another Keras backend would not be Keras on JAX.
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
     extra = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **extra}
@@ -126,7 +126,7 @@ def _ratio(run: dict[str, Any], leg: str, rival: str) -> dict[str, float]:
 
 
 def import_times(repeats: int) -> dict[str, Any] | None:
-    """Median seconds of `import jfit` and `import optax`, each in fresh processes taken in turn; None without a jfit."""
+    """Median seconds of `import jfit` and `import optax` in alternating fresh processes; None if jfit is not in this tree."""
     if not (ROOT / "jfit" / "__init__.py").exists():
         return None
     seconds: dict[str, list[float]] = {"jfit": [], "optax": []}
@@ -140,7 +140,7 @@ def import_times(repeats: int) -> dict[str, Any] | None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure what the command line asks for, print the tables, and write the files."""
+    """Run the measurements selected on the command line, print the tables, and write the files."""
     arguments = _arguments(argv)
     workloads = arguments.workload or sorted(WORKLOADS)
     if arguments.measure_here:

@@ -1,12 +1,12 @@
-"""How fast files become batches: CSVIter, LibSVMIter and MNISTIter against readers of NumPy, pandas and scikit-learn.
+"""Speed of reading files into batches: CSVIter, LibSVMIter and MNISTIter against NumPy, pandas and scikit-learn.
 
     python -m benchmarks.text_iterators                        the table
-    python -m benchmarks.text_iterators --rows 2000 --rounds 1 does it run?
-    python -m benchmarks.text_iterators --markdown out.md      write the table too (it is printed anyway)
+    python -m benchmarks.text_iterators --rows 2000 --rounds 1 smoke test
+    python -m benchmarks.text_iterators --markdown out.md      also write the printed table to a file
 
-Files are made here.  Legs of one file take turns; a leg reads every row of the file once, as batches of 256 or as one array,
-whichever its library gives.  Times are CPU seconds of the process on one core, medians over the rounds; a new iterator is made
-for each round, so nothing is kept from the round before, except where the leg says so.
+The files are generated. The legs (readers) of one file take turns; a leg reads every row of the file once, as batches of 256 or
+as one array, as its library does. Times are CPU seconds of the process on one core, medians over the rounds. Every round makes
+a new iterator, so nothing is cached between rounds, except in the legs named "second epoch".
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ SIZE = 256
 
 
 class Reader:
-    """A leg: reads the rows once."""
+    """A leg of the benchmark: `read` reads all rows once and returns their number."""
 
     def __init__(self, read: Callable[[], int]) -> None:
         self.read = read
 
     def epoch(self) -> int:
-        """Rows read."""
+        """Read the file once; returns the number of rows."""
         return self.read()
 
 
 def make_files(folder: Path, rows: int) -> dict[str, Path]:
-    """A table of 30 numbers a row, one of 784 pixels and a label, a sparse file of about 40 values a row, and images."""
+    """Write a CSV table of 30 numbers per row, one of 784, a LibSVM file of about 40 values per row, and MNIST images."""
     rng = np.random.default_rng(0)
     paths = {name: folder / name for name in ("table.csv", "pixels.csv", "sparse.libsvm", "images", "labels")}
     np.savetxt(paths["table.csv"], rng.normal(size=(rows, 30)), delimiter=",", fmt="%.6g")
@@ -56,10 +56,13 @@ def make_files(folder: Path, rows: int) -> dict[str, Path]:
 
 
 def _rows(iterator: Any) -> int:
+    """Consume the iterator; returns its number of rows, without padding rows."""
     return sum(len(b.label[0]) - b.pad for b in iterator)
 
 
 def _again(iterator: Any) -> Callable[[], int]:
+    """A reader of further epochs of one iterator, whose first epoch has been read."""
+
     def read() -> int:
         iterator.reset()
         return _rows(iterator)
@@ -69,7 +72,7 @@ def _again(iterator: Any) -> Callable[[], int]:
 
 
 def table_legs(path: Path, columns: int) -> dict[str, Reader]:
-    """Readers of a table."""
+    """Readers of a CSV table."""
     from jfit.data import CSVIter
 
     make = lambda: CSVIter(path, (columns,), batch_size=SIZE)  # noqa: E731
@@ -88,7 +91,7 @@ def table_legs(path: Path, columns: int) -> dict[str, Reader]:
 
 
 def sparse_legs(path: Path) -> dict[str, Reader]:
-    """Readers of sparse rows."""
+    """Readers of a LibSVM file."""
     from jfit.data import LibSVMIter
 
     make = lambda: LibSVMIter(path, (1000,), batch_size=SIZE)  # noqa: E731
@@ -106,7 +109,7 @@ def sparse_legs(path: Path) -> dict[str, Reader]:
 
 
 def image_legs(paths: dict[str, Path], rows: int) -> dict[str, Reader]:
-    """Readers of images; the bar is NumPy doing the same to arrays in memory."""
+    """Readers of MNIST images, and for comparison NumPy batching arrays in memory."""
     from jfit.data import MNISTIter
 
     pixels = np.fromfile(paths["images"], np.uint8)[16:].reshape(rows, 1, 28, 28)
@@ -126,16 +129,16 @@ def image_legs(paths: dict[str, Path], rows: int) -> dict[str, Reader]:
 
 
 def lines(title: str, path: Path, epochs: dict[str, list[Epoch]]) -> list[str]:
-    """The rows of the table for one file."""
-    size, found = path.stat().st_size / 1e6, []
+    """The lines of the table for one file."""
+    size, table = path.stat().st_size / 1e6, []
     first = np.array([e.cpu_s for e in next(iter(epochs.values()))])
     for name, measured in epochs.items():
         seconds = np.array([e.cpu_s for e in measured])
         ratio = summary(seconds / first)["median"]
         middle = summary(seconds)["median"]
         rows = measured[0].rows
-        found.append(f"| {title} | {name} | {size / middle:,.0f} | {rows / middle:,.0f} | {ratio:.2f} |")
-    return found
+        table.append(f"| {title} | {name} | {size / middle:,.0f} | {rows / middle:,.0f} | {ratio:.2f} |")
+    return table
 
 
 def main() -> None:
@@ -143,26 +146,26 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=60000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--markdown", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     pin(1)
     with tempfile.TemporaryDirectory() as folder:
-        paths = make_files(Path(folder), given.rows)
+        paths = make_files(Path(folder), options.rows)
         files = {
-            "table, 30 numbers a row": (paths["table.csv"], table_legs(paths["table.csv"], 30)),
-            "table, 784 pixels a row": (paths["pixels.csv"], table_legs(paths["pixels.csv"], 784)),
-            "sparse, 40 of 1000 a row": (paths["sparse.libsvm"], sparse_legs(paths["sparse.libsvm"])),
-            "images of 28 x 28": (paths["images"], image_legs(paths, given.rows)),
+            "table, 30 numbers per row": (paths["table.csv"], table_legs(paths["table.csv"], 30)),
+            "table, 784 pixels per row": (paths["pixels.csv"], table_legs(paths["pixels.csv"], 784)),
+            "sparse, 40 of 1000 per row": (paths["sparse.libsvm"], sparse_legs(paths["sparse.libsvm"])),
+            "images of 28 x 28": (paths["images"], image_legs(paths, options.rows)),
         }
-        told = ["| file | reader | MB/s | rows/s | time, jfit's first = 1 |", "|---|---|---:|---:|---:|"]
+        table = ["| file | reader | MB/s | rows/s | time, jfit's first = 1 |", "|---|---|---:|---:|---:|"]
         for title, (path, legs) in files.items():
-            told += lines(title, path, interleave(cast(Any, legs), given.rounds))
+            table += lines(title, path, interleave(cast(Any, legs), options.rounds))
     about = machine()
     text = "\n".join(
-        [f"{about['processor']}, one core, Python {about['python']}, NumPy {about['versions']['numpy']}", "", *told]
+        [f"{about['processor']}, one core, Python {about['python']}, NumPy {about['versions']['numpy']}", "", *table]
     )
     print(text)
-    if given.markdown:
-        given.markdown.write_text(f"# Files to batches\n\n`python -m benchmarks.text_iterators`: {text}\n", encoding="utf-8")
+    if options.markdown:
+        options.markdown.write_text(f"# Files to batches\n\n`python -m benchmarks.text_iterators`: {text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

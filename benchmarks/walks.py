@@ -1,10 +1,11 @@
-"""Through how many files a value walks: the files of jfit in which a function runs on five walks a reader follows.
+"""List the files of jfit that run in five typical tasks (walks), as a measure of how scattered the code is.
 
     python -m benchmarks.walks                       the files of each walk
-    python -m benchmarks.walks --against ../other    the same, next to another tree of jfit
+    python -m benchmarks.walks --against ../other    the same, compared with another version of jfit
 
-Every module is imported beforehand, so that only what runs counts, and each walk has a process of its own, so that no
-cache of an earlier one hides a file.  Operators (`ops/`, one file for each family) and `counters.py` are left out.
+A file is listed if one of its functions is called. All modules are imported beforehand, so that imports are not listed; each
+walk runs in a separate process, so that caches of another walk have no effect. Operators (`ops/`, one file for each family) and
+`counters.py` are left out.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS, WIDTH, CLASSES, BATCH = 64, 4, 3, 16
-# Where the learning rate lives in every run: files of these names, and the folder of the optimizers.
+# Files that handle the learning rate in every run: files of these names, and the folder of the optimizers.
 RATE_FILES, RATE_FOLDER = {"state.py", "loop.py", "history.py"}, "optim/"
 RATE = {"learning_rate": 0.1}
-SHARE = 0.6  # of the other tree's files that a walk should take at most
+SHARE = 0.6  # with --against: a walk should run at most this share of the other version's files
 
 
 def files_run(work: Callable[[], Any]) -> set[str]:
-    """The files of jfit, relative to it, in which a function ran during `work()`, in any thread that it started."""
+    """The files of jfit with a function that is called during `work()`, in any thread; paths relative to the package."""
     import jfit
 
-    home = os.path.dirname(os.path.abspath(jfit.__file__)) + os.sep
-    seen: set[Any] = set()
+    package = os.path.dirname(os.path.abspath(jfit.__file__)) + os.sep
+    called: set[Any] = set()
 
     def note(frame: Any, event: str, arg: Any) -> None:
         if event == "call":
-            seen.add(frame.f_code)
+            called.add(frame.f_code)
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -50,7 +51,8 @@ def files_run(work: Callable[[], Any]) -> set[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    files = {c.co_filename.removeprefix(home) for c in seen if c.co_filename.startswith(home) and c.co_name != "<module>"}
+    code = [c for c in called if c.co_filename.startswith(package) and c.co_name != "<module>"]
+    files = {c.co_filename.removeprefix(package) for c in code}
     return {f for f in files if not f.startswith("ops" + os.sep) and f != "counters.py"}
 
 
@@ -64,7 +66,7 @@ def network() -> Any:
 
 
 def rows() -> tuple[np.ndarray, np.ndarray]:
-    """Random features (ROWS, WIDTH) and their classes (ROWS,), both float32."""
+    """Random features (ROWS, WIDTH) and class labels (ROWS,), both float32."""
     random = np.random.default_rng(0)
     features = random.normal(size=(ROWS, WIDTH)).astype("float32")
     return features, random.integers(0, CLASSES, ROWS).astype("float32")
@@ -89,7 +91,7 @@ def batch_to_update() -> set[str]:
 
 
 def json_to_jaxpr() -> set[str]:
-    """Symbol JSON -> graph -> model -> jaxpr of a training pass."""
+    """Symbol JSON -> graph -> model -> jaxpr of a forward pass in training mode."""
     import jax
 
     from jfit import lower, sym
@@ -126,18 +128,18 @@ def module_step() -> set[str]:
 
 
 def learning_rate() -> set[str]:
-    """The learning rate from its setting and a schedule to the update and the history.
+    """The learning rate, from the arguments of fit and a schedule to the update and the history.
 
-    These are the files that a run with a schedule adds to a run without, and of all others those where the rate lives:
-    the optimizers, the train state, the loop and the history.
+    Lists the files that run with a schedule but not without, and those that handle the rate in every run: the optimizers, the
+    train state, the loop and the history.
     """
     scheduled, constant = files_run(_fit(schedule="cosine")), files_run(_fit())
-    lives = {f for f in scheduled if f.startswith(RATE_FOLDER) or os.path.basename(f) in RATE_FILES}
-    return (scheduled - constant) | lives
+    always = {f for f in scheduled if f.startswith(RATE_FOLDER) or os.path.basename(f) in RATE_FILES}
+    return (scheduled - constant) | always
 
 
 def files_to_prediction() -> set[str]:
-    """.params and -symbol.json -> outputs for every row."""
+    """Files .params and -symbol.json -> predictions for every row."""
     from jfit import Loaded, formats, load
 
     net, (features, _) = network(), rows()
@@ -158,34 +160,34 @@ def _import_all() -> None:
         try:
             importlib.import_module(module.name)
         except ImportError:
-            continue  # an extra that is not installed
+            continue  # an optional dependency is not installed
 
 
 def measure(root: Path = ROOT) -> dict[str, list[str]]:
-    """Name of each walk -> its files, sorted, in the tree of jfit at `root`."""
-    found = {}
+    """Name of each walk -> its files, sorted, for the version of jfit in the folder `root`."""
+    walks = {}
     environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     for name in WALKS:
         command = [sys.executable, __file__, "--walk", name]
         done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the walk {name} in {root} failed:\n{done.stderr[-2000:]}")
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        walks[name] = json.loads(done.stdout.splitlines()[-1])
+    return walks
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the walks; with another tree to compare with, what each walk has of the other's files."""
-    parser = argparse.ArgumentParser(prog="benchmarks.walks", description="Through how many files of jfit a value walks.")
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds jfit/; default: this one")
-    parser.add_argument("--against", type=Path, help="another folder that holds a jfit/, to compare with")
+    """Print the files of each walk; with --against, also the number of files compared with the other version's."""
+    parser = argparse.ArgumentParser(prog="benchmarks.walks", description="List the files of jfit that run in typical tasks.")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder that contains jfit/; default: this repository")
+    parser.add_argument("--against", type=Path, help="another folder that contains a jfit/, to compare with")
     parser.add_argument("--walk", choices=sorted(WALKS), help="one walk, in this process, as JSON")
-    given = parser.parse_args(argv)
-    if given.walk:
+    options = parser.parse_args(argv)
+    if options.walk:
         _import_all()
-        print(json.dumps(sorted(WALKS[given.walk]())))
+        print(json.dumps(sorted(WALKS[options.walk]())))
         return 0
-    walks, others = measure(given.root.resolve()), measure(given.against.resolve()) if given.against else {}
+    walks, others = measure(options.root.resolve()), measure(options.against.resolve()) if options.against else {}
     for name, files in walks.items():
         print(f"{name}: {len(files)} files\n    " + "\n    ".join(files))
     for name, files in others.items():

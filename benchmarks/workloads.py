@@ -1,7 +1,7 @@
-"""The two networks that every leg trains, and their synthetic, learnable data.
+"""The workloads of step_overhead: two networks and their synthetic training data.
 
-Images are class prototypes in noise: a net that learns reaches a high training accuracy within one epoch, so a leg that
-silently skips its update is caught.  Nothing here imports a framework: the process is pinned before any of them starts.
+Images are class prototypes plus noise: training reaches a high accuracy within one epoch, so a leg that silently skips its
+updates is detected. Nothing here imports a framework, because the process must be pinned to its cores before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One network with its batch size and number of rows; `kind` is "mlp" or "lenet"."""
+    """A network (`kind` is "mlp" or "lenet") with its number of training rows and batch size."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class Workload:
         return images, labels
 
     def shaped(self, layout: str) -> tuple[np.ndarray, np.ndarray]:
-        """The arrays as rows (`mlp`), or with the channel where `layout` ("NCHW" or "NHWC") wants it."""
+        """(images, labels) with images of shape (rows, 784) for `mlp`, else of the layout "NCHW" or "NHWC"."""
         images, labels = self.arrays()
         if self.kind == "mlp":
             return images.reshape(self.rows, SIDE * SIDE), labels
@@ -45,7 +45,7 @@ class Workload:
         return images.reshape(shape), labels
 
     def resized(self, rows: int) -> Workload:
-        """The same workload on another number of rows."""
+        """The same workload with another number of rows."""
         return dataclasses.replace(self, rows=rows)
 
 

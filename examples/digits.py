@@ -2,7 +2,7 @@
 
     python examples/digits.py
 
-Leaves checkpoint, history.csv, curves.png, graph.mmd and, where graphviz is installed, graph.svg in runs/demo/.
+Writes a checkpoint, history.csv, curves.png, graph.mmd and, if graphviz is installed, graph.svg to runs/demo/.
 """
 
 import shutil
@@ -22,7 +22,7 @@ BATCH, EPOCHS = 64, 20
 
 
 def digits(seed: int = 0, train_rows: int = 1437) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """((images, labels) to train on, (images, labels) to validate on); images (rows, 1, 8, 8) in [0, 1]."""
+    """Shuffle and split the digits: (training, validation), each (images (rows, 1, 8, 8) in [0, 1], labels (rows,) int32)."""
     bunch = load_digits()
     images = (bunch.images / 16.0).astype(np.float32)[:, None]  # (rows, 1, 8, 8)
     labels = bunch.target.astype(np.int32)  # (rows,)
@@ -32,14 +32,14 @@ def digits(seed: int = 0, train_rows: int = 1437) -> tuple[tuple[np.ndarray, np.
 
 
 def block(x: sym.Symbol, filters: int, name: str) -> sym.Symbol:
-    """Convolution 3 x 3, batch normalisation, ReLU."""
+    """3 x 3 convolution, batch normalization, ReLU."""
     x = sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=filters, no_bias=True, name=name)
     x = sym.BatchNorm(x, fix_gamma=False, name=f"{name}_norm")
     return sym.Activation(x, act_type="relu", name=f"{name}_relu")
 
 
 def network(classes: int = 10) -> sym.Symbol:
-    """Two blocks with pooling, dropout, and a softmax head that carries its own cross-entropy gradient."""
+    """Two convolution blocks with pooling, a dense layer with dropout, and a SoftmaxOutput head (cross-entropy loss)."""
     x = block(sym.Variable("data"), 32, "conv1")
     x = sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="pool1")
     x = block(x, 64, "conv2")
@@ -50,14 +50,14 @@ def network(classes: int = 10) -> sym.Symbol:
 
 
 def draw(net: sym.Symbol, directory: Path) -> None:
-    """Write the graph as mermaid text, and as SVG where graphviz can lay it out."""
+    """Write the graph as Mermaid text, and as SVG if graphviz is installed."""
     (directory / "graph.mmd").write_text(net.mermaid(), encoding="utf-8")
     if shutil.which("dot"):
         net.graphviz().render(outfile=str(directory / "graph.svg"), cleanup=True)
 
 
 def main() -> int:
-    shutil.rmtree(DIRECTORY, ignore_errors=True)  # a demo starts afresh
+    shutil.rmtree(DIRECTORY, ignore_errors=True)  # no leftovers of an earlier run
     train, valid = digits()
     net = network()
     started = time.perf_counter()
@@ -86,7 +86,7 @@ def main() -> int:
     print(run.history.table())
     print(f"validation accuracy {accuracy:.4f} on {len(valid[0])} images, {seconds:.1f} s of training, see {DIRECTORY}/")
     if accuracy < NEEDED:
-        print(f"The demo reached an accuracy of {accuracy:.4f} and needs {NEEDED}: this build trains worse than it should.")
+        print(f"The validation accuracy is {accuracy:.4f}, expected at least {NEEDED}: training is worse than it should be.")
         return 1
     return 0
 

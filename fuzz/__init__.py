@@ -1,1 +1,1 @@
-"""Readers of files under arbitrary bytes: `targets` says what must hold, `run` drives it with atheris."""
+"""Fuzzing of the file readers with arbitrary bytes: `targets` defines the checks, `run` runs them with atheris."""

@@ -1,7 +1,7 @@
-"""Fuzzes one reader with atheris: `python -m fuzz.run TARGET [libFuzzer options] [corpus folders]`.
+"""Fuzz one file reader with atheris: `python -m fuzz.run TARGET [libFuzzer options] [corpus folders]`.
 
-TARGET is one of `fuzz.targets.TARGETS`.  Without options it runs for a minute on a corpus of its own.  What breaks a promise
-is written to `crash-...` in the working folder; `python -m fuzz.run TARGET crash-...` runs it again.
+TARGET is a key of `fuzz.targets.TARGETS`. Without options it runs for one minute, on a temporary corpus of the target's seed
+files. An input that fails is written to `crash-...` in the working directory; `python -m fuzz.run TARGET crash-...` reruns it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import atheris
 
 import jfit
 
-# Only the readers are instrumented: instrumented code is slow.
+# Instrument only the readers, because instrumented code is slow; reimport them under instrumentation.
 for _name in [name for name in sys.modules if name.startswith(("jfit.formats", "jfit.graph"))]:
     del sys.modules[_name]
 with atheris.instrument_imports(include=["jfit.formats", "jfit.graph", "pickletools", "json.decoder"]):
@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["jfit.formats", "jfit.graph", "pickleto
 
 
 def _corpus(name: str) -> Path:
-    """A folder with the target's seeds, and beside it a dictionary of its words."""
+    """A new temporary folder with copies of the target's seed files."""
     folder = Path(tempfile.mkdtemp(prefix=f"jfit-fuzz-{name}-"))
     for path in targets.TARGETS[name].seeds:
         (folder / path.name).write_bytes(path.read_bytes())
@@ -30,6 +30,7 @@ def _corpus(name: str) -> Path:
 
 
 def _dictionary(name: str) -> Path:
+    """A libFuzzer dictionary file of the target's words (and of all operator names, for graphs)."""
     words = [*targets.TARGETS[name].words]
     if name == "graph":
         words += [f'"{op}"'.encode() for op in jfit.ops.ALIASES]

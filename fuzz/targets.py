@@ -1,7 +1,7 @@
-"""What every reader of files promises for any bytes whatever: a value, or a FormatError that says where; bounded memory.
+"""Fuzz targets: for any bytes, a file reader must return a value or raise a FormatError with a position, in bounded memory.
 
-A target is a function of bytes and a list of files to start from.  `tests/test_fuzz.py` drives them with hypothesis,
-`fuzz/run.py` with atheris.
+A target is a function of bytes with a list of seed files. `tests/test_fuzz.py` runs the targets with hypothesis, `fuzz/run.py`
+with atheris.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from jfit.graph.serial import GraphFileError
 from jfit.ops import ALIASES, REGISTRY
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
-MOST = 64 << 20  # bytes of memory, besides 64 times the file
+MOST = 64 << 20  # memory limit in bytes, in addition to 64 times the size of the input
 _FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 FILE = _FOLDER / f"jfit-fuzz-{os.getpid()}"
 
 
 class Broken(AssertionError):
-    """A promise that some bytes broke."""
+    """A reader violated its contract (see `check`)."""
 
 
 class Target(NamedTuple):
     """A reader under test.
 
-    Args:
-      read: reads bytes and uses what it got; raises FormatError for what is no such file.
-      seeds: files to start from.
-      words: byte strings that mean something in such files.
+    Attributes:
+        read: reads bytes and uses the result; raises FormatError if the bytes are not a valid file.
+        seeds: files to start fuzzing from.
+        words: byte strings with a meaning in such files, for libFuzzer's dictionary.
     """
 
     read: Callable[[bytes], Any]
@@ -50,8 +50,8 @@ class Target(NamedTuple):
 
 
 def _arrays(data: bytes) -> None:
-    found = loads(data, "fuzzed")
-    for value in found.values() if isinstance(found, dict) else found:
+    arrays = loads(data, "fuzzed")
+    for value in arrays.values() if isinstance(arrays, dict) else arrays:
         if isinstance(value, SparseArray):
             bounded_dense(value, "fuzzed", "array")
 
@@ -66,7 +66,7 @@ def _tensors(data: bytes) -> None:
 
 
 def _header(data: bytes) -> None:
-    """The header of a safetensors file, behind the right length: no fuzzer guesses that one."""
+    """A safetensors file from a header line and values; inserts the header length, which a fuzzer cannot guess."""
     header, _, values = data.partition(b"\n")
     _tensors(struct.pack("<Q", len(header)) + header + values)
 
@@ -83,7 +83,7 @@ def _graph(data: bytes) -> None:
     again = net.tojson(remove_amp_cast=False)
     FILE.write_text(again, encoding="utf-8")
     if load(FILE).tojson(remove_amp_cast=False) != again:
-        raise Broken("a graph that was read and written reads as another one")
+        raise Broken("a graph that was loaded and saved loads as a different graph")
 
 
 _ODD = [
@@ -109,7 +109,7 @@ _ODD = [
 
 
 def _mutant(data: bytes) -> None:
-    """A small graph with operators, attributes, inputs and fields changed: the bytes choose, so that the text stays JSON."""
+    """Mutate operators, attributes, inputs and fields of a valid graph; the bytes seed the choices, so it stays valid JSON."""
     choose = random.Random(data)
     seeds = [path for path in TARGETS["graph"].seeds if path.stat().st_size < 50_000 and path.name != "manifest.json"]
     graph = json.loads(choose.choice(seeds).read_text(encoding="utf-8"))
@@ -121,9 +121,9 @@ def _mutant(data: bytes) -> None:
         elif what == 1:
             op = node.get("op")
             known = REGISTRY[ALIASES[op]].attrs if isinstance(op, str) and op in ALIASES else {}
-            given = node.setdefault("attrs", {})
-            if isinstance(given, dict):
-                given[choose.choice([*given, *known, "__shape__", "__dtype__", "weight_lr_mult"])] = choose.choice(_ODD)
+            attrs = node.setdefault("attrs", {})
+            if isinstance(attrs, dict):
+                attrs[choose.choice([*attrs, *known, "__shape__", "__dtype__", "weight_lr_mult"])] = choose.choice(_ODD)
         elif what == 2 and isinstance(node.get("inputs"), list):
             node["inputs"] = [
                 *node["inputs"][: choose.randrange(6)],
@@ -138,30 +138,35 @@ def _mutant(data: bytes) -> None:
     _graph(json.dumps(graph).encode())
 
 
-def _found(*patterns: str) -> list[Path]:
+def _golden(*patterns: str) -> list[Path]:
     return sorted(path for pattern in patterns for path in GOLDEN.glob(pattern))
 
 
 _FIELDS = b"nodes heads op name inputs attrs attr param null subgraphs num_args num_outputs sections kernel mxnet_version"
 _OPERATORS = sorted(ALIASES)
 TARGETS = {
-    "arrays": Target(_arrays, _found("checkpoint/*.params", "checkpoint/*.v0")),
-    "states": Target(_states, _found("checkpoint/*.states"), (b"cbuiltins\n", b"cmxnet.", b"\x80\x04", b"handle")),
+    "arrays": Target(_arrays, _golden("checkpoint/*.params", "checkpoint/*.v0")),
+    "states": Target(_states, _golden("checkpoint/*.states"), (b"cbuiltins\n", b"cmxnet.", b"\x80\x04", b"handle")),
     "header": Target(_header, [], (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}\nabcd', b"__metadata__", b"BF16")),
     "tensors": Target(_tensors, [], (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"__metadata__")),
     "mutant": Target(_mutant, []),
-    "graph": Target(_graph, _found("models/*.json", "checkpoint/*.json"), (*_FIELDS.split(), b"__shape__")),
+    "graph": Target(_graph, _golden("models/*.json", "checkpoint/*.json"), (*_FIELDS.split(), b"__shape__")),
 }
 
 
 def check(name: str, data: bytes) -> bool:
-    """Reads the bytes and holds the reader to its promises.
+    """Read the bytes with a target's reader and check the reader's contract.
+
+    Args:
+        name: key of `TARGETS`.
+        data: contents of the file.
 
     Returns:
-      Whether they were a file of that kind.
+        True if the bytes are a valid file, False if the reader raised a FormatError.
 
     Raises:
-      Broken: another error than FormatError, one that does not say where, or too much memory.
+        Broken: the FormatError has no position or description, or the reader used too much memory. Any other exception of
+            the reader propagates, which is a failure too.
     """
     tracemalloc.start()
     try:
@@ -171,12 +176,12 @@ def check(name: str, data: bytes) -> bool:
         good = True
     except FormatError as error:
         if not error.where or not error.problem or len(str(error)) > 2000:
-            raise Broken(f"{name}: the message {str(error)[:200]!r} does not say what is wrong where") from error
+            raise Broken(f"{name}: the message {str(error)[:200]!r} has no position or problem, or is too long") from error
         good = False
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         FILE.unlink(missing_ok=True)
     if peak > MOST + 64 * len(data):
-        raise Broken(f"{name}: {len(data)} bytes took {peak} bytes of memory")
+        raise Broken(f"{name}: reading {len(data)} bytes used {peak} bytes of memory")
     return good
