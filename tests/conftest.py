@@ -1,4 +1,4 @@
-"""Every test sees eight emulated CPU devices and the strictest arithmetic rules; bugs die here, users pay nothing."""
+"""Settings of all tests: eight emulated CPU devices, strict rank promotion, a compile cache, the choice of fast tests."""
 
 import os
 from importlib.metadata import version

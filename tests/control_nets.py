@@ -1,4 +1,4 @@
-"""Graphs with loops and branches, written once for MXNet and jfit: `NETS[name](mx) -> (symbol, shapes)`."""
+"""Graphs with loops and branches that MXNet and jfit both build: `NETS[name](mx) -> (symbol, shapes)`."""
 
 
 def accumulate(mx):

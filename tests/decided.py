@@ -1,6 +1,6 @@
-"""Where jfit is right to differ from MXNet 1.9.1: the one table that the tests excuse differences by.
+"""Deliberate differences between jfit and MXNet 1.9.1; tests may deviate from MXNet's results only because of these.
 
-A test that accepts such a difference names its entry.  `where` is the test that pins jfit's own behaviour.
+A test that accepts a difference names its entry.  `where` is the test of jfit's behavior.
 """
 
 from typing import NamedTuple
@@ -72,12 +72,12 @@ DECIDED = {
         "where the key-value store updates, set_params after init_optimizer is undone by the next update: the store keeps a "
         "copy of the old parameters",
         "the next update starts from the parameters that were set",
-        "test_mx_differences_found.py::test_parameters_that_were_set_stay_set_where_the_store_updates",
+        "test_mx_differences_found.py::test_set_params_is_kept_where_the_store_updates",
     ),
     "late_backward": Decided(
         "backward after an update or set_params without a forward in between mixes the old activations with the new weights",
         "it takes the gradient at the new parameters; the outputs stay those of the forward pass",
-        "test_mx_differences_found.py::test_a_backward_after_the_update_takes_the_gradient_at_the_new_parameters",
+        "test_mx_differences_found.py::test_a_backward_after_the_update_computes_the_gradient_at_the_new_parameters",
     ),
     "fresh_predict": Decided(
         "FeedForward.predict (and MXNet.jl's with overwrite=false) may use the weights of an earlier predict",
@@ -113,17 +113,17 @@ DECIDED = {
     "concat_open_part": Decided(
         "infer_shape_partial of a Concat adds up the parts it knows and takes the rest for 0",
         "the size along the axis is unknown until every part is known",
-        "test_infer_golden.py::test_every_shape_mxnet_knows_is_known",
+        "test_infer_golden.py::test_every_shape_mxnet_infers_is_inferred",
     ),
     "softmax_all_axes": Decided(
         "SoftmaxOutput of data (n, a, b), neither multi_output nor preserve_shape, wants a label (n, a) and reads its first n",
         "all axes but the first are the classes, so the label is (n,)",
-        "test_infer_golden.py::test_every_shape_mxnet_knows_is_known",
+        "test_infer_golden.py::test_every_shape_mxnet_infers_is_inferred",
     ),
     "inference_knows_more": Decided(
         "infer_shape_partial and infer_type_partial leave open, or refuse, sizes and dtypes that follow from what is known",
         "they are filled in; what MXNet knows is the same",
-        "test_infer_golden.py::test_every_shape_mxnet_knows_is_known",
+        "test_infer_golden.py::test_every_shape_mxnet_infers_is_inferred",
     ),
     "untaken_gradient": Decided(
         "cond does not touch the gradient buffers of inputs that only the branch not taken reads: they keep old values",
@@ -138,7 +138,7 @@ DECIDED = {
     "loop_statistics": Decided(
         "a BatchNorm in a loop has no gradient: training fails, evaluation reads its moving statistics",
         "it trains on the statistics of each step; the moving ones stay, as they do in MXNet",
-        "test_control.py::test_gradients_that_mxnet_does_not_have_agree_with_differences",
+        "test_control.py::test_gradients_missing_in_mxnet_agree_with_finite_differences",
     ),
     "custom_states": Decided(
         "a custom operator may write its auxiliary states in every pass, also in backward",
@@ -163,7 +163,7 @@ DECIDED = {
     "csv_rounds": Decided(
         "CSVIter and LibSVMIter leave the rows that filled up the last batch out of the next epoch",
         "every epoch begins at the first row and has all of them",
-        "test_mx_io_files.py::test_an_epoch_of_a_table_has_every_row_once",
+        "test_mx_io_files.py::test_an_epoch_of_a_csv_file_has_every_row_once",
     ),
     "small_files": Decided(
         "CSVIter and LibSVMIter fail where a file has fewer rows than a batch, or, with round_batch=False, fill up with zeros",
@@ -174,7 +174,7 @@ DECIDED = {
         "CSVIter reads text that is no number as the number before it or as 0, and cuts fractions off for integer types; "
         "LibSVMIter gives matrices whose indices lie beyond their columns, and reads numbers beyond float32 as 1e38",
         "the file is refused, with line and column",
-        "test_mx_io_files.py::test_text_that_is_no_number_is_refused",
+        "test_mx_io_files.py::test_invalid_numbers_in_a_file_raise",
     ),
     "shuffled_dtype": Decided(
         "NDArrayIter with shuffle=True gives arrays of other dtypes as float32",
@@ -184,7 +184,7 @@ DECIDED = {
     "roll_over_twice": Decided(
         "NDArrayIter with roll_over forgets the tail when next() is called again behind the end of an epoch",
         "the tail rolls over",
-        "test_mx_io_files.py::test_asking_again_at_the_end_loses_no_row_that_rolls_over",
+        "test_mx_io_files.py::test_calling_next_again_at_the_end_keeps_rows_that_roll_over",
     ),
     "adamax_zero": Decided(
         "Adamax makes a weight NaN whose gradients were all 0 so far (0 / 0), such as a gamma that is fixed",
@@ -260,13 +260,13 @@ DECIDED = {
         "ImageRecordIter leaves the rows that a batch wrapped out of the next epoch; with round_batch=False a short batch "
         "ends in undefined rows and says pad 0",
         "every epoch has every row; a short batch is filled from its start, and pad says so",
-        "test_images_iter.py::test_an_epoch_has_every_row_once_and_wraps_from_its_start",
+        "test_images_iter.py::test_an_epoch_contains_every_row_once_and_wraps_to_its_first_rows",
     ),
     "image_parts": Decided(
         "ImageRecordIter splits a file into parts of like bytes, or with an index into parts of ceil(rows / parts) rows, of "
         "which the last may be empty",
         "parts differ by at most one row",
-        "test_images_iter.py::test_parts_hold_every_row_once_and_differ_by_at_most_one",
+        "test_images_iter.py::test_parts_contain_every_row_once_and_sizes_differ_by_at_most_one",
     ),
     "image_randomness": Decided(
         "the random numbers of ImageRecordIter depend on the number of threads",
@@ -291,12 +291,12 @@ DECIDED = {
     "pcc_labels": Decided(
         "PCC reads labels and outputs of each batch, and grows by a class for each number that is new",
         "the classes are those of the outputs, so that nothing waits; labels beyond them count as one class more",
-        "test_metrics_oracles.py::test_labels_beyond_the_classes",
+        "test_metrics_oracles.py::test_labels_out_of_range_of_the_classes",
     ),
     "metric_shapes": Decided(
         "mae, mse and rmse of one label a row and several outputs compare each output with the same label",
         "they refuse it, as they do every number of labels that is not that of the outputs",
-        "test_metrics.py::test_errors_are_sentences",
+        "test_metrics.py::test_errors_describe_the_problem",
     ),
     "metric_index": Decided(
         "CompositeEvalMetric.get_metric gives a ValueError back where there is no such metric",

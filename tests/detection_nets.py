@@ -1,4 +1,4 @@
-"""Small detectors in MXNet's spelling: built on MXNet to record what it computes, on jfit.mx to repeat it.
+"""Small object detectors that MXNet and jfit.mx both build: MXNet's results are recorded, jfit.mx has to reproduce them.
 
 Each training is a dict: symbol(mx), inputs (data and labels of one step by name), data and label names, optimizer.
 """

@@ -1,4 +1,4 @@
-"""Operators of detection by name: attributes are given as a dict, inputs may be missing."""
+"""Functions that call the detection operators by name, with attributes as a dict and optional inputs."""
 
 from op_support import compiled
 

@@ -1,4 +1,4 @@
-"""Small networks and batches that the tests of the engine share."""
+"""Small networks and batches shared by the tests of the train step and of the devices."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Small networks and data that the tests of feed, loop, fit and resume share."""
+"""Small networks and data shared by the tests of `jfit.fit`, its loop, its data transfer and its resumption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded MXNet 1.9.1 operator cases: copy them into tests/golden/ops, load them, run a record on them.
+"""Operator results recorded from MXNet 1.9.1: copy them into tests/golden/ops, load them, compare an operator with them.
 
     python tests/golden_ops.py FIXTURES NAME FAMILY OP [OP ...]
 

@@ -1,6 +1,7 @@
-"""Small graphs with partly known shapes and dtypes, written once for MXNet and jfit.
+"""Small graphs with partly known shapes and dtypes that MXNet and jfit both build.
 
-`NETS[name](mx, v) -> symbol or list of symbols`, `v` makes variables; `SHAPES[name]` and `TYPES[name]` are what is given.
+`NETS[name](mx, v) -> symbol or list of symbols`, where `v` creates variables; `SHAPES[name]` and `TYPES[name]` are the known
+shapes and dtypes.
 """
 
 NETS, SHAPES, TYPES = {}, {}, {}

@@ -1,7 +1,7 @@
-"""Copies what the tests need from a folder of recorded MXNet 1.9.1 results: python tests/make_golden.py FIXTURES.
+"""Copy the recorded MXNet 1.9.1 results that the tests need: `python tests/make_golden.py FIXTURES`.
 
 Writes tests/golden/symbol_api.json (the parts about graphs), tests/golden/models/*.json (every recorded graph, one old file,
-what MXNet says about each) and tests/golden/models/*.npz (parameters, inputs and results of the small models);
+MXNet's shapes and names of each) and tests/golden/models/*.npz (parameters, inputs and results of the small models);
 tests/golden/train (trajectories of Module and BucketingModule) and tests/golden/fit (logs, callbacks, scores of fit).
 """
 

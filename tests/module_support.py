@@ -1,4 +1,4 @@
-"""Small networks, batches and modules for the tests of Module."""
+"""Small networks, batches and modules shared by the tests of Module."""
 
 import numpy as np
 

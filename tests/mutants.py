@@ -1,9 +1,9 @@
-"""Would the tests notice?  Breaks one line of jfit at a time, in a copy, and runs the fast tests that should fail then.
+"""Mutation testing: change one line of jfit at a time, in a copy, and check that the fast tests fail.
 
-    python tests/mutants.py              # all of them: about half an hour on two cores, CI does not run it
+    python tests/mutants.py              # all mutants: about half an hour on two cores, CI does not run it
     python tests/mutants.py graph loss   # those whose file or code contains one of these words
 
-A mutant that survives is a promise that no test holds.  A stale one no longer fits the code: write it anew or delete it.
+A mutant that survives shows that no test covers the line.  A stale mutant no longer matches the code: rewrite or delete it.
 """
 
 import importlib.util

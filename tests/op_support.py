@@ -1,4 +1,4 @@
-"""Operators called by name, and the truth about where rows go: a changed row must change only its own entries."""
+"""Functions that call operators by name, and a check of row independence: changing a row may change only its own outputs."""
 
 from __future__ import annotations
 

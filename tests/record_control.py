@@ -1,6 +1,6 @@
-"""Records graphs with loops and branches by running MXNet 1.9.1 itself: `python tests/record_control.py`.
+"""Record graphs with loops and branches with MXNet 1.9.1: `python tests/record_control.py`.
 
-Runs as `tests/record_golden.py` does.  Writes tests/golden/control.json (each net's symbol.json and names) and control.npz
+Runs as `tests/record_golden.py` does.  Writes tests/golden/control.json (symbol.json and names of each network) and control.npz
 (arguments, outputs, gradients) of the table NETS in tests/control_nets.py.
 """
 

@@ -1,7 +1,7 @@
-"""Records trainings with fixed gammas by running MXNet 1.9.1 itself: `python tests/record_fixed_gammas.py`.
+"""Record trainings with BatchNorm(fix_gamma=True) with MXNet 1.9.1: `python tests/record_fixed_gammas.py`.
 
-Runs as `tests/record_golden.py` does, with MXNET_SUBGRAPH_BACKEND=NONE, and writes tests/golden/fixed_gammas.npz.  What is
-run lies in tests/cases/fixed_gammas.py.
+Runs as `tests/record_golden.py` does, with MXNET_SUBGRAPH_BACKEND=NONE, and writes tests/golden/fixed_gammas.npz.  The cases
+are in tests/cases/fixed_gammas.py.
 """
 
 from __future__ import annotations

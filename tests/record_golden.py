@@ -1,6 +1,6 @@
-"""Records operator cases by running MXNet 1.9.1 itself: `python tests/record_golden.py NAME [NAME ...]`.
+"""Record operator cases with MXNet 1.9.1: `python tests/record_golden.py NAME [NAME ...]`.
 
-Runs in an environment of its own (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0.  Reads
+Runs in a separate environment (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0.  Reads
 the table CASES of tests/cases/NAME.py and writes tests/golden/ops/NAME.npz and NAME.json in the layout of `golden_ops`, so that
 
     @pytest.mark.parametrize(("case", "arrays"), load_cases("NAME"), ids=case_id)
@@ -12,9 +12,9 @@ replays them.  A case is a dict:
     inputs   input name -> numpy array; in the operator's order
     aux      auxiliary name -> array (default: none)
     req      input name -> grad_req (default: "write" for floating inputs, "null" for others; all null: forward only)
-    named    True: inputs are given by name (where MXNet's order has auxiliary states between them)
+    named    True: inputs are passed by name (where MXNet's order has auxiliary states between them)
     skip     keys that are not compared, such as "grad/rois"
-    note     why something is skipped
+    note     why a key is skipped
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Records records and images by running MXNet 1.9.1 itself: `python tests/record_images.py` writes tests/golden/images/.
+"""Record record files and image functions with MXNet 1.9.1: `python tests/record_images.py` writes tests/golden/images/.
 
-Runs in the environment of `record_golden`.  `photo.jpg` is made before, by the environment of the tests, which has an encoder:
+Runs in the environment of `record_golden`.  `photo.jpg` is created first, in the tests' environment, which has an encoder:
 `python tests/record_images.py photo`.
 
-    parts.rec, parts.idx    payloads that hold the magic number, written by MXNet
+    parts.rec, parts.idx    payloads that contain the magic number, written by MXNet
     images.rec, images.idx  ten small PNG images with the labels 0 .. 9, written by MXNet
-    images.npz              those images; what ImageRecordIter, mx.image's functions and its augmenters make of them
+    images.npz              those images; the results of ImageRecordIter, of mx.image's functions and of its augmenters
 """
 
 from __future__ import annotations

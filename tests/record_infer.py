@@ -1,6 +1,6 @@
-"""Records shape and dtype inference of MXNet 1.9.1 over the table of tests/infer_nets.py: `python tests/record_infer.py`.
+"""Record shape and dtype inference of MXNet 1.9.1 over the table of tests/infer_nets.py: `python tests/record_infer.py`.
 
-Runs as `tests/record_golden.py` does, and writes tests/golden/infer.json: for each graph and each set of given shapes
+Runs as `tests/record_golden.py` does, and writes tests/golden/infer.json: for each graph and each set of known shapes
 (dtypes) the lists of arguments, outputs and auxiliary states, or "error".
 """
 

@@ -1,9 +1,7 @@
-"""Records what MXNet 1.9.1's initializers draw: golden/initializer_draws.json.  Run it where mxnet 1.9.1 is installed.
+"""Record the distributions of MXNet 1.9.1's initializers: `python tests/record_initializers.py`.
 
-    python tests/record_initializers.py
-
-Of each random one, for shapes that are not the usual ones: mean, standard deviation and nine quantiles of many draws.  Of each
-that is not random, and of fused networks, the values.
+Runs where mxnet 1.9.1 is installed and writes tests/golden/initializer_draws.json.  Random initializers: mean, standard
+deviation and nine quantiles of many draws, for unusual shapes.  Deterministic ones and fused RNNs: the values.
 """
 
 import json

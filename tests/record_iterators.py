@@ -1,7 +1,7 @@
-"""Records iterators by running MXNet 1.9.1 itself: `python tests/record_iterators.py` writes tests/golden/io/iterators.json.
+"""Record batches of iterators with MXNet 1.9.1: `python tests/record_iterators.py` writes tests/golden/io/iterators.json.
 
-Runs in the environment of `record_golden`.  Each case of tests/cases/iterators.py runs in a process of its own: MXNet's readers
-end theirs when something goes wrong in their threads.
+Runs in the environment of `record_golden`.  Each case of tests/cases/iterators.py runs in a process of its own, because an
+error in a thread of MXNet's readers terminates the process.
 """
 
 from __future__ import annotations

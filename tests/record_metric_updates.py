@@ -1,7 +1,7 @@
-"""Records metrics over several updates by running MXNet 1.9.1 itself: `python tests/record_metric_updates.py`.
+"""Record metrics over several updates with MXNet 1.9.1: `python tests/record_metric_updates.py`.
 
 Runs in the environment of `record_golden` and writes tests/golden/metric_updates.json: for each case of
-tests/cases/metric_updates.py what the metric says after each update and reset.
+tests/cases/metric_updates.py the metric's value after each update and reset.
 """
 
 from __future__ import annotations

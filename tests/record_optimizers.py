@@ -1,4 +1,4 @@
-"""Records optimizers by running MXNet 1.9.1 itself: `python tests/record_optimizers.py` writes tests/golden/optimizers.npz.
+"""Record optimizer trajectories with MXNet 1.9.1: `python tests/record_optimizers.py` writes tests/golden/optimizers.npz.
 
 Runs as `tests/record_golden.py` does.  For each case of tests/cases/optimizers.py an array (steps, n): after each step both
 parameters, then the state of each in MXNet's order, all raveled, as float32.

@@ -1,8 +1,8 @@
-"""Records recurrent cells by running MXNet 1.9.1 itself: `python tests/record_rnn.py` writes tests/golden/rnn_cells.json.
+"""Record recurrent cells with MXNet 1.9.1: `python tests/record_rnn.py` writes tests/golden/rnn_cells.json.
 
 Runs in the environment of `record_golden`, but with oneDNN, which MXNet's fused operator needs.  For each case of
-tests/cases/rnn_cells.py: each node of the graph as [operator, name, attributes, inputs], for some the outputs and gradients
-for values that `values` draws.  Further what packing and unpacking weights gives, what mx.viz prints, batches of sentences.
+tests/cases/rnn_cells.py: each node of the graph as [operator, name, attributes, inputs], for some cases outputs and gradients
+for the values of the function `values`.  Also packed and unpacked weights, the output of mx.viz, batches of sentences.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Records MXNet 1.9.1's lazy updates: `python tests/record_rows.py tests/golden/rows.json`, in MXNet's own environment.
+"""Record MXNet 1.9.1's lazy updates: `python tests/record_rows.py tests/golden/rows.json`, in MXNet's environment.
 
-Each case updates a table three times with row_sparse gradients, some of the rows in more than one of them.  Adam's betas are
-such that 1 - beta is exact: MXNet takes it from beta in float32, which is off by 5e-5 for 0.999.
+Each case updates a table three times with row_sparse gradients; some rows are in more than one of them.  Adam's betas are
+chosen such that 1 - beta is exact: MXNet computes it from beta in float32, an error of 5e-5 for 0.999.
 """
 
 import json

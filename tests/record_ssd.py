@@ -1,4 +1,4 @@
-"""Records what MXNet 1.9.1 computes for the detectors of `detection_nets`: `python tests/record_ssd.py`.
+"""Record outputs and trainings of the detectors of `detection_nets` with MXNet 1.9.1: `python tests/record_ssd.py`.
 
 Runs in the environment of `record_golden`, with MXNET_MKLDNN_ENABLED=0; writes tests/golden/detection/NAME.npz.
 """

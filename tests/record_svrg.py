@@ -1,8 +1,8 @@
-"""Records trainings with SVRGModule by running MXNet 1.9.1 itself: `python tests/record_svrg.py` writes tests/golden/svrg.json.
+"""Record trainings with SVRGModule with MXNet 1.9.1: `python tests/record_svrg.py` writes tests/golden/svrg.json.
 
 Runs in the environment of `record_golden`.  For each case of tests/cases/svrg.py: log lines and callbacks in order, the
 parameters after each epoch, the full gradients at the end.  Where the key-value store updates, MXNet overwrites the devices'
-parameters by zeros when the optimizer is made, until the first update; for the cases in RESTORED they are set again.
+parameters with zeros when the optimizer is created, until the first update; the cases in RESTORED set them again.
 """
 
 from __future__ import annotations

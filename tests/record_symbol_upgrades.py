@@ -1,7 +1,7 @@
-"""Records what MXNet 1.9.1 makes of graph files of other versions; run in its environment, with MXNET_ENGINE_TYPE=NaiveEngine.
+"""Record how MXNet 1.9.1 reads graph files of older versions; run in its environment, with MXNET_ENGINE_TYPE=NaiveEngine.
 
-The files are written by hand in the style of 0.7 (param, attr, backward_source_id, two-element inputs and heads), 0.8, 0.9.x,
-0.11, 1.x and later ones.  Writes tests/golden/symbol_files.json: each file with what MXNet makes of it, or that it refuses it.
+The files are written by hand in the format of 0.7 (param, attr, backward_source_id, two-element inputs and heads), 0.8, 0.9.x,
+0.11, 1.x and later ones.  Writes tests/golden/symbol_files.json: each file with the graph that MXNet reads, or its error.
 """
 
 from __future__ import annotations

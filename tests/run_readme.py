@@ -1,6 +1,6 @@
-"""Runs the code of a page from top to bottom, with the jfit that is installed: `python -I tests/run_readme.py README.md`.
+"""Run the code blocks of a Markdown page in order, with the installed jfit: `python -I tests/run_readme.py README.md`.
 
-It needs nothing but the standard library and jfit, so that it tells whether a wheel with its core dependencies is enough.
+Imports only the standard library and jfit, so it also checks that a wheel with its core dependencies is sufficient.
 """
 
 import importlib.metadata

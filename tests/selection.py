@@ -1,8 +1,8 @@
-"""Which cases of a parametrized test belong to the fast set: a rule, so that nobody keeps a list of test ids.
+"""The rule that selects which cases of a parametrized test are in the fast set, so that no list of test ids is needed.
 
-Of each test function the fast set runs the first case and then the fewest others that show every value of every parameter
-once; the slow set runs the other combinations. `@pytest.mark.repetitions(k)` says that the values, too, only repeat one
-promise: k cases of them are enough for the fast set. `@pytest.mark.slow` leaves a test to the slow set altogether.
+The fast set runs, of each test function, the first case and then the fewest others that use every value of every parameter
+once; the slow set runs the other combinations. `@pytest.mark.repetitions(k)` marks values that repeat one property: the fast
+set runs k cases of them. `@pytest.mark.slow` puts the whole test into the slow set.
 """
 
 from __future__ import annotations

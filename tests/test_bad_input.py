@@ -1,4 +1,4 @@
-"""Wrong input to `fit` is an error before training, in a sentence that names the thing, what was found and what to do."""
+"""Invalid arguments of `jfit.fit` raise before training; the message names the argument, the actual value and the remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refused(match: str, kind: type[Exception] | tuple[type[Exception], ...] = Va
 
 
 # ------------------------------------------------------------------------------------------------ names
-def test_a_wrong_input_name_is_named_with_its_nearest():
+def test_an_unknown_input_name_raises_with_the_nearest_name():
     refused(
         r"'dta' is not an input of the graph \(nearest: 'data'\).*'data', 'softmax_label'", data={"dta": X, "softmax_label": Y}
     )
@@ -33,47 +33,47 @@ def test_a_missing_label_is_named():
     refused(r"input .data. has 20 rows, input .softmax_label. has 2; all inputs need one entry", data=(X, [Y, Y]))
 
 
-def test_missing_and_extra_arrays_are_counted():
+def test_missing_and_extra_arrays_raise_with_both_numbers():
     two = sym.FullyConnected(sym.Variable("a_data") + sym.Variable("b_data"), num_hidden=3, name="fc")
     two = sym.SoftmaxOutput(two, name="softmax")
     refused(r"x has 1 array, the graph has 2 data inputs \('a_data', 'b_data'\)", net=two, data=(X, Y))
 
 
 # ------------------------------------------------------------------------------------------------ shapes and dtypes
-def test_a_shape_that_does_not_fit_names_the_node_and_both_shapes():
+def test_a_shape_mismatch_raises_with_the_node_and_both_shapes():
     conv = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=2, name="conv1")
     net = sym.SoftmaxOutput(sym.Flatten(conv), name="softmax")
     message = refused("conv1", net=net)
     assert "(8, 4)" in message
 
 
-def test_a_parameter_of_another_shape_is_named():
+def test_a_parameter_of_another_shape_raises_with_its_name():
     refused(r"fc1_weight: the given value has shape \(8, 5\), the model needs \(8, 4\)", params={"fc1_weight": np.ones((8, 5))})
     refused(r"params has 'fc1_wieght', which the model does not know; did you mean .*fc1_weight", params={"fc1_wieght": X})
 
 
-def test_labels_of_another_shape_are_refused_before_training():
+def test_labels_of_another_shape_raise_before_training():
     message = refused("softmax", data=(X, np.zeros((20, 5), np.float32)))
     assert "5" in message
 
 
-def test_rows_that_do_not_match_are_counted():
+def test_arrays_with_different_numbers_of_rows_raise():
     refused(r"input 'data' has 20 rows, input 'softmax_label' has 19", data=(X, Y[:19]))
     refused(r"weight has shape \(3,\), the data has 20 rows", data=(X, Y, np.ones(3)))
 
 
-def test_arrays_of_objects_and_texts_are_refused_by_name():
+def test_arrays_of_objects_and_strings_raise_with_their_name():
     refused(r"input 'data' has dtype object", data=(np.array([[object()] * 4] * 20), Y))
     refused(r"input 'softmax_label' has dtype <U", data=(X, np.array(["cat"] * 20)))
 
 
-def test_integers_where_floats_are_needed_just_work():
+def test_integer_inputs_are_cast_where_floats_are_needed():
     run = train(data=((X * 10).astype(np.int64), Y.astype(np.int64)), num_epoch=1, optimizer_params={"learning_rate": 1e-3})
     assert np.isfinite(run.history.column("loss")).all()
 
 
 # ------------------------------------------------------------------------------------------------ labels
-def test_a_label_outside_the_classes_is_named_with_its_row():
+def test_an_out_of_range_label_raises_with_its_row():
     wrong = Y.copy()
     wrong[7] = 3
     refused(r"label 'softmax_label': row 7 is 3.0, expected classes 0..2", data=(X, wrong))
@@ -83,12 +83,12 @@ def test_a_label_outside_the_classes_is_named_with_its_row():
     refused(r"row 7 is nan", data=(X, wrong))
 
 
-def test_a_wrong_label_in_evaluation_data_is_told_before_training():
+def test_an_invalid_label_in_evaluation_data_raises_before_training():
     wrong = np.full(20, 9.0, np.float32)
     refused(r"label 'softmax_label': row 0 is 9.0, expected classes 0..2", eval_data=(X, wrong))
 
 
-def test_a_wrong_label_in_the_first_batch_of_a_stream_is_told_before_training():
+def test_an_invalid_label_in_the_first_batch_of_a_stream_raises_before_training():
     refused(r"label 'softmax_label': row 2 is 7, expected", data=[(X[:4], np.array([0, 1, 7, 0]))])
     refused(r"label 'softmax_label': row 2 is 7, expected", eval_data=[(X[:4], np.array([0, 1, 7, 0]))])
 
@@ -103,7 +103,7 @@ def test_the_ignored_label_is_allowed():
 
 
 # ------------------------------------------------------------------------------------------------ how much data
-def test_empty_data_is_refused():
+def test_empty_data_raises():
     refused("empty data: input 'data' has 0 rows", data=(X[:0], Y[:0]))
     refused("yielded no batch, expected at least one", data=lambda epoch: [])
     refused("empty data|yielded no batch", eval_data=(X[:0], Y[:0]))
@@ -123,7 +123,7 @@ def test_an_evaluation_batch_of_another_size_works():
 
 
 # ------------------------------------------------------------------------------------------------ names of things
-def test_unknown_names_list_the_nearest():
+def test_unknown_names_raise_with_the_nearest_names():
     refused(r"amad.*adam", optimizer="amad")
     refused(r"acuracy.*accuracy", eval_metric="acuracy")
     refused(r"cosin.*cosine", schedule="cosin")
@@ -134,11 +134,11 @@ def test_unknown_names_list_the_nearest():
         sym.FullyConnected(sym.Variable("data"), num_hiden=2)
 
 
-def test_unknown_optimizer_parameters_are_named():
+def test_unknown_optimizer_parameters_raise_with_their_name():
     refused(r"momentun", optimizer_params={"momentun": 0.9})
 
 
-def test_more_devices_than_there_are_says_how_to_emulate_them():
+def test_too_many_devices_raise_and_the_error_explains_emulation():
     refused(
         r"devices=64 was asked for, but this machine has 8 cpu devices.*xla_force_host_platform_device_count=64", devices=64
     )
@@ -151,22 +151,22 @@ def test_more_devices_than_there_are_says_how_to_emulate_them():
     + [{"eval_batch_size": 0}],
     ids=str,
 )
-def test_numbers_that_cannot_be_are_named(given):
+def test_invalid_numbers_raise_with_the_argument(given):
     (name, value) = next(iter(given.items()))
     refused(rf"{name} is {value!r}; needed a whole number of at least 1", **given)
 
 
 @pytest.mark.parametrize("value", ["x", 0, 1.5, True])
-def test_steps_per_call_is_auto_or_a_number(value):
+def test_steps_per_call_must_be_auto_or_a_positive_integer(value):
     refused(r'steps_per_call is .*; needed "auto" or a whole number of at least 1', steps_per_call=value)
 
 
-def test_models_that_are_none_are_refused():
+def test_invalid_models_raise():
     refused("model is 3; needed a Symbol, a jfit.Model, or a pure function", TypeError, net=3)
     refused("a function as model needs loss=", TypeError, net=lambda params, x: x)
 
 
-def test_outputs_without_a_head_have_nothing_to_learn_from():
+def test_a_graph_without_a_loss_raises():
     net = sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc")
     refused(r"the outputs \['fc_output'\] are no loss heads", net=net, data={"data": X})
 
@@ -178,21 +178,21 @@ def test_a_metric_on_the_host_needs_whole_batches():
     refused(r"metric 'bias' runs on the host.*micro_batches=2 keeps none", eval_metric=bias, micro_batches=2)
 
 
-def test_data_that_holds_no_batches_is_refused():
+def test_data_without_batches_raises():
     refused("data is 'abc'", TypeError, data="abc")
     refused("is the scalar 1.0", data=[(1.0, 2.0), (3.0, 4.0)])
 
 
-def test_callbacks_that_are_none_are_refused():
+def test_invalid_callbacks_raise():
     refused("callbacks: found 3 of type int", TypeError, callbacks=[3])
     refused("checkpointing: every is 'batch'", checkpoint="unused", checkpoint_every="batch")
 
 
-def test_a_policy_that_is_no_dtype_is_refused():
+def test_a_policy_that_is_not_a_dtype_raises():
     refused("policy is 'bfloat17'; needed a floating dtype", policy="bfloat17")
 
 
-def test_resume_without_a_folder_says_which_is_missing():
+def test_resume_without_a_checkpoint_folder_raises():
     with pytest.raises(ValueError, match="resume=True needs checkpoint="):
         train(resume=True)
 
@@ -203,13 +203,13 @@ def test_evaluation_data_of_another_shape_names_the_node_before_training():
     assert "data float32[8, 3], weight float32[8, 4]" in message
 
 
-def test_an_error_about_evaluation_data_says_so():
+def test_errors_about_evaluation_data_mention_it():
     with pytest.raises(ValueError) as caught:
         train(eval_data=(X, np.full(20, 9.0, np.float32)))
     assert any("eval_data" in note for note in caught.value.__notes__)
 
 
-def test_a_run_that_was_only_loaded_does_not_train(tmp_path):
+def test_a_loaded_run_cannot_train(tmp_path):
     train(num_epoch=1).save(tmp_path)
     loaded = jfit.Run.load(tmp_path)
     with pytest.raises(ValueError, match="train: this run only scores and predicts"):
@@ -229,7 +229,7 @@ def with_row(value: float, row: int = 3) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (-1.0, r"-1\.0")])
-def test_a_row_weight_that_is_no_finite_number_of_at_least_zero_is_refused(value, shown):
+def test_a_negative_or_non_finite_row_weight_raises(value, shown):
     bad, message = with_row(value), rf"^weight of row 3 is {shown}; row weights must be finite and at least 0"
     refused(message, data=(X, Y, bad))
     refused(message, data=jfit.Batch({"data": X, "softmax_label": Y}, bad))
@@ -244,7 +244,7 @@ def test_a_bad_row_weight_in_a_stream_names_its_batch():
     refused(r"^batch 0 of epoch 0: metric_weight of row 3 is -1", data=[batch])
 
 
-def test_a_batch_whose_weights_are_all_zero_changes_nothing_and_score_refuses_what_fit_does():
+def test_a_batch_of_zero_weights_changes_nothing_and_score_raises_as_fit_does():
     refused("all 20 row weights are 0, so nothing can be learned", data=(X, Y, ONES * 0))
     run, once = (train(data=[(X, Y, ONES), *more], num_epoch=1) for more in ([(X, Y, ONES * 0)], []))
     assert run.history.column("loss") == once.history.column("loss")
@@ -260,7 +260,7 @@ def test_a_batch_whose_weights_are_all_zero_changes_nothing_and_score_refuses_wh
         run.score((X, Y, ONES * 1j))
 
 
-def test_a_step_of_ones_own_loop_refuses_them_too():
+def test_a_train_step_in_a_custom_loop_raises_for_invalid_weights():
     step = jfit.data_parallel(jfit.train_step(jfit.lower(mlp())), 1)
     batch = {"data": X, "softmax_label": Y}
     with pytest.raises(ValueError, match="weight of row 3 is nan"):

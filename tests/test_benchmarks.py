@@ -1,4 +1,4 @@
-"""The benchmarks run and report what they promise.  No timing is asserted here: a shared machine proves nothing."""
+"""The benchmarks run and write complete reports.  Timings are not asserted: the test machine is shared."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _run(rates: dict[str, list[float]], workload: str = "w1") -> dict[str, Any]:
     return {"workload": workload, "rows": 64, "cores": 1, "clock": "cpu_s", "rounds": 2, "legs": legs}
 
 
-def test_every_round_runs_every_leg_once_and_the_first_place_rotates():
+def test_every_round_runs_every_variant_once_and_rotates_their_order():
     log: list[str] = []
     epochs = measure.interleave({n: Recorder(n, log) for n in "abc"}, rounds=2)
     assert log == ["a", "b", "c", "b", "c", "a"]
@@ -48,7 +48,7 @@ def test_every_round_runs_every_leg_once_and_the_first_place_rotates():
     assert all(e.rows == 10 for rounds in epochs.values() for e in rounds)
 
 
-def test_a_bar_is_held_against_the_fastest_leg_of_its_group():
+def test_a_threshold_is_compared_with_the_fastest_variant_of_its_group():
     run = _run({"jfit_auto": [400.0, 400.0], "hand": [200.0, 200.0], "keras": [100.0, 100.0], "keras_spe20": [300.0, 300.0]})
     bars = report.verdicts([run], step_overhead._ratio)
     against_keras = next(b for b in bars if b["group"] == "b")
@@ -58,7 +58,7 @@ def test_a_bar_is_held_against_the_fastest_leg_of_its_group():
     assert next(b for b in bars if b["group"] == "a" and b["leg"] == "jfit_auto")["passed"] is True
 
 
-def test_a_leg_that_was_not_measured_gives_no_verdict():
+def test_a_variant_that_was_not_measured_has_no_verdict():
     bars = report.verdicts([_run({"hand": [200.0, 200.0]})], step_overhead._ratio)
     assert {b["passed"] for b in bars} == {None}
 
@@ -68,7 +68,7 @@ def test_ratios_are_taken_within_a_round():
     assert step_overhead._ratio(run, "jfit_step1", "hand") == {"median": 2.0, "q1": 2.0, "q3": 2.0}
 
 
-def test_an_unknown_leg_lists_the_legs_there_are():
+def test_an_unknown_variant_raises_with_the_known_ones():
     with pytest.raises(KeyError, match="No leg is called 'hnad'; the legs are jfit_step1, jfit_auto, module_fit, "):
         peers.entry("hnad")
 
@@ -89,7 +89,7 @@ def test_code_lines_leave_out_docstrings_comments_and_blanks():
     assert size.code_lines(source) == 5
 
 
-def test_a_walk_lists_the_files_in_which_a_function_runs():
+def test_the_walk_report_lists_the_files_in_which_a_function_runs():
     x = jfit.sym.Variable("x")
     assert walks.files_run(x.list_arguments) == {"graph/nodes.py"}
 

@@ -1,4 +1,4 @@
-"""Callbacks: the contract, progress, stopping, loggers, checkpoints."""
+"""Callbacks of `jfit.fit`: events, progress display, early stopping, loggers, checkpointing."""
 
 import io
 import json
@@ -55,7 +55,7 @@ def play(callback, events):
     return state
 
 
-def test_a_plain_function_is_called_at_epoch_ends_or_where_it_says():
+def test_a_function_is_called_at_epoch_ends_or_at_its_declared_event():
     seen = []
     play(seen.append, [event("log"), event("epoch_end")])
     assert [one.kind for one in seen] == ["epoch_end"]
@@ -67,14 +67,14 @@ def test_a_plain_function_is_called_at_epoch_ends_or_where_it_says():
     assert as_callback(at_log).events == ("log",) and as_callback(at_log).name == "at_log"
 
 
-def test_lambda_callback_sends_each_event_to_its_function():
+def test_lambda_callback_calls_the_function_of_each_event():
     seen = []
     callback = lambda_callback(fit_start=lambda e: seen.append("start"), step=lambda e: seen.append("step"), every=5)
     play(callback, [event("fit_start"), event("step"), event("epoch_end")])
     assert seen == ["start", "step"] and callback.every == 5
 
 
-def test_what_is_no_callback_is_refused_with_a_sentence():
+def test_an_object_that_is_not_a_callback_raises():
     with pytest.raises(TypeError, match="found 3 of type int, needed a Callback or a function of one event"):
         as_callback(3)
     with pytest.raises(TypeError, match="needed a Callback or a function"):
@@ -87,7 +87,7 @@ def test_what_is_no_callback_is_refused_with_a_sentence():
         as_callback(Callback(lambda e, s: s, every=0))
 
 
-def test_early_stopping_stops_after_patience_epochs_and_hands_over_the_best():
+def test_early_stopping_stops_after_patience_epochs_and_restores_the_best_state():
     run, callback = FakeRun(), early_stopping("val_loss", patience=2)
     state = callback.init()
     for epoch, value in enumerate([1.0, 0.5, 0.7, 0.6]):
@@ -113,26 +113,26 @@ def test_early_stopping_stops_after_patience_epochs_and_hands_over_the_best():
         ("loss", "auto", [1.0, 0.95], True),
     ],
 )
-def test_the_direction_follows_the_monitor_and_nan_is_no_improvement(monitor, mode, values, stops):
+def test_the_direction_depends_on_the_monitor_and_nan_is_not_an_improvement(monitor, mode, values, stops):
     run = FakeRun()
     callback = early_stopping(monitor, patience=1, mode=mode, min_delta=0.08, restore_best=False)
     play(callback, [event(epoch=i, run=run, **{monitor: value}) for i, value in enumerate(values)])
     assert (run.stopped is not None) == stops and run.best is None
 
 
-def test_a_value_that_stays_is_no_improvement():
+def test_an_equal_value_is_not_an_improvement():
     run, callback = FakeRun(), early_stopping(patience=1)
     play(callback, [event(epoch=i, run=run, val_loss=1.0) for i in range(2)])
     assert run.stopped is not None
 
 
-def test_early_stopping_goes_on_from_its_saved_state():
+def test_early_stopping_continues_from_its_saved_state():
     run, callback = FakeRun(), early_stopping(patience=2)
     callback.on(event(run=run, val_loss=1.0), {"best": 0.5, "best_epoch": 1, "waited": 1})
     assert run.stopped is not None
 
 
-def test_an_unknown_monitor_lists_the_known_names_and_a_skipped_evaluation_waits():
+def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_are_ignored():
     callback = early_stopping("val_los")
     with pytest.raises(
         ValueError, match="monitor='val_los' is not logged; known names are loss, val_loss; did you mean val_loss"
@@ -150,7 +150,7 @@ def test_early_stopping_checks_its_arguments(wrong):
         early_stopping(**wrong)
 
 
-def test_csv_continues_after_a_resume_without_second_header_or_repeated_rows(tmp_path):
+def test_csv_continues_after_a_resume_without_duplicate_header_or_rows(tmp_path):
     path = tmp_path / "runs" / "a.csv"
     play(csv_logger(path), [event("fit_start"), *(event(epoch=i, step=10 * i + 10, loss=1.0) for i in range(3))])
     play(csv_logger(path), [event("fit_start", step=20), event(epoch=2, step=30, loss=0.5)])
@@ -162,7 +162,7 @@ def test_csv_continues_after_a_resume_without_second_header_or_repeated_rows(tmp
     assert path.read_text() == "epoch,step,loss\n0,10,9.0\n"
 
 
-def test_jsonl_writes_epochs_or_log_points_and_survives_a_cut_line(tmp_path):
+def test_jsonl_writes_epochs_or_log_points_and_tolerates_a_truncated_line(tmp_path):
     path = tmp_path / "a.jsonl"
     play(jsonl_logger(path, every="log"), [event("fit_start"), event("log", step=5, batch=5, loss=math.nan), event(step=10)])
     assert json.loads(path.read_text()) == {"epoch": 0, "step": 5, "batch": 5, "loss": "nan"}
@@ -215,7 +215,7 @@ def test_checkpointing_saves_state_position_and_history(tmp_path):
 
 
 @pytest.mark.parametrize("every", [0, True, "step", 2.5])
-def test_checkpointing_says_what_every_may_be(tmp_path, every):
+def test_checkpointing_validates_every(tmp_path, every):
     with pytest.raises(ValueError, match="needed 'epoch' or a number of steps of at least 1"):
         checkpointing(tmp_path, every=every)
     with pytest.raises(ValueError, match="keep is 0"):
@@ -270,7 +270,7 @@ def test_progress_without_known_length_still_counts():
     assert "4it" in file.getvalue()
 
 
-def test_progress_is_quiet_off_a_terminal_unless_forced():
+def test_progress_prints_nothing_without_a_terminal_unless_forced():
     quiet, forced, table = io.StringIO(), io.StringIO(), Terminal()
     play(progress(file=quiet), EPOCHS)
     play(progress(file=forced, force=True), EPOCHS)
@@ -290,7 +290,7 @@ def test_progress_prints_the_header_again_when_a_column_appears():
     assert len(lines) == 5 and "val_loss" in lines[2] and lines[4].endswith("-")
 
 
-def test_an_exception_in_a_callback_reaches_the_caller():
+def test_an_exception_in_a_callback_propagates():
     def fail(one):
         raise RuntimeError("mine")
 

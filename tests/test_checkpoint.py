@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, verified, matched with the run."""
+"""Checkpoints: atomic writes, verification, detection of damage and of states of another model."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def damage(folder):
     path.write_bytes(content)
 
 
-def test_a_state_comes_back_bit_equal_with_its_keys_and_meta(tmp_path):
+def test_a_restored_state_is_bit_equal_with_its_keys_and_meta(tmp_path):
     state = make_state(123)
     folder = checkpoint.save(tmp_path, state, meta={"position": {"epoch": 1}})
     assert folder == tmp_path / "step-00000123" and sorted(os.listdir(folder)) == ["meta.json", "state.safetensors"]
@@ -68,7 +68,7 @@ def test_a_state_comes_back_bit_equal_with_its_keys_and_meta(tmp_path):
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_keys_of_each_kind_and_old_style_keys_come_back(tmp_path, impl):
+def test_typed_and_raw_random_keys_are_restored(tmp_path, impl):
     state = {"step": 1, "key": jax.random.split(jax.random.key(3, impl=impl), 2), "old": jax.random.PRNGKey(3)}
     checkpoint.save(tmp_path, state)
     found = checkpoint.restore(tmp_path, state)
@@ -76,7 +76,7 @@ def test_keys_of_each_kind_and_old_style_keys_come_back(tmp_path, impl):
     assert_equal(found["old"], np.asarray(state["old"]))
 
 
-def test_shapes_alone_are_enough_to_restore(tmp_path):
+def test_a_tree_of_shapes_is_enough_to_restore(tmp_path):
     state = make_state(2)
     checkpoint.save(tmp_path, state)
     assert_equal(checkpoint.restore(tmp_path, jax.eval_shape(lambda: make_state(0))), state)
@@ -88,7 +88,7 @@ def test_leaves_are_named_by_their_key_path(tmp_path):
     assert {"step", "params/fc1_weight", "opt_state/0/trace/fc1_weight", "lr", "key"} <= names
 
 
-def test_only_the_newest_are_kept_and_the_one_just_written_always(tmp_path):
+def test_only_the_newest_checkpoints_are_kept_and_always_the_last_written(tmp_path):
     for step in range(5):
         checkpoint.save(tmp_path, make_state(step), keep=2, sync=False)
     assert sorted(os.listdir(tmp_path)) == ["step-00000003", "step-00000004"]
@@ -106,7 +106,7 @@ def test_saving_the_same_step_again_replaces_it(tmp_path):
     assert os.listdir(tmp_path) == ["step-00000001"]
 
 
-def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning_that_names_both(tmp_path):
+def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_with_a_warning(tmp_path):
     for step in (1, 2):
         checkpoint.save(tmp_path, make_state(step))
     damage(tmp_path / "step-00000002")
@@ -119,7 +119,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning_that_names
         checkpoint.restore(tmp_path, make_state())
 
 
-def test_a_writer_that_changes_values_is_told_by_verify(tmp_path, monkeypatch):
+def test_verify_detects_a_writer_that_changes_values(tmp_path, monkeypatch):
     write = safetensors.numpy.save_file
     reversed_values = lambda arrays, *rest: write({name: np.array(np.flip(x)) for name, x in arrays.items()}, *rest)  # noqa: E731
     monkeypatch.setattr(safetensors.numpy, "save_file", reversed_values)
@@ -142,7 +142,7 @@ def test_a_writer_that_changes_values_is_told_by_verify(tmp_path, monkeypatch):
         (lambda f: os.truncate(f / "state.safetensors", 20), "size: found 20 bytes, meta.json says"),
     ],
 )
-def test_each_kind_of_damage_is_told_by_verify(tmp_path, change, message):
+def test_verify_detects_each_kind_of_damage(tmp_path, change, message):
     folder = checkpoint.save(tmp_path, make_state())
     assert checkpoint.verify(folder)["step"] == 0
     change(folder)
@@ -150,7 +150,7 @@ def test_each_kind_of_damage_is_told_by_verify(tmp_path, change, message):
         checkpoint.verify(folder)
 
 
-def test_an_unknown_kind_of_key_is_a_format_error(tmp_path):
+def test_an_unknown_kind_of_key_raises_a_format_error(tmp_path):
     folder = checkpoint.save(tmp_path, make_state())
     record = json.loads((folder / "meta.json").read_text())
     record["keys"]["key"] = "nope"
@@ -159,7 +159,7 @@ def test_an_unknown_kind_of_key_is_a_format_error(tmp_path):
         checkpoint.restore(folder, make_state())
 
 
-def test_a_state_of_another_model_is_refused_with_its_first_three_differences(tmp_path):
+def test_a_state_of_another_model_raises_with_the_first_three_differences(tmp_path):
     checkpoint.save(tmp_path, make_state())
     with pytest.raises(ValueError, match=r"params/fc1_bias has shape \(3,\) in the checkpoint, the run needs \(5,\)"):
         checkpoint.restore(tmp_path, make_state(hidden=5))
@@ -174,7 +174,7 @@ def test_a_state_of_another_model_is_refused_with_its_first_three_differences(tm
         checkpoint.restore(tmp_path, make_state()._replace(lr=None))
 
 
-def test_wrong_arguments_are_told(tmp_path):
+def test_invalid_arguments_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .* found in .*; give the folder"):
         checkpoint.restore(tmp_path, make_state())
     with pytest.raises(FileNotFoundError, match="is no folder"):

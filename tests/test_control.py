@@ -1,4 +1,4 @@
-"""Loops and branches: files, numbers and gradients of MXNet; rows, devices, random numbers and errors of jfit."""
+"""Loops and branches in graphs: MXNet's files, values and gradients; row weights, devices, random numbers and errors."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_a_file_of_mxnet_gives_its_numbers_and_gradients(name):
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", [n for n in NETS if not part(n, "grad")])
-def test_gradients_that_mxnet_does_not_have_agree_with_differences(name):
+def test_gradients_missing_in_mxnet_agree_with_finite_differences(name):
     args = part(name, "in")
     model = jfit.lower(compose(name), inputs=[])
     moved = [n for n in args if n not in ("i", "limit") and "moving" not in n]  # not what decides how many steps there are
@@ -89,14 +89,14 @@ def test_shapes_are_inferred_through_the_bodies(name):
     assert symbol.infer_shape_partial() is not None
 
 
-def test_a_body_tells_the_shapes_of_its_parameters_and_states():
+def test_shapes_of_parameters_and_states_are_inferred_from_the_body():
     outs, states = sym.contrib.foreach(lambda x, s: (x + s, s), sym.Variable("data"), sym.Variable("s"))
     both = sym.Group([outs, states])
     assert both.infer_shape_partial(data=(4, 2))[0] == [(4, 2), (2,)]
     assert both.infer_shape_partial(s=(2,))[0] == [(0, 2), (2,)]
 
 
-def test_dtypes_go_through_the_bodies():
+def test_dtypes_are_inferred_through_the_bodies():
     outs, states = sym.contrib.foreach(lambda x, s: (x + s, x * s), sym.Variable("data"), sym.Variable("s"))
     args, found, _ = sym.Group([outs, states]).infer_type(data="float16")
     assert [str(t) for t in (*args, *found)] == ["float16"] * 4
@@ -135,7 +135,7 @@ def cell_net():
     return sym.SoftmaxOutput(net, name="softmax")
 
 
-def test_rows_of_weight_0_never_matter(rng):
+def test_zero_weight_rows_have_no_effect(rng):
     model = jfit.lower(cell_net())
     data, label = rng.normal(size=(5, 3, 2)).astype("float32"), np.arange(5) % 3
     specs = {"data": jax.ShapeDtypeStruct((5, 3, 2), "float32"), "softmax_label": jax.ShapeDtypeStruct((5,), "float32")}
@@ -176,7 +176,7 @@ def test_each_step_draws_its_own_random_numbers():
     np.testing.assert_array_equal(model.apply(params, {}, {}, train=False)[0][0], np.ones((6, 50)))
 
 
-def test_what_does_not_run_brings_no_nan():
+def test_steps_that_do_not_run_cause_no_nan():
     def func(a):
         return [], [a - 1]
 
@@ -198,7 +198,7 @@ def test_a_loop_that_never_runs_gives_zeros_and_its_first_values():
     np.testing.assert_array_equal(made[1], [5])
 
 
-def test_errors_say_what_is_wrong():
+def test_errors_describe_the_problem():
     x, s = sym.Variable("x"), sym.Variable("s")
     with pytest.raises(GraphError, match="nested in another way"):
         sym.contrib.foreach(lambda x, s: (x, [s[0], s[0]]), x, [s])
@@ -227,7 +227,7 @@ def test_errors_say_what_is_wrong():
         jfit.lower(chosen, inputs=[]).apply({"x": jnp.ones((2, 2))}, {}, {})
 
 
-def test_files_with_wrong_bodies_are_refused():
+def test_files_with_invalid_bodies_raise():
     graph = ABOUT["accumulate"]["symbol"]
     at = next(i for i, n in enumerate(graph["nodes"]) if n["op"] == "_foreach")
 
@@ -255,7 +255,7 @@ def test_files_with_wrong_bodies_are_refused():
     refused(deep, "in each other more than")
 
 
-def test_shells_run_loops(rng):
+def test_module_and_feedforward_run_loops(rng):
     net = NETS["classifier"](mx)[0]
     module = mx.mod.Module(net, data_names=["data", "h0"])
     data = mx.io.NDArrayIter(
@@ -265,7 +265,7 @@ def test_shells_run_loops(rng):
     assert module.predict(data).shape == (10, 3)
 
 
-def test_loops_say_what_they_cannot_take():
+def test_loops_raise_for_unsupported_arguments():
     i = mx.sym.Variable("i")
     with pytest.raises(TypeError, match="while_loop_cond: needs symbols, got int: 1"):
         mx.sym.contrib.while_loop(lambda i: 1, lambda i: (i, i), i, max_iterations=3)

@@ -1,4 +1,4 @@
-"""Host waits, traces and compiles are counted, each where it happens."""
+"""`jfit.counters` counts host waits, traces and compilations, each once."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_a_committed_array_compiles_again_without_a_retrace():
     assert seen["traces:fn"] == 1 == seen["traces"] and seen["compiles"] == 2
 
 
-def test_blocks_count_only_their_own_and_may_be_nested():
+def test_counter_blocks_count_only_their_own_events_and_can_be_nested():
     with counters.counted() as outer:
         counters.count_trace("a")
         with counters.counted() as inner:
@@ -47,7 +47,7 @@ def test_blocks_count_only_their_own_and_may_be_nested():
     assert dict(outer) == {"traces": 2, "traces:a": 1, "traces:b": 1}
 
 
-def test_a_block_that_raises_still_counts():
+def test_a_counter_block_that_raises_still_counts():
     seen = None
     try:
         with counters.counted() as seen:
@@ -58,7 +58,7 @@ def test_a_block_that_raises_still_counts():
     assert seen is not None and seen["traces"] == 1
 
 
-def test_listening_twice_counts_once():
+def test_registering_the_listener_twice_counts_once():
     counters.listen()
     counters.listen()
     with counters.counted() as seen:

@@ -1,4 +1,4 @@
-"""Custom operators: Python code of the user inside compiled programs, with MXNet's classes; and records of one's own."""
+"""Custom operators: Python code of the user inside compiled programs (MXNet's CustomOp), and user-registered operators."""
 
 import os
 import subprocess
@@ -120,7 +120,7 @@ def power(**kwargs):
     return mx.sym.Custom(mx.sym.Variable("data"), op_type="test_power", name="p", **kwargs)
 
 
-def test_the_graph_knows_what_the_class_says():
+def test_the_graph_uses_the_names_shapes_and_dtypes_of_the_class():
     net = power(exponent=3)
     assert net.list_arguments() == ["data", "p_w"]
     assert net.list_outputs() == ["p_output", "p_log"]
@@ -149,7 +149,7 @@ def test_numbers_gradients_and_states(rng):
     assert ex.aux_dict["p_passes"].item() == 1
 
 
-def test_at_once():
+def test_custom_operators_run_immediately_on_ndarrays():
     made, log = mx.nd.Custom(mx.nd.ones((2, 3)) * 2, mx.nd.ones(3), mx.nd.zeros(1), op_type="test_power")
     np.testing.assert_array_equal(made.asnumpy(), np.full((2, 3), 4))
     np.testing.assert_allclose(log.asnumpy(), np.log(np.full((2, 3), 2)), rtol=1e-6)
@@ -191,7 +191,7 @@ def test_module_fit_is_that_of_the_built_in_head(rng, contexts):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_jfit_fit_and_rows_that_do_not_fill_a_batch(rng, devices):
+def test_jfit_fit_with_a_custom_operator_and_an_incomplete_batch(rng, devices):
     data, label = blobs(rng, 44)
     runs = [
         jfit.fit(
@@ -210,7 +210,7 @@ def test_jfit_fit_and_rows_that_do_not_fill_a_batch(rng, devices):
         np.testing.assert_allclose(value, runs[1].state.params[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_a_failure_names_the_node_and_is_chained(rng):
+def test_an_exception_in_the_class_is_chained_and_names_the_node(rng):
     def net(where):
         return mx.sym.Custom(mx.sym.Variable("data"), op_type="test_failing", where=where, name="bad")
 
@@ -234,7 +234,7 @@ def test_a_failure_names_the_node_and_is_chained(rng):
             jfit.fit(loss, {"data": data, "softmax_label": label}, num_epoch=1, progress=False)
 
 
-def test_what_is_not_registered_is_refused_with_the_nearest_name():
+def test_an_unregistered_operator_raises_with_the_nearest_name():
     with pytest.raises(mx.MXNetError, match=r"op_type is 'test_sofmax'.*did you mean 'test_softmax'"):
         mx.sym.Custom(mx.sym.Variable("data"), op_type="test_sofmax")
     text = head().tojson().replace("test_softmax", "elsewhere")
@@ -244,7 +244,7 @@ def test_what_is_not_registered_is_refused_with_the_nearest_name():
         mx.sym.Custom(mx.sym.Variable("data"), op_type="test_softmax", unknown=1)
 
 
-def test_the_class_gets_its_arguments_as_python_prints_them():
+def test_the_class_receives_its_arguments_as_strings():
     seen = {}
 
     class Prop(mx.operator.CustomOpProp):
@@ -257,7 +257,7 @@ def test_the_class_gets_its_arguments_as_python_prints_them():
     assert seen == {"a": "None", "b": "[1, 2]", "c": "(1,)", "d": "True", "e": "2.0"}
 
 
-def test_assign_adds_writes_or_leaves():
+def test_assign_follows_the_request_write_add_or_null():
     box, op = mx.nd.ones(2), mx.operator.CustomOp()
     for req, wanted in (("null", 1), ("add", 3), ("write", 2), ("inplace", 2)):
         op.assign(box, req, mx.nd.ones(2) * 2)
@@ -266,12 +266,12 @@ def test_assign_adds_writes_or_leaves():
         op.assign(box, "later", 1)
 
 
-def test_names_of_operators_and_what_they_take():
+def test_registered_operators_and_their_arguments_are_listed():
     assert "FullyConnected" in mx.operator.get_all_registered_operators()
     assert mx.operator.get_operator_arguments("clip").names == ["data", "a_min", "a_max"]
 
 
-def test_large_arrays_on_many_devices_do_not_block(rng):
+def test_large_arrays_on_many_devices_do_not_deadlock(rng):
     net = mx.sym.Custom(mx.sym.Variable("data"), op_type="test_power", name="p")[0]
     model = jfit.lower(net, inputs=["data"])
     run = jax.pmap(
@@ -284,7 +284,7 @@ def test_large_arrays_on_many_devices_do_not_block(rng):
     assert float(x[0, 0, 0]) == 1.0
 
 
-def test_a_record_of_ones_own_is_an_operator_like_any_other(rng):
+def test_a_user_registered_operator_behaves_as_a_built_in_one(rng):
     try:
 
         @jfit.ops.operator("test_swish", attrs={"beta": number(1.0)})
@@ -306,7 +306,7 @@ def test_a_record_of_ones_own_is_an_operator_like_any_other(rng):
         jfit.ops.ALIASES.pop("test_swish", None)
 
 
-def test_a_failure_in_module_fit_is_the_same_error(rng):
+def test_a_failure_in_module_fit_raises_the_same_error(rng):
     data, label = blobs(rng)
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2)
     net = mx.sym.Custom(net, op_type="test_failing", where="backward", name="bad")
@@ -334,7 +334,7 @@ print(round(float(module.predict(data).asnumpy()[0, 0]), 3))
 
 
 @pytest.mark.slow
-def test_large_arrays_computed_in_the_class_do_not_block_two_devices():
+def test_large_arrays_computed_with_jax_in_the_class_do_not_deadlock_two_devices():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     env.pop("PJRT_NPROC", None)  # registering an operator sets it
     done = subprocess.run([sys.executable, "-c", _ARRAYS_IN_FORWARD], env=env, capture_output=True, text=True, timeout=120)

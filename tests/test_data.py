@@ -1,4 +1,4 @@
-"""Data: what goes in, what comes out, and what every wrong input is told."""
+"""`jfit.data`: accepted forms of data, padding, order, iterators, prefetching, and the error for each invalid input."""
 
 import gc
 import json
@@ -52,14 +52,14 @@ def test_a_batch_is_a_pytree():
     assert len(leaves) == 3
 
 
-def test_padding_repeats_real_rows_and_weighs_them_zero():
+def test_padding_repeats_real_rows_with_weight_zero():
     batch = pad_rows(Batch({"data": X[:3], "t": X[:3].T}), 7, axes={"t": 1})
     assert batch.inputs["data"].tolist() == X[[0, 1, 2, 0, 1, 2, 0]].tolist()
     assert batch.inputs["t"].tolist() == X[[0, 1, 2, 0, 1, 2, 0]].T.tolist()
     assert batch.weight.tolist() == batch.metric_weight.tolist() == [1, 1, 1, 0, 0, 0, 0]
 
 
-def test_padding_keeps_given_weights_and_device_arrays():
+def test_padding_keeps_row_weights_and_device_arrays():
     batch = pad_rows(Batch({"data": jnp.ones((2, 3))}, np.array([0.5, 2], np.float32)), 3)
     assert isinstance(batch.inputs["data"], jax.Array)
     assert batch.weight.tolist() == batch.metric_weight.tolist() == [0.5, 2, 0]
@@ -85,7 +85,7 @@ def test_an_input_without_rows_is_not_padded():
         (lambda: check_batch(Batch({"data": X}, None, np.ones((10, 1)))), "metric_weight has shape (10, 1)"),
     ],
 )
-def test_wrong_batches_are_told_what_is_needed(call, message):
+def test_invalid_batches_raise_with_the_expected_form(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
 
@@ -108,7 +108,7 @@ def test_wrong_batches_are_told_what_is_needed(call, message):
         (jnp.ones(2, jnp.bfloat16), jnp.bfloat16),
     ],
 )
-def test_arrays_arrive_in_a_dtype_that_devices_have(given, dtype):
+def test_arrays_are_cast_to_a_dtype_that_devices_support(given, dtype):
     assert to_array(given, "data").dtype == dtype
 
 
@@ -126,7 +126,7 @@ def test_arrays_arrive_in_a_dtype_that_devices_have(given, dtype):
         ({"data": np.float32(3)}, "is the single number 3.0"),
     ],
 )
-def test_wrong_arrays_are_told_what_is_needed(arrays, message):
+def test_invalid_arrays_raise_with_the_expected_form(arrays, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         ArrayData(arrays)
 
@@ -135,7 +135,7 @@ def test_infinite_values_are_kept():
     assert np.isinf(to_array(np.array([np.inf, 1.0]), "data")[0])
 
 
-def test_the_order_of_an_epoch_is_fixed_by_seed_and_epoch():
+def test_the_order_of_an_epoch_depends_only_on_seed_and_epoch():
     one, two = ArrayData({"data": X}, seed=3), ArrayData({"data": X}, seed=4)
     assert one.order(0).dtype == np.int32
     assert one.order(0).tolist() == [6, 1, 8, 5, 2, 7, 9, 4, 3, 0]  # runs that resume depend on it: never change it
@@ -154,7 +154,7 @@ def test_the_last_batch_is_short_and_a_batch_may_exceed_the_data():
         arrays.num_batches(0)
 
 
-def test_row_weights_follow_their_rows():
+def test_row_weights_are_shuffled_with_their_rows():
     arrays = ArrayData({"label": Y}, weight=Y * 2, seed=1)
     for batch in arrays.batches(0, 3):
         assert (batch.weight == batch.inputs["label"] * 2).all()
@@ -165,7 +165,7 @@ def test_row_weights_follow_their_rows():
 # ------------------------------------------------------------------------------------------------------------- adapters
 
 
-def test_x_and_y_come_as_arrays_lists_dicts_and_foreign_arrays():
+def test_x_and_y_may_be_arrays_lists_dicts_and_arrays_of_other_libraries():
     pd = pytest.importorskip("pandas")
     torch = pytest.importorskip("torch")
     for x in (X, X.tolist(), [X], {"data": X}, jnp.asarray(X), torch.tensor(X, requires_grad=True), pd.DataFrame(X)):
@@ -182,7 +182,7 @@ def test_lists_match_the_inputs_in_order():
     assert (found["b"] == X * 2).all() and (found["m"] == Y * 3).all()
 
 
-def test_data_that_is_ready_passes_through():
+def test_array_data_and_stream_data_are_returned_unchanged():
     ready = ArrayData({"data": X})
     assert data(ready) is ready
 
@@ -199,12 +199,12 @@ def test_data_that_is_ready_passes_through():
         ("x.csv", TypeError, "data is 'x.csv' (str)"),
     ],
 )
-def test_wrong_data_is_told_what_is_needed(source, error, message):
+def test_invalid_data_raises_with_the_expected_form(source, error, message):
     with pytest.raises(error, match=re.escape(message)):
         data(source)
 
 
-def test_wrong_numbers_of_arrays_name_the_inputs():
+def test_a_wrong_number_of_arrays_raises_with_the_input_names():
     with pytest.raises(ValueError, match=re.escape("x has 1 array, the graph has 2 data inputs ('a', 'b')")):
         data((X, Y), inputs=("a", "b"))
     with pytest.raises(ValueError, match="y has 1 array, the graph has 0 label inputs"):
@@ -219,7 +219,7 @@ def test_labels_may_be_absent_for_prediction():
 
 
 @pytest.mark.parametrize("form", ["pair", "list", "dict", "batch", "weighted"])
-def test_every_form_of_a_batch_is_read(form):
+def test_every_form_of_a_batch_is_accepted(form):
     make = {
         "pair": lambda x, y: (x, y),
         "list": lambda x, y: [x.tolist(), y.tolist()],
@@ -255,25 +255,25 @@ def test_a_list_of_pairs_is_a_stream_that_can_start_late():
         labels_of(stream, start=3)
 
 
-def test_a_callable_gets_the_epoch_if_it_asks():
+def test_a_callable_receives_the_epoch_if_it_has_a_parameter():
     assert labels_of(data(lambda epoch: [(X[:2], [epoch, epoch])]), epoch=7) == [[7, 7]]
     assert labels_of(data(lambda: [(X[:2], [1, 2])]), epoch=7) == [[1, 2]]
 
 
-def test_peek_gives_the_first_batch_without_losing_it():
+def test_peek_returns_the_first_batch_without_consuming_it():
     stream = data(b for b in [(X[:4], Y[:4]), (X[4:], Y[4:])])
     assert stream.peek().inputs["label"].tolist() == Y[:4].tolist() == stream.peek().inputs["label"].tolist()
     assert labels_of(stream) == [Y[:4].tolist(), Y[4:].tolist()]
 
 
-def test_a_generator_serves_one_epoch_and_then_says_so():
+def test_a_generator_serves_one_epoch_and_raises_in_the_second():
     stream = data((X, Y) for _ in range(2))
     assert len(labels_of(stream)) == 2
     with pytest.raises(ValueError, match=r"epoch 1: the generator was exhausted .* pass a callable"):
         labels_of(stream, epoch=1)
 
 
-def test_an_empty_source_is_named():
+def test_an_empty_source_raises_with_its_type():
     with pytest.raises(ValueError, match="epoch 0: the <lambda> yielded no batch"):
         labels_of(data(lambda epoch: ()))
     with pytest.raises(ValueError, match="empty data"):
@@ -282,7 +282,7 @@ def test_an_empty_source_is_named():
         labels_of(data(lambda: 3))
 
 
-def test_an_error_of_the_source_passes_through_unchanged():
+def test_an_exception_of_the_source_propagates_unchanged():
     error = OSError("disk gone")
 
     def broken():
@@ -296,7 +296,7 @@ def test_an_error_of_the_source_passes_through_unchanged():
     assert caught.value is error
 
 
-def test_single_samples_are_told_to_be_batched():
+def test_single_samples_raise_and_the_error_suggests_batching():
     with pytest.raises(ValueError, match="the data seems to yield single samples"):
         labels_of(data([(X[0], Y[0])]))
 
@@ -356,7 +356,7 @@ def test_tensorflow_data_sets_are_read_as_numpy():
 # -------------------------------------------------------------------------------------------------------- MXNet iterators
 
 
-def test_mxnet_iterators_are_reset_and_their_padding_never_counts_in_metrics():
+def test_mxnet_iterators_are_reset_and_their_padding_rows_have_metric_weight_zero():
     source = NDArrayIter(X, Y, batch_size=4, label_name="label")
     stream = data(source)
     for epoch in range(2):
@@ -367,7 +367,7 @@ def test_mxnet_iterators_are_reset_and_their_padding_never_counts_in_metrics():
     assert stream.num_batches() == 3
 
 
-def test_an_mxnet_iterator_left_in_mid_epoch_starts_over():
+def test_an_mxnet_iterator_in_the_middle_of_an_epoch_is_reset():
     stream = data(NDArrayIter(X, Y, batch_size=4, label_name="label"))
     walk = stream.batches(0)
     next(walk)
@@ -375,7 +375,7 @@ def test_an_mxnet_iterator_left_in_mid_epoch_starts_over():
     assert labels_of(stream)[0] == Y[:4].tolist()
 
 
-def test_rows_that_rolled_over_count_in_metrics():
+def test_rows_that_rolled_over_are_included_in_metrics():
     stream = data(NDArrayIter(X, Y, batch_size=4, label_name="label", last_batch_handle="roll_over"))
     assert len(labels_of(stream)) == 2
     first = next(stream.batches(1))
@@ -400,7 +400,7 @@ def test_iterators_with_next_only_are_read():
     assert labels_of(stream) == labels_of(stream, 1) == [Y[:5].tolist(), Y[5:].tolist()]
 
 
-def test_an_iterator_with_another_label_name_is_told_the_names():
+def test_an_iterator_with_another_label_name_raises_with_both_names():
     with pytest.raises(ValueError, match="'softmax_label' is not an input of the graph"):
         labels_of(data(NDArrayIter(X, Y, batch_size=4)))
 
@@ -470,7 +470,7 @@ def test_ndarrayiter_shuffles_in_the_order_of_mxnet_under_one_global_seed():
         it.reset()
 
 
-def test_ndarrayiter_with_rows_rolled_over_forgets_them_on_hard_reset():
+def test_ndarrayiter_hard_reset_drops_rows_that_rolled_over():
     it = NDArrayIter(X, Y, 4, last_batch_handle="roll_over")
     list(it)
     it.hard_reset()
@@ -485,7 +485,7 @@ def test_data_far_smaller_than_a_batch_rolls_over_until_a_batch_is_full():
     assert counts == [0, 0, 1, 0, 0, 1]
 
 
-def test_ndarrayiter_reads_everything_but_device_arrays_as_float32():
+def test_ndarrayiter_casts_everything_except_device_arrays_to_float32():
     assert NDArrayIter(np.arange(4)).provide_data[0].dtype == np.float32
     assert NDArrayIter(jnp.arange(4)).provide_data[0].dtype == np.int32
 
@@ -503,12 +503,12 @@ def test_ndarrayiter_reads_everything_but_device_arrays_as_float32():
         (lambda: NDArrayIter(X, batch_size=0), "batch_size is 0"),
     ],
 )
-def test_wrong_iterators_are_told_what_is_needed(call, message):
+def test_invalid_iterator_arguments_raise_with_the_expected_form(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
 
 
-def test_descriptions_and_batches_print_as_mxnet_has_them():
+def test_descriptions_and_batches_print_as_in_mxnet():
     assert repr(DataDesc("data", (2, 3))) == "DataDesc[data,(2, 3),<class 'numpy.float32'>,NCHW]"
     assert DataDesc.get_batch_axis(None) == 0 and DataDesc.get_list([("a", (1,))], [("a", np.int32)])[0].dtype == np.int32
     assert str(DataBatch([X], [Y])) == "DataBatch: data shapes: [(10, 2)] label shapes: [(10,)]"
@@ -529,7 +529,7 @@ def test_descriptions_and_batches_print_as_mxnet_has_them():
         ([[0, 1], [2, 9]], "row 1, position (1,) is 9"),
     ],
 )
-def test_labels_out_of_range_name_the_first_row(labels, message):
+def test_labels_out_of_range_raise_with_the_first_row(labels, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         check_labels(np.array(labels), 5, "y")
 
@@ -617,12 +617,12 @@ def test_prefetch_survives_an_interrupt_of_the_reader(monkeypatch):
     assert list(ahead) == [0, 1, 2] and not threads()
 
 
-def test_prefetch_needs_room_for_an_item():
+def test_prefetch_size_must_be_positive():
     with pytest.raises(ValueError, match="prefetch size is 0, expected at least 1"):
         prefetch([], size=0)
 
 
-def test_weights_on_a_device_are_not_read(monkeypatch):
+def test_weights_on_a_device_are_not_read_back_to_the_host(monkeypatch):
     monkeypatch.setattr(np, "isfinite", None)
     batch = Batch({"data": X}, jnp.ones(10))
     assert check_batch(batch) is batch
@@ -682,7 +682,7 @@ def test_a_loader_whose_position_is_the_end_of_an_epoch_begins_the_next_one():
     assert len(list(stream.batches(1))) == 1
 
 
-def test_a_loader_that_cannot_tell_its_position_is_read_all_the_same():
+def test_a_loader_without_a_position_is_still_read():
     class Loader(list):
         def state_dict(self):
             raise RuntimeError("the workers cannot tell")

@@ -1,4 +1,4 @@
-"""Iterators over files: what they give, where they stand, what broken files are told."""
+"""Iterators over files: values, saved positions, and the errors for broken files."""
 
 import gc
 import gzip
@@ -90,7 +90,7 @@ def rest_and_next(it):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(size=st.sampled_from([1, 3, 7, 8, 16, 40]), epochs=st.integers(0, 2), batches=st.integers(0, 14))
-def test_what_a_saved_position_continues_is_what_would_have_come(kind, size, epochs, batches, folder):
+def test_a_restored_position_continues_with_the_same_batches(kind, size, epochs, batches, folder):
     make = makers(folder, size)[kind]
     if kind == "side by side" and 40 % size:
         return  # the two end their epochs differently, which is an error of its own
@@ -124,7 +124,7 @@ def test_a_position_in_the_middle_of_many_blocks(folder, monkeypatch):
         assert [told(b) for b in fresh] == whole[3:]
 
 
-def test_bucketed_sentences_continue_where_they_were():
+def test_bucketed_sentences_continue_from_a_saved_position():
     rng = np.random.RandomState(0)
     sentences = [list(rng.randint(1, 9, rng.randint(1, 8))) for _ in range(60)]
     make = lambda seed=5: mx.rnn.BucketSentenceIter(sentences, 4, buckets=[3, 5, 7], invalid_label=0, seed=seed)  # noqa: E731
@@ -140,7 +140,7 @@ def test_bucketed_sentences_continue_where_they_were():
         make().load_state_dict(mx.rnn.BucketSentenceIter(sentences[:40], 4, buckets=[3, 5, 7]).state_dict())
 
 
-def test_positions_of_other_data_are_refused(folder):
+def test_positions_of_other_data_raise(folder):
     small, other = makers(folder), CSVIter(folder / "x.csv", (6,), batch_size=4)
     with pytest.raises(ValueError, match="the saved position is of files with"):
         small["csv"]().load_state_dict({**small["csv"]().state_dict(), "bytes": [1, 2]})
@@ -162,7 +162,7 @@ def test_positions_of_other_data_are_refused(folder):
         {"__array__": "<i8", "data": ""},
     ],
 )
-def test_damaged_positions_are_refused(damaged):
+def test_damaged_positions_raise(damaged):
     with pytest.raises(ValueError, match="a saved position is damaged"):
         decode({"order": damaged})
     with pytest.raises(TypeError, match="the state of an iterator contains a set"):
@@ -183,7 +183,7 @@ RESUMED = ["csv", *slowly("roll_over", "ahead", "libsvm", "mnist", "pad", "resiz
 
 
 @pytest.mark.parametrize("kind", RESUMED)
-def test_a_training_that_died_goes_on_with_the_batches_that_were_next(kind, folder, tmp_path):
+def test_a_killed_training_resumes_with_the_next_batches(kind, folder, tmp_path):
     make = makers(folder)[kind]
     straight = train(data=make(), num_epoch=3)
     stop = lambda_callback(every=9, step=dies)
@@ -194,7 +194,7 @@ def test_a_training_that_died_goes_on_with_the_batches_that_were_next(kind, fold
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_between_epochs_and_after_an_interruption(folder, tmp_path):
+def test_a_training_resumes_between_epochs_and_after_an_interrupt(folder, tmp_path):
     make = makers(folder, 7)["roll_over"]
     straight = train(data=make(), num_epoch=4)
     train(data=make(), num_epoch=2, checkpoint=tmp_path)
@@ -240,7 +240,7 @@ def test_wrapped_rows_train_in_fit_as_in_module(folder):
 
 
 # ------------------------------------------------------------------------------------------------ reading ahead
-def test_threads_of_iterators_side_by_side_end(folder):
+def test_threads_of_several_iterators_end(folder):
     before = set(threading.enumerate())
     new = lambda: {t for t in threading.enumerate() if t not in before and t.name.startswith("jfit-prefetch")}  # noqa: E731
     it = makers(folder)["side by side"]()
@@ -263,7 +263,7 @@ def test_threads_of_iterators_side_by_side_end(folder):
     assert not new()
 
 
-def test_an_error_in_a_file_comes_through_the_thread_with_its_line(folder, tmp_path, monkeypatch):
+def test_a_file_error_in_a_reader_thread_raises_with_the_line(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "BLOCK", 40)
     lines = (folder / "x40.csv").read_text().splitlines()
     lines[30] = "1,2,oops,4"
@@ -316,7 +316,7 @@ def test_decimals_are_the_nearest_floats(words):
 
 
 @pytest.mark.parametrize("word", [".", "-", "", "1..2", "1.2.3", "--1", "1-", "0x1", "1_0", "e5", "one"])
-def test_what_is_no_decimal_is_none(word):
+def test_invalid_decimals_are_rejected(word):
     text = f"1,{word},2".encode()
     assert decimals(text, np.array([0, 2, len(text) - 1]), np.array([1, len(text) - 2, len(text)])) is None
 
@@ -359,7 +359,7 @@ def test_sparse_lines_as_scikit_learn_reads_them(folder):
         (b"\n \n\n", "the file (or its part) has no rows"),
     ],
 )
-def test_broken_tables_are_told_where(content, message, tmp_path):
+def test_broken_csv_files_raise_with_the_line(content, message, tmp_path):
     (tmp_path / "x.csv").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         CSVIter(tmp_path / "x.csv", (2,), batch_size=1)
@@ -380,7 +380,7 @@ def test_broken_tables_are_told_where(content, message, tmp_path):
         (b"# only a note\n", "the file (or its part) has no rows"),
     ],
 )
-def test_broken_sparse_lines_are_told_where(content, message, tmp_path):
+def test_broken_libsvm_files_raise_with_the_line(content, message, tmp_path):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         LibSVMIter(tmp_path / "x", (4,), batch_size=1)
@@ -392,7 +392,7 @@ def test_more_rows_than_labels_is_an_error_and_more_labels_are_not(folder):
     assert len(list(CSVIter(folder / "y.csv", (1,), folder / "y40.csv", batch_size=4))) == 3
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path, monkeypatch):
+def test_a_file_that_shrinks_while_being_read_raises_with_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "BLOCK", 4)
     monkeypatch.setattr(text, "CACHE", 0)
     (tmp_path / "x.csv").write_text("1\n2\n3\n4\n5\n6\n")
@@ -405,7 +405,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path, monkeypatch):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 60))
-def test_parts_hold_every_line_once_whatever_their_number(tmp_path_factory, lengths, parts, block):
+def test_parts_contain_every_line_once_for_any_number_of_parts(tmp_path_factory, lengths, parts, block):
     folder = tmp_path_factory.mktemp("parts")
     (folder / "a").write_text("".join("x" * n + "\n" for n in lengths[::2]) or "\n")
     (folder / "b").write_text("\n".join("y" * n for n in lengths[1::2]))
@@ -456,13 +456,13 @@ HEAD = bytes([0, 0, 8, 1])
         (b"\x1f\x8bnonsense", "the gzip file is damaged or truncated"),
     ],
 )
-def test_broken_idx_files_are_told_what_is_wrong(content, message, tmp_path):
+def test_broken_idx_files_raise(content, message, tmp_path):
     (tmp_path / "labels").write_bytes(content)
     with pytest.raises(FormatError, match=re.escape(message)):
         read_idx(tmp_path / "labels", 1)
 
 
-def test_images_and_labels_belong_together(folder, tmp_path):
+def test_different_numbers_of_images_and_labels_raise(folder, tmp_path):
     with pytest.raises(ValueError, match=r"has 103 images, .* 40 labels"):
         MNISTIter(folder / "images", folder / "labels40")
     with pytest.raises(ValueError, match=r"40 images \(of this part\) do not fill a batch of 41"):

@@ -1,4 +1,4 @@
-"""Properties of data that hold for all sizes, seeds and positions."""
+"""Property tests of the data iterators: they hold for all sizes, seeds and positions."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def epoch_rows(arrays, epoch, batch_size, start=0):
 
 @QUICK
 @given(n=SIZES, batch_size=SIZES, seed=SEEDS, epoch=st.integers(0, 1000), shuffle=st.booleans())
-def test_an_epoch_holds_every_row_once(n, batch_size, seed, epoch, shuffle):
+def test_an_epoch_contains_every_row_once(n, batch_size, seed, epoch, shuffle):
     arrays = ArrayData({"data": np.arange(n)}, seed=seed, shuffle=shuffle)
     batches = epoch_rows(arrays, epoch, batch_size)
     assert sorted(row for b in batches for row in b) == list(range(n))
@@ -72,6 +72,6 @@ def test_rows_that_roll_over_are_never_lost_or_repeated(n, batch_size, seed):
 
 @QUICK
 @given(items=st.lists(st.integers(), max_size=30), size=st.integers(1, 5), stop=st.integers(0, 30))
-def test_prefetch_gives_what_the_source_gives(items, size, stop):
+def test_prefetch_yields_the_items_of_the_source(items, size, stop):
     with prefetch(items, size) as ahead:
         assert [v for v, _ in zip(ahead, range(stop), strict=False)] == items[:stop]

@@ -1,4 +1,4 @@
-"""Detectors in MXNet's spelling: what MXNet 1.9.1 computed and learned in a few steps, and what their graphs say."""
+"""Object detectors built with jfit.mx: outputs and training steps recorded from MXNet 1.9.1, and row tracking in them."""
 
 import detection_nets as nets
 import jax
@@ -39,14 +39,14 @@ def test_detections_without_labels_are_mxnets():
 
 
 @pytest.mark.parametrize(("name", "images", "repeats"), [("ssd", 4, (1, 1, 1, 1)), ("aligned", 2, (1, 8, 8, 8))])
-def test_rows_are_known_from_anchors_to_detections_and_from_pictures_to_regions(name, images, repeats):
+def test_rows_are_tracked_from_anchors_to_detections_and_from_images_to_regions(name, images, repeats):
     model, inputs = lowered(name)
     plan = model.plan(jfit.lowering.model.specs_of(inputs))
     assert plan.paddable
     assert plan.rows == tuple(RowLayout(0, 1, images, after) for after in repeats)
 
 
-def test_targets_made_by_the_network_leave_its_parameters_parameters():
+def test_targets_computed_by_the_network_do_not_change_which_variables_are_parameters():
     model = jfit.lower(nets.ssd_train(mx))
     assert (model.inputs, model.labels) == (("data",), ("label",))
     with pytest.raises(GraphError, match="input 'label' was not fed; feed it by that name"):
@@ -55,7 +55,7 @@ def test_targets_made_by_the_network_leave_its_parameters_parameters():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", ["ssd", pytest.param("aligned", marks=pytest.mark.slow)])
-def test_a_picture_of_weight_zero_never_matters(name):
+def test_a_zero_weight_image_has_no_effect(name):
     model, inputs = lowered(name)
     params, aux = model.init(jax.random.key(1), jfit.lowering.model.specs_of(inputs))
     count = len(inputs["data"])

@@ -1,4 +1,4 @@
-"""Devices by kind and number, and what `devices=` may be."""
+"""Devices by kind and index, and the accepted values of `devices=`."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ import jfit
 from jfit.parallel.devices import Context, resolve
 
 
-def test_contexts_show_themselves_and_need_no_hardware():
+def test_contexts_print_and_need_no_hardware():
     assert [repr(c) for c in (jfit.cpu(), jfit.gpu(1), jfit.tpu(3))] == ["cpu(0)", "gpu(1)", "tpu(3)"]
     assert jfit.cpu(2) == Context("cpu", 2) != jfit.gpu(2)
     assert jfit.cpu(2).device is jax.local_devices()[2]
@@ -31,7 +31,7 @@ def test_devices_may_be_given_in_many_ways(given, wanted):
     assert [d.id for d in resolve(given)] == wanted
 
 
-def test_devices_of_jax_are_taken_as_they_are():
+def test_jax_devices_are_accepted():
     devices = jax.devices()
     assert resolve(devices[3]) == [devices[3]]
     assert resolve([devices[3], jfit.cpu(0)]) == [devices[3], devices[0]]
@@ -56,6 +56,6 @@ def test_devices_of_jax_are_taken_as_they_are():
         (jfit.tpu(0), r"tpu\(0\) was asked for, but this machine has no tpu devices; ask for fewer, or install jax"),
     ],
 )
-def test_what_is_no_device_is_refused_by_a_sentence(given, sentence):
+def test_an_invalid_device_raises(given, sentence):
     with pytest.raises(ValueError, match=sentence):
         resolve(given)

@@ -1,4 +1,4 @@
-"""Documentation is code: every example in docstrings, Markdown files and notebooks runs."""
+"""Every example in docstrings, Markdown pages and notebooks runs and prints what it shows."""
 
 import doctest
 import importlib
@@ -32,7 +32,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_give_what_they_show(name, tmp_path, monkeypatch):
+def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)

@@ -1,4 +1,4 @@
-"""StableHLO programs (any batch size, read in another process, train steps) and safetensors."""
+"""Export as StableHLO programs (any batch size, another process, train steps) and as safetensors."""
 
 import json
 import subprocess
@@ -126,13 +126,13 @@ def test_a_train_step_without_the_graph_learns_the_same():
         np.testing.assert_allclose(state[name], flat[name], rtol=2e-3, atol=2e-4, err_msg=name)
 
 
-def test_settings_of_a_step_are_not_taken_for_a_forward_pass():
+def test_settings_of_a_train_step_raise_for_a_forward_program():
     with pytest.raises(TypeError, match="clip_norm"):
         jfit.export.stablehlo(S.relu(DATA), {"data": (2, 3)}, {}, clip_norm=1.0)
 
 
 # ------------------------------------------------------------------------------------------ sentences
-def test_a_node_that_fits_one_batch_size_is_named_and_a_fixed_batch_goes():
+def test_a_node_of_fixed_batch_size_is_named_and_exports_with_a_fixed_batch():
     net = S.Reshape(DATA, shape=(2, 3, 2), name="fixed")
     with pytest.raises(ValueError, match=r"fixed.*batch=None"):
         jfit.export.stablehlo(net, {"data": (2, 6)}, {}, platforms=CPU)
@@ -140,7 +140,7 @@ def test_a_node_that_fits_one_batch_size_is_named_and_a_fixed_batch_goes():
     assert program({}, {}, {"data": np.ones((2, 6), "float32")})[0].shape == (2, 3, 2)
 
 
-def test_wrong_arguments_are_named(trained):
+def test_invalid_arguments_raise_with_their_name(trained):
     model, params, aux = trained
     with pytest.raises(ExportError, match="'fc_bias'"):
         jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, {k: v for k, v in params.items() if k != "fc_bias"}, aux)
@@ -155,13 +155,13 @@ def test_wrong_arguments_are_named(trained):
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK", b"JFITPROG", b"JFITPROG" + b"\xff" * 8, b"JFITPROG" + bytes(8)])
-def test_a_damaged_file_is_a_format_error(damage, tmp_path):
+def test_a_damaged_file_raises_a_format_error(damage, tmp_path):
     (tmp_path / "net.program").write_bytes(damage)
     with pytest.raises(FormatError, match=r"net\.program"):
         jfit.export.read(tmp_path / "net.program")
 
 
-def test_a_cut_program_is_a_format_error(trained):
+def test_a_truncated_program_raises_a_format_error(trained):
     data = jfit.export.stablehlo(S.relu(DATA), {"data": (2, 3)}, {}, platforms=CPU).to_bytes()
     for cut in (20, 40, 100):
         with pytest.raises(FormatError):
@@ -208,7 +208,7 @@ def test_safetensors_of_a_run(tmp_path):
         assert "FullyConnected" in file.metadata()["symbol"]
 
 
-def test_safetensors_refuse_what_would_be_lost(tmp_path):
+def test_safetensors_raise_for_values_that_they_cannot_represent(tmp_path):
     with pytest.raises(ExportError, match="'w' is both a parameter and an auxiliary state"):
         jfit.export.safetensors(tmp_path / "a", {"w": np.ones(2)}, {"w": np.ones(2)})
     with pytest.raises(ExportError, match="metadata has the key 'format'"):
@@ -235,7 +235,7 @@ def shapes_with(op, attrs, args, rows):
 
 
 @pytest.mark.slow
-def test_operators_trace_with_an_open_batch_size():
+def test_operators_trace_with_a_symbolic_batch_size():
     (rows,), failed, traced = jax.export.symbolic_shape("b"), set(), 0
     for case, arrays in load_cases(*sorted(p.stem for p in GOLDEN.glob("*.json"))):
         op = lookup(case["op"])

@@ -1,4 +1,4 @@
-"""ONNX: every converter against recorded MXNet cases, run by ONNX Runtime; open batch sizes; what has no ONNX form says so."""
+"""Export to ONNX: every converter against recorded MXNet cases in ONNX Runtime, dynamic batch sizes, unsupported operators."""
 
 import subprocess
 import sys
@@ -197,7 +197,7 @@ def test_a_graph_gives_the_same_for_any_batch_size(name):
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_relu", "rnn_tanh"])
 @pytest.mark.parametrize("both", [False, True])
-def test_a_recurrent_layer_begins_at_zero_or_at_a_state_and_shows_its_last_state(mode, both):
+def test_a_recurrent_layer_exports_initial_and_last_states(mode, both):
     own = {"mode": mode, "state_size": 3, "num_layers": 2, "bidirectional": both, "state_outputs": True, "name": "rnn"}
     states = {"state": S.Variable("h")} | ({"state_cell": S.Variable("c")} if mode == "lstm" else {})
     symbol = S.RNN(DATA, S.Variable("rnn_parameters"), **states, **own)
@@ -208,7 +208,7 @@ def test_a_recurrent_layer_begins_at_zero_or_at_a_state_and_shows_its_last_state
     assert [i.name for i in made.graph.input] == ["data"]
 
 
-def test_weights_that_the_graph_joins_are_a_recurrent_layers_constants():
+def test_weights_concatenated_in_the_graph_become_constants_of_the_recurrent_layer():
     shapes = {"i2h": (6, 4), "h2h": (6, 6), "b": (12,)}
     parts = [S.reshape(S.Variable(k, shape=s), shape=(-1,)) for k, s in shapes.items()]
     joined = S._rnn_param_concat(*parts, dim=0)
@@ -228,7 +228,7 @@ def drawn(symbol, **shapes):
     return model.init(jax.random.key(1), {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()})
 
 
-def test_names_stay_labels_go_and_the_batch_is_open(tmp_path):
+def test_names_are_kept_labels_are_dropped_and_the_batch_size_is_dynamic(tmp_path):
     symbol = classifier()
     params, aux = drawn(symbol, data=(2, 4))
     made = jfit.export.onnx(symbol, {"data": (None, 4)}, params, aux, path=tmp_path / "net.onnx", batch="n", name="net")
@@ -246,13 +246,13 @@ def test_a_fixed_batch_has_numbers_only():
     assert [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim] == [3, 4]
 
 
-def test_a_run_holds_its_own_parameters():
+def test_a_run_exports_its_own_parameters():
     x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
     run_ = jfit.fit(classifier(), (x, np.arange(8) % 3), num_epoch=1, batch_size=4, progress=False)
     np.testing.assert_allclose(run(jfit.export.onnx(run_, {"data": x}), {"data": x})[0], run_.predict(x), rtol=1e-5, atol=1e-6)
 
 
-def test_what_load_returns_is_exported_as_it_is(tmp_path):
+def test_a_loaded_model_can_be_exported(tmp_path):
     symbol = classifier()
     params, aux = drawn(symbol, data=(2, 4))
     found = jfit.Loaded(jfit.lower(symbol), params, aux)
@@ -261,7 +261,7 @@ def test_what_load_returns_is_exported_as_it_is(tmp_path):
     np.testing.assert_allclose(run(made, {"data": x})[0], found.predict(x), rtol=1e-5, atol=1e-6)
 
 
-def test_more_than_a_file_holds_is_refused(monkeypatch):
+def test_a_model_larger_than_the_file_limit_raises(monkeypatch):
     monkeypatch.setattr("jfit.export.onnx_model.MOST_BYTES", 10)
     params, aux = drawn(classifier(), data=(2, 4))
     with pytest.raises(ExportError, match=r"have \d+ bytes.*float16"):
@@ -280,7 +280,7 @@ def test_half_precision_parameters_stay_half():
     np.testing.assert_allclose(out, want, rtol=3e-3, atol=3e-3)
 
 
-def test_half_precision_data_and_float32_states_meet_as_they_do_in_jfit():
+def test_half_precision_data_and_float32_states_are_promoted_as_in_jfit():
     symbol = S.RNN(DATA, S.Variable("rnn_parameters"), S.Variable("h"), mode="rnn_tanh", state_size=3, num_layers=1, name="rnn")
     model = jfit.lower(symbol, inputs=["data", "h"], batch_axes={"data": 1})
     params = {"rnn_parameters": jnp.linspace(-1, 1, 27, dtype="float16")}
@@ -291,7 +291,7 @@ def test_half_precision_data_and_float32_states_meet_as_they_do_in_jfit():
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
 
 
-def test_bytes_are_fed_as_bytes():
+def test_uint8_inputs_stay_uint8():
     made = jfit.export.onnx(DATA * 0.5, {"data": jax.ShapeDtypeStruct((2, 3), "uint8")}, {})
     assert run(made, {"data": np.full((4, 3), 7, "uint8")})[0].tolist() == [[3.5] * 3] * 4
 
@@ -304,7 +304,7 @@ def test_all_nodes_without_a_converter_are_listed_before_anything_is_written(tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_the_lstm_with_a_projection_or_clipping_is_refused():
+def test_an_lstm_with_projection_or_clipping_raises():
     for extra in ({"projection_size": 2}, {"lstm_state_clip_min": -1, "lstm_state_clip_max": 1}):
         symbol = S.RNN(DATA, mode="lstm", state_size=3, num_layers=1, name="rnn", **extra)
         params, _ = drawn(symbol, data=(2, 2, 4))
@@ -312,7 +312,7 @@ def test_the_lstm_with_a_projection_or_clipping_is_refused():
             jfit.export.onnx(symbol, {"data": (2, 2, 4)}, params)
 
 
-def test_a_graph_for_one_batch_size_says_so():
+def test_a_graph_of_fixed_batch_size_raises():
     fixed = S.Reshape(DATA, shape=(2, 3, 2))
     with pytest.raises(ExportError, match="batch=None"):
         jfit.export.onnx(fixed, {"data": (2, 6)}, {})
@@ -343,7 +343,7 @@ def test_missing_parameters_inputs_and_wrong_names_are_named():
         jfit.export.onnx("net", {"data": (2, 4)})
 
 
-def test_jfit_imports_nothing_of_the_export_before_it_is_asked_to():
+def test_importing_jfit_does_not_import_the_export_dependencies():
     code = """
         import sys, jfit
         late = [m for m in sys.modules if m.split(".")[0] in ("onnx", "onnxruntime") or m.startswith("jfit.export.")]

@@ -1,4 +1,4 @@
-"""Feeding: several steps a call, ragged tails, positions, programs, host waits, threads."""
+"""Feeding of batches: steps per dispatch, incomplete last batches, resumption, numbers of programs and host waits, threads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_several_steps_a_call_agree_on_two_devices():
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
-def test_a_call_ends_where_a_callback_wants_to_be_called(resident):
+def test_a_dispatch_ends_at_the_next_callback_boundary(resident):
     seen = []
     callback = jfit.callbacks.lambda_callback(every=3, step=lambda event: seen.append((event.epoch, event.batch, event.step)))
     run = train(steps_per_call=8, callbacks=[callback], data_on_device=resident)
@@ -67,7 +67,7 @@ def test_a_call_ends_where_a_callback_wants_to_be_called(resident):
     assert same(run, one_by_one("mlp", resident))
 
 
-def test_small_dense_nets_run_many_steps_a_call_and_convolutions_one_on_cpu():
+def test_on_cpu_small_dense_nets_run_many_steps_per_dispatch_and_convolutional_nets_one():
     small, conv = jfit.lower(mlp()), jfit.lower(convnet())
     assert auto_steps_per_call(small, {"w": np.zeros(100)}, 64) == 32
     assert auto_steps_per_call(small, {"w": np.zeros(10**8)}, 64) == 1
@@ -76,7 +76,7 @@ def test_small_dense_nets_run_many_steps_a_call_and_convolutions_one_on_cpu():
 
 
 # ------------------------------------------------------------------------------------------------ tails and padding
-def test_a_tail_leaves_the_result_that_the_hand_written_update_has():
+def test_an_incomplete_last_batch_gives_the_same_result_as_a_hand_written_update():
     """The last batch has two rows: its gradient is their mean, whatever it was padded with."""
     x, y = blobs(10)
     net = jfit.sym.LinearRegressionOutput(
@@ -102,7 +102,7 @@ def test_a_tail_leaves_the_result_that_the_hand_written_update_has():
 
 
 @pytest.mark.slow
-def test_a_tail_that_cannot_be_padded_runs_in_its_own_shape():
+def test_a_last_batch_that_cannot_be_padded_runs_in_its_own_shape():
     x, y = blobs(20)
     run = train(rowmixer(), (x, y), num_epoch=1, shuffle=False)
     own_batches = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in (0, 8, 16)]
@@ -117,14 +117,14 @@ def test_a_tail_that_cannot_be_padded_runs_in_its_own_shape():
     assert run.predict(x, batch_size=20).shape == (20, 3)
 
 
-def test_a_tail_that_cannot_be_padded_is_split_over_devices_where_it_divides():
+def test_a_last_batch_that_cannot_be_padded_is_split_over_devices_if_divisible():
     x, y = blobs(20)
     run = train(rowmixer(), (x, y), num_epoch=1, devices=2)
     assert np.isfinite(run.history.column("loss")).all()
 
 
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
-def test_rows_that_can_neither_be_padded_nor_divided_are_refused(resident):
+def test_rows_that_can_neither_be_padded_nor_divided_raise(resident):
     with pytest.raises(ValueError, match=r"a batch of 5 rows does not divide into 2 equal parts.*mixes the rows"):
         train(rowmixer(), blobs(21), devices=2, data_on_device=resident)
 
@@ -161,7 +161,7 @@ def epochs_of(seen_at_end: list, **given):
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 @pytest.mark.parametrize("per_call", [1, 4])
-def test_a_ragged_epoch_needs_two_train_programs_and_one_for_evaluation_and_later_epochs_none(resident, devices, per_call):
+def test_an_epoch_with_an_incomplete_batch_compiles_two_train_programs_and_later_epochs_none(resident, devices, per_call):
     seen: list[dict[str, int]] = []
     epochs_of(seen, eval_data=blobs(21), devices=devices, data_on_device=resident, steps_per_call=per_call)
     trained = sum(v for k, v in seen[0].items() if k.startswith("traces:train"))
@@ -171,7 +171,7 @@ def test_a_ragged_epoch_needs_two_train_programs_and_one_for_evaluation_and_late
         assert "compiles" not in later and "traces" not in later, later
 
 
-def test_on_cpu_a_convolutional_net_runs_one_step_a_dispatch_whatever_is_asked_for():
+def test_on_cpu_a_convolutional_net_always_runs_one_step_per_dispatch():
     seen: list[dict[str, int]] = []
     epochs_of(seen, net=convnet(), data=IMAGES, steps_per_call=2, batch_size=8)  # 3 full batches and the tail
     assert {k for k in seen[0] if k.startswith("traces:")} == {"traces:train", "traces:train_tail"}
@@ -185,7 +185,7 @@ def test_an_epoch_of_a_hundred_steps_waits_at_most_fifteen_times(resident):
     assert all(0 < epoch["host_syncs"] <= 15 for epoch in seen), seen
 
 
-def test_the_hot_loop_reads_nothing_from_a_device_behind_the_counters_back(monkeypatch):
+def test_the_training_loop_reads_from_devices_only_through_the_counters(monkeypatch):
     kind = type(jax.numpy.zeros(1))
     allowed: list[bool] = []
     forbidden: list[str] = []
@@ -240,14 +240,14 @@ def test_no_thread_is_left_after_streaming():
     assert [t for t in threading.enumerate() if t not in before and t.is_alive() and "jfit" in t.name] == []
 
 
-def test_a_padded_batch_of_weighted_rows_counts_no_row_twice():
+def test_a_padded_batch_of_weighted_rows_includes_no_row_twice():
     model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
     data = ArrayData({"x": np.arange(3.0), "label": np.ones(3)}, shuffle=False, weight=[1.0, 2.0, 3.0])
     source = Resident(model, data, resolve(1), batch_size=2)
     assert source.layout.batch(source.pack(data.order(0)), 1, None, tail=True).weight.tolist() == [3, 0]
 
 
-def test_rows_that_only_fill_up_the_last_batch_are_not_predicted():
+def test_padding_rows_are_not_predicted():
     model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
     rows = jfit.NDArrayIter(np.arange(5.0), np.ones(5), batch_size=2, data_name="x", label_name="label")
     data = data_of(model, rows, 2, labels=False)

@@ -1,4 +1,4 @@
-"""`fit` end to end: models and data it accepts, what a Run gives, and that equal settings give equal bits."""
+"""`jfit.fit` end to end: accepted models and data, the returned Run, and bitwise reproducibility."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_symbol_and_its_lowered_model_train_alike():
     assert same(train(mlp()), train(jfit.lower(mlp())))
 
 
-def test_a_plain_function_trains_with_its_loss_and_its_own_values_stay():
+def test_a_function_trains_with_its_loss_and_its_initial_values_are_unchanged():
     params = start()
     run = train(linear, params=params, loss=cross_entropy, num_epoch=8, eval_data=EVAL)
     assert sorted(run.params) == ["layer/b", "layer/w"]
@@ -58,7 +58,7 @@ def test_a_function_equals_the_same_network_as_a_graph():
     np.testing.assert_allclose(function.history.column("loss"), graph.history.column("loss"), rtol=1e-5)
 
 
-def test_a_model_from_a_function_takes_initial_values_by_name():
+def test_a_function_model_accepts_initial_values_by_name():
     model = jfit.Model.from_function(linear, loss=cross_entropy, params=start())
     other = {"layer": {"w": np.full((4, 3), 0.5, np.float32)}}
     run = train(model, params=other, optimizer_params={"learning_rate": 0.0}, num_epoch=1)
@@ -70,7 +70,7 @@ def batches_of(size: int = 8):
     return [(X[i : i + size], Y[i : i + size]) for i in range(0, len(X), size)]
 
 
-def test_arrays_in_every_shape_of_container_train_alike():
+def test_arrays_in_lists_tuples_and_dicts_train_alike():
     first = train()
     for data in ((X.tolist(), Y.tolist()), ([X], [Y]), ({"data": X}, {"softmax_label": Y}), {"data": X, "softmax_label": Y}):
         assert same(first, train(data=data))
@@ -88,7 +88,7 @@ def test_streams_of_the_same_batches_train_alike():
         assert same(first, train(data=data))
 
 
-def test_a_generator_serves_one_epoch_and_says_so_in_the_second():
+def test_a_generator_serves_one_epoch_and_raises_in_the_second():
     assert train(data=(b for b in batches_of()), num_epoch=1).position["step"] == 7
     with pytest.raises(ValueError, match="was exhausted by an earlier pass"):
         train(data=(b for b in batches_of()), num_epoch=2)
@@ -96,7 +96,7 @@ def test_a_generator_serves_one_epoch_and_says_so_in_the_second():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("handle", "steps"), [("pad", [7, 14]), ("discard", [6, 12]), ("roll_over", [6, 12])])
-def test_mxnet_iterators_are_read_as_they_are(handle, steps):
+def test_mxnet_iterators_are_accepted(handle, steps):
     data = jfit.NDArrayIter(X, Y, batch_size=8, last_batch_handle=handle)
     run = train(data=data, eval_data=jfit.NDArrayIter(*EVAL, batch_size=8))
     assert run.history.column("step") == steps
@@ -104,14 +104,14 @@ def test_mxnet_iterators_are_read_as_they_are(handle, steps):
     assert run.predict(jfit.NDArrayIter(*EVAL, batch_size=8)).shape[1:] == (3,)
 
 
-def test_a_torch_loader_is_read_as_it_is():
+def test_a_torch_loader_is_accepted():
     torch = pytest.importorskip("torch")
     rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     loader = torch.utils.data.DataLoader(rows, batch_size=8)
     assert same(train(shuffle=False), train(data=loader))
 
 
-def test_rows_weigh_as_they_are_told():
+def test_rows_are_weighted_by_their_row_weight():
     weight = np.ones(50, np.float32)
     weight[:20] = 0
     for resident in (True, False):
@@ -145,7 +145,7 @@ def test_time_major_inputs_are_fed_from_rows(resident):
 
 
 # ------------------------------------------------------------------------------------------------ what a Run gives
-def test_the_history_has_a_row_an_epoch_with_everything_in_it(run):
+def test_the_history_has_one_complete_row_per_epoch(run):
     wanted = ["epoch", "step", "time", "samples_per_second", "lr", "loss", "accuracy", "val_loss", "val_accuracy"]
     assert run.history.columns() == wanted
     assert run.history.column("epoch") == [0, 1, 2] and run.history.column("step") == [7, 14, 21]
@@ -180,7 +180,7 @@ def test_scoring_again_compiles_nothing(run):
     assert seen["compiles"] == seen["traces"] == 0
 
 
-def test_predictions_keep_the_order_whatever_the_batch_or_the_form(run):
+def test_predictions_keep_the_row_order_for_any_batch_size_and_form_of_data(run):
     whole = run.predict(X, batch_size=50)
     assert whole.shape == (50, 3) and isinstance(whole, np.ndarray)
     for data, size in ((X, 7), (X, 64), ((X, Y), 8), ({"data": X}, 8), ({"data": X, "softmax_label": Y}, 8), (batches_of(), 8)):
@@ -207,7 +207,7 @@ def test_several_outputs_come_as_a_tuple():
     )
 
 
-def test_training_on_equals_training_longer(run):
+def test_continuing_a_run_equals_a_longer_run(run):
     assert same(train(eval_data=EVAL, num_epoch=1).train(2), run)
 
 
@@ -227,7 +227,7 @@ def test_a_saved_function_needs_its_model_again(tmp_path):
     np.testing.assert_array_equal(jfit.Run.load(tmp_path, run.model).predict(X), run.predict(X))
 
 
-def test_a_folder_of_checkpoint_save_alone_loads_or_says_what_it_lacks(run, tmp_path):
+def test_a_checkpoint_without_a_graph_loads_with_a_model_or_raises(run, tmp_path):
     jfit.checkpoint.save(tmp_path, run.snapshot())
     with pytest.raises(ValueError, match=r"holds no graph: .* wrote it without meta=run.meta\(\); pass it as model="):
         jfit.Run.load(tmp_path)
@@ -241,7 +241,7 @@ def test_a_folder_of_checkpoint_save_alone_loads_or_says_what_it_lacks(run, tmp_
         jfit.Run.load(tmp_path / "other", run.model)
 
 
-def test_a_run_shows_itself(run, tmp_path):
+def test_a_run_has_a_readable_repr(run, tmp_path):
     assert repr(run).startswith("<Run: 3 epochs, 67 parameters, loss ")
     assert "val_accuracy" in repr(run)
     page = run._repr_html_()
@@ -251,7 +251,7 @@ def test_a_run_shows_itself(run, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_progress_prints_a_table_where_it_is_asked_for(capsys):
+def test_progress_prints_a_table_on_request(capsys):
     train(num_epoch=2, progress=True)
     lines = capsys.readouterr().out.replace("\r", "\n").splitlines()
     (header,) = (i for i, line in enumerate(lines) if line.startswith("epoch") and "accuracy" in line and "|" not in line)
@@ -294,14 +294,14 @@ def test_micro_batches_give_the_same_update(resident):
 
 
 # ------------------------------------------------------------------------------------------------ settings
-def test_frozen_parameters_stay_and_the_others_move():
+def test_frozen_parameters_are_unchanged_and_the_others_change():
     first = train(num_epoch=1, optimizer_params={"learning_rate": 0.0})
     run = train(num_epoch=1, frozen=["fc1*"])
     for name, value in run.params.items():
         assert np.array_equal(value, first.params[name]) == name.startswith("fc1"), name
 
 
-def test_a_schedule_writes_the_rate_that_is_logged():
+def test_the_scheduled_learning_rate_is_logged():
     run = train(num_epoch=3, schedule=jfit.optim.factor(step=7, factor=0.5, base_lr=0.2), optimizer_params={})
     assert run.history.column("lr") == pytest.approx([0.2, 0.1, 0.05])
 
@@ -371,7 +371,7 @@ def test_evaluation_data_that_stays_on_the_host_gives_the_same_values():
     assert there.history.column("val_loss") == pytest.approx(here.history.column("val_loss"), rel=1e-6)
 
 
-def test_weights_of_evaluation_rows_count():
+def test_row_weights_apply_to_evaluation():
     weight = np.zeros(21, np.float32)
     weight[:9] = 1
     run = train(eval_data=(*EVAL, weight), num_epoch=1)
@@ -380,14 +380,14 @@ def test_weights_of_evaluation_rows_count():
     assert run.history.column("val_accuracy")[0] == pytest.approx(found["accuracy"])
 
 
-def test_data_that_does_not_fit_beside_what_is_held_is_streamed():
+def test_data_that_exceeds_the_free_device_memory_is_streamed():
     data = jfit.data.ArrayData({"data": X})
     devices = jax.devices()[:1]
     assert fits_on_device(data, devices) and not fits_on_device(data, devices, resident=1 << 60)
     assert not fits_on_device(batches_of(), devices)
 
 
-def test_evaluating_needs_one_read_an_epoch_and_sends_nothing_again():
+def test_evaluation_needs_one_read_per_epoch():
     marks: list[int] = []
     mark = jfit.callbacks.lambda_callback(epoch_end=lambda event: marks.append(counters.COUNTS["host_syncs"]))
     train(num_epoch=4, eval_data=blobs(200), callbacks=[mark])

@@ -1,4 +1,4 @@
-"""Which variables of a graph are fed: by the ending of their name, by their slot, by what the data names."""
+"""Which variables of a graph are inputs of `fit`: by the suffix of their name, by operator slot, by the names in the data."""
 
 import numpy as np
 import pytest

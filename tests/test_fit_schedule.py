@@ -1,4 +1,4 @@
-"""fit's schedules by name: defaults from the run; the rate of every step where somebody looks for it."""
+"""Learning-rate schedules of `fit`: names, lengths taken from the run, and the reported learning rate of every step."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ def test_a_named_schedule_starts_at_the_optimizers_rate_and_ends_with_the_run():
     np.testing.assert_allclose(found, 0.1 * (1 + np.cos(np.pi * np.arange(4, 17, 4) / 16)), atol=1e-6)
 
 
-def test_parameters_of_a_named_schedule_are_taken():
+def test_parameters_of_a_named_schedule_are_used():
     np.testing.assert_allclose(rates(schedule="factor", schedule_params={"step": 8, "factor": 0.5}), [0.2, 0.2, 0.1, 0.1])
 
 
@@ -49,7 +49,7 @@ def test_parameters_of_a_named_schedule_are_taken():
         (jfit.optim.multifactor([fraction(0.5), epochs(3)], 0.1, base_lr=0.3), None),
     ],
 )
-def test_lengths_are_told_in_epochs_or_parts_of_the_run(schedule, params):
+def test_lengths_may_be_given_in_epochs_or_fractions_of_the_run(schedule, params):
     # the last update of an epoch is the one that a decay comes after; a schedule of its own still starts at the state's rate
     np.testing.assert_allclose(rates(schedule=schedule, schedule_params=params), [0.2, 0.2, 0.02, 0.002], rtol=1e-6)
 
@@ -59,7 +59,7 @@ def test_an_optax_schedule_may_count_epochs():
     np.testing.assert_allclose(found, [0.8, 0.4, 0.2, 0.1], rtol=1e-6)
 
 
-def test_parameters_without_a_name_are_refused():
+def test_schedule_parameters_without_a_schedule_raise():
     with pytest.raises(ValueError, match="needs a schedule by name"):
         rates(schedule=jfit.optim.cosine(16), schedule_params={"max_update": 3})
 
@@ -68,7 +68,7 @@ def stream():
     yield {"data": np.ones((16, 4), "float32"), "softmax_label": np.zeros(16, "float32")}
 
 
-def test_an_endless_stream_must_tell_how_long_the_schedule_is():
+def test_an_endless_stream_requires_a_schedule_length():
     with pytest.raises(ValueError, match="needs the number of updates"):
         rates(schedule="cosine", data=stream)
     with pytest.raises(
@@ -104,7 +104,7 @@ OPTIMIZERS = {
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("which", OPTIMIZERS)
-def test_the_rate_is_shown_wherever_a_run_is_looked_at(which, tmp_path, monkeypatch):
+def test_the_learning_rate_is_reported_in_history_logs_and_callbacks(which, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "LOG_SECONDS", 0.0)
     given, last = OPTIMIZERS[which]
     last = max(last, 1e-8)  # where factor stops
@@ -138,7 +138,7 @@ def test_an_instance_without_a_readable_rate_shows_none():
     assert run.lr is None and "lr" not in run.history.columns()
 
 
-def test_a_loaded_run_still_knows_its_last_rate(tmp_path):
+def test_a_loaded_run_has_its_last_learning_rate(tmp_path):
     run = trained(schedule="poly", num_epoch=2, schedule_params={"max_update": 20})
     run.save(tmp_path)
     assert jfit.Run.load(tmp_path).lr == run.lr == pytest.approx(0.2 * 0.6**2)

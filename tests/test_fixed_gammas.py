@@ -1,4 +1,4 @@
-"""Gammas that fix_gamma holds at 1 beside optimizers whose parameters share something, as MXNet recorded them."""
+"""BatchNorm's fix_gamma together with optimizers that have shared scalars, compared with recorded MXNet trainings."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_a_module_with_fixed_gammas_repeats_mxnet(name):
     close(trained(mx, name), GOLDEN[name])
 
 
-def test_a_fixed_gamma_has_a_turn_and_stays_one():
+def test_a_fixed_gamma_advances_the_shared_scalars_and_stays_one():
     module = module_of(mx, NADAM, first_values())
     for t in range(2):
         step(mx, module, t)
@@ -85,7 +85,7 @@ def two_norms(key=2):
     return mx.sym.SoftmaxOutput(out, name="softmax")
 
 
-def test_what_the_user_freezes_has_no_turn():
+def test_parameters_frozen_by_the_user_do_not_advance_the_shared_scalars():
     model, (data, labels) = jfit.lower(two_norms()), batch(0)
     inputs = {"data": data, "softmax_label": labels}
     state = jfit.init_state(model, "nadam", inputs, frozen=["norm_*"])
@@ -99,7 +99,7 @@ def test_what_the_user_freezes_has_no_turn():
     assert module._optimizer.m_schedule == pytest.approx(schedule_after([1] * 3))
 
 
-def test_names_without_an_update_have_turns_where_they_are_told():
+def test_names_without_an_update_advance_the_shared_scalars_in_the_given_order():
     ones = {name: jnp.ones(()) for name in ("a_weight", "b_weight")}
     told = optim.nadam(0.1, order=["x", "b_weight", "y", "a_weight"], fixed=["x", "y", "z", "a_weight"])
     updates, state = told.update(ones, told.init(ones), ones)
@@ -125,12 +125,12 @@ def test_a_fixed_gamma_was_updated_as_often_as_the_beta_after_it():
         assert float(state.shared["m_schedule"]) == pytest.approx(schedule_after(counts, 5.0), rel=1e-5)
 
 
-def test_an_optimizer_class_of_the_users_gets_the_fixed_gammas_and_cannot_move_them():
+def test_a_user_optimizer_class_receives_fixed_gammas_and_cannot_change_them():
     close(own_rule(mx), GOLDEN["own"])
 
 
 @pytest.mark.parametrize("name", ["nadam_store", "lbsgd"])
-def test_a_training_that_is_resumed_from_its_states_goes_on_bit_for_bit(name, tmp_path):
+def test_a_training_resumed_from_its_states_continues_bit_for_bit(name, tmp_path):
     case, path = CASES[name], str(tmp_path / "x.states")
     first = module_of(mx, case, first_values())
     for t in range(2):
@@ -146,7 +146,7 @@ def test_a_training_that_is_resumed_from_its_states_goes_on_bit_for_bit(name, tm
     np.testing.assert_array_equal(raveled(params_of(second)), raveled(params_of(first)))
 
 
-def test_a_bucket_gives_turns_to_its_own_gammas_with_their_own_counts():
+def test_a_bucket_updates_only_its_own_fixed_gammas_with_their_own_counts():
     module = mx.mod.BucketingModule(lambda key: (two_norms(key), ("data",), ("softmax_label",)), default_bucket_key=2)
     module.bind([("data", (4, 3))], [("softmax_label", (4,))])
     module.init_params()
@@ -162,5 +162,5 @@ def test_a_bucket_gives_turns_to_its_own_gammas_with_their_own_counts():
 
 
 @pytest.mark.parametrize("on_store", [False, True])
-def test_a_parameter_that_asks_for_no_gradient_has_no_turn_in_gluons_trainer(on_store):
+def test_a_parameter_with_grad_req_null_does_not_advance_the_shared_scalars_of_the_trainer(on_store):
     close(trainers(mx, on_store), GOLDEN[f"trainer_{on_store}"])

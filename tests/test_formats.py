@@ -1,4 +1,4 @@
-"""Bytes in and out: atomic writes, safetensors, hostile files."""
+"""Atomic file writes and safetensors, including malformed files."""
 
 import contextlib
 import errno
@@ -52,7 +52,7 @@ def numpy_dtype(name):
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_and_shape_comes_back_bit_equal(tmp_path, name, shape):
+def test_every_dtype_and_shape_round_trips_bit_equal(tmp_path, name, shape):
     array = (np.random.default_rng(0).random(shape) * 100).astype(numpy_dtype(name))
     arrays, metadata = load_tensors(save_tensors(tmp_path / "a.safetensors", {"x": array}, {"by": "test ä"}))
     assert arrays["x"].dtype == array.dtype and arrays["x"].shape == shape
@@ -86,13 +86,13 @@ def test_memory_layout_never_changes_values(tmp_path, view):
     assert found.dtype == np.float32
 
 
-def test_jax_arrays_and_no_arrays_are_written(tmp_path):
+def test_jax_arrays_and_empty_dicts_are_written(tmp_path):
     found, _ = load_tensors(save_tensors(tmp_path / "a.safetensors", {"x": jnp.ones((2,), jnp.bfloat16)}))
     assert found["x"].dtype == ml_dtypes.bfloat16
     assert load_tensors(save_tensors(tmp_path / "b.safetensors", {})) == ({}, {})
 
 
-def test_an_unknown_dtype_is_refused_by_name_and_leaves_no_file(tmp_path):
+def test_an_unknown_dtype_raises_and_leaves_no_file(tmp_path):
     with pytest.raises(TypeError, match=r"array 'x' has dtype complex64, needed one of bool, .*cast it first"):
         save_tensors(tmp_path / "a.safetensors", {"x": np.ones(2, np.complex64)})
     assert list(tmp_path.iterdir()) == []
@@ -105,7 +105,7 @@ def test_a_file_of_tensors_has_the_permissions_and_the_names_of_any_other(tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "note.txt"]
 
 
-def test_a_write_that_fails_is_an_os_error_and_leaves_the_old_file(tmp_path):
+def test_a_failed_write_raises_os_error_and_keeps_the_old_file(tmp_path):
     path = save_tensors(tmp_path / "a.safetensors", {"x": np.ones(2)})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -148,7 +148,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
         (raw({"x": entry()}, bytes(9)), "1 bytes belong to no tensor"),
     ],
 )
-def test_hostile_files_raise_a_sentence_with_file_and_place(tmp_path, content, message):
+def test_malformed_files_raise_with_file_and_position(tmp_path, content, message):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=message) as caught:
@@ -177,7 +177,7 @@ def test_format_errors_survive_pickling():
     assert str(error) == "a: b: c; d" and error.where == "b"
 
 
-def test_a_failing_writer_leaves_the_old_file(tmp_path):
+def test_a_failing_writer_keeps_the_old_file(tmp_path):
     path = atomic_write(tmp_path / "sub" / "a.txt", "old")
 
     def fail(file):
@@ -204,7 +204,7 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert os.listdir(target) == ["c"] and os.listdir(tmp_path) == ["saved"]
 
 
-def test_what_a_killed_library_left_is_swept(tmp_path):
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
     folder = tmp_path / f".a.safetensors.{DEAD}-0123abcd.tmp"
     folder.mkdir()
     (folder / ".tmpAbCdEf").write_bytes(b"half")
@@ -228,7 +228,7 @@ def test_sweep_removes_leftovers_and_puts_back_a_folder_moved_aside(tmp_path):
     assert sweep(tmp_path / "missing") == []
 
 
-def test_sweep_spares_what_this_process_is_writing(tmp_path):
+def test_sweep_keeps_files_that_this_process_is_writing(tmp_path):
     with atomic_dir(tmp_path / "a") as folder:
         assert sweep(tmp_path) == [] and folder.exists()
     trash(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""MXNet's array files and optimizer states: recorded files read and written again, hostile ones refused."""
+"""MXNet's array files and optimizer-state files: recorded files are read and written again, malformed ones raise."""
 
 import json
 import pickle
@@ -68,7 +68,7 @@ def test_sparse_arrays_stay_sparse():
     assert [got["rsp"].stype, got["csr"].stype] == ["row_sparse", "csr"]
 
 
-def test_version_3_holds_scalars_and_arrays_without_values():
+def test_version_3_stores_scalars_and_empty_arrays():
     got = load_arrays(GOLDEN / "npshape_v3.params")
     same(got["scalar"], np.float32(2.5).reshape(()))
     same(got["zero"], np.zeros((0, 3), "float32"))
@@ -102,14 +102,14 @@ def test_every_dtype_and_shape_comes_back_bit_equal(tmp_path, rng, dtype, shape)
     ("arrays", "version"),
     [([np.ones(2)], V2), ([np.ones(())], V3), ([np.ones(2), np.ones((0, 3))], V3), ([np.ones(2), None], V2)],
 )
-def test_version_3_is_written_for_the_whole_file_where_version_2_cannot_say_it(arrays, version):
+def test_version_3_is_written_where_version_2_cannot_represent_an_array(arrays, version):
     data = dumps(arrays)
     assert struct.unpack_from("<I", data, 24)[0] == version
     for got, want in zip(loads(data), arrays, strict=True):
         assert got is None if want is None else (got == want).all() and got.shape == want.shape
 
 
-def test_device_arrays_boxes_and_lists_are_written():
+def test_device_arrays_mutable_arrays_and_lists_are_written():
     got = loads(dumps({"a": jnp.ones((2,), jnp.bfloat16), "b": MutableArray(jnp.arange(3)), "c": [1.5, 2.5], "d": None}))
     assert got["a"].dtype == ml_dtypes.bfloat16 and got["b"].tolist() == [0, 1, 2] and got["c"].tolist() == [1.5, 2.5]
     assert got["d"] is None
@@ -132,7 +132,7 @@ def test_sparse_arrays_are_written():
     assert got["matrix"].todense().tolist() == [[1, 0, 2], [0, 0, 0], [0, 3, 0]] and got["matrix"].dtype == np.float32
 
 
-def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tmp_path):
+def test_unsupported_values_raise_before_anything_is_written(tmp_path):
     with pytest.raises(TypeError, match="array 'w' has dtype complex64, needed one of float32"):
         save_arrays(tmp_path / "a.params", {"b": np.ones(1), "w": np.ones(1, "complex64")})
     with pytest.raises(TypeError, match=r"name 3 is no text.*pass '3'"):
@@ -170,7 +170,7 @@ def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tmp_p
         (head(2) + b"\0" * 8 + struct.pack("<QQ", 2, 1) + b"x" + struct.pack("<Q", 1) + b"x", "the name 'x' occurs twice"),
     ],
 )
-def test_a_broken_array_file_is_refused_by_a_sentence(tmp_path, data, message):
+def test_a_broken_array_file_raises(tmp_path, data, message):
     with pytest.raises(FormatError, match=f"^net.params: .*{message}"):
         loads(data, "net.params")
     (tmp_path / "bad.params").write_bytes(data)
@@ -199,7 +199,7 @@ def sparse_record(stype, storage, shape, aux, data):
         (sparse_record(2, (1,), (2, 2), [[0, 1, 1], [0, 1]], [1]), "2 column indices do not fit"),
     ],
 )
-def test_a_sparse_array_that_contradicts_itself_is_refused(data, message):
+def test_an_inconsistent_sparse_array_raises(data, message):
     with pytest.raises(FormatError, match=message):
         loads(data)
 
@@ -236,7 +236,7 @@ def test_sparse_states_and_the_oldest_pickle_protocol_are_read():
     assert load_states(GOLDEN / "protocol0.states").states[0][0].tolist() == [1, 1]
 
 
-def test_states_come_back_with_their_counts(tmp_path):
+def test_states_round_trip_with_their_update_counts(tmp_path):
     states = {
         0: (jnp.ones(2), np.ones((2, 1), "float16")),
         "w": None,
@@ -287,7 +287,7 @@ def test_a_trainers_file_is_written_again_with_its_optimizer():
     assert again.states[0][0].tolist() == read.states[0][0].tolist()
 
 
-def test_counts_that_mxnets_own_updates_made_stale_are_not_used():
+def test_update_counts_that_mxnet_left_stale_are_ignored():
     # MXNet 1.9.1 loaded jfit's file, trained four batches and saved: `__jfit__` is still there, with the old counts.
     data = (GOLDEN / "adam_trained_on.states").read_bytes()
     assert b"__jfit__" in data
@@ -296,7 +296,7 @@ def test_counts_that_mxnets_own_updates_made_stale_are_not_used():
     assert load_states(GOLDEN / "sgd_nomom_trained_on.states").num_update == 8
 
 
-def test_values_that_a_states_file_cannot_hold_are_refused():
+def test_values_that_a_states_file_cannot_store_raise():
     with pytest.raises(TypeError, match=r"a set is to be written, but a \.states file holds"):
         dump_states({0: {1}})
     with pytest.raises(TypeError, match="state 0 has dtype complex64"):
@@ -353,12 +353,12 @@ def deep(count):
         ((GOLDEN / "list.params").read_bytes(), "the pickle is wrong"),
     ],
 )
-def test_a_hostile_pickle_is_refused_by_a_sentence(data, message):
+def test_a_malicious_pickle_raises(data, message):
     with pytest.raises(FormatError, match=f"^bytes: .*{message}"):
         load_states(data)
 
 
-def test_a_file_that_makes_copies_of_copies_is_refused():
+def test_a_file_that_expands_exponentially_raises():
     text = b"X" + struct.pack("<I", 10_000) + b"a" * 10_000 + b"\x940"
     copies = b"(" + b"c_codecs\nencode\nh\x00\x85R" * 1000 + b"t"
     with pytest.raises(FormatError, match="it makes more data than it has"):
@@ -378,7 +378,7 @@ def test_numpy_arrays_in_states_are_read_and_checked():
         load_states(pickle.dumps({0: np.array([None])}))
 
 
-def test_the_record_of_a_class_is_inert():
+def test_the_placeholder_of_a_pickled_class_runs_no_code():
     assert isinstance(load_states(GOLDEN / "trainer_adam.states").optimizer, Inert)
     assert States({}) == ({}, None, None, None)
 

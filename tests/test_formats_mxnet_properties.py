@@ -1,4 +1,4 @@
-"""What holds for every array file and every .states file: round trips, and damage that only ever raises FormatError."""
+"""Property tests of array files and .states files: round trips, and damaged files raise nothing but FormatError."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def check_same(got, want):
 
 @given(st.dictionaries(st.text(max_size=8), entries, min_size=1, max_size=4) | st.lists(entries, max_size=4))
 @settings(deadline=None)
-def test_arrays_come_back_bit_equal(values):
+def test_arrays_round_trip_bit_equal(values):
     got = loads(dumps(values))
     if isinstance(values, dict):
         assert list(got) == list(values)
@@ -75,7 +75,7 @@ def test_arrays_come_back_bit_equal(values):
     st.none() | st.integers(0, 2**40),
 )
 @settings(deadline=None)
-def test_states_and_counts_come_back(values, counts, num_update):
+def test_states_and_update_counts_round_trip(values, counts, num_update):
     got = load_states(dump_states(values, counts, num_update))
     assert list(got.states) == list(values) and got.counts == counts and got.num_update == num_update
     check_same(list(got.states.values()), list(values.values()))
@@ -92,7 +92,7 @@ def survives(read, data):
 
 
 @pytest.mark.parametrize("path", ARRAY_FILES, ids=lambda path: path.name)
-def test_an_array_file_cut_off_anywhere_is_refused(path):
+def test_a_truncated_array_file_raises(path):
     data = path.read_bytes()
     assert survives(loads, data)
     assert not [at for at in range(len(data)) if survives(loads, data[:at])]
@@ -100,7 +100,7 @@ def test_an_array_file_cut_off_anywhere_is_refused(path):
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("path", STATE_FILES, ids=lambda path: path.name)
-def test_a_states_file_cut_off_anywhere_is_refused(path):
+def test_a_truncated_states_file_raises(path):
     data = path.read_bytes()
     assert survives(load_states, data)
     assert not [at for at in range(len(data)) if survives(load_states, data[:at])]

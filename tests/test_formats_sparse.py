@@ -1,4 +1,4 @@
-"""Sparse arrays of files: kept as parts, as BCOO or dense; written from BCOO; rows that MXNet had not yet counted."""
+"""Sparse arrays in files: read as stored parts, as BCOO or dense, and written from BCOO."""
 
 import struct
 
@@ -35,7 +35,7 @@ def test_sparse_arrays_are_kept_or_become_bcoo_or_dense(path):
         load_arrays(path, sparse="csr")
 
 
-def test_dense_is_refused_where_a_small_file_would_take_much_memory(tmp_path):
+def test_conversion_to_dense_raises_where_a_small_file_would_need_much_memory(tmp_path):
     huge = SparseArray("row_sparse", np.zeros((0, 1024), "float32"), (np.zeros(0, np.int64),), (2**27, 1024))
     path = save_arrays(tmp_path / "h.params", {"w": huge})
     with pytest.raises(FormatError, match="array 'w': a row_sparse array of shape"):
@@ -51,7 +51,7 @@ def test_a_bcoo_is_written_as_mxnet_has_it(path):
     assert path.with_name("b.params").read_bytes() == path.read_bytes()
 
 
-def test_places_that_come_twice_or_lie_outside_are_put_in_order(tmp_path):
+def test_duplicate_and_out_of_range_indices_are_normalized(tmp_path):
     twice = BCOO((jnp.float32([1, 2, 4, 8]), jnp.array([[1, 0], [0, 1], [1, 0], [2, 2]])), shape=(2, 2))
     got = load_arrays(save_arrays(tmp_path / "t.params", [twice]))[0]
     assert got.todense().tolist() == [[0, 2], [5, 0]] and got.data.size == 2
@@ -60,7 +60,7 @@ def test_places_that_come_twice_or_lie_outside_are_put_in_order(tmp_path):
         save_arrays(tmp_path / "c.params", [cube])
 
 
-def test_rows_that_mxnet_had_not_counted_yet_are_counted_by_their_indices():
+def test_the_number_of_rows_follows_from_the_indices_where_mxnet_wrote_none():
     # storage shape (0, 2) though two rows follow: MXNet saved before it had waited for the array
     record = struct.pack("<Iiiqq", 0xF993FAC9, 1, 2, 0, 2) + struct.pack("<iqq", 2, 5, 2) + struct.pack("<iii", 1, 0, 0)
     record += struct.pack("<iiq", 6, 1, 2) + ROWS.data.tobytes() + ROWS.aux[0].tobytes()

@@ -1,6 +1,6 @@
-"""Hostile files: for any bytes a reader gives a value or a FormatError that says where, in bounded memory; no code runs.
+"""Fuzz tests: for any bytes, a reader returns a value or raises a FormatError with the position, in bounded memory.
 
-`fuzz/run.py` drives the same targets with atheris for hours; what it found is here, as are the classics.
+`fuzz/run.py` runs the same targets with atheris for hours; the failures that it found are regression cases here.
 """
 
 import json
@@ -55,14 +55,14 @@ def damaged(draw, name):
 @pytest.mark.parametrize("name", ["arrays", "states", "graph", "mutant", "header", "tensors"])
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
-def test_a_damaged_file_reads_or_is_refused_by_a_sentence_in_bounded_memory(name, data):
+def test_a_damaged_file_is_read_or_raises_in_bounded_memory(name, data):
     targets.check(name, data.draw(damaged(name)))
 
 
 @pytest.mark.parametrize("name", ["arrays", "states", "graph", "header", "tensors"])
 @settings(deadline=None, max_examples=60)
 @given(data=st.binary(max_size=300))
-def test_any_bytes_are_refused_by_a_sentence(name, data):
+def test_random_bytes_raise_a_format_error(name, data):
     targets.check(name, data)
 
 
@@ -104,7 +104,7 @@ def node(op, *inputs, name="n", **attrs):
         (graph(X, {**node("relu", (0, 0)), "inputs": [[0, 0.0]]}), "node 1 ('n')", "an input is [0, 0.0]"),
     ],
 )
-def test_a_hostile_graph_is_refused_with_its_place(tmp_path, text, where, message):
+def test_a_malformed_graph_raises_with_the_position(tmp_path, text, where, message):
     path = tmp_path / "bad-symbol.json"
     path.write_text(text)
     with pytest.raises(GraphFileError) as caught:
@@ -115,7 +115,7 @@ def test_a_hostile_graph_is_refused_with_its_place(tmp_path, text, where, messag
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_the_last_of_two_fields_of_one_name_counts_as_in_mxnet():
+def test_the_last_of_two_equal_fields_is_used_as_in_mxnet():
     text = '{"nodes": [{"op": "null", "name": "a", "name": "b", "attrs": {"k": "1", "k": "2"}}], "heads": [[0, 0]]}'
     assert jfit.sym.load_json(text).attr_dict() == {"b": {"k": "2"}}
 
@@ -184,7 +184,7 @@ PAYLOADS = {
 
 @pytest.mark.parametrize("name", PAYLOADS)
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_no_code_of_a_pickle_runs(name, protocol, capfd):
+def test_reading_a_pickle_runs_no_code(name, protocol, capfd):
     data = pickle.dumps({0: PAYLOADS[name]}, protocol)
     with pytest.raises(FormatError, match="not allowed"):
         load_states(data)
@@ -206,7 +206,7 @@ def test_no_code_of_a_pickle_runs(name, protocol, capfd):
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncos\nsystem\n\x85R.",
     ],
 )
-def test_the_roundabout_ways_are_closed_too(data):
+def test_indirect_ways_to_run_code_in_a_pickle_raise(data):
     with pytest.raises(FormatError):
         load_states(data)
 
@@ -228,7 +228,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_small_files_that_promise_much_take_no_memory(tmp_path):
+def test_small_files_that_declare_large_sizes_use_little_memory(tmp_path):
     head = struct.pack("<QQQ", 0x112, 0, 1)
     files = {
         "count.params": struct.pack("<QQQ", 0x112, 0, 2**40),

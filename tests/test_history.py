@@ -1,4 +1,4 @@
-"""History: append-only tables, text, files, curves."""
+"""The training history: append-only tables, text output, JSON and CSV files, plots."""
 
 import math
 import sys
@@ -29,13 +29,13 @@ def history():
     return found
 
 
-def test_columns_stand_in_reading_order_whatever_order_they_came_in(history):
+def test_columns_have_a_fixed_order(history):
     expected = ["epoch", "step", "time", "samples_per_second", "lr", "loss", "accuracy", "val_loss", "val_accuracy"]
     assert history.columns() == expected
     assert history.columns("points") == ["epoch", "batch", "step", "loss"]
 
 
-def test_rows_only_grow(history):
+def test_rows_are_append_only(history):
     history.epochs[0]["loss"] = 7
     history.epochs.clear()
     assert history.column("loss") == [1.0, 0.5, 1 / 3] and len(history) == 3
@@ -47,14 +47,14 @@ def test_array_scalars_become_python_numbers(history):
     assert history.column("val_loss")[-1] is None
 
 
-def test_unknown_columns_and_tables_are_told(history):
+def test_unknown_columns_and_tables_raise(history):
     with pytest.raises(KeyError, match="no column 'acc' in epochs; its columns are epoch, step"):
         history.column("acc")
     with pytest.raises(ValueError, match="no table 'steps'; known tables are epochs and points"):
         history.columns("steps")
 
 
-def test_json_brings_both_tables_back_with_infinities(history):
+def test_json_round_trips_both_tables_with_infinities(history):
     history.add_epoch(epoch=3, loss=math.inf, accuracy=-math.inf)
     assert History.from_json(history.to_json()) == history
     history.add_epoch(epoch=4, loss=math.nan)
@@ -66,12 +66,12 @@ def test_histories_with_other_log_points_differ(history):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"epochs": 3, "points": []}', '{"epochs": [3], "points": []}'])
-def test_other_json_is_refused_with_a_sentence(text):
+def test_other_json_raises(text):
     with pytest.raises(ValueError, match=r"the text is not a history .*needed a JSON object with the lists"):
         History.from_json(text)
 
 
-def test_csv_has_a_header_and_a_line_a_row(history, tmp_path):
+def test_csv_has_a_header_and_one_line_per_row(history, tmp_path):
     lines = history.to_csv(tmp_path / "runs" / "history.csv").read_text().splitlines()
     assert lines[0].startswith("epoch,step,time") and len(lines) == 4
     assert history.to_csv(tmp_path / "points.csv", "points").read_text().splitlines()[1] == "0,5,5,2.0"
@@ -101,7 +101,7 @@ def test_plot_draws_loss_and_metrics_for_train_and_validation(history, tmp_path)
     assert "<svg" in (history.plot(tmp_path / "curves.svg"), (tmp_path / "curves.svg").read_text())[1]
 
 
-def test_plot_draws_into_given_axes_or_says_what_is_missing(history, tmp_path):
+def test_plot_draws_into_existing_axes_or_raises_for_missing_columns(history, tmp_path):
     figures = pytest.importorskip("matplotlib.figure")
     axes = figures.Figure().subplots(1, 2)
     assert history.plot(axes=axes) is axes[0].figure and len(axes[1].lines) == 2

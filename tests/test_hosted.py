@@ -1,4 +1,4 @@
-"""Metrics that are Python functions: the same numbers as batch by batch, in order, and devices that never wait for them."""
+"""Metrics that are Python functions: same values as batch by batch, in order, without making the devices wait."""
 
 import json
 import math
@@ -42,7 +42,7 @@ class Look:
     ("devices", "resident"),
     [(devices, resident) for devices in (1, 3) for resident in (True, False)],
 )
-def test_functions_see_every_row_once_in_order_and_no_padding(devices, resident):
+def test_functions_receive_every_row_once_in_order_without_padding(devices, resident):
     look = Look()
     run = jfit.fit(mlp(), (X, Y), eval_metric=["acc", look, "loss"], devices=devices, data_on_device=resident, **SETTINGS)
     assert [len(x) for x in look.labels] == [*[4] * 11, 1] * 2
@@ -64,7 +64,7 @@ def test_an_evaluation_and_a_score_run_functions_too():
     assert run.score((X, Y), exact)["roc_auc"] == pytest.approx(wanted, rel=1e-12)
 
 
-def test_the_queue_stays_filled_and_nothing_waits_more_often(monkeypatch):
+def test_the_dispatch_queue_stays_filled_without_additional_waits(monkeypatch):
     monkeypatch.setattr("jfit.train.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
     rows = np.tile(X, (6, 1))[:200], np.tile(Y, 6)[:200]
     seen = {}
@@ -81,7 +81,7 @@ def test_the_queue_stays_filled_and_nothing_waits_more_often(monkeypatch):
     np.testing.assert_allclose(np.concatenate(metric.outputs[-50:]), run.predict(rows[0]), rtol=1e-5)
 
 
-def test_what_a_function_raises_names_the_metric_and_the_state_survives():
+def test_an_exception_in_a_function_names_the_metric_and_keeps_the_state():
     def broken(label, output):
         if len(label) == 1:
             raise RuntimeError("no such thing")
@@ -98,7 +98,7 @@ def test_what_a_function_raises_names_the_metric_and_the_state_survives():
 
 
 @pytest.mark.parametrize(("axis", "before", "after"), [(0, 1, 1), (0, 3, 2), (1, 2, 1), (2, 1, 2)])
-def test_slices_are_put_together_wherever_their_rows_are(axis, before, after):
+def test_device_slices_are_concatenated_along_their_batch_axis(axis, before, after):
     whole = np.arange(5 * 6 * 4 * before * after).astype("float32")
     shape = [5, 6]
     shape.insert(axis, before * 4 * after)
@@ -119,7 +119,7 @@ def told(rows, label, output, weight):
     return Seen((_slab(label, RowLayout(0, 1, rows, 1)),), (_slab(output, RowLayout(0, 1, rows, len(output) // rows)),), weight)
 
 
-def test_batches_whose_rows_weigh_nothing_are_left_out_and_names_are_kept_apart():
+def test_zero_weight_batches_are_skipped_and_metrics_of_equal_name_stay_separate():
     found = HostPass(metrics.get([lambda label, output: label.mean(), lambda label, output: 2.0]), 1)
     for weight in (np.zeros(3), np.array([0, 0, 2.0])):
         found.add([told(3, np.arange(3.0), np.ones(3), weight)])
@@ -158,7 +158,7 @@ def test_values_may_be_arrays(tmp_path, capsys):
     assert _curves(run.history) == ["loss", "accuracy"]
 
 
-def test_a_history_keeps_arrays_and_lines_leave_them_out(tmp_path):
+def test_the_history_keeps_array_values_and_log_lines_omit_them(tmp_path):
     logs = {"loss": 0.5, "confusion_matrix": np.array([[2, np.nan], [0, 1]])}
     history = History()
     history.add_epoch(epoch=0, **logs)

@@ -1,4 +1,4 @@
-"""Images: MXNet's numbers for crops, sizes, colours and decoding; pure functions; hostile files."""
+"""Image crops, sizes, colors and decoding against MXNet's results, and malformed image files."""
 
 import io
 import random
@@ -90,7 +90,7 @@ shapes = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 @settings(max_examples=80, deadline=None)
 @given(shapes, shapes, st.integers(0, 4), st.data())
-def test_a_part_of_a_resized_image_is_the_resized_part(shape, size, kind, data):
+def test_resizing_a_crop_equals_cropping_the_resized_image(shape, size, kind, data):
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
     whole = resample(image, size, kind)
     x, y = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
@@ -104,7 +104,7 @@ def test_a_part_of_a_resized_image_is_the_resized_part(shape, size, kind, data):
 
 @settings(max_examples=40, deadline=None)
 @given(shapes, shapes, st.integers(0, 4), st.integers(0, 255), st.booleans())
-def test_one_colour_stays_one_colour(shape, size, kind, value, antialias):
+def test_resizing_a_uniform_image_keeps_its_color(shape, size, kind, value, antialias):
     image = np.full((*shape, 3), value, np.uint8)
     assert (resize(image, *size, kind, antialias) == value).all()
 
@@ -119,7 +119,7 @@ def test_every_kind_of_png_becomes_three_channels(shape, mode, grey):
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 300), st.sampled_from(["png", "jpg"]))
-def test_a_damaged_image_gives_a_sentence_or_pixels(noise, cut, kind):
+def test_a_damaged_image_is_decoded_or_raises(noise, cut, kind):
     content = png(pictures()[0]) if kind == "png" else (FOLDER / "photo.jpg").read_bytes()
     try:
         found = decode(content[:cut] + noise + content[cut + len(noise) :], "RGB", "a.rec", "row 3")
@@ -129,14 +129,14 @@ def test_a_damaged_image_gives_a_sentence_or_pixels(noise, cut, kind):
         assert found.ndim == 3 and found.dtype == np.uint8
 
 
-def test_a_kind_of_file_that_runs_other_programs_is_not_opened():
+def test_image_formats_that_run_external_programs_are_not_opened():
     out = io.BytesIO()
     Image.new("RGB", (4, 4)).save(out, "EPS")
     with pytest.raises(FormatError, match="no image that Pillow can open"):
         decode(out.getvalue())
 
 
-def test_a_small_file_that_announces_a_huge_image_is_refused_before_it_is_decoded():
+def test_a_small_file_that_declares_a_huge_image_raises_before_decoding():
     content = bytearray(png(pictures()[0]))
     content[16:24] = (60000).to_bytes(4, "big") * 2
     content[29:33] = zlib.crc32(bytes(content[12:29])).to_bytes(4, "big")
@@ -172,7 +172,7 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("fields", RANDOM.values(), ids=RANDOM)
-def test_random_numbers_follow_from_seed_epoch_and_row(fields):
+def test_random_numbers_depend_only_on_seed_epoch_and_row(fields):
     assert np.array_equal(decoded(1, 2, 3, **fields), decoded(1, 2, 3, **fields))
     assert len({decoded(1, epoch, row, **fields).tobytes() for epoch in range(5) for row in range(5)}) > 1
     assert np.isfinite(decoded(1, 2, 3, data_shape=(1, 24, 32), **fields)).all()
@@ -186,7 +186,7 @@ def test_layouts_and_dtypes_hold_the_same_numbers():
     assert np.array_equal(decoded(mirror=True), decoded()[:, :, ::-1])
 
 
-def test_a_draft_or_smoothed_image_looks_the_same_from_afar():
+def test_draft_decoding_and_antialiasing_give_similar_images():
     exact = decoded(data_shape=(3, 12, 16), resize=12, inter_method=3)
     for fields in ({"draft": True}, {"antialias": True}, {"antialias": True, "draft": True}):
         assert np.abs(decoded(data_shape=(3, 12, 16), resize=12, **fields) - exact).mean() < 8
@@ -205,7 +205,7 @@ def test_a_draft_or_smoothed_image_looks_the_same_from_afar():
         ({"std": (1.0, 0.0, 1.0)}, "the image is divided by it"),
     ],
 )
-def test_a_recipe_that_cannot_be_followed_is_refused(fields, says):
+def test_an_invalid_recipe_raises(fields, says):
     with pytest.raises(ValueError, match=says):
         check_recipe(Recipe(**({"data_shape": (3, 8, 8)} | fields)))
 
@@ -220,7 +220,7 @@ def test_colours_follow_their_formulas(rng):
     assert np.array_equal(colour.lighting(image, (0, 0, 0)), image)
 
 
-def test_functions_take_numpy_and_ndarrays_alike():
+def test_functions_accept_numpy_arrays_and_ndarrays():
     image = pictures()[0]
     boxed = mx.nd.array(image, dtype="uint8")
     for call in (lambda x: mx.image.resize_short(x, 9), lambda x: mx.image.center_crop(x, (5, 30))[0]):
@@ -235,7 +235,7 @@ def test_functions_take_numpy_and_ndarrays_alike():
     assert mx.image.imdecode(png(image), to_rgb=0).asnumpy()[0, 0].tolist() == image[0, 0, ::-1].tolist()
 
 
-def test_imread_and_a_border_out_of_a_file(tmp_path):
+def test_imread_and_copy_make_border(tmp_path):
     (tmp_path / "a.png").write_bytes(png(pictures()[0]))
     assert np.array_equal(mx.image.imread(str(tmp_path / "a.png")).asnumpy(), pictures()[0])
     with pytest.raises(mx.MXNetError):
@@ -264,7 +264,7 @@ def test_create_augmenter_makes_mxnets_list():
         assert mx.image.RandomSizedCropAug((8, 8), 0.1, (1, 1), min_area=0.5).area == 0.5
 
 
-def test_without_pillow_a_sentence_names_the_extra(monkeypatch):
+def test_without_pillow_the_error_names_the_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "PIL", None)

@@ -1,4 +1,4 @@
-"""Batches of images: the same for any number of workers; places are kept; workers end; damage is named."""
+"""Iterators over images: same batches for any number of workers, saved positions, end of workers, errors for damaged files."""
 
 import gc
 import os
@@ -74,7 +74,7 @@ def test_batches_do_not_depend_on_the_number_of_workers():
         it.close()
 
 
-def test_an_epoch_has_every_row_once_and_wraps_from_its_start():
+def test_an_epoch_contains_every_row_once_and_wraps_to_its_first_rows():
     for it in (images(), mx.io.ImageRecordIter(path_imgrec=str(TEN), data_shape=(3, 16, 16), batch_size=4, shuffle=True)):
         for _ in range(3):
             rows = [(int(row), batch.pad) for batch in it for row in batch.index]
@@ -87,7 +87,7 @@ def test_an_epoch_has_every_row_once_and_wraps_from_its_start():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 5), st.sampled_from(["pad", "discard"]), st.booleans())
-def test_parts_hold_every_row_once_and_differ_by_at_most_one(batch_size, parts, handle, shuffle):
+def test_parts_contain_every_row_once_and_sizes_differ_by_at_most_one(batch_size, parts, handle, shuffle):
     seen = [ImageRecords(TEN, (3, 16, 16), batch_size, num_parts=parts, part_index=k, shuffle=shuffle) for k in range(parts)]
     rows = [it.rows.tolist() for it in seen]
     assert sorted(row for part in rows for row in part) == list(range(10))
@@ -96,7 +96,7 @@ def test_parts_hold_every_row_once_and_differ_by_at_most_one(batch_size, parts, 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 11), st.integers(0, 12), st.sampled_from(["pad", "discard"]))
-def test_a_saved_place_continues_in_a_fresh_iterator(batch_size, read, handle):
+def test_a_saved_position_continues_in_a_new_iterator(batch_size, read, handle):
     first = images(batch_size=batch_size, last_batch_handle=handle)
     for _ in range(read):
         try:
@@ -108,7 +108,7 @@ def test_a_saved_place_continues_in_a_fresh_iterator(batch_size, read, handle):
     assert epochs(again, 2) == epochs(first, 2)
 
 
-def test_a_saved_place_continues_with_workers_who_were_ahead():
+def test_a_saved_position_continues_although_workers_had_read_ahead():
     it = images(workers=2)
     it.next()
     state = it.state_dict()
@@ -121,7 +121,7 @@ def test_a_saved_place_continues_with_workers_who_were_ahead():
     it.close()
 
 
-def test_batches_that_are_kept_stay_as_they_are():
+def test_batches_are_not_overwritten_by_later_ones():
     it = images(workers=1, ahead=1)
     kept, wanted = [], []
     for _ in range(3):
@@ -135,7 +135,7 @@ def test_batches_that_are_kept_stay_as_they_are():
     assert all(np.array_equal(a, b) for a, b in zip(kept, wanted, strict=True))
 
 
-def test_labels_out_of_a_list_and_keys_out_of_an_index(tmp_path):
+def test_labels_from_a_list_and_keys_from_an_index(tmp_path):
     lines = tmp_path / "a.lst"
     lines.write_text("".join(f"{key}\t{100 + key}\t{key / 2}\tx.png\n" for key in range(10)))
     it = ImageRecords(TEN, (3, 16, 16), 4, path_list=lines, label_width=2, path_index=FOLDER / "images.idx")
@@ -174,7 +174,7 @@ def test_a_damaged_record_is_named_and_the_next_batch_is_read(damaged, workers):
         list(mx.io.ImageRecordIter(path_imgrec=str(damaged), data_shape=(3, 16, 16), batch_size=4, preprocess_threads=0))
 
 
-def test_workers_end_when_nobody_holds_the_iterator_and_when_one_of_them_dies():
+def test_workers_end_when_the_iterator_is_deleted_and_when_one_of_them_dies():
     it = images(workers=2)
     it.next()
     pids = it._pool.pids
@@ -257,7 +257,7 @@ def image_iter() -> mx.image.ImageIter:
 
 
 @pytest.mark.parametrize("make", [images, pytest.param(image_iter, marks=pytest.mark.slow)])
-def test_a_training_that_died_continues_bit_for_bit(tmp_path, make):
+def test_a_killed_training_continues_bit_for_bit(tmp_path, make):
     with pytest.raises(Killed):
         trained(make(), checkpoint=tmp_path, checkpoint_every=2, callbacks=[lambda_callback(every=5, step=dies)])
     again = trained(make(), checkpoint=tmp_path, checkpoint_every=2, resume=True)
@@ -267,7 +267,7 @@ def test_a_training_that_died_continues_bit_for_bit(tmp_path, make):
 
 
 @pytest.mark.slow
-def test_padded_rows_do_not_count_and_layouts_agree():
+def test_padding_rows_have_no_effect_and_layouts_agree():
     run = trained(images(), num_epoch=1)
     assert run.score(images(shuffle=False)) == run.score(images(shuffle=False, workers=1))
     first = images(shuffle=False, layout="NHWC").next().data[0]
@@ -279,7 +279,7 @@ def record_iter(**given):
     return mx.io.ImageRecordIter(**{"path_imgrec": str(TEN), "data_shape": (3, 16, 16), "batch_size": 4, **given})
 
 
-def test_arguments_that_jfit_does_not_have_are_refused_and_others_taken():
+def test_unsupported_arguments_raise_and_ineffective_ones_are_accepted():
     with pytest.raises(NotImplementedError, match="jfit does not support max_rotate_angle=10"):
         record_iter(max_rotate_angle=10)
     with pytest.raises(NotImplementedError, match="max_aspect_ratio only with random_resized_crop"):
@@ -312,7 +312,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_images_out_of_a_folder_by_list(folder):
+def test_images_from_a_folder_by_list(folder):
     names = [[float(key), f"{key}.png"] for key in range(10)]
     (folder / "a.lst").write_text("".join(f"{key}\t{label}\t{name}\n" for key, (label, name) in enumerate(names)))
     first = mx.image.ImageIter(4, (3, 16, 16), imglist=names, path_root=str(folder)).next()
@@ -325,7 +325,7 @@ def test_images_out_of_a_folder_by_list(folder):
     assert [batch.label[0].asscalar() for batch in part] == [3, 4, 5]
 
 
-def test_an_augmenter_of_the_users_gets_ndarrays():
+def test_a_user_augmenter_receives_ndarrays():
     class Twice(mx.image.Augmenter):
         def __call__(self, src):
             assert isinstance(src, mx.nd.NDArray)
@@ -360,7 +360,7 @@ def test_an_image_iter_continues_where_it_was_saved(handle, seed):
     assert rest(again) == wanted
 
 
-def test_image_iter_says_what_is_wrong(folder, damaged):
+def test_image_iter_raises_for_invalid_arguments_and_images(folder, damaged):
     with pytest.raises(ValueError, match="needs path_imgrec, path_imglist or imglist"):
         mx.image.ImageIter(4, (3, 16, 16))
     with pytest.raises(ValueError, match=r"expected .3, height, width."):
@@ -383,7 +383,7 @@ def test_a_list_is_packed_as_mxnet_reads_it(folder):
     assert (folder / "a.idx").read_bytes() == (FOLDER / "images.idx").read_bytes()
 
 
-def test_broken_images_end_the_packing_or_are_left_out(folder, capsys):
+def test_broken_images_raise_while_packing_or_are_skipped(folder, capsys):
     (folder / "3.png").write_bytes(png(pictures()[3])[:-40])
     (folder / "a.lst").write_text("".join(f"{key}\t{key}\t{key / 2}\t{key}.png\n" for key in range(5)))
     with pytest.raises(FormatError, match=r"3.png: content: the image cannot be decoded"):

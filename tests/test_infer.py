@@ -1,4 +1,4 @@
-"""Shapes and dtypes of graphs: parameters, unknown sizes, both directions, contradictions."""
+"""Shape and dtype inference of graphs: parameters, unknown sizes, forward and backward, contradictions."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_shapes_follow_from_the_data(make, data, want):
     assert {k: found[k] for k in want} == want
 
 
-def test_a_declared_shape_need_not_be_given():
+def test_a_shape_declared_on_a_variable_is_used():
     assert sym.relu(V("x", shape=(2, 3))).infer_shape()[1] == [(2, 3)]
     assert sym.relu(V("x", shape=(0, 3))).infer_shape(x=(4, 0))[1] == [(4, 3)]
 
@@ -91,7 +91,7 @@ def test_an_unknown_batch_stays_unknown_and_all_else_is_known():
     assert net.infer_shape(data=(0, 3, 8, 8)) == (None, None, None)
 
 
-def test_nothing_known_gives_nothing():
+def test_nothing_is_inferred_from_no_shapes():
     net = V("a") + V("b")
     assert net.infer_shape() == (None, None, None)
     assert net.infer_shape_partial() == ([(), ()], [()], [])
@@ -105,19 +105,19 @@ def test_positional_shapes_follow_list_arguments():
 
 
 # ------------------------------------------------------------------------------------------ backward
-def test_shapes_travel_backward_through_elementwise_operators():
+def test_shapes_are_inferred_backward_through_elementwise_operators():
     net = sym.relu(V("a")) + V("b") * 2
     assert net.infer_shape(b=(2, 3))[0] == [(2, 3), (2, 3)]
 
 
-def test_a_shape_travels_backward_through_a_long_chain():
+def test_shapes_are_inferred_backward_through_a_long_chain():
     net = V("a")
     for _ in range(20):
         net = sym.relu(net)
     assert (net + V("b")).infer_shape(b=(2, 3))[0] == [(2, 3), (2, 3)]
 
 
-def test_begin_states_take_the_batch_from_the_rest_of_the_graph():
+def test_begin_states_get_the_batch_size_from_the_rest_of_the_graph():
     state = sym._zeros(shape=(0, 4), name="state")
     step = sym.FullyConnected(V("data"), num_hidden=4, name="i") + sym.FullyConnected(state, num_hidden=4, name="h")
     internals = step.get_internals()
@@ -125,7 +125,7 @@ def test_begin_states_take_the_batch_from_the_rest_of_the_graph():
     assert (found["state_output"], found["h_weight"]) == ((5, 4), (4, 4))
 
 
-def test_fused_begin_states_take_the_batch_from_the_data():
+def test_fused_begin_states_get_the_batch_size_from_the_data():
     state = sym._zeros(shape=(1, 0, 4), name="s")
     net = sym.RNN(V("data"), V("p"), state, state_size=4, num_layers=1, mode="gru", name="r")
     found = net.get_internals()
@@ -155,7 +155,7 @@ def test_fused_begin_states_take_the_batch_from_the_data():
         (lambda: sym.relu(V("x", attr={"__shape__": "(2,"})), {}, r"'x': .*__shape__ is '\(2,'"),
     ],
 )
-def test_contradictions_name_the_node_and_both_shapes(make, given, message):
+def test_contradictory_shapes_raise_with_the_node_and_both_shapes(make, given, message):
     with pytest.raises(GraphError, match=message):
         make().infer_shape(**given)
 
@@ -187,7 +187,7 @@ def test_dtypes_follow_the_data_and_are_float32_without():
     assert dtypes(net, data=np.float64)["f_weight"] == "float64"
 
 
-def test_dtypes_are_declared_cast_and_carried_backward():
+def test_dtypes_are_declared_cast_and_inferred_backward():
     assert dtypes(sym.relu(V("x", dtype="bfloat16"), name="r"))["r_output"] == "bfloat16"
     assert dtypes(sym.Cast(V("x"), dtype="int32", name="c"))["c_output"] == "int32"
     ids = dtypes(sym.Embedding(V("data"), input_dim=3, output_dim=2, name="e"), data="int32")
@@ -202,7 +202,7 @@ def test_dtypes_are_declared_cast_and_carried_backward():
         ({"data": "float17"}, "data: dtype is 'float17', needed one of float32"),
     ],
 )
-def test_dtypes_of_unknown_names_or_kinds_are_refused(given, message):
+def test_unknown_names_and_dtypes_raise(given, message):
     with pytest.raises(GraphError, match=message):
         sym.relu(V("data")).infer_type(**given)
     with pytest.raises(GraphError, match="'x': __dtype__ is '99'"):
@@ -225,7 +225,7 @@ def test_inference_and_lowering_agree():
     assert plan.shapes[0].shape == net.infer_shape(data=(4, 2, 3))[1][0]
 
 
-def test_sizes_that_stand_ins_agreed_on_are_traced_again_when_the_inputs_are_known():
+def test_placeholder_sizes_are_traced_again_when_the_inputs_become_known():
     a, b = sym.Variable("data"), sym.Variable("b")
     pooled = sym.Pooling(a, kernel=(1, 2), stride=(1, 10), name="p")
     cut = sym.slice_axis(a, axis=3, begin=0, end=5, name="s")
@@ -245,21 +245,21 @@ def test_sizes_that_stand_ins_agreed_on_are_traced_again_when_the_inputs_are_kno
         ("_ones", {"shape": (-2,)}, [], "its attributes"),
     ],
 )
-def test_attributes_that_an_operator_did_not_expect_are_refused_by_name(name, attrs, shapes, found):
+def test_unexpected_attributes_raise_with_their_name(name, attrs, shapes, found):
     with pytest.raises(GraphError, match=f"odd.*{found}"):
         net = apply_op(name, [sym.Variable(f"x{i}") for i in range(len(shapes))], attrs, node_name="odd", cls=sym.Symbol)
         net.infer_shape(**{f"x{i}": s for i, s in enumerate(shapes)})
 
 
 @pytest.mark.parametrize("count", [-1, 0, 10**12])
-def test_counts_that_no_graph_has_are_refused_at_once(count):
+def test_absurd_numbers_of_inputs_or_outputs_raise_immediately(count):
     with pytest.raises(GraphError, match=f"parts: SliceChannel has num_outputs {count}, needed 1 to"):
         sym.SliceChannel(sym.Variable("x"), num_outputs=count, name="parts")
     with pytest.raises(GraphError, match=f"sum: add_n has num_args {count}, needed 1 to"):
         sym.add_n(num_args=count, name="sum")
 
 
-def test_weights_of_both_directions_share_what_the_layer_leaves_them():
+def test_weights_of_both_directions_are_sized_from_the_rest_of_the_vector():
     def net(*weights):
         flat = [sym.Reshape(w, shape=(-1,)) for w in (*weights, V("b", shape=(40,)))]
         packed = apply_op("_rnn_param_concat", flat, {"num_args": 3, "dim": 0}, cls=sym.Symbol)

@@ -1,4 +1,4 @@
-"""Shape and dtype inference against MXNet's records: what it knows, jfit knows; rules of records agree with traces."""
+"""Shape and dtype inference against recorded results of MXNet, and operators' shape rules against traces."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def agrees(found, wanted):
 
 
 @every_net
-def test_every_shape_mxnet_knows_is_known(name):
+def test_every_shape_mxnet_infers_is_inferred(name):
     symbol = build(mx, name)
     assert symbol.list_arguments() == GOLDEN[name]["arguments"]
     for number, (given, wanted) in enumerate(zip(SHAPES[name], GOLDEN[name]["shapes"], strict=True)):
@@ -53,7 +53,7 @@ def test_every_shape_mxnet_knows_is_known(name):
 
 # MXNet refuses all dtypes of some nets; there is nothing to know.
 @pytest.mark.parametrize("name", [name for name in NETS if {*map(str, GOLDEN[name]["types"])} != {"error"}])
-def test_every_dtype_mxnet_knows_is_known(name):
+def test_every_dtype_mxnet_infers_is_inferred(name):
     symbol = build(mx, name)
     for given, wanted in zip(TYPES[name], GOLDEN[name]["types"], strict=True):
         found = types_of(symbol, given)
@@ -62,7 +62,7 @@ def test_every_dtype_mxnet_knows_is_known(name):
             assert all(agrees(a, b) for a, b in pairs), (given, found, wanted)
 
 
-def test_most_answers_are_the_same_to_the_letter():
+def test_most_inferred_shapes_are_identical():
     same = total = 0
     for name in NETS:
         symbol = build(mx, name)
@@ -104,7 +104,7 @@ RULED = [
 
 
 @pytest.mark.parametrize(("op", "attrs", "shapes"), RULED, ids=[f"{op}-{i}" for i, (op, _, _) in enumerate(RULED)])
-def test_rules_that_spare_a_trace_agree_with_it(op, attrs, shapes):
+def test_shape_rules_agree_with_tracing(op, attrs, shapes):
     record = lookup(op)
     params = record.parse(attrs)
     wanted = traced(op, params, shapes)
@@ -118,7 +118,7 @@ def test_rules_that_spare_a_trace_agree_with_it(op, attrs, shapes):
         assert record.infer_outputs(params, wrong) is None  # tracing says what is wrong
 
 
-def test_an_open_size_beside_1_stays_open_when_shapes_broadcast():
+def test_an_unknown_size_broadcast_with_1_stays_unknown():
     rule, params = lookup("broadcast_add").shapes, lookup("broadcast_add").parse({})
     for lhs, rhs, wanted in [
         ((0, 3), (1, 3), (0, 3)),

@@ -1,4 +1,4 @@
-"""Initializers: MXNet 1.9.1's dispatch and values."""
+"""Initializers: values and the choice by parameter name, as in MXNet 1.9.1."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_fixed_values_and_dispatch_are_mxnets(case):
 @pytest.mark.parametrize(
     "case", [c for c in GOLDEN["random"] if c["init"] in RANDOM], ids=lambda c: f"{c['init']}-{c['shape']}"
 )
-def test_distributions_have_mxnets_spread_and_text(case):
+def test_distributions_have_mxnets_standard_deviation_and_json(case):
     start = RANDOM[case["init"]]
     assert json.loads(start.dumps()) == json.loads(case["dumps"])
     value = np.asarray(start(KEY, InitDesc("x_weight"), case["shape"]))
@@ -51,7 +51,7 @@ def test_mixed_and_load_choose_by_name():
     assert load(KEY, InitDesc("other_bias"), (2,)).tolist() == GOLDEN["load"]["other_bias"]
 
 
-def test_default_handles_vectors_and_fused_rnn_parameters():
+def test_the_default_initializer_handles_vectors_and_fused_rnn_parameters():
     start = init.get(None)
     for name, shape in [("conv_weight", (8, 4, 3, 3)), ("a_weight", (100,)), ("lstm_parameters", (100,))]:
         value = np.asarray(start(KEY, InitDesc(name), shape))
@@ -59,7 +59,7 @@ def test_default_handles_vectors_and_fused_rnn_parameters():
     assert start(KEY, InitDesc("x_weight"), (4, 4), jnp.bfloat16).dtype == jnp.bfloat16
 
 
-def test_same_key_same_values_under_jit():
+def test_equal_keys_give_equal_values_under_jit():
     start = init.Xavier()
     plain = start(KEY, InitDesc("x_weight"), (5, 3))
     np.testing.assert_array_equal(plain, jax.jit(lambda key: start(key, InitDesc("x_weight"), (5, 3)))(KEY))
@@ -80,7 +80,7 @@ def test_same_key_same_values_under_jit():
         (lambda: init.Mixed(["a"], ["one"])(KEY, "x_weight", (2,)), "matches none of the patterns 'a'"),
     ],
 )
-def test_errors_name_the_parameter_and_the_remedy(make, message):
+def test_errors_name_the_parameter_and_the_solution(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -103,7 +103,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("text", "problem"), TEXTS.items(), ids=[t[:24] for t in TEXTS])
-def test_a_text_that_is_no_initializer_is_an_error_that_names_the_variable(text, problem):
+def test_an_invalid_initializer_string_raises_with_the_variable(text, problem):
     desc = init.InitDesc("fc_weight", {"__init__": text})
     with pytest.raises((ValueError, NotImplementedError), match=r"^variable 'fc_weight': its __init__ attribute") as caught:
         init.get("uniform")(jax.random.key(0), desc, (12,))

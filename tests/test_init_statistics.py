@@ -1,4 +1,4 @@
-"""What initializers draw: every distribution against its formula and against draws of MXNet; the same values everywhere."""
+"""Distributions of the initializers against their formulas and MXNet's draws, and reproducibility on any number of devices."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def some(items, few):
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("shape", some(FAN, lambda shape: shape in [(8, 4, 3, 3), (5, 3)]), ids=str)
 @pytest.mark.parametrize("factor", some(["avg", "in", "out"], lambda factor: factor == "in"))
-def test_xavier_and_msra_spread_by_their_fan(shape, factor):
+def test_xavier_and_msra_scale_with_fan_in_and_fan_out(shape, factor):
     fan_in, fan_out = FAN[shape]
     fan = {"avg": (fan_in + fan_out) / 2, "in": fan_in, "out": fan_out}[factor]
     edge = math.sqrt(3 / fan)
@@ -70,7 +70,7 @@ def test_xavier_and_msra_spread_by_their_fan(shape, factor):
     ],
     ids=lambda value: repr(value) if not hasattr(value, "rvs") else "law",
 )
-def test_values_have_the_law_and_no_memory(start, law):
+def test_values_have_the_declared_distribution_and_are_independent(start, law):
     values = many(start, (4, 9))
     flat = values.ravel()
     assert stats.kstest(flat, law.cdf).pvalue > 1e-3
@@ -120,13 +120,13 @@ def test_fixed_values_are_mxnets(case):
 
 # ------------------------------------------------------------------------------------------------ fused networks
 @pytest.mark.parametrize("case", RECORDED["fused"], ids=lambda c: c["kwargs"]["mode"])
-def test_a_fused_network_has_mxnets_biases_in_mxnets_places(case):
+def test_a_fused_rnn_has_mxnets_biases_at_mxnets_offsets(case):
     start = init.FusedRNN("one", **case["kwargs"])
     desc = InitDesc("rnn_parameters", {"__init__": start.dumps()})
     np.testing.assert_array_equal(init.Uniform()(KEY, desc, (len(case["value"]),)), case["value"])
 
 
-def test_a_fused_network_draws_each_gate_by_its_own_fan():
+def test_a_fused_rnn_draws_each_gate_with_its_own_fan():
     start, size = init.FusedRNN(init.Xavier(), 6, 2, "gru", bidirectional=True), 6 * 3 * 2 * (4 + 8) + 6 * 3 * 2 * (12 + 8)
     at = 0
     draws = np.asarray(jax.jit(jax.vmap(lambda k: start.draw(k, "p", (size,))))(jax.random.split(KEY, 60)))
@@ -140,7 +140,7 @@ def test_a_fused_network_draws_each_gate_by_its_own_fan():
     assert at == size
 
 
-def test_without_its_own_a_fused_network_takes_the_initializer_of_the_model():
+def test_a_fused_rnn_without_an_initializer_uses_that_of_the_model():
     desc = InitDesc("l_parameters", {"__init__": init.FusedRNN(None, 2, 1, "lstm", forget_bias=2.0).dumps()})
     half = init.Constant(0.5)
     for outer in (half, init.Mixed([".*parameters"], [half]), init.Load({}, half)):
@@ -168,7 +168,7 @@ def wanted(names):
 
 
 @pytest.mark.parametrize("names", [["a_weight", "d_weight"], pytest.param(list(EVERY), marks=pytest.mark.slow)], ids=len)
-def test_values_depend_on_key_and_name_alone(names):
+def test_values_depend_only_on_key_and_name(names):
     all_at_once = draw_all(init.Uniform(), KEY, wanted(names))
     turned = draw_all(init.Uniform(), KEY, wanted(reversed(names)))
     for name, value in all_at_once.items():
@@ -180,7 +180,7 @@ def test_values_depend_on_key_and_name_alone(names):
 
 
 @pytest.mark.parametrize("name", some(EVERY, lambda name: name in ("a_weight", "d_weight")))
-def test_values_are_the_same_bits_in_a_program_and_outside_one(name):
+def test_values_are_the_same_bits_in_and_outside_jit(name):
     shape, start = EVERY[name]
     plain = start.draw(KEY, name, shape)
     np.testing.assert_array_equal(plain, jax.jit(lambda k: start.draw(k, name, shape))(KEY))
@@ -204,7 +204,7 @@ def test_a_run_starts_with_the_same_bits_on_any_number_of_devices(devices):
         np.testing.assert_array_equal(seen[name], value)
 
 
-def test_a_variables_own_rule_wins_over_the_initializer_of_the_fit():
+def test_the_initializer_of_a_variable_overrides_that_of_fit():
     own = sym.Variable("w", init=init.Constant(0.25).dumps(), shape=(2, 4))
     graph = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), weight=own, num_hidden=2, name="fc"), name="softmax")
     for start in ("normal", init.One(), {".*": "zero"}):
@@ -232,13 +232,13 @@ NESTED = st.one_of(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(NESTED)
-def test_the_text_of_an_initializer_is_the_initializer(start):
+def test_an_initializer_round_trips_through_its_json(start):
     again = init.get(start.dumps())
     assert type(again) is type(start) and again.dumps() == start.dumps()
     assert json.loads(start.dumps())[0] == type(start).__name__.lower()
 
 
-def test_what_has_no_text_says_so():
+def test_an_initializer_without_json_raises():
     with pytest.raises(TypeError, match=r"Mixed cannot be written as JSON text: it holds <function"):
         init.Mixed([".*"], [lambda key, desc, shape, dtype: jnp.zeros(shape)]).dumps()
 
@@ -272,7 +272,7 @@ def test_load_reads_files_of_both_kinds(suffix, tmp_path):
         ),
     ],
 )
-def test_errors_name_what_was_found(make, error, message, tmp_path):
+def test_errors_name_the_invalid_value(make, error, message, tmp_path):
     save_arrays(tmp_path / "list.params", [np.ones(2, "float32")])
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     with pytest.raises(error, match=message):

@@ -1,4 +1,4 @@
-"""Ctrl-C: once it waits its turn, twice it raises, and the handler that was there comes back."""
+"""Ctrl-C handling: the first interrupt is deferred, the second raises, and the previous handler is restored."""
 
 import signal
 import threading
@@ -27,14 +27,14 @@ def test_a_second_interrupt_raises_at_once(block):
     assert reached == ["after the first"]
 
 
-def test_a_shielded_interrupt_is_told_behind_the_error_of_the_block():
+def test_a_deferred_interrupt_is_chained_to_the_exception_of_the_block():
     with pytest.raises(KeyboardInterrupt) as told, shielded():
         signal.raise_signal(signal.SIGINT)
         raise OSError("the disk is full")
     assert isinstance(told.value.__context__, OSError)
 
 
-def test_an_interrupt_behind_a_shield_reaches_the_flag_around_it():
+def test_a_deferred_interrupt_sets_the_flag_of_the_outer_block():
     with StopFlag().watching() as flag:
         with shielded():
             signal.raise_signal(signal.SIGINT)
@@ -42,7 +42,7 @@ def test_an_interrupt_behind_a_shield_reaches_the_flag_around_it():
         assert flag.set
 
 
-def test_where_no_handler_can_be_set_nothing_is_done(monkeypatch):
+def test_without_a_settable_handler_signals_are_left_alone(monkeypatch):
     entered = []
 
     def blocks():

@@ -1,4 +1,4 @@
-"""Iterators in the hands of users: batches that are written into, copies by pickle, the protocol step by step."""
+"""Iterators used directly: writes into batches, copies by pickle, positions, extreme values."""
 
 import io
 import pickle
@@ -60,7 +60,7 @@ def told(batch) -> list:
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv kept", "libsvm", "images"])
-def test_what_a_user_writes_into_a_batch_changes_no_other(kind, folder):
+def test_writing_into_a_batch_changes_no_other_batch(kind, folder):
     make = makers(folder)[kind]
     wanted = [told(batch) for batch in make()]
     it = make()
@@ -74,7 +74,7 @@ def test_what_a_user_writes_into_a_batch_changes_no_other(kind, folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_by_pickle_goes_on_where_the_iterator_stands(kind, folder):
+def test_a_pickled_copy_continues_at_the_iterators_position(kind, folder):
     it = makers(folder)[kind]()
     it.next()
     copy = pickle.loads(pickle.dumps(it))
@@ -84,7 +84,7 @@ def test_a_copy_by_pickle_goes_on_where_the_iterator_stands(kind, folder):
         getattr(one, "close", lambda: None)()
 
 
-def test_a_record_reader_is_copied_with_its_place_and_stays_closed():
+def test_a_pickled_record_reader_keeps_its_position_and_closed_state():
     with RecordReader(TEN) as file:
         file.skip()
         with pickle.loads(pickle.dumps(file)) as copy:
@@ -93,7 +93,7 @@ def test_a_record_reader_is_copied_with_its_place_and_stays_closed():
         pickle.loads(pickle.dumps(file)).read()
 
 
-def test_image_record_iter_is_driven_as_mxnets():
+def test_image_record_iter_supports_mxnets_iterator_protocol():
     texts = {"data_shape": "(3, 8, 8)", "batch_size": "4", "shuffle": "False", "preprocess_threads": "0", "scale": "0.5"}
     it = mx.io.ImageRecordIter(path_imgrec=TEN, **texts)
     assert isinstance(it, mx.io.MXDataIter)
@@ -113,7 +113,7 @@ def test_image_record_iter_is_driven_as_mxnets():
         mx.io.ImageRecordIter(path_imgrec=TEN, data_shape=(3, 8, 8), batch_size="many")
 
 
-def test_workers_that_did_start_end_where_another_cannot(monkeypatch):
+def test_started_workers_end_when_another_fails_to_start(monkeypatch):
     from jfit.data.images import pool
 
     started = []
@@ -150,7 +150,7 @@ elif (second, record) != ([float(k) for k in LABELS], RECORD):
 """
 
 
-def test_a_forked_process_reads_for_itself_and_leaves_the_workers_alone():
+def test_a_forked_process_reads_independently_and_does_not_end_the_workers():
     with RecordReader(TEN) as file:
         file.skip()
         record = file.read()
@@ -172,13 +172,13 @@ def test_a_forked_process_reads_for_itself_and_leaves_the_workers_alone():
         ("1 0:128", "int8", "found '128', which int8 cannot hold"),
     ],
 )
-def test_sparse_numbers_that_the_dtype_cannot_hold_are_refused(line, dtype, message, tmp_path):
+def test_sparse_values_out_of_range_of_the_dtype_raise(line, dtype, message, tmp_path):
     (tmp_path / "x").write_text(f"1 0:1\n{line}\n")
     with pytest.raises(FormatError, match=re.escape(f"line 2: {message}")):
         LibSVMIter(tmp_path / "x", (2,), batch_size=1, dtype=dtype).next()
 
 
-def test_infinite_numbers_stay_and_too_large_ones_beside_them_do_not():
+def test_infinite_values_are_read_and_overflowing_ones_raise():
     assert parse_table(b"inf,-Infinity\n", 2, F32).tolist() == [[np.inf, -np.inf]]
     assert parse_libsvm(b"inf 0:-inf\n", 1, F32)[1].tolist() == [np.inf]
     with pytest.raises(ValueError, match="column 2 is '1e39', which float32 cannot hold"):
@@ -186,7 +186,7 @@ def test_infinite_numbers_stay_and_too_large_ones_beside_them_do_not():
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-def test_whole_numbers_of_64_bits_are_read_to_the_last_one(dtype):
+def test_integers_of_64_bits_are_read_exactly(dtype):
     bounds = np.iinfo(dtype)
     written = f"{bounds.min},{bounds.max}\n".encode()
     assert parse_table(written, 2, np.dtype(dtype)).tolist() == [[bounds.min, bounds.max]]
@@ -194,7 +194,7 @@ def test_whole_numbers_of_64_bits_are_read_to_the_last_one(dtype):
         parse_table(f"1,2\n1,{bounds.max + 1}\n".encode(), 2, np.dtype(dtype))
 
 
-def test_values_of_one_place_in_a_scipy_matrix_are_summed():
+def test_duplicate_entries_of_a_scipy_matrix_are_summed():
     sparse = pytest.importorskip("scipy.sparse")
     twice = sparse.csr_matrix((np.array([1.0, 2.0]), np.array([0, 0]), np.array([0, 2])), shape=(1, 2))
     assert NDArrayIter(twice, batch_size=1).next().data[0].todense().tolist() == [[3.0, 0.0]]
@@ -202,13 +202,13 @@ def test_values_of_one_place_in_a_scipy_matrix_are_summed():
 
 
 @pytest.mark.parametrize("place", ["-5", "9" * 25])
-def test_an_index_names_places_that_files_have(place, tmp_path):
+def test_an_index_with_invalid_offsets_raises(place, tmp_path):
     (tmp_path / "a.idx").write_text(f"0\t{place}\n")
     with pytest.raises(FormatError, match="line 1: found"):
         read_index(tmp_path / "a.idx")
 
 
-def test_lists_are_read_whatever_the_encoding_of_their_names(tmp_path):
+def test_lists_are_read_with_names_of_any_encoding(tmp_path):
     (tmp_path / "a.lst").write_bytes(b"0\t1.0\tcaf\xe9.png\n")
     (tmp_path / "caf\udce9.png").write_bytes(b"here")
     name = read_list(tmp_path / "a.lst")[0][1][1]
@@ -218,7 +218,7 @@ def test_lists_are_read_whatever_the_encoding_of_their_names(tmp_path):
         read_list(tmp_path / "b.lst")
 
 
-def test_positions_and_epochs_that_cannot_be_are_refused():
+def test_invalid_positions_and_epochs_raise():
     for shape, dtype in (([10**30], "<f4"), ([1], "f4,,")):
         with pytest.raises(ValueError, match="a saved position is damaged"):
             decode_position({"__array__": dtype, "shape": shape, "data": "eJw="})
@@ -234,7 +234,7 @@ def saved(image, kind, **how) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_of_sixteen_bits_the_higher_eight_are_taken_as_mxnet_takes_them(kind):
+def test_sixteen_bit_images_are_reduced_to_their_high_bytes_as_in_mxnet(kind):
     image = pytest.importorskip("PIL.Image")
     deep = (np.arange(600).reshape(20, 30) * 109).astype(np.uint16)
     content = saved(image.fromarray(deep), kind)
@@ -242,7 +242,7 @@ def test_of_sixteen_bits_the_higher_eight_are_taken_as_mxnet_takes_them(kind):
         np.testing.assert_array_equal(decode(content, mode)[..., 0], deep >> 8)
 
 
-def test_a_palette_with_transparency_has_its_colours_and_warns_of_nothing():
+def test_a_palette_with_transparency_keeps_its_colors_without_a_warning():
     image = pytest.importorskip("PIL.Image")
     rng = random.Random(0)
     palette = image.frombytes("P", (4, 4), bytes(rng.randrange(4) for _ in range(16)))
@@ -253,7 +253,7 @@ def test_a_palette_with_transparency_has_its_colours_and_warns_of_nothing():
     np.testing.assert_array_equal(found, np.asarray(palette.convert("RGB")))
 
 
-def test_an_image_that_pillow_warns_of_is_called_too_large_where_warnings_are_errors(monkeypatch):
+def test_an_image_that_pillow_warns_about_raises_too_large_where_warnings_are_errors(monkeypatch):
     image = pytest.importorskip("PIL.Image")
     monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(FormatError, match=r"Image size \(144 pixels\) exceeds limit of 100 pixels.*make the image smaller"):

@@ -1,4 +1,4 @@
-"""jfit.load: one line from files to a model that predicts, scores and is fitted on; what does not belong together is named."""
+"""`jfit.load`: read a model from files, predict, score and train it; mismatched files raise with the names."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def files(trained, tmp_path, monkeypatch):
     return run, x
 
 
-def test_one_line_gives_a_model_that_predicts_scores_and_unpacks(files, trained):
+def test_load_returns_a_model_that_predicts_scores_and_unpacks(files, trained):
     run, x = files
     loaded = jfit.load("net")  # the newest epoch
     model, params, aux = loaded
@@ -65,14 +65,14 @@ def test_a_second_call_compiles_nothing(files):
     assert not counts["compiles"]
 
 
-def test_a_graph_is_lowered_once_on_its_way_to_a_prediction(files, monkeypatch):
+def test_a_graph_is_lowered_only_once(files, monkeypatch):
     made, plan = [], build._make_plan
     monkeypatch.setattr(build, "_make_plan", lambda *args: made.append(args) or plan(*args))
     jfit.load("net").predict(files[1])
     assert len(made) == 1
 
 
-def test_values_that_are_assigned_are_used_by_the_next_call(files, trained):
+def test_assigned_parameters_are_used_by_the_next_call(files, trained):
     x, y = files[1], trained[2]
     loaded = jfit.load("net", 10)
     loaded.predict(x)
@@ -100,7 +100,7 @@ def test_checkpoints_of_mxnet_load_by_prefix(name):
     assert loaded.model.labels == ("softmax_label",)
 
 
-def test_other_names_of_the_files(files, tmp_path):
+def test_files_with_other_names_are_loaded(files, tmp_path):
     run, x = files
     want = run.predict(x)
     shutil.copy("net-0010.params", "other.params")
@@ -120,7 +120,7 @@ def test_other_names_of_the_files(files, tmp_path):
         np.testing.assert_array_equal(loaded.predict(x), want)
 
 
-def test_names_without_arg_and_aux_and_half_precision(files):
+def test_names_without_prefixes_and_half_precision_are_loaded(files):
     run, x = files
     save_arrays("half.params", {k[4:]: np.asarray(v).astype("float16") for k, v in named(run).items()})
     loaded = jfit.load("net-symbol.json", params="half.params")
@@ -128,7 +128,7 @@ def test_names_without_arg_and_aux_and_half_precision(files):
     np.testing.assert_allclose(loaded.predict(x), run.predict(x), atol=2e-3)
 
 
-def test_training_goes_on_from_what_was_loaded(files, trained):
+def test_training_continues_from_the_loaded_parameters(files, trained):
     run, x = files
     on = jfit.fit(jfit.load("net"), (x, trained[2]), num_epoch=1, optimizer_params={"learning_rate": 0.0}, progress=False)
     np.testing.assert_array_equal(on.params["fc_weight"], run.params["fc_weight"])
@@ -136,7 +136,7 @@ def test_training_goes_on_from_what_was_loaded(files, trained):
     assert not np.array_equal(own.params["body_weight"], run.params["body_weight"])  # given ones take the place of all
 
 
-def test_a_new_last_layer_on_an_old_body(files):
+def test_a_new_last_layer_on_pretrained_parameters_is_trained(files):
     run, x = files
     loaded = jfit.load("net")
     top = sym.FullyConnected(loaded.symbol.get_internals()["act_output"], num_hidden=5, name="new")
@@ -163,7 +163,7 @@ def change(run, **changes):
     save_arrays("bad.params", arrays)
 
 
-def test_what_does_not_belong_together_is_named(files):
+def test_mismatched_graph_and_parameters_raise_with_the_names(files):
     run, x = files
 
     def load(**given):
@@ -190,7 +190,7 @@ def test_what_does_not_belong_together_is_named(files):
     ("name", "shape"),
     [("arg__fc_bias", (4,)), ("arg__fc_weight", (3, 7)), ("aux__bn_moving_mean", (1,)), ("arg__bn_gamma", (1,))],
 )
-def test_a_wrong_shape_is_named_before_anything_is_computed(files, name, shape):
+def test_a_wrong_shape_raises_before_any_computation(files, name, shape):
     run, x = files
     change(run, **{name: np.ones(shape, "float32")})
     short = name.partition("__")[2]
@@ -210,7 +210,7 @@ def test_variables_without_values_in_no_parameters_slot_are_inputs(tmp_path, mon
     assert jfit.load("odd", inputs=["x", "im_info"]).predict(given).tolist() == [[3, 8]]
 
 
-def test_training_asks_no_rule_for_parameters_of_the_file_and_keeps_the_inputs_of_its_graph(tmp_path):
+def test_training_initializes_no_loaded_parameter_and_keeps_the_graphs_inputs(tmp_path):
     own = V("w", init='["fusedrnn", {"num_hidden": 2}]')  # rules may be of any kind in files
     body = sym.FullyConnected(sym.concat(V("data"), V("len"), dim=1), own, no_bias=True, num_hidden=2, name="body")
     sym.SoftmaxOutput(sym.broadcast_mul(body, V("scale", shape=(1, 2))), name="softmax").save(tmp_path / "net-symbol.json")
@@ -227,7 +227,7 @@ def test_training_asks_no_rule_for_parameters_of_the_file_and_keeps_the_inputs_o
     assert run.params["new_weight"].any()  # drawn
 
 
-def test_a_label_that_outputs_are_made_of_is_fed_to_predict(tmp_path):
+def test_a_label_that_the_outputs_depend_on_is_an_input_of_predict(tmp_path):
     label = V("softmax_label")
     score = sym.FullyConnected(V("data"), num_hidden=3, no_bias=True, name="fc")
     net = sym.SoftmaxOutput(score - sym.one_hot(label, depth=3) * 2, label, name="softmax")  # a margin at the label's class
@@ -244,7 +244,7 @@ def test_a_label_that_outputs_are_made_of_is_fed_to_predict(tmp_path):
     assert not jfit.lower(network()).shown_labels
 
 
-def test_missing_files_are_named(tmp_path):
+def test_missing_files_raise_with_their_name(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nope-0000\.params \(of any epoch\), .*nope\.params"):
         jfit.load(tmp_path / "nope")
     with pytest.raises(FileNotFoundError, match=r"nope-0003\.params"):
@@ -254,7 +254,7 @@ def test_missing_files_are_named(tmp_path):
         jfit.load(tmp_path / "bare.safetensors")
 
 
-def test_attributes_nobody_knows_do_nothing_and_are_named_once(tmp_path):
+def test_unknown_attributes_are_ignored_with_one_warning(tmp_path):
     graph = json.loads(network().tojson())
     for node in graph["nodes"]:
         if node["op"] == "FullyConnected":

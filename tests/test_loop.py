@@ -1,4 +1,4 @@
-"""The loop: events, stops, Ctrl-C, errors on the way, losses that are no numbers."""
+"""The training loop: order of events, stopping, Ctrl-C, exceptions, losses that are not finite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recorder(seen: list, *, every: int | None = 4, kinds: tuple[str, ...] = EVEN
 
 
 # ------------------------------------------------------------------------------------------------ events
-def test_events_come_in_order_and_say_where_the_run_is():
+def test_events_are_ordered_and_have_the_position_of_the_run():
     seen: list = []
     train(callbacks=[recorder(seen)], eval_data=blobs(9))
     where = [(e.kind, e.epoch, e.batch, e.step) for e in seen]
@@ -47,7 +47,7 @@ def test_events_come_in_order_and_say_where_the_run_is():
     assert end["lr"] == pytest.approx(0.1) and end["samples_per_second"] > 0
 
 
-def test_log_points_tell_loss_metrics_rate_and_speed(monkeypatch):
+def test_log_points_have_loss_metrics_learning_rate_and_speed(monkeypatch):
     monkeypatch.setattr("jfit.train.loop.LOG_SECONDS", 0.0)
     seen: list = []
     run = train(data=blobs(400), batch_size=4, num_epoch=1, callbacks=[lambda_callback(log=seen.append)], steps_per_call=1)
@@ -56,20 +56,20 @@ def test_log_points_tell_loss_metrics_rate_and_speed(monkeypatch):
     assert [e.step for e in seen] == [16 + 8 * i for i in range(len(seen))]  # told one log point later, as of where they were
 
 
-def test_a_callbacks_state_is_what_it_returned_last():
+def test_a_callbacks_state_is_its_last_return_value():
     count = Callback(on=lambda event, state: state + 1, init=lambda: 0, events=("epoch_end",), name="count")
     run = train(num_epoch=3, callbacks=[count])
     assert ["count", 3] in run.meta()["callbacks"]
 
 
-def test_checkpoints_hold_the_states_that_other_callbacks_have_after_the_same_event(tmp_path):
+def test_checkpoints_contain_the_states_of_all_callbacks_after_the_same_event(tmp_path):
     count = Callback(on=lambda event, state: state + 1, init=lambda: 0, events=("epoch_end",), name="count")
     train(num_epoch=3, callbacks=[jfit.callbacks.checkpointing(tmp_path), count])
     assert ["count", 3] in jfit.checkpoint.load_meta(tmp_path)["callbacks"]
 
 
 # ------------------------------------------------------------------------------------------------ errors on the way
-def test_a_callback_that_raises_leaves_the_last_good_state_and_says_where_it_is():
+def test_a_callback_that_raises_keeps_the_last_state_and_the_note_names_it():
     def fail(event):
         if event.step == 4:
             raise RuntimeError("the disk is full")
@@ -86,7 +86,7 @@ def test_a_callback_that_raises_leaves_the_last_good_state_and_says_where_it_is(
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("more", [{}, {"devices": 2, "steps_per_call": 1}, {"data_on_device": False}])
-def test_a_run_that_nobody_holds_is_freed_with_its_data(more):
+def test_a_deleted_run_is_freed_with_its_data(more):
     run = train(num_epoch=1, eval_data=blobs(9), **more)
     assert jfit.last_run() is run
     before, kept = weakref.ref(run._loop.feed.data), weakref.ref(run)
@@ -106,7 +106,7 @@ def test_a_run_that_was_interrupted_is_kept_until_the_next_one():
     assert jfit.last_run() is run
 
 
-def test_an_error_is_shown_even_where_closing_fails_too():
+def test_the_first_exception_is_raised_even_if_closing_fails_too():
     def fail(event):
         raise RuntimeError("first") if event.kind == "epoch_end" else OSError("second")
 
@@ -114,7 +114,7 @@ def test_an_error_is_shown_even_where_closing_fails_too():
         train(callbacks=[lambda_callback(epoch_end=fail, fit_end=fail)])
 
 
-def test_an_iterator_that_raises_shows_its_own_error_and_training_can_go_on():
+def test_an_exception_of_an_iterator_propagates_and_training_can_continue():
     x, y = blobs()
     broken = {"yes": True}
 
@@ -153,7 +153,7 @@ def lose_the_device(monkeypatch, at_step: int) -> None:
     monkeypatch.setattr(ResidentFeed, "calls", calls)
 
 
-def test_where_the_device_loses_the_state_the_last_checkpoint_is_returned_and_named(monkeypatch, tmp_path):
+def test_after_losing_the_device_state_the_last_checkpoint_is_returned_and_named(monkeypatch, tmp_path):
     expected = train(num_epoch=1).snapshot()
     lose_the_device(monkeypatch, 10)
     with pytest.raises(RuntimeError, match="fell off the bus") as caught:
@@ -164,7 +164,7 @@ def test_where_the_device_loses_the_state_the_last_checkpoint_is_returned_and_na
     assert bits(run.state.params) == bits(expected.params)
 
 
-def test_where_the_device_loses_the_state_and_there_is_no_checkpoint_the_note_says_so(monkeypatch):
+def test_after_losing_the_device_state_without_a_checkpoint_the_note_mentions_it(monkeypatch):
     lose_the_device(monkeypatch, 3)
     with pytest.raises(RuntimeError) as caught:
         train(steps_per_call=1)
@@ -182,7 +182,7 @@ def test_ctrl_c_from_a_callback_returns_the_run_with_a_valid_state():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_at_any_moment_leaves_a_state_that_trains_on():
+def test_ctrl_c_at_any_moment_leaves_a_state_that_can_be_trained():
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     ready = lambda_callback(epoch_start=lambda event: timer.start() if timer.ident is None else None)
     run = train(num_epoch=100_000, callbacks=[ready])
@@ -191,7 +191,7 @@ def test_ctrl_c_at_any_moment_leaves_a_state_that_trains_on():
     assert not run.interrupted and run.stop_reason is None and run.position["batch"] == 0
 
 
-def test_ctrl_c_between_two_epochs_starts_no_other():
+def test_ctrl_c_between_two_epochs_starts_no_further_epoch():
     press = lambda_callback(epoch_end=lambda event: os.kill(os.getpid(), signal.SIGINT))
     run = train(num_epoch=5, callbacks=[press])
     assert run.interrupted and run.position == {"epoch": 1, "batch": 0, "step": 7}
@@ -209,7 +209,7 @@ def test_a_second_ctrl_c_raises_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_training_works_in_a_thread_where_no_signal_can_be_handled():
+def test_training_works_in_a_thread_that_cannot_handle_signals():
     found: list = []
     thread = threading.Thread(target=lambda: found.append(train()))
     thread.start()
@@ -224,7 +224,7 @@ def test_stop_ends_training_and_keeps_the_reason():
     assert run.stop_reason is None and len(run.history) == 3
 
 
-def test_early_stopping_brings_the_best_state_back_and_steps_count_on():
+def test_early_stopping_restores_the_best_state_and_the_step_count_continues():
     x, y = blobs()
     seen: dict[int, jfit.TrainState] = {}
     keep = lambda_callback(epoch_end=lambda event: seen.update({event.epoch: event.run.snapshot()}))
@@ -254,7 +254,7 @@ def test_setting_the_rate_never_compiles_and_is_logged():
     assert counts[0] == counts[-1]
 
 
-def test_an_optax_instance_keeps_its_own_rate_and_says_so():
+def test_setting_the_learning_rate_of_an_optax_instance_raises():
     import optax
 
     run = train(optimizer=optax.sgd(0.1), optimizer_params=None, num_epoch=1)
@@ -265,7 +265,7 @@ def test_an_optax_instance_keeps_its_own_rate_and_says_so():
 
 # ------------------------------------------------------------------------------------------------ no numbers
 @pytest.mark.parametrize("per_call", [1, 4])
-def test_a_loss_that_is_no_number_warns_once_and_names_the_step(per_call):
+def test_a_nan_loss_warns_once_with_the_step(per_call):
     x, y = blobs(64)
     x[40] = np.nan  # batch 5 of the unshuffled order
     with pytest.warns(NonFiniteLoss, match="not finite since step 5") as seen:
@@ -274,13 +274,13 @@ def test_a_loss_that_is_no_number_warns_once_and_names_the_step(per_call):
     assert run.position["epoch"] == 3 and np.isnan(run.history.column("loss")[-1])
 
 
-def test_finite_losses_warn_of_nothing():
+def test_finite_losses_cause_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(num_epoch=1)
 
 
-def test_the_view_of_a_run_gives_snapshots_that_outlive_donation():
+def test_snapshots_of_a_run_stay_valid_after_donation():
     kept: list = []
     run = train(num_epoch=3, callbacks=[lambda event: kept.append(event.run.snapshot())])
     assert [int(s.step) for s in kept] == [7, 14, 21]

@@ -1,4 +1,4 @@
-"""A lowered graph is a pure function: transformations, labels, states, precision, integers, capture."""
+"""Lowered graphs as pure functions: jit/grad/vmap, labels, auxiliary states, precision, integer inputs, captured outputs."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def batch(rng):
 
 
 # ------------------------------------------------------------------------------------------ pure
-def test_a_model_knows_its_inputs_outputs_and_parameters(batch):
+def test_a_model_lists_its_inputs_outputs_and_parameters(batch):
     model, params, aux = started(mlp(), batch)
     assert (model.inputs, model.labels, model.optional) == (("data",), ("softmax_label",), frozenset())
     assert {k: v.shape for k, v in params.items()} == {
@@ -67,7 +67,7 @@ def test_jit_grad_and_vmap_apply(batch):
     )
 
 
-def test_a_head_makes_its_own_gradient(batch):
+def test_a_head_has_mxnets_gradient(batch):
     model, params, aux = started(mlp(), batch)
     grads, ((prob,), _) = gradients(model, params, aux, batch)
     onehot = np.eye(3)[batch["softmax_label"].astype(int)]
@@ -83,7 +83,7 @@ def test_the_loss_of_a_head_is_its_true_value(batch):
 
 
 # ------------------------------------------------------------------------------------------ what must be fed
-def test_evaluation_needs_no_label_and_training_says_so(batch):
+def test_evaluation_needs_no_label_and_training_without_one_raises(batch):
     model, params, aux = started(mlp(), batch)
     with_label = model.apply(params, aux, batch)[0][0]
     np.testing.assert_array_equal(model.apply(params, aux, {"data": batch["data"]})[0][0], with_label)
@@ -91,7 +91,7 @@ def test_evaluation_needs_no_label_and_training_says_so(batch):
         model.apply(params, aux, {"data": batch["data"]}, train=True)
 
 
-def test_a_label_that_is_reshaped_on_its_way_may_be_absent_too(batch):
+def test_a_label_that_is_reshaped_in_the_graph_may_be_absent_too(batch):
     label = sym.Reshape(V("softmax_label"), shape=(-1,), name="flat")
     net = sym.SoftmaxOutput(sym.FullyConnected(V("data"), num_hidden=3, name="f"), label, name="softmax")
     model, params, aux = started(net, {**batch, "softmax_label": batch["softmax_label"].reshape(3, 2)})
@@ -118,13 +118,13 @@ def test_a_label_that_is_reshaped_on_its_way_may_be_absent_too(batch):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_a_sentence_that_names_the_node(batch, change, message):
+def test_mismatched_shapes_raise_with_the_node(batch, change, message):
     model, params, aux = started(mlp(), batch)
     with pytest.raises(GraphError, match=message):
         model.apply(*change(params, batch)[:1], aux, change(params, batch)[1], train=True)
 
 
-def test_wrong_requests_are_refused(batch):
+def test_invalid_arguments_raise(batch):
     with pytest.raises(GraphError, match="input 'dta' is no variable of the graph; did you mean 'data'"):
         jfit.lower(mlp(), inputs=["dta"])
     with pytest.raises(GraphError, match="capture='none' matches no internal output; they are"):
@@ -157,7 +157,7 @@ def test_batch_norm_returns_new_statistics_and_freezes_a_fixed_gamma(rng):
     assert jfit.lower(sym.BatchNorm(V("data"), fix_gamma=False)).frozen == frozenset()
 
 
-def test_shared_statistics_move_once_for_each_use(rng):
+def test_shared_statistics_are_updated_once_per_use(rng):
     mean, var = V("m", init='["zero", {}]'), V("v", init='["one", {}]')
     norm = lambda x, name: sym.BatchNorm(x, moving_mean=mean, moving_var=var, momentum=0.5, name=name)  # noqa: E731
     net = sym.Group([norm(V("a_data"), "one"), norm(V("b_data"), "two")])
@@ -168,7 +168,7 @@ def test_shared_statistics_move_once_for_each_use(rng):
     np.testing.assert_allclose(moved["m"], want, rtol=1e-4, atol=1e-6)
 
 
-def test_shared_weights_collect_both_gradients(batch):
+def test_gradients_of_shared_weights_are_summed(batch):
     w = V("weight")
     h = sym.FullyConnected(V("data"), weight=w, num_hidden=4, no_bias=True)
     net = sym.MakeLoss(sym.FullyConnected(h, weight=w, num_hidden=4, no_bias=True))
@@ -181,7 +181,7 @@ def test_shared_weights_collect_both_gradients(batch):
 # ------------------------------------------------------------------------------------------ recurrent
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
-def test_begin_states_are_zero_where_they_are_not_fed(rng, mode):
+def test_begin_states_default_to_zero(rng, mode):
     x = rng.normal(size=(5, 2, 4)).astype("float32")
     model, params, aux = started(
         sym.RNN(V("data", layout="TNC"), V("r_weight"), state_size=3, num_layers=1, mode=mode, name="r"), {"data": x}
@@ -196,7 +196,7 @@ def test_begin_states_are_zero_where_they_are_not_fed(rng, mode):
     assert model.plan(jfit.lowering.model.specs_of({"data": x})).rows[0] == jfit.ops.rows.RowLayout(1, 1, 2, 1)
 
 
-def test_begin_states_of_unknown_batch_take_it_from_the_data(rng):
+def test_begin_states_of_unknown_batch_size_get_it_from_the_data(rng):
     state = sym._zeros(shape=(0, 4), name="s")
     net = sym.FullyConnected(V("data"), num_hidden=4, name="i") + sym.FullyConnected(state, num_hidden=4, name="h")
     x = {"data": rng.normal(size=(5, 3)).astype("float32")}
@@ -208,7 +208,7 @@ def test_begin_states_of_unknown_batch_take_it_from_the_data(rng):
 
 
 # ------------------------------------------------------------------------------------------ kinds of output
-def test_several_heads_add_their_gradients(batch):
+def test_gradients_of_several_heads_are_summed(batch):
     f = sym.FullyConnected(V("data"), num_hidden=3, name="f")
     heads = [sym.SoftmaxOutput(f, name="softmax"), sym.LinearRegressionOutput(f, name="lin", grad_scale=0.5)]
     inputs = {**batch, "lin_label": np.ones((6, 3), "float32")}
@@ -219,7 +219,7 @@ def test_several_heads_add_their_gradients(batch):
     np.testing.assert_allclose(both["f_weight"], parts[0]["f_weight"] + parts[1]["f_weight"], rtol=1e-4, atol=1e-6)
 
 
-def test_an_autoencoder_has_its_data_as_label(rng):
+def test_an_autoencoder_uses_its_data_as_label(rng):
     x = {"data": rng.normal(size=(6, 4)).astype("float32")}
     data = V("data")
     code = sym.FullyConnected(data, num_hidden=2, name="code")
@@ -249,7 +249,7 @@ def test_internals_are_captured_by_pattern(batch):
 
 
 # ------------------------------------------------------------------------------------------ precision and integers
-def test_mixed_precision_computes_in_bfloat16_and_judges_in_float32(batch):
+def test_mixed_precision_computes_in_bfloat16_and_the_loss_in_float32(batch):
     net = sym.FullyConnected(V("data"), num_hidden=300, name="f")
     net = sym.SoftmaxOutput(net, name="softmax")
     inputs = {**batch, "softmax_label": np.array([257, 255, 299, 1, 2, 3], "float32")}
@@ -270,7 +270,7 @@ def test_data_that_is_its_own_label_keeps_its_precision():
     assert grads["f_bias"].tolist() == [-2], "257 is no bfloat16"
 
 
-def test_a_label_that_is_picked_by_a_loss_keeps_its_precision():
+def test_a_label_inside_a_loss_keeps_its_precision():
     picked = sym.pick(sym.log_softmax(V("data")), V("my_label"), axis=1)
     model = jfit.lower(sym.MakeLoss(-1 * picked))
     assert model.labels == ("my_label",)
@@ -279,7 +279,7 @@ def test_a_label_that_is_picked_by_a_loss_keeps_its_precision():
     assert loss[0] < 1
 
 
-def test_bytes_become_floats_and_ids_stay(rng):
+def test_uint8_data_is_cast_to_float_and_ids_stay_integers(rng):
     image = rng.integers(0, 255, (4, 1, 6, 6)).astype("uint8")
     net = sym.FullyConnected(sym.Convolution(V("data"), kernel=(3, 3), num_filter=2, name="c"), num_hidden=2, name="f")
     model, params, aux = started(net, {"data": image})
@@ -296,7 +296,7 @@ def test_bytes_become_floats_and_ids_stay(rng):
 @pytest.mark.parametrize(
     "make", [lambda x: sym.FullyConnected(x, num_hidden=2, name="n"), lambda x: sym.BatchNorm(x, name="n")]
 )
-def test_integer_data_never_turns_weights_into_integers(rng, make):
+def test_integer_data_never_casts_weights_to_integers(rng, make):
     x = rng.integers(0, 9, (6, 3)).astype("int32")
     model, params, aux = started(make(V("data")), {"data": x})
     params = {k: v + 0.5 for k, v in params.items()}
@@ -306,7 +306,7 @@ def test_integer_data_never_turns_weights_into_integers(rng, make):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_integer_labels_and_ids_take_no_gradient(rng):
+def test_integer_labels_and_ids_have_no_gradient(rng):
     net = sym.Embedding(V("data"), input_dim=9, output_dim=4, name="e")
     net = sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=3, name="f"), name="softmax")
     x = {"data": rng.integers(0, 9, (6, 2)).astype("int32"), "softmax_label": rng.integers(0, 3, 6).astype("int32")}
@@ -346,7 +346,7 @@ NETS = {
 
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", NETS)
-def test_holding_arrays_channels_last_changes_nothing(name, rng, monkeypatch):
+def test_channels_last_arrays_give_the_same_result(name, rng, monkeypatch):
     x = {"data": rng.normal(size=(4, 3, 8, 8)).astype("float32")}
     model, params, aux = started(sym.MakeLoss(sym.square(NETS[name](V("data")))), x)
     run = lambda: gradients(model, params, aux, x, weight=jnp.array([1.0, 0.0, 2.0, 1.0]))  # noqa: E731
@@ -359,7 +359,7 @@ def test_holding_arrays_channels_last_changes_nothing(name, rng, monkeypatch):
             np.testing.assert_allclose(got[k], expected[k], rtol=1e-3, atol=1e-3, err_msg=k)
 
 
-def test_pooling_after_normalisation_has_the_same_gradient_compiled_and_not(rng):
+def test_pooling_after_normalization_has_the_same_gradient_with_and_without_jit(rng):
     x = {"data": rng.normal(size=(6, 1, 28, 28)).astype("float32")}
     net = V("data")
     for i in range(2):

@@ -1,4 +1,4 @@
-"""Where the slope's gradient of prelu is slope x the true one: as MXNet 1.9.1 itself computes these graphs."""
+"""The gradient of PReLU's slope where MXNet 1.9.1's in-place execution multiplies it by the slope; jfit reproduces that."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ GRAPHS = [
 
 
 @pytest.mark.parametrize(("make", "want"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
-def test_the_gradient_is_overwritten_where_mxnet_overwrites_it(make, want):
+def test_the_gradient_is_overwritten_in_the_same_graphs_as_in_mxnet(make, want):
     net = make(sym.Variable("data"))
     found = overwritten(net.nodes(), net.heads, ["data"])
     assert {n.name for n in net.nodes() if id(n) in found} == want
@@ -82,7 +82,7 @@ def test_the_gradient_is_overwritten_where_mxnet_overwrites_it(make, want):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("slopes", [(6,), (1,)], ids=str)
-def test_the_slope_gradient_is_times_the_slope_and_the_others_are_true(slopes):
+def test_the_slope_gradient_is_multiplied_by_the_slope_and_the_others_are_exact(slopes):
     model = jfit.lower(inside(sym.Variable("data")))
     draw = np.random.RandomState(0)
     data = jnp.asarray(draw.standard_normal((5, 4)), "float32")

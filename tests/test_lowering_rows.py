@@ -1,4 +1,4 @@
-"""Rows of the batch keep their identity: weights of 0 change nothing, dropout draws by row, lost rows are reported."""
+"""Row tracking in lowered graphs: zero-weight rows have no effect, dropout is drawn per row, lost rows are reported."""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def test_rows_are_tracked_through_reshapes_and_transposes():
     assert plan_of(sym.FullyConnected(sym.SwapAxis(x, dim1=0, dim2=1), num_hidden=2), data=(4, 5)).rows == (LOST,)
 
 
-def test_a_time_major_network_knows_its_rows():
+def test_rows_of_a_time_major_network_are_tracked():
     time_major = sym.SwapAxis(V("data"), dim1=0, dim2=1)
     out = sym.SwapAxis(sym.RNN(time_major, V("r_weight"), state_size=3, num_layers=1, mode="gru"), dim1=0, dim2=1)
     net = sym.SoftmaxOutput(
@@ -56,7 +56,7 @@ def test_a_time_major_network_knows_its_rows():
     assert (plan.rows, plan.paddable) == ((RowLayout(0, 1, 4, 5),), True)
 
 
-def test_lost_rows_are_reported_by_the_plan_and_named():
+def test_lost_rows_are_reported_with_the_node():
     mixed = sym.SoftmaxOutput(
         sym.FullyConnected(sym.Reshape(V("data"), shape=(3, -1)), num_hidden=3), V("label"), name="softmax"
     )
@@ -106,7 +106,7 @@ def heads():
 @given(
     st.lists(st.sampled_from(sorted(blocks())), min_size=1, max_size=3), st.sampled_from(sorted(heads())), st.integers(0, 99)
 )
-def test_padded_rows_never_change_gradients_states_or_losses(names, head, seed):
+def test_padding_rows_never_change_gradients_states_or_losses(names, head, seed):
     x = V("data")
     for i, name in enumerate(names):
         x = blocks()[name](x, f"n{i}")
@@ -140,7 +140,7 @@ def test_a_weight_multiplies_the_gradient_of_its_row():
     np.testing.assert_allclose([loss, count], [want, rows], rtol=1e-6)
 
 
-def test_a_batch_without_rows_gives_no_gradient_and_moves_nothing():
+def test_a_batch_of_zero_weights_has_zero_gradient_and_keeps_the_statistics():
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.BatchNorm(V("data"), name="b"), num_hidden=3), V("label"))
     model = jfit.lower(net)
     x = {"data": np.eye(4, dtype="float32"), "label": np.zeros(4, "float32")}
@@ -151,7 +151,7 @@ def test_a_batch_without_rows_gives_no_gradient_and_moves_nothing():
     assert (float(loss), float(count)) == (0, 0)
 
 
-def test_images_whose_rows_are_not_first_leave_padding_out_of_the_statistics(rng):
+def test_padding_rows_are_excluded_from_statistics_on_any_batch_axis(rng):
     model = jfit.lower(sym.BatchNorm(V("data"), name="b"), batch_axes={"data": 2})
     x = rng.normal(size=(2, 3, 4, 5)).astype("float32")
     params, aux = model.init(KEY, jfit.lowering.model.specs_of({"data": x}))
@@ -162,7 +162,7 @@ def test_images_whose_rows_are_not_first_leave_padding_out_of_the_statistics(rng
 
 
 # ------------------------------------------------------------------------------------------ randomness
-def test_a_row_gets_the_same_mask_however_the_batch_is_cut():
+def test_the_dropout_mask_of_a_row_does_not_depend_on_the_split_of_the_batch():
     model = jfit.lower(sym.Dropout(sym.relu(V("data")), p=0.5, name="drop"))
     x = np.ones((8, 16), "float32")
     run = lambda rows: model.apply({}, {}, {"data": x[rows]}, train=True, key=KEY, row_ids=jnp.asarray(rows))[0][0]  # noqa: E731
@@ -180,7 +180,7 @@ def test_each_device_draws_the_masks_of_its_own_rows():
     np.testing.assert_array_equal(parts.reshape(8, 16), run(x))
 
 
-def test_a_mask_depends_on_the_key_and_on_the_name_of_the_node_only():
+def test_a_dropout_mask_depends_only_on_the_key_and_the_node_name():
     def run(name, key, before=0):
         x = V("data")
         for _ in range(before):
@@ -194,7 +194,7 @@ def test_a_mask_depends_on_the_key_and_on_the_name_of_the_node_only():
     assert not np.array_equal(run("a", KEY), run("a", jax.random.key(4)))
 
 
-def test_a_mask_is_the_same_channels_first_and_last(monkeypatch):
+def test_a_dropout_mask_is_the_same_for_channels_first_and_last(monkeypatch):
     from jfit.lowering import interpret
 
     net = sym.Dropout(sym.Convolution(V("data"), kernel=(1, 1), num_filter=3, no_bias=True, name="c"), axes=(2, 3), name="drop")

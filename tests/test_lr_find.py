@@ -1,4 +1,4 @@
-"""lr_find: the sweep of rates, what it suggests, and that it leaves nothing behind."""
+"""`lr_find`: the sweep of learning rates, its suggestion, and that it leaves model and data unchanged."""
 
 import os
 import signal
@@ -24,13 +24,13 @@ def find(net=None, data=None, **given):
 
 
 # ------------------------------------------------------------------------------------------------ the sweep
-def test_rates_climb_evenly_in_the_logarithm():
+def test_learning_rates_are_evenly_spaced_in_log_scale():
     found = find(start=1e-5, end=0.1)
     assert len(found) == len(found.rates) == len(found.losses) == len(found.smoothed) == 40 and found.stopped == "end"
     np.testing.assert_allclose(found.rates, np.geomspace(1e-5, 0.1, 40), rtol=2e-6)
 
 
-def test_each_step_trains_at_its_rate_as_a_loop_by_hand_would():
+def test_each_step_uses_its_learning_rate_as_a_manual_loop_does():
     x, y = blobs(16)
     found = find(data=(x, y), start=0.01, end=1.0, steps=6, shuffle=False, smoothing=0.0, seed=3)
     model = jfit.lower(mlp())
@@ -50,14 +50,14 @@ def test_the_running_mean_starts_unbiased():
     np.testing.assert_allclose(smooth(losses, 0.7), want)
 
 
-def test_the_same_seed_is_the_same_sweep_on_one_device_and_to_rounding_on_eight():
+def test_equal_seeds_give_equal_sweeps_on_one_device_and_close_ones_on_eight():
     one, again, other = find(), find(), find(seed=1)
     np.testing.assert_array_equal(one.losses, again.losses)
     assert not np.array_equal(one.losses, other.losses)
     np.testing.assert_allclose(find(devices=8, end=0.1).losses, find(end=0.1).losses, rtol=1e-4)
 
 
-def test_a_sweep_that_diverges_ends_there():
+def test_a_diverging_sweep_ends_early():
     found = find(optimizer_params={"momentum": 0.9}, end=1e4, diverge=2.0)
     assert found.stopped == "diverged" and len(found) < 40 and "diverged there" in repr(found)
     assert found.smoothed[-1] > 2 * found.smoothed.min() and found.smoothed[-1] > found.smoothed[0]
@@ -106,14 +106,14 @@ def test_a_network_trains_at_the_suggestion(net, data, optimizer):
     assert losses[-1] < 0.5 * found.smoothed[0], (found, losses)
 
 
-def test_the_suggestion_is_where_the_loss_falls_fastest_however_it_was_smoothed():
+def test_the_suggestion_is_at_the_steepest_loss_for_any_smoothing():
     rates = np.geomspace(1e-6, 1e2, 200)
     losses = 1 + 2 / (1 + (rates / 1e-2) ** 2)  # falls fastest at 0.01
     for smoothing in (0.0, 0.5, 0.8, 0.9):  # a span of 9 steps is most of this fall: it begins a little before its middle
         assert RateRange(rates, losses, smoothing=smoothing).suggestion == pytest.approx(1e-2, rel=0.3)
 
 
-def test_noise_of_small_batches_does_not_decide():
+def test_noise_of_small_batches_does_not_determine_the_suggestion():
     rates = np.geomspace(1e-6, 1e2, 120)
     for seed in range(10):
         noise = np.random.default_rng(seed).normal(scale=0.2, size=120)
@@ -122,7 +122,7 @@ def test_noise_of_small_batches_does_not_decide():
 
 
 # ------------------------------------------------------------------------------------------------ nothing is left behind
-def test_what_is_given_stays_as_it_was():
+def test_arguments_are_not_modified():
     model = jfit.lower(mlp(batch_norm=True))
     state = jfit.init_state(model, "sgd", {"data": blobs(8)[0]})
     before = bits(state)
@@ -134,13 +134,13 @@ def test_what_is_given_stays_as_it_was():
     assert params["w"].tolist() == np.ones((4, 3)).tolist()
 
 
-def test_an_iterator_of_mxnets_begins_anew_afterwards():
+def test_an_mxnet_iterator_is_reset_afterwards():
     source = jfit.NDArrayIter(*blobs(40), batch_size=8)
     find(data=source, steps=3)
     assert len(list(source)) == 5
 
 
-def test_streams_of_any_kind_are_swept_and_a_spent_one_says_how_far_it_came():
+def test_streams_are_supported_and_an_exhausted_one_reports_its_last_step():
     x, y = blobs(40)
     batches = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in range(0, 40, 8)]
     whole = find(data=batches, steps=12, end=0.1)
@@ -151,7 +151,7 @@ def test_streams_of_any_kind_are_swept_and_a_spent_one_says_how_far_it_came():
     assert any("did 5 of its 12 steps; steps=5" in note for note in caught.value.__notes__)
 
 
-def test_ctrl_c_keeps_what_is_there():
+def test_ctrl_c_returns_the_partial_sweep():
     x, y = blobs(16)
 
     def source(epoch):
@@ -169,7 +169,7 @@ def curve(losses, **given):
     return RateRange(np.geomspace(1e-5, 1.0, len(losses)), losses, **given)
 
 
-def test_a_loss_that_never_falls_has_no_suggestion_and_can_still_be_seen(tmp_path):
+def test_a_loss_that_never_falls_has_no_suggestion_and_can_be_plotted(tmp_path):
     rising = curve(np.linspace(1, 2, 20))
     with pytest.raises(ValueError, match="the loss never fell in 20 steps from rate 1e-05 to 1, so there is no rate"):
         _ = rising.suggestion
@@ -187,7 +187,7 @@ def test_the_curve_has_a_logarithmic_axis_and_marks_the_suggestion():
     assert "data:image/png;base64," in seen._repr_html_()
 
 
-def test_without_matplotlib_there_is_the_text(monkeypatch):
+def test_without_matplotlib_a_text_table_is_returned(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     seen = curve(np.linspace(2, 1, 20))
     assert "<img" not in seen._repr_html_() and "suggestion" in seen._repr_html_()
@@ -195,12 +195,12 @@ def test_without_matplotlib_there_is_the_text(monkeypatch):
         seen.plot("a.png")
 
 
-def test_infinite_losses_are_no_obstacle():
+def test_infinite_losses_are_ignored():
     seen = curve([3, 2.5, 2, 1, 1.5, np.inf])
     assert 1e-5 < seen.suggestion < 1 and "<img" in seen._repr_html_()
 
 
-def test_nothing_to_plot_is_said():
+def test_an_empty_sweep_cannot_be_plotted():
     with pytest.raises(ValueError, match="nothing to plot"):
         RateRange([], []).plot()
     assert "0 steps" in repr(RateRange([], []))
@@ -220,6 +220,6 @@ def test_nothing_to_plot_is_said():
         ({"data": (np.zeros((0, 4), "float32"), np.zeros(0))}, "row"),
     ],
 )
-def test_errors_say_what_was_found_and_needed(given, message):
+def test_errors_name_the_actual_and_expected_value(given, message):
     with pytest.raises(ValueError, match=message):
         find(**given)

@@ -1,4 +1,4 @@
-"""Metrics: MXNet 1.9.1's recorded values, scikit-learn's, and what padding and device count may not change."""
+"""Metrics against recorded values of MXNet 1.9.1 and scikit-learn, independent of padding and of the number of devices."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_values_and_names_are_mxnets(case):
 
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", [*NAMES, "mse", "mae", "rmse", "f1"])
-def test_rows_of_weight_zero_never_count_whatever_they_hold(name):
+def test_zero_weight_rows_have_no_effect_for_any_values(name):
     label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
     label, output = np.asarray(label, np.float32), np.asarray(output)
     bad_label = np.concatenate([label, np.full_like(label[:3], np.nan)])
@@ -90,12 +90,12 @@ def test_scikit_learn_agrees():
 
 
 @pytest.mark.parametrize("shape", [(24, 1), (4, 6)])
-def test_labels_of_other_shapes_pair_with_their_rows(shape):
+def test_labels_of_other_shapes_are_matched_with_their_rows(shape):
     for name in ("acc", "ce", "perplexity"):
         assert single(name, LABEL.reshape(shape), PROB) == pytest.approx(single(name, LABEL, PROB))
 
 
-def test_ignored_labels_and_padded_rows_both_stay_out():
+def test_ignored_labels_and_padding_rows_are_both_excluded():
     weight = jnp.asarray([1.0] * 12 + [0.0] * 12)
     kept = LABEL[:12] != 0
     want = single("perplexity", LABEL[:12][kept], PROB[:12][kept])
@@ -104,7 +104,7 @@ def test_ignored_labels_and_padded_rows_both_stay_out():
 
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", [*NAMES, "mse", "rmse", "f1"])
-def test_nothing_counted_is_nan_and_a_batch_without_rows_changes_nothing(name):
+def test_an_empty_metric_is_nan_and_a_batch_of_zero_weights_changes_nothing(name):
     metric = metrics.create(name)
     assert all(np.isnan(v) for v in value(metric, []).values())
     label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
@@ -113,7 +113,7 @@ def test_nothing_counted_is_nan_and_a_batch_without_rows_changes_nothing(name):
     assert got == pytest.approx(value(metric, [(*batch, None)]))
 
 
-def test_several_outputs_pair_in_order():
+def test_several_outputs_are_matched_with_labels_in_order():
     pair = ((jnp.asarray(LABEL), jnp.asarray(LABEL)), (jnp.asarray(PROB), jnp.eye(5)[LABEL.astype(int)]), (None, None))
     (got,) = value(metrics.create("acc"), [pair]).values()
     assert got == pytest.approx((np.mean(PROB.argmax(1) == LABEL) + 1) / 2)
@@ -133,7 +133,7 @@ def test_infinite_sums_are_infinite():
         assert value(metric, batches) == {"loss": np.inf}
 
 
-def test_the_weights_of_mcc_may_be_of_any_size():
+def test_mcc_is_invariant_to_the_scale_of_row_weights():
     metric = metrics.mcc(weighted=True)
     label, p = np.array([0, 1, 1, 0]), np.array([0.1, 0.9, 0.4, 0.2], "float32")
     fold = jax.jit(lambda weight: metric.update(metric.init(), metric.stats((label,), (jnp.asarray(p),), (weight,))))
@@ -169,6 +169,6 @@ def test_a_function_becomes_a_host_metric():
         (lambda: metrics.create("acc").stats((), (jnp.ones(2),), None), ValueError, "0 labels and 1 outputs"),
     ],
 )
-def test_errors_are_sentences(make, error, message):
+def test_errors_describe_the_problem(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn and numpy float64, weighted and not; parts of a batch; large counts; the table of docs."""
+"""Metrics against scikit-learn and NumPy in float64: row weights, merged parts of a batch, large counts; the table in docs."""
 
 import functools
 import json
@@ -173,7 +173,7 @@ def parted(label, output, real, weight):
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.booleans(), min_size=ROWS, max_size=ROWS), st.integers(0, 2**16), st.sampled_from([0.0, 1e3, -1e5]))
-def test_the_parts_of_a_batch_give_the_whole(kept, seed, offset):
+def test_merged_parts_of_a_batch_equal_the_whole_batch(kept, seed, offset):
     draw = np.random.default_rng(seed)
     label = draw.integers(0, CLASSES, ROWS)
     output = draw.dirichlet(np.ones(CLASSES), ROWS).astype("float32")
@@ -191,7 +191,7 @@ def test_the_parts_of_a_batch_give_the_whole(kept, seed, offset):
 MERGE = jax.jit(MOMENTS.merge)
 
 
-def test_correlation_keeps_its_digits_over_many_batches_far_from_zero():
+def test_correlation_is_accurate_over_many_batches_with_a_large_mean():
     metric = metrics.pearsonr("micro")
     draw = np.random.default_rng(3)
     x = (draw.normal(size=(200, 16)) + 5000).astype("float32")
@@ -206,7 +206,7 @@ def test_correlation_keeps_its_digits_over_many_batches_far_from_zero():
     assert got == pytest.approx(np.corrcoef(np.float64(x).ravel(), np.float64(y).ravel())[0, 1], abs=1e-7)
 
 
-def test_counts_and_weights_stay_exact_beyond_what_a_float_can_count():
+def test_counts_and_weights_stay_exact_beyond_float32_integers():
     start = jnp.array([[2.0**24], [0.0]])
     grown = jax.jit(lambda s: jax.lax.fori_loop(0, 1001, lambda i, s: sums.added(s, jnp.ones(1)), s))(start)
     assert sums.exact(np.asarray(grown)).tolist() == [2**24 + 1001]
@@ -220,7 +220,7 @@ def test_counts_and_weights_stay_exact_beyond_what_a_float_can_count():
 # ------------------------------------------------------------------------------------------------ area under the curve
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("scale", [0.3, 3.0, 12.0])
-def test_the_area_is_off_by_no_more_than_its_bound(scale):
+def test_the_error_of_the_auc_is_within_its_bound(scale):
     draw = np.random.default_rng(1)
     label = draw.integers(0, 2, 400)
     logit = (scale * (draw.normal(size=400) + label - 0.5)).astype("float32")
@@ -233,7 +233,7 @@ def test_the_area_is_off_by_no_more_than_its_bound(scale):
     assert got["roc_auc_bound"] < 5e-3 and abs(got["roc_auc"] - oracle.roc_auc_score(label, p)) < 1e-3
 
 
-def test_the_exact_area_is_scikit_learns():
+def test_the_exact_auc_equals_scikit_learns():
     for label, output, weight in (MANY, TWO):
         for weighted in (False, True):
             (metric,) = metrics.get("roc_auc", bins=None, weighted=weighted)
@@ -247,7 +247,7 @@ def test_the_exact_area_is_scikit_learns():
             assert float(got) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_an_area_needs_both_classes_and_numbers():
+def test_the_auc_of_one_class_or_nan_is_nan():
     label, p = np.array([0, 1, 1, 0]), np.array([0.1, 0.9, 0.4, 0.2], "float32")
     assert np.isnan(one(metrics.roc_auc(), label * 0, p)["roc_auc"])
     assert np.isnan(one(metrics.roc_auc(), label, np.where(p > 0.8, np.nan, p).astype("float32"))["roc_auc"])
@@ -259,7 +259,7 @@ def test_an_area_needs_both_classes_and_numbers():
 
 
 # ------------------------------------------------------------------------------------------------ edges
-def test_one_class_and_equal_values_have_no_correlation():
+def test_one_class_or_equal_values_have_no_correlation():
     same, label = np.ones((4, 2), "float32") / 2, np.zeros(4)
     assert np.isnan(one(metrics.pcc(), label, same)["pcc"])
     assert one(metrics.mcc("micro"), label, same)["mcc"] == 0
@@ -268,7 +268,7 @@ def test_one_class_and_equal_values_have_no_correlation():
     assert np.isnan(one(metrics.pearsonr("micro"), third, np.arange(5.0, dtype="float32"))["pearsonr"])
 
 
-def test_labels_beyond_the_classes():
+def test_labels_out_of_range_of_the_classes():
     label, output = np.array([0, 1, 7, -1]), np.eye(4, 3, dtype="float32")
     assert one(metrics.confusion_matrix(), label, output)["confusion_matrix"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert one(metrics.precision("micro"), label, output)["precision"] == 0.5
@@ -276,7 +276,7 @@ def test_labels_beyond_the_classes():
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, pytest.param(np.float16, marks=pytest.mark.slow)])
-def test_outputs_of_half_precision_count_as_their_values(dtype):
+def test_half_precision_outputs_are_summed_in_float32(dtype):
     label, output = MANY[0][:8], MANY[1][:8].astype(dtype)
     for name in ("ce", "pcc", "roc_auc", "loss"):
         got, wanted = (next(iter(one(metrics.create(name), label, x).values())) for x in (output, output.astype("float32")))
@@ -299,14 +299,14 @@ def test_outputs_of_half_precision_count_as_their_values(dtype):
         (lambda: one(metrics.pcc(2), np.zeros(4), np.ones((4, 3), "float32")), "has 3 classes, the metric was made for 2"),
     ],
 )
-def test_errors_are_sentences(make, message):
+def test_errors_describe_the_problem(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 # ------------------------------------------------------------------------------------------------ in a run
 @pytest.mark.parametrize("devices", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
-def test_a_run_counts_the_same_on_any_number_of_devices(devices):
+def test_metrics_of_a_run_are_equal_on_any_number_of_devices(devices):
     draw = np.random.default_rng(5)
     x, y = draw.normal(size=(21, 3)).astype("float32"), draw.integers(0, 3, 21)
     net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")

@@ -1,4 +1,4 @@
-"""Any JAX function is a model too: flat names, state, keys, precision, Flax NNX and Equinox."""
+"""Models from JAX functions: parameter names, auxiliary state, random keys, precision, Flax NNX and Equinox."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def test_leaves_are_named_by_their_path_and_copied():
     assert all(params[k] is not v for k, v in (("a/b", given["a"]["b"]), ("d", given["d"])))
 
 
-def test_parameters_find_their_place_whatever_the_order():
+def test_parameters_are_matched_by_name_in_any_order():
     many = [jnp.full((), float(i)) for i in range(12)]
     model = model_of(lambda p, x: x * (p[11] - p[2]), params=many)
     params, aux = model.init(KEY, {})
@@ -66,7 +66,7 @@ def test_parameters_may_come_from_an_init_function(line):
     assert model.plan(jfit.lowering.model.specs_of(line)).rows == (RowLayout(0, 1, 40, 1),)
 
 
-def test_the_batch_is_lost_where_the_output_has_no_rows(line):
+def test_an_output_without_a_batch_axis_is_reported(line):
     assert model_of(lambda p, x: (x @ p["w"])[:5]).plan(jfit.lowering.model.specs_of(line)).rows == (LOST,)
 
 
@@ -94,7 +94,7 @@ def test_the_batch_is_lost_where_the_output_has_no_rows(line):
         (lambda x: model_of().outputs[0].loss(x, {}), "the loss needs the input 'label'"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_a_sentence(make, message):
+def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make(jnp.ones(2))
 
@@ -127,7 +127,7 @@ def test_a_weight_multiplies_the_gradient_of_its_rows_loss():
     assert float(total(1.0)) == 0.5 * 0.5 + 3 * 2
 
 
-def test_each_device_draws_numbers_of_its_own():
+def test_each_device_draws_different_random_numbers():
     model = model_of(lambda params, x, *, key: x * jax.random.normal(key, x.shape), params={"w": jnp.ones(())})
     params, aux = model.init(KEY, {})
     drawn = jax.vmap(lambda x: model.apply(params, aux, {"x": x}, key=KEY, axis_name="devices")[0][0], axis_name="devices")
@@ -135,7 +135,7 @@ def test_each_device_draws_numbers_of_its_own():
     assert not np.array_equal(one, other)
 
 
-def test_frozen_leaves_stay_and_others_learn(line):
+def test_frozen_leaves_are_unchanged_and_others_are_trained(line):
     def apply(params, x):
         return x @ params["z"] + params["a"]
 
@@ -151,7 +151,7 @@ def blobs(rng):
     return (np.eye(3, 6)[y] * 3 + rng.normal(size=(120, 6))).astype("float32"), y
 
 
-def test_a_flax_model_learns(rng):
+def test_a_flax_model_trains(rng):
     nnx = pytest.importorskip("flax.nnx")
 
     class Net(nnx.Module):
@@ -178,7 +178,7 @@ def test_a_flax_model_learns(rng):
     assert any("first" in k and "kernel" in k for k in run.params)
 
 
-def test_an_equinox_model_learns(rng):
+def test_an_equinox_model_trains(rng):
     eqx = pytest.importorskip("equinox")
     net = eqx.nn.MLP(6, 3, 16, 1, key=jax.random.key(0))
     params, static = eqx.partition(net, eqx.is_array)

@@ -1,4 +1,4 @@
-"""Whole models recorded from MXNet 1.9.1: outputs, gradients and moving statistics of a lowered graph agree."""
+"""Whole models recorded from MXNet 1.9.1: outputs, gradients and moving statistics of the lowered graph agree."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def loaded(name):
 
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_model_gives_what_mxnet_gave(name):
+def test_a_recorded_model_gives_mxnets_results(name):
     about, model, params, aux, inputs, arrays = loaded(name)
     evaluated, same = jax.jit(lambda p, a, x: model.apply(p, a, x, train=False))(params, aux, inputs)
     tolerance = max(1e-4, 10 * about.get("eval_f32_vs_f64", 1e-5))

@@ -1,4 +1,4 @@
-"""`mx.mod.BucketingModule` repeats MXNet's recorded training over three buckets."""
+"""`mx.mod.BucketingModule` reproduces MXNet's recorded training over three buckets."""
 
 from golden_mx import arrays_of, assert_close, manifest, under
 
@@ -50,9 +50,9 @@ def train(look):
         assert_close(name, params[name], want)
 
 
-def test_a_recorded_training_over_buckets_is_repeated():
+def test_a_recorded_training_over_buckets_is_reproduced():
     train(look=True)
 
 
-def test_in_one_program_a_step_too():
+def test_a_recorded_training_is_reproduced_with_one_program_per_step():
     train(look=False)

@@ -1,4 +1,4 @@
-"""`mx.mod.Module` resumes from MXNet's checkpoints, and writes the same files again."""
+"""`mx.mod.Module` resumes from MXNet's checkpoints and writes the same files again."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_graph_and_arrays_of_a_checkpoint_are_read_bit_for_bit(name):
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("way", ["as MXNet resumes", "with the count it lost"])
 @named
-def test_an_epoch_more_after_mxnets_checkpoint_gives_mxnets_parameters(name, way):
+def test_one_more_epoch_from_mxnets_checkpoint_gives_mxnets_parameters(name, way):
     """MXNet's `.states` lack update counts (decided.state_counts): `begin_num_update` says how many there were."""
     lost = way == "as MXNet resumes"
     module, data, arrays = resumed(name, **({} if lost else {"begin_num_update": 4}))
@@ -112,7 +112,7 @@ def test_the_legacy_graph_is_read_as_mxnet_upgrades_it():
     assert graph(symbol.tojson()) == graph((FOLDER / "save_000800_upgraded.json").read_text())
 
 
-def test_parameters_of_a_file_that_lacks_prefixes_are_refused(tmp_path):
+def test_a_parameter_file_without_prefixes_raises(tmp_path):
     module, _, _ = resumed("sgd")
     mx.nd.save(str(tmp_path / "bad.params"), {"fc1_weight": mx.nd.ones((1,))})
     with pytest.raises(ValueError, match="Invalid param file"):

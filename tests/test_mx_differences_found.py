@@ -1,4 +1,4 @@
-"""Cases in which jfit.mx once gave other numbers than MXNet 1.9.1; the expected ones are MXNet's."""
+"""Regression tests: cases in which jfit.mx once differed from MXNet 1.9.1."""
 
 import numpy as np
 import pytest
@@ -49,27 +49,27 @@ def close(found, expected):
     np.testing.assert_allclose(np.asarray(found).ravel(), expected, atol=2e-5)
 
 
-def test_statistics_rest_where_nothing_below_them_wants_a_gradient():
+def test_statistics_are_unchanged_if_no_parameter_below_needs_a_gradient():
     found = step(module(fixed=FROZEN_STEM))
     close(found["bn_moving_mean"], [1, 1, 1])
     close(found["bn_moving_var"], [1, 1, 1])
     close(found["fc2_bias"], [1.18834, 0.46399])
 
 
-def test_statistics_of_a_frozen_norm_move_where_a_layer_below_learns():
+def test_statistics_of_a_frozen_norm_are_updated_if_a_layer_below_is_trained():
     found = step(module(fixed=["bn_gamma", "bn_beta"]))
     close(found["bn_moving_mean"], [0.9604, 0.98991, 0.91717])
     close(found["bn_moving_var"], [1.10774, 0.95032, 1.01127])
 
 
-def test_statistics_of_a_frozen_stem_rest_in_a_fit_of_whole_epochs_too():
+def test_statistics_of_frozen_first_layers_are_unchanged_in_fit_too():
     made = module(fixed=FROZEN_STEM)
     made.fit(mx.io.NDArrayIter(wave((8, 3)), np.arange(8) % 2, batch_size=4), num_epoch=2)
     _, aux = made.get_params()
     close(aux["bn_moving_mean"].asnumpy(), [1, 1, 1])
 
 
-def test_statistics_of_an_executor_rest_where_nothing_below_them_wants_a_gradient():
+def test_statistics_of_an_executor_are_unchanged_if_no_argument_below_needs_a_gradient():
     net = network()
     wanted = {n: "write" if n.startswith("fc2") else "null" for n in net.list_arguments()}
     executor = net.simple_bind(mx.cpu(), grad_req=wanted, data=(4, 3))
@@ -81,7 +81,7 @@ def test_statistics_of_an_executor_rest_where_nothing_below_them_wants_a_gradien
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_module_without_parameters_to_learn_may_be_updated(devices):
+def test_update_of_a_module_without_trainable_parameters_does_nothing(devices):
     net = network(norm=False)
     made = mx.mod.Module(net, context=[mx.cpu(i) for i in range(devices)])
     made.bind([("data", (4, 3))], [("softmax_label", (4,))], grad_req="null", inputs_need_grad=True)
@@ -91,7 +91,7 @@ def test_a_module_without_parameters_to_learn_may_be_updated(devices):
     close(found["fc1_weight"], [1] * 9)
 
 
-def test_each_backward_adds_to_the_gradient():
+def test_every_backward_adds_to_the_gradient_with_grad_req_add():
     made = module(False, grad_req="add")
     made.forward(batch())
     made.backward()
@@ -110,7 +110,7 @@ def test_outputs_are_those_of_the_parameters_at_forward():
     close(made.get_outputs()[0].asnumpy(), [0.07193, 0.92807, 0.15633, 0.84367, 0.92141, 0.07859, 0.06929, 0.93071])
 
 
-def test_an_update_after_the_next_forward_leaves_its_outputs():
+def test_an_update_does_not_change_the_outputs_of_the_last_forward():
     made = module(False)
     made.forward(batch())
     made.backward()
@@ -119,7 +119,7 @@ def test_an_update_after_the_next_forward_leaves_its_outputs():
     close(made.get_outputs()[0].asnumpy(), [0.02455, 0.97545, 0.77918, 0.22082, 0.64817, 0.35183, 0.0247, 0.9753])
 
 
-def test_the_mean_of_a_loss_counts_as_it_is_in_a_batch_that_the_iterator_filled_up():
+def test_the_mean_of_a_loss_over_a_padded_batch_is_that_of_mxnet():
     difference = mx.sym.Reshape(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), shape=(-1,))
     net = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(difference - mx.sym.Variable("label"))))
     data = mx.io.NDArrayIter(wave((6, 3)), wave((6,)), batch_size=4, label_name="label")
@@ -132,7 +132,7 @@ def test_the_mean_of_a_loss_counts_as_it_is_in_a_batch_that_the_iterator_filled_
     close(metric.get()[1], [0.89792])
 
 
-def test_parameters_that_were_set_stay_set_where_the_store_updates():
+def test_set_params_is_kept_where_the_store_updates():
     """In MXNet the next update brings the old ones back (decided.set_params_on_store)."""
     net = network(norm=False)
     made = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
@@ -144,7 +144,7 @@ def test_parameters_that_were_set_stay_set_where_the_store_updates():
     close(step(made)["fc1_weight"], [1] * 9)
 
 
-def test_a_backward_after_the_update_takes_the_gradient_at_the_new_parameters():
+def test_a_backward_after_the_update_computes_the_gradient_at_the_new_parameters():
     """MXNet mixes old activations with new weights (decided.late_backward)."""
     late, fresh = module(False), module(False)
     step(late)

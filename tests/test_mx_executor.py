@@ -1,4 +1,4 @@
-"""Executor: lazily forward, one program for backward, arrays written in place, recorded operators and models."""
+"""Executor: forward and backward as one program, arrays updated in place, recorded operators and models."""
 
 import gc
 import json
@@ -103,7 +103,7 @@ def test_random_numbers_are_fixed_at_forward():
     assert not np.array_equal(ex.forward(is_train=True)[0].asnumpy(), early)
 
 
-def test_gradients_are_written_added_or_left_alone():
+def test_gradients_are_written_added_or_ignored_by_grad_req():
     written, added = softmax(), softmax(req={"fc_weight": "add", "fc_bias": "write"})
     for ex in (written, added):
         ex.grad_dict["fc_weight"][:] = 1
@@ -115,7 +115,7 @@ def test_gradients_are_written_added_or_left_alone():
     assert added.grad_dict["data"] is None
 
 
-def test_the_gradient_of_a_label_is_left_as_it_was():
+def test_the_gradient_array_of_a_label_is_unchanged():
     ex = softmax()
     ex.grad_dict["softmax_label"][:] = 7
     ex.forward(is_train=True)
@@ -123,7 +123,7 @@ def test_the_gradient_of_a_label_is_left_as_it_was():
     assert ex.grad_dict["softmax_label"].asnumpy().tolist() == [7] * 4
 
 
-def test_an_output_that_is_no_loss_needs_its_gradient():
+def test_an_output_that_is_not_a_loss_needs_a_head_gradient():
     ex = mx.sym.square(V("x"), name="sq").bind(mx.cpu(), [mx.nd.ones(2)], [mx.nd.zeros(2)])
     ex.forward(is_train=True)
     with pytest.raises(mx.MXNetError, match="'sq_output' is no loss, so backward needs its head gradient"):
@@ -132,7 +132,7 @@ def test_an_output_that_is_no_loss_needs_its_gradient():
     assert ex.grad_arrays[0].asnumpy().tolist() == [2, 2]
 
 
-def test_a_blocked_output_beside_a_loss_needs_none():
+def test_an_output_behind_block_grad_needs_no_head_gradient():
     x = V("x")
     pair = mx.sym.Group([mx.sym.make_loss(x * 3), mx.sym.BlockGrad(x)])
     ex = pair.bind(mx.cpu(), [mx.nd.ones(2)], [mx.nd.zeros(2)])
@@ -141,12 +141,12 @@ def test_a_blocked_output_beside_a_loss_needs_none():
     assert ex.grad_arrays[0].asnumpy().tolist() == [3, 3]
 
 
-def test_backward_before_forward_says_what_to_do():
+def test_backward_before_forward_raises():
     with pytest.raises(mx.MXNetError, match="call forward"):
         softmax().backward()
 
 
-def test_moving_statistics_change_in_backward_only_and_fixed_gamma_becomes_one():
+def test_moving_statistics_change_only_in_backward_and_fixed_gamma_becomes_one():
     net = mx.sym.make_loss(mx.sym.BatchNorm(V("x"), name="bn"))
     ex = net.simple_bind(mx.cpu(), x=(8, 3))
     ex.arg_dict["x"][:] = np.random.default_rng(0).normal(5, 1, (8, 3))
@@ -162,7 +162,7 @@ def test_moving_statistics_change_in_backward_only_and_fixed_gamma_becomes_one()
     np.testing.assert_array_equal(ex.aux_dict["bn_moving_mean"].asnumpy(), moved)
 
 
-def test_integer_inputs_get_no_gradient():
+def test_integer_inputs_have_no_gradient():
     net = mx.sym.sum(mx.sym.Embedding(V("ids"), V("w"), input_dim=3, output_dim=2))
     ids, w = mx.nd.array([0, 2], dtype="int32"), mx.nd.ones((3, 2))
     ex = net.bind(mx.cpu(), {"ids": ids, "w": w}, {"ids": mx.nd.ones(2, dtype="int32"), "w": mx.nd.zeros((3, 2))})
@@ -172,7 +172,7 @@ def test_integer_inputs_get_no_gradient():
     assert ex.grad_dict["ids"].asnumpy().tolist() == [1, 1]
 
 
-def test_new_inputs_come_by_name_and_are_checked():
+def test_new_inputs_are_passed_by_name_and_validated():
     ex = softmax()
     ex.forward(data=mx.nd.zeros((4, 5)))
     assert ex.arg_dict["data"].asnumpy().max() == 0
@@ -191,14 +191,14 @@ def test_executors_over_one_graph_share_their_programs():
     assert seen["traces"] == 0
 
 
-def test_an_executor_computes_where_it_is_bound():
+def test_an_executor_computes_on_its_device():
     ex = mx.sym.square(V("x")).bind(mx.cpu(2), [mx.nd.ones(2)], [mx.nd.zeros(2, ctx=mx.cpu(2))])
     assert ex.forward(is_train=True)[0].context == mx.cpu(2)
     ex.backward(mx.nd.ones(2))
     assert ex.grad_arrays[0].context == mx.cpu(2)
 
 
-def test_reshape_shares_what_keeps_its_shape():
+def test_reshape_shares_arrays_of_unchanged_shape():
     ex = softmax(batch=4)
     with pytest.raises(mx.MXNetError, match="'data' would grow"):
         ex.reshape(data=(6, 5), softmax_label=(6,))
@@ -209,7 +209,7 @@ def test_reshape_shares_what_keeps_its_shape():
         ex.reshape(data=(4, 3))
 
 
-def test_copy_params_from_refuses_unknown_names():
+def test_copy_params_from_raises_for_unknown_names():
     ex = softmax()
     ex.copy_params_from({"fc_bias": mx.nd.ones(3)})
     assert ex.arg_dict["fc_bias"].asnumpy().tolist() == [1, 1, 1]
@@ -250,7 +250,7 @@ def test_a_monitor_sees_the_random_numbers_and_head_gradients_of_the_pass():
     assert found == {"d_output": total, "d_backward_output": 3 * total, "x": 64}
 
 
-def test_a_dropout_that_is_always_on_draws_anew_in_every_forward():
+def test_dropout_in_mode_always_draws_a_new_mask_in_every_forward():
     ex = mx.sym.Dropout(V("x"), p=0.5, mode="always").bind(mx.cpu(), [mx.nd.ones((8, 8))])
     draws = []
     for seed in (1, None, 1):
@@ -261,7 +261,7 @@ def test_a_dropout_that_is_always_on_draws_anew_in_every_forward():
     np.testing.assert_array_equal(draws[0], draws[2])
 
 
-def test_old_arrays_are_let_go():
+def test_old_arrays_are_freed():
     ex = softmax()
     ex.forward(is_train=True)
     ex.backward()

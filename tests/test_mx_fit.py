@@ -1,8 +1,8 @@
-"""fit, score and predict of `mx.mod.Module` and `mx.model.FeedForward`: recorded logs, callbacks, numbers, monitors.
+"""fit, score and predict of `mx.mod.Module` and `mx.model.FeedForward`: recorded logs, callbacks, values, monitors.
 
-Training rows are 46 in batches of 4, so two rows of the last batch are wrapped around; MXNet counts them in metrics, jfit does
-not (decided.padded_rows).  A small numpy model says what either must give: it has to agree with MXNet's number over all rows,
-and jfit with its number over the real ones.
+There are 46 training rows in batches of 4, so two rows of the last batch wrap around; MXNet counts them in metrics, jfit does
+not (decided.padded_rows).  A small NumPy model computes both values: MXNet's must agree with the value over all rows, jfit's
+with the value over the real rows.
 """
 
 import re
@@ -137,7 +137,7 @@ def test_fit_logs_mxnets_lines(fitted, model):
     assert_log(fitted.log, recorded, model, lambda first, last: (first + 1 if first else 0, last + 1))
 
 
-def test_callbacks_come_in_mxnets_order_with_mxnets_numbers(fitted, model):
+def test_callbacks_are_called_in_mxnets_order_with_mxnets_values(fitted, model):
     wanted = [call[:3] if call[0] == "batch" else call for call in SPEC["calls"]]
     assert [call[:3] if call[0] == "batch" else call for call in fitted.calls] == wanted
     for got, want in zip(fitted.calls, SPEC["calls"], strict=True):

@@ -1,4 +1,4 @@
-"""`mx.gluon.Trainer` repeats MXNet's recorded trainings; gradients come from executors bound to the parameters."""
+"""`mx.gluon.Trainer` reproduces MXNet's recorded trainings; gradients come from executors bound to the parameters."""
 
 import re
 
@@ -46,7 +46,7 @@ class Replica:
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_recorded_training_is_repeated(case):
+def test_a_recorded_training_is_reproduced(case):
     arrays = arrays_of(*case["file"].split("/"))
     contexts = [mx.cpu(i) for i in range(case["n_ctx"])]
     params, symbol = parameters(case, arrays, contexts), mx.sym.load_json(case["loss_symbol_json"])

@@ -1,4 +1,4 @@
-"""mx.init: recorded values and errors of MXNet, both forms of a call, initializers of the user's."""
+"""mx.init: recorded values and errors of MXNet, both call signatures, initializers of the user."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_recorded_value_or_error(case):
 
 
 @pytest.mark.parametrize("case", RECORDED["random"], ids=lambda c: c["dumps"] + str(c["shape"]))
-def test_random_values_have_the_recorded_spread(case):
+def test_random_values_have_the_recorded_standard_deviation(case):
     a = mx.nd.zeros(tuple(case["shape"]))
     from_text(case["dumps"])(mx.init.InitDesc("w_weight"), a)
     v = a.asnumpy()
@@ -43,7 +43,7 @@ def test_random_values_have_the_recorded_spread(case):
     assert abs(v.std() - case["std"]) < 8 * case["std"] / v.size**0.5
 
 
-def test_the_seed_decides_and_the_two_forms_agree():
+def test_both_call_signatures_draw_the_same_values_for_a_seed():
     draw, desc = mx.init.Xavier(), mx.init.InitDesc("w_weight")
     found = []
     for _ in range(2):
@@ -58,13 +58,13 @@ def test_the_seed_decides_and_the_two_forms_agree():
     np.testing.assert_array_equal(jax.jit(lambda k: draw(k, desc, (4, 4)))(key), pure)
 
 
-def test_an_initializer_goes_wherever_jfit_takes_one():
+def test_an_mxnet_initializer_is_accepted_everywhere():
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
     params, _ = jfit.lower(net).init(jax.random.key(0), {"data": jax.ShapeDtypeStruct((1, 3), "float32")}, mx.init.Constant(4))
     assert params["fc_weight"].tolist() == [[4, 4, 4], [4, 4, 4]] and params["fc_bias"].tolist() == [0, 0]
 
 
-def test_a_class_of_the_users_writes_with_numpy():
+def test_a_user_initializer_class_may_write_numpy_values():
     @mx.init.register
     class Counting(mx.init.Initializer):
         def __init__(self, start=1):
@@ -84,7 +84,7 @@ def test_a_class_of_the_users_writes_with_numpy():
     assert (a.asnumpy().tolist(), b.asscalar(), c.asnumpy().tolist()) == ([[1, 2], [3, 4]], -1, [5, 6])
 
 
-def test_plain_names_follow_the_old_rules_and_warn():
+def test_calling_with_a_plain_name_uses_the_old_rules_and_warns():
     for name, want in (("x_moving_var", 1), ("x_moving_mean", 0), ("stn_loc_weight", 0)):
         a = mx.nd.ones(2) * 9
         with pytest.warns(DeprecationWarning, match="InitDesc"):
@@ -92,7 +92,7 @@ def test_plain_names_follow_the_old_rules_and_warn():
         assert a.asnumpy().tolist() == [want, want]
 
 
-def test_mixed_takes_the_first_pattern_and_load_the_loaded():
+def test_mixed_uses_the_first_matching_pattern_and_load_the_loaded_values():
     mixed = mx.init.Mixed([".*bias", ".*"], [mx.init.Zero(), mx.init.One()])
     load = mx.init.Load({"arg:fc_weight": mx.nd.ones((2, 2)) * 4}, default_init=mixed)
     a, b = mx.nd.zeros((2, 2)), mx.nd.zeros(2)
@@ -130,7 +130,7 @@ def test_load_reads_files_of_both_kinds(tmp_path):
         mx.init.Load(str(tmp_path / "list.params"))
 
 
-def test_a_fused_rnn_of_other_sizes_is_refused_and_one_of_mx_rnn_is_fitted():
+def test_a_fused_rnn_of_other_sizes_raises_and_one_of_mx_rnn_is_initialized():
     with pytest.raises(
         ValueError, match=r"p has 55 values, which no size of input gives for 1 layers of 2 hidden .* mode lstm"
     ):
@@ -145,7 +145,7 @@ def test_a_fused_rnn_of_other_sizes_is_refused_and_one_of_mx_rnn_is_fitted():
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '["zero", 5]', "[7, {}]", '["normal", {"sigma": {}}]', '["what", {}]'])
-def test_a_text_that_is_no_initializer_is_an_error_that_names_the_variable(text):
+def test_an_invalid_initializer_string_raises_with_the_variable(text):
     kind = AssertionError if "what" in text else ValueError  # as MXNet raises
     with pytest.raises(kind, match=r"^variable 'fc_weight': its __init__ attribute"):
         mx.init.Uniform()(mx.init.InitDesc("fc_weight", {"__init__": text}), mx.nd.zeros(2))

@@ -1,4 +1,4 @@
-"""mx.io: iterators with NDArrays, resized and read ahead."""
+"""mx.io: iterators with NDArrays, resizing and prefetching."""
 
 import numpy as np
 import pytest
@@ -24,14 +24,14 @@ def test_batches_are_ndarrays_of_the_described_dtype():
     assert [a.dtype for a in batch.data] == [np.int32, np.float32]
 
 
-def test_a_batch_may_be_written_without_changing_the_data():
+def test_writing_into_a_batch_does_not_change_the_data():
     it = base()
     it.next().data[0][:] = -1
     it.reset()
     assert it.next().data[0].asnumpy().min() == 0
 
 
-def test_resizing_goes_round_and_may_keep_its_place():
+def test_resize_iter_wraps_around_and_can_keep_its_position():
     first, second = [0, 1, 2, 3], [4, 5, 6, 7]
     it = mx.io.ResizeIter(base(), 4)
     assert labels(it) == [first, second, [8, 9, 0, 1], first]
@@ -43,7 +43,7 @@ def test_resizing_goes_round_and_may_keep_its_place():
     assert labels(it) == [second]
 
 
-def test_reading_ahead_gives_the_same_batches_every_epoch():
+def test_prefetching_yields_the_same_batches_every_epoch():
     it = mx.io.PrefetchingIter(base())
     for _ in range(2):
         assert labels(it) == labels(base())
@@ -53,7 +53,7 @@ def test_reading_ahead_gives_the_same_batches_every_epoch():
     assert labels(it) == labels(base())
 
 
-def test_iterators_side_by_side_are_renamed():
+def test_prefetching_iter_renames_the_data_of_several_iterators():
     it = mx.io.PrefetchingIter(
         [base(), base(2)],
         rename_data=[{"data": "d1"}, {"data": "d2"}],
@@ -71,7 +71,7 @@ def test_iterators_of_unequal_length_raise():
         list(it)
 
 
-def test_an_error_of_an_iterator_comes_once_and_reset_starts_again():
+def test_an_iterator_error_raises_once_and_reset_restarts():
     class Broken(mx.io.NDArrayIter):
         reads = 0
 

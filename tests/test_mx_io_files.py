@@ -1,4 +1,4 @@
-"""mx.io's iterators over files and arrays, as MXNet 1.9.1 was recorded; and what jfit decides otherwise."""
+"""mx.io's iterators over files and arrays against batches recorded from MXNet 1.9.1, and the deliberate differences."""
 
 import json
 import warnings
@@ -40,7 +40,7 @@ def test_arrays_give_the_batches_of_mxnet(number):
     assert iterators.walk_arrays(mx, number) == GOLDEN["arrays"][number]
 
 
-def test_every_name_of_mxnet_is_there_or_says_that_it_is_not():
+def test_every_mxnet_name_exists_or_raises():
     for name in ("CSVIter", "DataBatch", "DataDesc", "DataIter", "LibSVMIter", "MNISTIter", "MXDataIter", "NDArrayIter"):
         assert name in dir(mx.io) and hasattr(mx.io, name)
     assert hasattr(mx.io, "PrefetchingIter") and hasattr(mx.io, "ResizeIter") and hasattr(mx.io, "ImageRecordIter")
@@ -61,13 +61,13 @@ def test_the_protocol_of_an_iterator_over_files(folder):
         it.next()
 
 
-def test_a_training_that_need_not_wait_for_data_gets_one_batch_again_and_again(folder):
+def test_debug_skip_load_returns_the_same_batch(folder):
     it = table(folder)
     it.debug_skip_load()
     assert all((it.next().data[0].asnumpy() == it.next().data[0].asnumpy()).all() for _ in range(5))
 
 
-def test_sparse_batches_are_csr_and_dense_where_they_are_computed_with(folder):
+def test_sparse_batches_are_csr_and_become_dense_in_operators(folder):
     it = mx.io.LibSVMIter(data_libsvm=str(folder / "b.libsvm"), data_shape=(50,), batch_size=8)
     data = it.next().data[0]
     assert data.stype == "csr" and data.indptr.shape == (9,)
@@ -75,7 +75,7 @@ def test_sparse_batches_are_csr_and_dense_where_they_are_computed_with(folder):
 
 
 # ------------------------------------------------------------------------------------------------ what jfit decides
-def test_an_epoch_of_a_table_has_every_row_once(folder):
+def test_an_epoch_of_a_csv_file_has_every_row_once(folder):
     """MXNet leaves out the rows that filled up the last batch of the epoch before (decided.csv_rounds)."""
     for it in (table(folder), mx.io.LibSVMIter(data_libsvm=folder / "b.libsvm", data_shape=(50,), batch_size=16)):
         epochs = []
@@ -94,7 +94,7 @@ def test_a_batch_larger_than_the_file_repeats_its_rows(folder):
         np.testing.assert_array_equal(rows, rows[np.arange(25) % 11])
 
 
-def test_text_that_is_no_number_is_refused(folder, tmp_path):
+def test_invalid_numbers_in_a_file_raise(folder, tmp_path):
     """MXNet reads what comes before it, or 0 (decided.text_in_tables)."""
     (tmp_path / "x.csv").write_text("1,2\n3,0x10\n")
     with pytest.raises(mx.base.MXNetError, match=r"x\.csv: line 2: column 2 is '0x10', expected a number"):
@@ -104,7 +104,7 @@ def test_text_that_is_no_number_is_refused(folder, tmp_path):
         mx.io.CSVIter(data_csv=str(tmp_path / "y.csv"), data_shape=(2,), batch_size=1, dtype="int32")
 
 
-def test_an_index_beyond_the_columns_is_refused(tmp_path):
+def test_an_out_of_range_column_index_raises(tmp_path):
     """MXNet gives matrices that read beyond their rows (decided.text_in_tables)."""
     (tmp_path / "a").write_text("1 0:1\n0 4:2\n")
     with pytest.raises(mx.base.MXNetError, match="line 2: found the index 4, expected 0 to 3"):
@@ -117,7 +117,7 @@ def test_shuffling_keeps_the_dtype_of_arrays():
     assert it.next().label[0].dtype == np.int32 == it.provide_label[0].dtype
 
 
-def test_asking_again_at_the_end_loses_no_row_that_rolls_over():
+def test_calling_next_again_at_the_end_keeps_rows_that_roll_over():
     """MXNet forgets the tail when next() is called once more behind the end (decided.roll_over_twice)."""
     it = mx.io.NDArrayIter(np.arange(6), None, 5, last_batch_handle="roll_over")
     list(it)
@@ -126,7 +126,7 @@ def test_asking_again_at_the_end_loses_no_row_that_rolls_over():
     assert it.next().data[0].asnumpy().tolist() == [5, 0, 1, 2, 3]
 
 
-def test_sparse_arrays_in_memory_end_their_epochs_in_all_three_ways():
+def test_sparse_arrays_support_all_values_of_last_batch_handle():
     """MXNet has `discard` only."""
     matrix = mx.nd.sparse.csr_matrix(([1.0, 2.0, 3.0], [0, 1, 0], [0, 1, 2, 3]), shape=(3, 2))
     for handle, counts in (("discard", [1, 1]), ("pad", [2, 2]), ("roll_over", [1, 2])):
@@ -141,7 +141,7 @@ def test_sparse_arrays_in_memory_end_their_epochs_in_all_three_ways():
 
 
 # ------------------------------------------------------------------------------------------------ arguments
-def test_arguments_are_named_texts_are_read_and_unknown_ones_said(folder):
+def test_arguments_are_keywords_strings_are_parsed_and_unknown_ones_warn(folder):
     with pytest.raises(TypeError, match="CSVIter takes keyword arguments only"):
         mx.io.CSVIter(str(folder / "x.csv"), (6,), batch_size=4)
     with pytest.raises(mx.base.MXNetError, match="the argument data_shape, batch_size is missing"):
@@ -172,6 +172,6 @@ def test_arguments_are_named_texts_are_read_and_unknown_ones_said(folder):
         ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
     ],
 )
-def test_what_such_files_cannot_have_is_refused(given, message, folder):
+def test_malformed_files_raise(given, message, folder):
     with pytest.raises(mx.base.MXNetError, match=message):
         mx.io.LibSVMIter(**{"data_libsvm": str(folder / "b.libsvm"), "data_shape": (50,), "batch_size": 4, **given})

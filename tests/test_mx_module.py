@@ -1,4 +1,4 @@
-"""mx.mod: modules of NDArrays; what MXNet's scripts reach for beside the public methods."""
+"""mx.mod: modules whose inputs and results are NDArrays, and the non-public attributes that MXNet scripts use."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def batch(seed=0):
     return mx.io.DataBatch([mx.nd.array(rng.normal(size=(4, 3)))], [mx.nd.array([0, 1, 0, 1])], pad=0)
 
 
-def test_every_array_that_comes_out_is_an_ndarray():
+def test_all_results_are_ndarrays():
     mod = module()
     mod.forward(batch())
     arg, aux = mod.get_params()
@@ -30,7 +30,7 @@ def test_every_array_that_comes_out_is_an_ndarray():
     assert all(isinstance(a, mx.nd.NDArray) for a in found)
 
 
-def test_what_get_params_gave_stays_as_it_was():
+def test_get_params_returns_copies():
     mod = module()
     arg, _ = mod.get_params()
     before = arg["fc_weight"].asnumpy()
@@ -51,7 +51,7 @@ def test_an_epoch_over_arrays_in_memory_runs_as_one_program():
     assert seen["traces:module_epoch"] == 1 and not seen["traces:module_step"]
 
 
-def test_a_loaded_module_has_a_symbol_that_binds(tmp_path):
+def test_the_symbol_of_a_loaded_module_can_be_bound(tmp_path):
     module().save_checkpoint(str(tmp_path / "m"), 1, save_optimizer_states=True)
     loaded = mx.mod.Module.load(str(tmp_path / "m"), 1)
     assert type(loaded.symbol) is mx.sym.Symbol
@@ -77,7 +77,7 @@ def test_accumulated_gradients_are_cleared_through_the_executors(context):
         np.testing.assert_allclose(again, once, rtol=1e-5, atol=1e-6)
 
 
-def test_an_initializer_of_the_users_starts_a_module():
+def test_a_user_initializer_initializes_a_module():
     class Rising(mx.init.Initializer):
         def _init_weight(self, name, arr):
             arr[:] = np.arange(arr.size).reshape(arr.shape)
@@ -88,7 +88,7 @@ def test_an_initializer_of_the_users_starts_a_module():
 
 
 @pytest.mark.parametrize("buckets", [False, True])
-def test_a_function_that_starts_a_module_gets_a_name_and_an_array(buckets):
+def test_an_initializer_function_receives_a_name_and_an_array(buckets):
     seen = {}
 
     def start(desc, arr):
@@ -104,7 +104,7 @@ def test_a_function_that_starts_a_module_gets_a_name_and_an_array(buckets):
     assert set(mod.get_params()[0]["fc_weight"].asnumpy().reshape(-1)) == {3}
 
 
-def test_an_optimizer_of_the_users_updates_ndarrays_in_place():
+def test_a_user_optimizer_updates_ndarrays_in_place():
     class Halving(mx.optimizer.Optimizer):
         def create_state(self, index, weight):
             return mx.nd.zeros(weight.shape, ctx=weight.context)

@@ -1,4 +1,4 @@
-"""The names of `jfit.mx`: re-exports of MXNet's classes; what jfit does not have yet says so, and `hasattr` is False."""
+"""The names of `jfit.mx`: missing names raise AttributeError with the nearest names, so that `hasattr` is False."""
 
 import importlib
 import pkgutil
@@ -28,13 +28,13 @@ CLASSES = [c for c in vars(ndarray_classes).values() if isinstance(c, type) and 
         (mx.gluon, "nn", "mx.gluon.nn"),
     ],
 )
-def test_a_name_that_is_not_there_raises_a_sentence(module, name, near):
+def test_a_missing_name_raises_attribute_error(module, name, near):
     assert not hasattr(module, name)
     with pytest.raises(AttributeError, match=near):
         getattr(module, name)
 
 
-def test_the_classes_of_jfit_mx_are_those_of_jfit_with_other_arrays():
+def test_the_classes_of_jfit_mx_add_only_ndarray_conversion():
     assert len(CLASSES) >= 15
     for made in CLASSES:
         assert [base for base in made.__bases__ if base.__name__ == made.__name__ and base.__module__ != MODULE]
@@ -53,7 +53,7 @@ def test_names_of_jfit_mx_can_be_imported_from_their_modules():
         assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
 
 
-def test_scripts_find_the_errors_of_jfit_mx_and_how_others_become_them_in_mx_base():
+def test_mx_base_has_the_error_classes_and_their_conversion():
     for name in ("DamagedFile", "MissingFile", "ReshapeError"):
         assert issubclass(getattr(mx.base, name), mx.base.MXNetError)
     with pytest.raises(mx.base.MissingFile), mx.base.translated():

@@ -1,4 +1,4 @@
-"""mx.nd: the mutable array behaves as MXNet's does, on immutable ones."""
+"""mx.nd: the mutable NDArray behaves as MXNet's does."""
 
 import pickle
 from pathlib import Path
@@ -17,7 +17,7 @@ def values(array):
     return array.asnumpy().tolist()
 
 
-def test_arrays_are_float32_unless_the_source_or_the_caller_says_otherwise():
+def test_arrays_are_float32_unless_the_source_is_an_ndarray_or_a_dtype_is_given():
     assert mx.nd.array(np.arange(2)).dtype is np.float32
     assert mx.nd.array([True, False]).dtype is np.float32
     assert mx.nd.array(mx.nd.ones(2, dtype="float16")).dtype is np.float16
@@ -25,7 +25,7 @@ def test_arrays_are_float32_unless_the_source_or_the_caller_says_otherwise():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
-def test_64_bit_data_stays_exact_until_it_is_computed_with(dtype):
+def test_64_bit_data_is_exact_until_the_first_computation(dtype):
     data = np.array([2**31 + 1, 3], dtype)
     box = mx.nd.array(data, dtype=dtype)
     assert box.dtype is np.dtype(dtype).type
@@ -35,7 +35,7 @@ def test_64_bit_data_stays_exact_until_it_is_computed_with(dtype):
     assert (box[1:] + 1).asnumpy().tolist() == [5]
 
 
-def test_the_caller_may_write_into_his_numpy_array_afterwards():
+def test_the_source_numpy_array_may_be_overwritten_afterwards():
     source = np.zeros(1000, np.float32)
     made, written = mx.nd.array(source), mx.nd.ones(1000)
     written[:] = source
@@ -63,7 +63,7 @@ def test_rows_slices_and_reshapes_are_views():
     assert values(row) == [0, 0, 0] and values(flat) == [0] * 6
 
 
-def test_index_arrays_give_copies_and_may_be_floats():
+def test_index_arrays_return_copies_and_may_be_floats():
     a = mx.nd.array([[1, 2], [3, 4], [5, 6]])
     picked = a[mx.nd.array([0, 2])]
     picked[:] = 0
@@ -85,14 +85,14 @@ def test_an_index_beyond_the_end_raises():
         mx.nd.zeros((2, 3))[0, -4] = 1
 
 
-def test_numbers_keep_the_dtype_of_the_array():
+def test_python_scalars_keep_the_dtype_of_the_array():
     a = mx.nd.array([1, 2, 3], dtype="int32")
     found = [values(x) for x in (a + 1.5, a / 2, 1 / a, a % 2, a**2, -a, 5 - a, 2**a)]
     assert found == [[2, 3, 4], [0, 1, 1], [1, 0, 0], [1, 0, 1], [1, 4, 9], [-1, -2, -3], [4, 3, 2], [2, 4, 8]]
     assert (a + 1.5).dtype is np.int32
 
 
-def test_comparisons_answer_in_the_dtype_of_the_array():
+def test_comparisons_return_the_dtype_of_the_array():
     a = mx.nd.array([1, 2])
     assert values(a == a) == [1, 1] and values(a > 1) == [0, 1] and (a <= 1).dtype is np.float32
     assert a != None  # noqa: E711
@@ -103,12 +103,12 @@ def test_arrays_of_other_ranks_broadcast():
     assert values(mx.nd.ones(2) - mx.nd.ones((1, 2)) * 2) == [[-1, -1]]
 
 
-def test_numpy_on_the_left_leaves_the_work_to_the_array():
+def test_numpy_arrays_on_the_left_defer_to_the_ndarray():
     assert isinstance(np.float32(2) * mx.nd.ones(2), mx.nd.NDArray)
     assert isinstance(np.ones(2, "float32") - mx.nd.ones(2), mx.nd.NDArray)
 
 
-def test_a_changing_number_never_compiles():
+def test_a_changed_scalar_does_not_recompile():
     a = mx.nd.ones((3, 5))
     a *= 0.5
     with counters.counted() as seen:
@@ -129,24 +129,24 @@ def test_every_operator_is_a_function_and_a_method():
     assert values(mx.nd.subtract(1, a)) == [[0, 3], [-2, -3]]
 
 
-def test_out_takes_the_result_in_place():
+def test_out_receives_the_result_in_place():
     a, out = mx.nd.array([1, 4]), mx.nd.zeros(2)
     assert mx.nd.sqrt(a, out=out) is out and values(out) == [1, 2]
 
 
-def test_inputs_may_come_by_name():
+def test_inputs_may_be_passed_by_name():
     given = {"data": mx.nd.ones((1, 2)), "weight": mx.nd.ones((3, 2)), "bias": mx.nd.zeros(3)}
     assert values(mx.nd.FullyConnected(num_hidden=3, **given)) == [[2, 2, 2]]
 
 
-def test_arrays_that_do_not_fit_raise_a_sentence():
+def test_mismatched_shapes_raise():
     with pytest.raises(mx.MXNetError, match=r"dot does not accept float32\[2, 3\], float32\[2, 3\]"):
         mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)))
     with pytest.raises(AttributeError, match="'relu'"):
         mx.nd.relux  # noqa: B018
 
 
-def test_arrays_live_where_they_are_put():
+def test_arrays_are_on_their_context():
     one = mx.cpu(1)
     a = mx.nd.ones(2, ctx=one)
     assert a.context == one and (a * 2).context == one and a.as_in_context(one) is a
@@ -165,7 +165,7 @@ def test_a_copy_has_its_own_buffer():
     assert values(b) == [1, 1, 1, 1]
 
 
-def test_one_value_is_a_number_and_a_truth():
+def test_an_array_of_one_value_converts_to_a_scalar_and_a_bool():
     assert bool(mx.nd.array([2])) and not mx.nd.array([0]) and int(mx.nd.array([3])) == 3
     with pytest.raises(ValueError, match="ambiguous"):
         bool(mx.nd.ones(2))
@@ -180,7 +180,7 @@ def test_arrays_pickle_and_print():
     assert [r.shape for r in mx.nd.ones((2, 3))] == [(3,), (3,)] and len(a) == 1
 
 
-def test_jax_and_numpy_take_an_array_as_it_is():
+def test_jax_and_numpy_functions_accept_ndarrays():
     a = mx.nd.array([1, 2])
     assert jnp.sum(jnp.asarray(a)) == 3 and np.asarray(a).sum() == 3
 
@@ -194,7 +194,7 @@ def test_files_keep_names_dtypes_and_order(tmp_path):
     assert [values(a) for a in mx.nd.load(path)] == [[0], [1]]
 
 
-def test_sparse_arrays_keep_their_parts_and_compute_densely(tmp_path):
+def test_sparse_arrays_keep_their_storage_and_compute_densely(tmp_path):
     dense = np.array([[0, 2, 0], [0, 0, 0], [3, 0, 4]], np.float32)
     csr = mx.nd.sparse.csr_matrix(dense)
     rows = mx.nd.array(dense).tostype("row_sparse")
@@ -226,7 +226,7 @@ def test_a_reshape_to_another_size_raises_at_the_call():
 
 
 @pytest.mark.parametrize(("data", "error"), [({1: 0}, TypeError), ({"a": 1}, TypeError), ([1], TypeError), (3, ValueError)])
-def test_only_named_arrays_are_saved(data, error, tmp_path):
+def test_save_raises_for_invalid_data(data, error, tmp_path):
     data = {1: mx.nd.ones(1)} if data == {1: 0} else data
     with pytest.raises(error, match="save"):
         mx.nd.save(str(tmp_path / "a.params"), data)
@@ -239,7 +239,7 @@ def test_a_file_is_written_after_one_wait(tmp_path):
     assert seen["host_syncs"] == 1
 
 
-def test_errors_of_files_are_mxnets_and_pythons(tmp_path):
+def test_file_errors_are_mxnet_errors_and_python_errors(tmp_path):
     missing, damaged = str(tmp_path / "no.params"), str(tmp_path / "bad-0001.params")
     Path(damaged).write_bytes(b"nonsense of some length, no header")
     Path(tmp_path / "bad-symbol.json").write_text("{}")
@@ -261,13 +261,13 @@ def test_errors_of_files_are_mxnets_and_pythons(tmp_path):
         mx.sym.load(str(tmp_path / "bad-symbol.json"))
 
 
-def test_zeros_like_an_array_lie_beside_it():
+def test_zeros_like_is_on_the_device_of_its_input():
     a = mx.nd.ones(2, mx.cpu(1))
     assert [mx.nd.zeros_like(a).context, mx.nd.ones_like(a).context, (a * 0).context] == [mx.cpu(1)] * 3
     assert mx.cpu(1).device_typeid == 1
 
 
-def test_wrong_attributes_are_the_errors_of_mxnet():
+def test_invalid_attributes_raise_mxnet_errors():
     with pytest.raises(mx.MXNetError, match="attribute a_min is 'low', expected a number"):
         mx.nd.clip(mx.nd.ones(2), a_min="low", a_max=1)
     with pytest.raises(mx.MXNetError, match="num_args is 3, expected 1"):

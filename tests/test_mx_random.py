@@ -1,4 +1,4 @@
-"""`mx.random`, `mx.nd.random`, `mx.sym.random`, `mx.nd.image` and `mx.sym.image`: MXNet's signatures over the operators."""
+"""`mx.random`, `mx.nd.random`, `mx.sym.random`, `mx.nd.image` and `mx.sym.image`: MXNet's signatures of the operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW = set(LAWS) - {"uniform", "normal", "poisson"}  # to compile
 @pytest.mark.parametrize(
     ("name", "parameters"), [pytest.param(*law, marks=[pytest.mark.slow] if law[0] in SLOW else []) for law in LAWS.items()]
 )
-def test_numbers_and_arrays(name, parameters):
+def test_parameters_may_be_numbers_or_arrays(name, parameters):
     eager, built = getattr(mx.nd.random, name), getattr(mx.sym.random, name)
     assert eager(*parameters, shape=(2, 3), dtype="float16").dtype == np.float16
     arrays = [mx.nd.array([p, p]) for p in parameters]
@@ -48,14 +48,14 @@ def test_shapes_dtypes_and_out():
     assert mx.sym.random.normal(shape=(2, 3)).eval()[0].shape == (2, 3)
 
 
-def test_wrong_dtypes_and_seeds_are_refused():
+def test_invalid_dtypes_and_seeds_raise():
     with pytest.raises(mx.MXNetError, match="attribute dtype is 'int32', expected one of float16"):
         mx.nd.random.uniform(dtype="int32")
     with pytest.raises(ValueError, match=r"the seed is 1.5, needed a whole number"):
         mx.random.seed(1.5)
 
 
-def test_seed_repeats_and_moves_on():
+def test_seed_repeats_the_sequence_and_draws_differ():
     mx.random.seed(3)
     first, second = mx.nd.random.exponential(2, shape=5).asnumpy(), mx.nd.random.exponential(2, shape=5).asnumpy()
     mx.random.seed(3)
@@ -86,7 +86,7 @@ def test_multinomial_randint_randn_shuffle():
     assert mx.sym.random.shuffle(mx.sym.Variable("x")).infer_shape(x=(3, 2))[1] == [(3, 2)]
 
 
-def test_like_and_mixed_parameters():
+def test_like_operators_and_mixed_parameters():
     assert mx.nd.random.normal_like(mx.nd.zeros((2, 3))).shape == (2, 3)
     assert mx.sym.random.uniform_like(mx.sym.Variable("x"), low=2, high=3).eval(x=mx.nd.zeros(4))[0].asnumpy().min() >= 2
     with pytest.raises(ValueError, match="numbers only or NDArrays only"):

@@ -1,4 +1,4 @@
-"""Recurrent cells: graphs, numbers and packed weights equal to MXNet's; what it refuses; a language model over buckets."""
+"""Recurrent cells: graphs, values and packed weights equal to MXNet's; errors; a language model over buckets."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""row_sparse gradients in scripts: updaters and key-value stores update the rows that they hold, with MXNet's numbers."""
+"""row_sparse gradients in scripts: updaters and key-value stores update only the stored rows, with MXNet's values."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SVRGModule: MXNet's numbers, log lines and order of callbacks; what differs on purpose; optimizers in a key-value store."""
+"""SVRGModule: MXNet's values, log lines and order of callbacks; deliberate differences; optimizers in a key-value store."""
 
 import json
 import re

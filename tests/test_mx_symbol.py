@@ -1,4 +1,4 @@
-"""mx.sym: graphs that bind, and MXNet's names for what can go wrong."""
+"""mx.sym: symbols that can be bound, and MXNet's error classes."""
 
 import copy
 import pickle

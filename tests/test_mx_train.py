@@ -1,4 +1,4 @@
-"""`mx.mod.Module` repeats MXNet's recorded trainings: outputs, parameters, rates, multipliers, optimizer states."""
+"""`mx.mod.Module` reproduces MXNet's recorded trainings: outputs, parameters, learning rates, multipliers, optimizer states."""
 
 import re
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""mx.viz prints and draws what MXNet does, its oddities included."""
+"""mx.viz prints and draws graphs exactly as MXNet does."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""BucketingModule: recorded MXNet training, one compile a bucket, buckets with fewer parameters, files, layouts."""
+"""BucketingModule: a recorded MXNet training, one compilation per bucket, buckets with fewer parameters, files, layouts."""
 
 import logging
 

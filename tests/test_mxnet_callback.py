@@ -1,4 +1,4 @@
-"""Callbacks: MXNet's log lines, when they come, and the files that checkpoints leave."""
+"""MXNet's callbacks: log lines, when they are called, and the checkpoint files."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Passes of Module.fit in few dispatches: the numbers, the log and the order of calls are those of a pass batch by batch."""
+"""Epochs of Module.fit in few dispatches: same values, log and order of calls as batch by batch."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""FeedForward in the Python tradition: the recorded training, fresh predictions, data of all kinds, files, interrupts."""
+"""FeedForward of MXNet's Python interface: the recorded training, predictions, kinds of data, files, interrupts."""
 
 import logging
 import pickle

@@ -1,4 +1,4 @@
-"""FeedForward in the tradition of MXNet.jl: init_model, train with its options, callbacks, freezing, checkpoints."""
+"""FeedForward of MXNet.jl: init_model, train with its options, callbacks, frozen parameters, checkpoints."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Key-value store: sums over devices, keys, updaters, compression, states, and which store a module gets."""
+"""Key-value store: sums over devices, keys, updaters, compression, optimizer states, and the store that a module selects."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Stateful schedulers: MXNet 1.9.1's values, errors, memory and log lines, and pure schedules that continue them."""
+"""Stateful learning-rate schedulers: MXNet 1.9.1's values, errors and log lines, and their equivalent pure schedules."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""MXNet's metric classes over pure metrics: recorded values, no waiting, no second compile, Python metrics of users."""
+"""MXNet's metric classes: recorded values, no host waits, one compilation, metrics in Python of the user."""
 
 import copy
 import json

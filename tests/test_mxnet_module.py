@@ -1,4 +1,4 @@
-"""Module: names, shapes, requests, parameters, passes one by one, sharing; what it refuses, and in which words."""
+"""Module: names, shapes, grad_req, parameters, single passes, sharing, and the errors for invalid use."""
 
 import logging
 

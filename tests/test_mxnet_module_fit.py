@@ -1,4 +1,4 @@
-"""fit, score and predict of Module: every argument, the order of callbacks, wrapped rows, interrupts, and what it costs."""
+"""fit, score and predict of Module: arguments, order of callbacks, padding rows, interrupts, waits and compilations."""
 
 import logging
 import signal

@@ -1,4 +1,4 @@
-"""Module's passes one by one: outputs and gradients by device, head gradients, states, sharing, the optimizer's beginnings."""
+"""Forward, backward and update of Module: outputs and gradients per device, head gradients, states, sharing, optimizers."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Module where things change or go wrong: other rules for the gradients, shared networks, failing steps, interrupts."""
+"""Module under changes and failures: changed gradient settings, shared networks, failing steps, interrupts."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Monitors: MXNet's recorded statistics, what is captured and in which order, and that idle ones cost nothing."""
+"""Monitor: MXNet's recorded statistics, the captured arrays and their order, no cost while inactive."""
 
 import json
 import logging

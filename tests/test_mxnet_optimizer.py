@@ -1,4 +1,4 @@
-"""Stateful optimizers: MXNet 1.9.1's numbers, counts, multipliers and state nesting; one dispatch; users' own classes."""
+"""Stateful optimizers: MXNet 1.9.1's values, update counts, multipliers and state nesting; one dispatch; user classes."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Optimizer objects against trainings that MXNet recorded: masters, schedulers, multipliers, stragglers, files, modules."""
+"""Optimizer objects against recorded MXNet trainings: float32 master weights, schedulers, multipliers, files, modules."""
 
 import copy
 import pickle

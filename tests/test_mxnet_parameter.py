@@ -1,4 +1,4 @@
-"""Parameter and ParameterDict: values and gradients per context, deferred shapes, initial values, files."""
+"""Parameter and ParameterDict: values and gradients per context, deferred shapes, initialization, files."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""PythonModule and PythonLossModule: what they check, what they compute, and how they end a chain."""
+"""PythonModule and PythonLossModule: checks of their arguments, values, and use as the last module of a chain."""
 
 import jax
 import jax.numpy as jnp

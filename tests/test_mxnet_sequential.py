@@ -1,4 +1,4 @@
-"""SequentialModule: a network in two pieces trains as the whole one; wiring, names, labels, devices."""
+"""SequentialModule: a network in two parts trains as the whole network; connections, names, labels, devices."""
 
 import logging
 

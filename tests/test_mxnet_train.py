@@ -1,4 +1,4 @@
-"""Module, step by step: recorded trainings on one and several devices, whatever is read in between, and resuming them."""
+"""Training with Module step by step: recorded trainings on one and several devices, and resuming them."""
 
 import numpy as np
 import pytest

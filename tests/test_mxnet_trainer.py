@@ -1,4 +1,4 @@
-"""Trainer: recorded gluon trajectories, the choice of a store, stale gradients, rescaling, files, pytrees."""
+"""Trainer: recorded gluon trainings, the choice of a store, stale gradients, rescaling, files, pytrees."""
 
 import json
 import re

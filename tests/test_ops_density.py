@@ -1,4 +1,4 @@
-"""Densities (_random_pdf_*): recorded MXNet cases, rows, dtypes, errors."""
+"""Density operators (_random_pdf_*): recorded MXNet cases, rows, dtypes, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every differentiable operator against numeric gradients in float64, and in half precision; inputs are the recorded cases."""
+"""Every differentiable operator against numeric gradients in float64 and in half precision, at the recorded inputs."""
 
 from __future__ import annotations
 

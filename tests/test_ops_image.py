@@ -1,4 +1,4 @@
-"""Image operators: recorded MXNet cases, what is drawn, batches, rows, errors."""
+"""Image operators: recorded MXNet cases, random augmentations, batches, rows, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear algebra, triangles and attention: recorded cases, rows, shapes, half precision, errors."""
+"""Linear algebra, triangular matrices and attention: recorded cases, rows, shapes, half precision, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorting, scattering, counting, summaries, copies, arrays made from shapes: recorded cases, rows, and what has no case."""
+"""Sorting, scattering, counting, copies, arrays created from shapes: recorded cases and rows, and operators without a case."""
 
 from __future__ import annotations
 

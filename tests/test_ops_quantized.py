@@ -1,7 +1,7 @@
-"""Eight-bit operators: recorded MXNet cases (through oneDNN), rows, errors, and quantized models that MXNet itself made.
+"""Eight-bit operators: recorded MXNet cases (through oneDNN), rows, errors, and models quantized by MXNet.
 
-tests/golden/quantized holds what mx.contrib.quantization.quantize_model of MXNet 1.9.1 made of an MLP and a LeNet with given
-`quantized_dtype` and `calib_mode` (the middle and the end of the file names), saved by mx.model.save_checkpoint; beside them
+tests/golden/quantized contains an MLP and a LeNet after mx.contrib.quantization.quantize_model of MXNet 1.9.1, for each
+`quantized_dtype` and `calib_mode` (the middle and the end of the file names), saved by mx.model.save_checkpoint; further
 the data, the outputs of the float model and, where MXNet's CPU build can run it, of the quantized one.
 """
 

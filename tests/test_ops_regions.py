@@ -1,4 +1,4 @@
-"""Regions of feature maps and deformable convolutions: MXNet's recorded results, plain loops, numeric gradients."""
+"""Pooling of regions and deformable convolutions: MXNet's recorded results, NumPy loops, numeric gradients."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The fused RNN: recorded cases, equality with a plain loop, directions, lengths, clipping, dropout, shapes."""
+"""The fused RNN operator: recorded cases, equality with a Python loop, directions, lengths, clipping, dropout, shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator table says what the records say, and the page in docs/ is the current one."""
+"""The table of operators matches the registry, and the generated page in docs/ is up to date."""
 
 from __future__ import annotations
 

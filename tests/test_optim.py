@@ -1,4 +1,4 @@
-"""Optimizers: MXNet 1.9.1's formulas against a float64 numpy account of them, and what resolving a name promises."""
+"""Optimizers against a float64 NumPy implementation of MXNet 1.9.1's formulas, and their resolution by name."""
 
 import jax
 import jax.numpy as jnp

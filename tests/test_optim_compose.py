@@ -1,4 +1,4 @@
-"""Every optimizer is an optax transformation: it chains, masks, gathers, maps, compiles once, and gives its buffers away."""
+"""Every optimizer is an optax transformation: chain, masked, MultiSteps, vmap, one compilation, buffer donation."""
 
 from __future__ import annotations
 

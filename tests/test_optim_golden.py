@@ -1,4 +1,4 @@
-"""Optimizers follow the trajectories that MXNet 1.9.1 recorded, weights and states, step by step."""
+"""Optimizers reproduce the trajectories recorded from MXNet 1.9.1, weights and states, step by step."""
 
 from __future__ import annotations
 

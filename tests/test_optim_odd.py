@@ -1,4 +1,4 @@
-"""Odd gradients and parameters, for every optimizer: NaN shows, nothing to learn is no error, 16 bits keep their dtype."""
+"""Unusual gradients and parameters, for every optimizer: NaN, overflow, empty trees, 16-bit dtypes."""
 
 import jax
 import jax.numpy as jnp

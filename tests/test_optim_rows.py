@@ -1,4 +1,4 @@
-"""Updates of some rows of a table: MXNet's numbers, what a whole update gives in those rows, and no copy of the table."""
+"""Updates of some rows of a table: MXNet's values, equal to a dense update in those rows, without copying the table."""
 
 import functools
 import json

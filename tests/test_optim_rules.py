@@ -1,4 +1,4 @@
-"""What single rules promise beside their trajectories, oracles of optax, where they differ from MXNet, and the table."""
+"""Properties of single update rules: agreement with optax, differences from MXNet, special values, the table in docs."""
 
 from __future__ import annotations
 

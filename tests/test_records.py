@@ -1,4 +1,4 @@
-"""Record files: MXNet's bytes, whatever the payload; hostile files give sentences; places are kept."""
+"""Record files: identical to MXNet's for any payload; errors for malformed files; saved positions."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Stopping and going on: the result is that of never having stopped, bit for bit."""
+"""Resuming a run gives bitwise the same result as an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of every optimizer comes back from a file bit for bit, and the training goes on as if it had never stopped."""
+"""Optimizer states restored from a file are bitwise equal, and training continues as if it had not stopped."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Promises that a reading of the code put in doubt."""
+"""Regression tests for defects and doubts that reviews of the code raised."""
 
 import numpy as np
 import pytest

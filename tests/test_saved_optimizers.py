@@ -1,4 +1,4 @@
-"""What a .states file says of an optimizer and its scheduler is checked before it is used: no hang, no bare error."""
+"""Settings of optimizers and schedulers read from .states files are validated before use."""
 
 import itertools
 import pickle

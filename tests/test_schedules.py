@@ -1,4 +1,4 @@
-"""Schedules: MXNet 1.9.1's values at any update number, traced or not; lengths in updates, epochs and parts of the run."""
+"""Schedules: MXNet 1.9.1's values at any update count, traced or not; lengths in updates, epochs and fractions of the run."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rule that chooses the fast set keeps what it promises."""
+"""The rule that selects the fast tests."""
 
 import itertools
 import subprocess

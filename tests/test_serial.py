@@ -1,4 +1,4 @@
-"""symbol.json: round trips, every recorded model file, old files, and files that mean harm."""
+"""symbol.json: round trips, every recorded model file, old files, malformed files."""
 
 import json
 import linecache

@@ -1,4 +1,4 @@
-"""One update as a pure function: what it computes, what it accepts, what never changes anything."""
+"""One update as a pure function: value, accepted arguments, row weights, learning rates, micro-batches, freezing."""
 
 import jax
 import jax.numpy as jnp

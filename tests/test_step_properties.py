@@ -1,4 +1,4 @@
-"""Whatever the rows, the weights and the number of devices: the update is that of one device on the batch as it is."""
+"""Property tests: for any rows, weights and number of devices, the update equals that of one device on the unpadded batch."""
 
 import functools
 

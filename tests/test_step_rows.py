@@ -1,4 +1,4 @@
-"""Tables that a batch reads some rows of: trained by rows from the graph to the update, with MXNet's numbers and no copy."""
+"""Embedding tables trained by rows, from the graph to the update: MXNet's values, without copying the table."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The structure of the package: which stage may import which, what stays private, how long a file may be."""
+"""The structure of the package: allowed imports between stages, private modules, length of files, documented public names."""
 
 import ast
 import graphlib

@@ -1,4 +1,4 @@
-"""SVRG as a pure transformation: what it computes, that its variance falls, that it converges; mean and full gradients."""
+"""SVRG as a gradient transformation: its value, decreasing variance, convergence; full gradients and means over devices."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Graphs: names, attributes, composition, parts, Python operators, depth.  Golden results are MXNet 1.9.1's."""
+"""Graphs: names, attributes, composition, outputs, Python operators, depth; compared with results recorded from MXNet 1.9.1."""
 
 import copy
 import inspect

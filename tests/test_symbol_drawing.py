@@ -1,4 +1,4 @@
-"""Looking at a graph: counts of parameters and FLOPs, the table, mermaid, graphviz, MXNet's listing."""
+"""Summaries and drawings of a graph: numbers of parameters and FLOPs, the table, mermaid, graphviz, MXNet's listing."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Graph files of older versions read as MXNet 1.9.1 reads them; casts of mixed precision stay out of saved graphs."""
+"""Graph files of older MXNet versions are read as MXNet 1.9.1 reads them; saved graphs contain no casts of mixed precision."""
 
 import json
 import pickle

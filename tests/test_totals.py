@@ -1,4 +1,4 @@
-"""Sums of a pass over the data: exact, and of the rows that count."""
+"""Running sums of an epoch are exact and ignore padding rows."""
 
 import jax
 import jax.numpy as jnp
