@@ -162,7 +162,7 @@ def test_steps_per_call_must_be_auto_or_a_positive_integer(value):
 
 
 def test_invalid_models_raise():
-    refused("model is 3; needed a Symbol, a jfit.Model, or a pure function", TypeError, net=3)
+    refused("model is 3; expected a Symbol, a jfit.Model, or a pure function", TypeError, net=3)
     refused("a function as model needs loss=", TypeError, net=lambda params, x: x)
 
 

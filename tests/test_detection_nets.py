@@ -49,7 +49,7 @@ def test_rows_are_tracked_from_anchors_to_detections_and_from_images_to_regions(
 def test_targets_computed_by_the_network_do_not_change_which_variables_are_parameters():
     model = jfit.lower(nets.ssd_train(mx))
     assert (model.inputs, model.labels) == (("data",), ("label",))
-    with pytest.raises(GraphError, match="input 'label' was not fed; feed it by that name"):
+    with pytest.raises(GraphError, match="input 'label' is missing; pass it in inputs"):
         model.plan({"data": jax.ShapeDtypeStruct((2, 3, 32, 32), "float32")})
 
 

@@ -146,7 +146,7 @@ def test_a_fused_rnn_without_an_initializer_uses_that_of_the_model():
     for outer in (half, init.Mixed([".*parameters"], [half]), init.Load({}, half)):
         value = outer(KEY, desc, (2 * 4 * (3 + 2 + 2),)).tolist()
         assert value[:40] == [0.5] * 40 and value[40:] == [0, 0, 2, 2, 0, 0, 0, 0] * 2
-    with pytest.raises(ValueError, match=r"parameter 'p': FusedRNN\(None, ...\) draws its parts by the init"):
+    with pytest.raises(ValueError, match=r"parameter 'p': FusedRNN\(None, ...\) uses the initializer of the model"):
         init.FusedRNN(None, 2, 1, "lstm").draw(KEY, "p", (56,))
 
 
@@ -239,7 +239,7 @@ def test_an_initializer_round_trips_through_its_json(start):
 
 
 def test_an_initializer_without_json_raises():
-    with pytest.raises(TypeError, match=r"Mixed cannot be written as JSON text: it holds <function"):
+    with pytest.raises(TypeError, match=r"Mixed cannot be written as JSON text because of its parameter <function"):
         init.Mixed([".*"], [lambda key, desc, shape, dtype: jnp.zeros(shape)]).dumps()
 
 
@@ -263,12 +263,16 @@ def test_load_reads_files_of_both_kinds(suffix, tmp_path):
         (lambda path: init.Load(path / "list.params"), FormatError, "the 1 arrays have no names"),
         (lambda path: init.Load(path / "bad.safetensors"), FormatError, "bad.safetensors"),
         (lambda path: init.Load({"w": np.ones(2)})(KEY, "v", (2,)), ValueError, "'v' is not among the 1 loaded arrays"),
-        (lambda path: init.FusedRNN("one", 2, 1, "lstn"), ValueError, "mode is 'lstn', it needs to be one of 'rnn_relu'"),
-        (lambda path: init.FusedRNN("one", 0, 1, "gru"), ValueError, "num_hidden is 0 and num_layers 1, at least 1"),
+        (lambda path: init.FusedRNN("one", 2, 1, "lstn"), ValueError, "mode is 'lstn', expected one of 'rnn_relu'"),
+        (
+            lambda path: init.FusedRNN("one", 0, 1, "gru"),
+            ValueError,
+            "num_hidden is 0 and num_layers is 1",
+        ),
         (
             lambda path: init.FusedRNN("one", 2, 1, "lstm").draw(KEY, "p", (55,)),
             ValueError,
-            r"p has 55 values, which no size of input gives for 1 layers of 2 hidden in 1 direction\(s\) of mode lstm",
+            r"p has 55 values; no input size leads to this length for num_layers=1, num_hidden=2, mode lstm and 1 direction",
         ),
     ],
 )

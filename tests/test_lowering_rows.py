@@ -202,7 +202,7 @@ def test_a_dropout_mask_is_the_same_for_channels_first_and_last(monkeypatch):
     x = {"data": np.ones((3, 2, 4, 4), "float32")}
     params, aux = model.init(KEY, jfit.lowering.model.specs_of(x), "one")
     (fast,), _ = model.apply(params, aux, x, train=True, key=KEY)
-    monkeypatch.setattr(interpret, "_wants_channels_last", lambda *_: False)
+    monkeypatch.setattr(interpret, "_runs_channels_last", lambda *_: False)
     (slow,), _ = model.apply(params, aux, x, train=True, key=KEY)
     np.testing.assert_array_equal(fast[:, :, 0, 0] > 0, slow[:, :, 0, 0] > 0)
     assert all(len(np.unique(channel)) == 1 for row in np.asarray(fast) for channel in row)

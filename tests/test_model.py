@@ -77,19 +77,19 @@ def test_an_output_without_a_batch_axis_is_reported(line):
         (lambda x: model_of(lambda params: 1), "no input was found in its signature"),
         (lambda x: model_of().apply({"w": jnp.ones(3)}, {}, {"z": x}), "input 'x' is missing; the model takes"),
         (lambda x: model_of().apply({"v": jnp.ones(3)}, {}, {"x": x}), r"params 'w' is missing; found \['v'\]"),
-        (lambda x: model_of(lambda p, x: (x, x)).apply({"w": x}, {}, {"x": x}), "apply returned a tuple, needed one array"),
+        (lambda x: model_of(lambda p, x: (x, x)).apply({"w": x}, {}, {"x": x}), "apply returned a tuple, expected one array"),
         (
             lambda x: model_of(lambda p, x, *, aux: x, aux={"n": x}).apply({"w": x}, {"n": x}, {"x": x}),
             "must return .output, new aux",
         ),
         (
             lambda x: model_of(lambda p, x, *, aux: (x, {"m": x}), aux={"n": x}).apply({"w": x}, {"n": x}, {"x": x}),
-            r"apply returned aux with the leaves \['m'\], needed the tree it was given: \['n'\]",
+            r"apply returned aux with the leaves \['m'\], expected the tree it was passed: \['n'\]",
         ),
         (lambda x: model_of(params={"a/b": x, "a": {"b": x}}), "two leaves of the parameter tree have the same name: 'a/b'"),
         (
             lambda x: model_of(loss=lambda o, y: jnp.mean(o - y)).outputs[0].loss(x, {"label": x}),
-            r"loss returned shape \(\), needed one value per example, \(2,\).*before averaging",
+            r"loss returned shape \(\), expected one value per example, \(2,\).*before averaging",
         ),
         (lambda x: model_of().outputs[0].loss(x, {}), "the loss needs the input 'label'"),
     ],

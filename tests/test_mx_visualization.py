@@ -39,7 +39,7 @@ def test_unknown_shapes_and_things_that_are_no_symbols_are_refused():
         mx.viz.print_summary(net, {})
     with pytest.raises(TypeError, match="symbol is a int, needed a Symbol"):
         mx.viz.plot_network(3)
-    with pytest.raises(mx.MXNetError, match="no such input"):
+    with pytest.raises(mx.MXNetError, match="no such variable"):
         mx.viz.print_summary(net, {"dat": (2, 3)})
 
 

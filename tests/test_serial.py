@@ -104,11 +104,11 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("{", "not valid JSON"),
         (DEEP, "not valid JSON"),
         ("[" + "9" * 5000 + "]", "not valid JSON"),
-        ("[]", "top level: needed an object with the lists 'nodes' and 'heads'"),
-        ('{"nodes": {}, "heads": []}', "needed an object with the lists"),
+        ("[]", "top level: expected an object with the lists 'nodes' and 'heads'"),
+        ('{"nodes": {}, "heads": []}', "expected an object with the lists"),
         ('{"nodes": [], "heads": []}', "field 'heads': it is empty"),
         ('{"nodes": [], "heads": [[0, 0]]}', "refers to node 0, but only the 0 earlier"),
-        ('{"nodes": [3], "heads": [[0, 0]]}', "node 0: needs an object with the strings 'op' and 'name', found 3"),
+        ('{"nodes": [3], "heads": [[0, 0]]}', "node 0: expected an object with the strings 'op' and 'name', found 3"),
         (
             broken(put(["nodes", 3, "op"], "Convolutoin")),
             r"node 3 \('c'\), field 'op': unknown operator 'Convolutoin'.*'Convolution'",
@@ -118,13 +118,13 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (broken(put(["nodes", 3, "inputs"], [[-1, 0, 0]])), "refers to node -1"),
         (broken(put(["nodes", 3, "inputs"], [[0, 1, 0]])), "refers to output 1 of 'data', which has 1"),
         (broken(put(["nodes", 3, "inputs"], [[True, 0]])), r"an input is \[True, 0\]"),
-        (broken(put(["nodes", 3, "inputs"], "0")), r"node 3 \('c'\), field 'inputs': needs a list"),
+        (broken(put(["nodes", 3, "inputs"], "0")), r"node 3 \('c'\), field 'inputs': expected a list"),
         (
             broken(put(["nodes", 3, "inputs"], [[0, 0, 0]])),
             r"Convolution needs 3 inputs \(data, weight, bias\), the file has 1",
         ),
-        (broken(put(["nodes", 3, "attrs"], {"kernel": 3})), r"node 3 \('c'\), field 'attrs': needs an object of strings"),
-        (broken(put(["nodes", 3, "attrs"], [1])), r"node 3 \('c'\), field 'attrs': needs an object of strings"),
+        (broken(put(["nodes", 3, "attrs"], {"kernel": 3})), r"node 3 \('c'\), field 'attrs': expected an object of strings"),
+        (broken(put(["nodes", 3, "attrs"], [1])), r"node 3 \('c'\), field 'attrs': expected an object of strings"),
         (broken(put(["nodes", 3, "attrs", "kernel"], "(3")), r"attribute kernel is '\(3', expected a tuple of ints"),
         (broken(put(["nodes", 3, "attrs", "num_filter"], "(" * 3000)), "attribute num_filter is"),
         (broken(put(["heads"], [["0", 0]])), "field 'heads': an input is"),
@@ -140,21 +140,21 @@ def test_counts_in_a_file_do_not_decide_how_much_memory_is_taken():
     for node in graph["nodes"]:
         if node["op"] == "SliceChannel":
             node["attrs"]["num_outputs"] = "1000000000000"
-    with pytest.raises(GraphError, match="num_outputs=1000000000000, the most is"):
+    with pytest.raises(GraphError, match="num_outputs=1000000000000, the maximum is"):
         sym.load_json(json.dumps(graph))
     graph = json.loads(small_net().tojson())
     next(n for n in graph["nodes"] if n["op"] == "Concat")["attrs"]["num_args"] = "1000000000000"
-    with pytest.raises(GraphError, match="num_args=1000000000000, but the file gives it 2 inputs"):
+    with pytest.raises(GraphError, match="num_args=1000000000000, but the node has 2 inputs"):
         sym.load_json(json.dumps(graph))
 
 
 def test_the_message_names_the_file(tmp_path):
     bad = tmp_path / "bad-symbol.json"
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(GraphError, match=r"bad-symbol\.json: byte 0: this is no UTF-8 text"):
+    with pytest.raises(GraphError, match=r"bad-symbol\.json: byte 0: it is not valid UTF-8"):
         sym.load(bad)
     bad.write_text("{}")
-    with pytest.raises(GraphError, match=r"bad-symbol\.json: top level: needed an object"):
+    with pytest.raises(GraphError, match=r"bad-symbol\.json: top level: expected an object"):
         sym.load(bad)
     with pytest.raises(FileNotFoundError):
         sym.load(tmp_path / "none.json")
@@ -233,6 +233,6 @@ def test_a_warning_about_a_file_points_at_the_line_that_reads_it(tmp_path):
     graph["nodes"][1]["attrs"]["odd"] = "1"
     (tmp_path / "odd.json").write_text(json.dumps(graph))
     for read_by, source in ((sym.load_json, json.dumps(graph)), (sym.load, tmp_path / "odd.json")):
-        with pytest.warns(UserWarning, match="kept but do nothing") as seen:
+        with pytest.warns(UserWarning, match="kept but have no effect") as seen:
             read_by(source)
         assert [linecache.getline(w.filename, w.lineno).count("read_by") for w in seen] == [1]

@@ -112,7 +112,7 @@ def test_begin_states_of_unknown_batch_take_the_size_that_inference_finds():
 
 
 def test_counts_of_unknown_shapes_are_refused():
-    with pytest.raises(jfit.sym.GraphError, match=r"data: its shape is unknown .* give the shapes of all inputs"):
+    with pytest.raises(jfit.sym.GraphError, match=r"data: its shape is unknown .* pass the shapes of all inputs"):
         sym.FullyConnected(V("data"), num_hidden=3, name="fc").counts()
 
 

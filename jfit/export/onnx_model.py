@@ -23,7 +23,7 @@ from jfit.formats import atomic_write
 from jfit.graph.nodes import Entry as Output
 from jfit.graph.nodes import Node, topological
 from jfit.lowering.build import evaluated_nodes
-from jfit.lowering.interpret import Names, make_apply
+from jfit.lowering.interpret import InputNames, make_apply
 
 OPSET = 17
 IR_VERSION = 8  # the oldest version that has opset 17
@@ -140,7 +140,7 @@ def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) ->
     """Shape and dtype of every tensor in evaluation, by abstract evaluation (jax.eval_shape)."""
     model = source.model
     heads = [Output(n, i) for n in nodes if n.op for i in range(len(n.op.output_names(n.params)))]
-    names = Names((*model.inputs, *model.labels), model.labels, model.batch_axes)
+    names = InputNames((*model.inputs, *model.labels), model.labels, model.batch_axes)
     apply = make_apply(topological(source.model.symbol.heads), heads, names)
     # as in prediction: labels are not passed, except one that is also an input
     outs = jax.eval_shape(lambda p, a, x: apply(p, a, x, key=jax.random.key(0))[0], *_abstract(source), dict(inputs))
@@ -286,7 +286,7 @@ def _constant(entry: Output, values: Mapping[str, np.ndarray]) -> np.ndarray | N
     if not set(leaves) <= set(values):
         return None
     arrays = {k: jnp.asarray(values[k]) for k in leaves}
-    return np.asarray(counters.read(make_apply(order, [entry], Names(()))(arrays, {}, {})[0][0]))
+    return np.asarray(counters.read(make_apply(order, [entry], InputNames(()))(arrays, {}, {})[0][0]))
 
 
 def _named(graph: Graph, tensor: str, name: str, start: int) -> str:

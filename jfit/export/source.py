@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jfit.graph.symbol import Symbol
-from jfit.lowering.build import lower, usual_inputs
+from jfit.lowering.build import default_inputs, lower
 from jfit.lowering.model import Model
 from jfit.ops import nearest
 
@@ -64,7 +64,7 @@ def source_of(net: Any, specs: Mapping[str, Any], params: Any = None, aux: Any =
 
 def _inputs(symbol: Symbol, specs: Mapping[str, Any]) -> list[str]:
     """The default inputs of a symbol, and the other variables in `specs`."""
-    usual, names = usual_inputs(symbol), symbol.list_inputs()
+    usual, names = default_inputs(symbol), symbol.list_inputs()
     for name in specs:
         if name not in names:
             near = nearest(name, names)

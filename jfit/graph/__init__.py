@@ -1,4 +1,4 @@
-"""Symbols: networks as immutable graphs.  `jfit.sym.<operator>(...)` adds a node.
+"""Symbols: networks as immutable graphs.  `jfit.sym.<operator>(...)` returns a symbol with one new node.
 
 >>> from jfit import sym
 >>> net = sym.FullyConnected(sym.Variable("data"), num_hidden=10, name="fc")
@@ -11,16 +11,16 @@ from typing import Any
 
 from jfit.graph import compose, serial
 from jfit.graph import control as contrib
-from jfit.graph.nodes import GraphError, making
+from jfit.graph.nodes import GraphError, bind_class
 from jfit.graph.scopes import AttrScope, NameManager, Prefix
 from jfit.graph.symbol import Symbol
 from jfit.ops import ALIASES, UnknownOperator
 from jfit.ops.scope import why_not
 
-Variable = var = making(Symbol, compose.variable)
-Group = making(Symbol, compose.group)
-load = making(Symbol, serial.load)
-load_json = making(Symbol, serial.load_json)
+Variable = var = bind_class(Symbol, compose.variable)
+Group = bind_class(Symbol, compose.group)
+load = bind_class(Symbol, serial.load)
+load_json = bind_class(Symbol, serial.load_json)
 
 __all__ = [
     "AttrScope",

@@ -1,4 +1,4 @@
-"""Building graphs: variables, groups, and one function per registered operator."""
+"""Build graphs: variables, groups, and one function per registered operator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.graph.nodes import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, stored
+from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, underscored
 from jfit.graph.scopes import AttrScope, NameManager
 from jfit.ops import Op, lookup, nearest, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
@@ -29,20 +29,27 @@ def variable(
     cls: type[G],
     **kwargs: str,
 ) -> G:
-    """A free variable of a graph: an input, a label or a parameter.
+    """Create a variable of a graph: a data input, a label, a parameter or an auxiliary state.
 
     Args:
-        name: its name; arrays are matched to it by name.
-        attr: user attributes, strings.
-        shape: its shape, 0 for an unknown size; saves passing it to `infer_shape`.
-        lr_mult: the learning rate of this parameter is multiplied by it.
-        wd_mult: the weight decay of this parameter is multiplied by it.
-        dtype: its dtype.
-        init: an initializer, or a JSON text as MXNet writes it.
-        stype: MXNet's storage type: default, row_sparse or csr.
-        layout: letters of the axes, such as NCHW or TNC; N says where the batch axis is.
-        cls: the class of the result.
-        kwargs: further attributes, written `__like_this__`.
+        name: its name; arrays are matched to variables by name.
+        attr: user attributes, a dict of strings.
+        shape: its shape, 0 for an unknown size; default: inferred.
+        lr_mult: factor of the learning rate of this parameter; default: 1.
+        wd_mult: factor of the weight decay of this parameter; default: 1.
+        dtype: its dtype; default: inferred, float32 if nothing determines it.
+        init: initializer of this parameter, or its JSON text in MXNet's form `'["name", {...}]'`; default: chosen by the name.
+        stype: MXNet's storage type: "default", "row_sparse" or "csr".
+        layout: one letter per axis, such as "NCHW" or "TNC"; the position of N is the batch axis.
+        cls: class of the result.
+        kwargs: further attributes with string values; each name is written `__name__`.
+
+    Returns:
+        A symbol with one output, named `name`.
+
+    Raises:
+        TypeError: `name` is not a string.
+        ValueError: `dtype` or `stype` is unknown, or a keyword is neither an argument nor of the form `__name__`.
 
     Example:
         >>> import jfit
@@ -51,7 +58,7 @@ def variable(
     """
     if not isinstance(name, str):
         raise TypeError(f"a variable's name is a string, got {name!r}")
-    attrs = AttrScope.current() | stored(dict(attr or {}))
+    attrs = AttrScope.current() | underscored(dict(attr or {}))
     if shape is not None:
         attrs["__shape__"] = str(tuple(int(s) for s in shape))
     if lr_mult is not None:
@@ -64,27 +71,37 @@ def variable(
         attrs["__init__"] = init if isinstance(init, str) else init.dumps()
     if stype is not None:
         if stype not in STORAGE_TYPES:
-            raise ValueError(f"variable {name!r}: stype is {stype!r}, needed one of {', '.join(STORAGE_TYPES)}")
+            raise ValueError(f"variable {name!r}: stype is {stype!r}, expected one of {', '.join(STORAGE_TYPES)}")
         attrs["__storage_type__"] = str(STORAGE_TYPES[stype])
     if layout is not None:
         attrs["__layout__"] = layout
     for key, value in kwargs.items():
         if not (key.startswith("__") and key.endswith("__")):
-            raise ValueError(f"Variable has no argument {key!r}; user attributes go into attr= or are written __{key}__")
+            raise ValueError(f"Variable has no argument {key!r}; pass a user attribute in attr= or as __{key}__=")
         attrs[key] = str(value)
     return cls([Entry(Node(None, name, attrs), 0)])
 
 
 def _dtype_number(name: str, dtype: Any) -> str:
-    """The dtype as symbol.json numbers it."""
+    """The number of a dtype in symbol.json, as text."""
     kind = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
     if kind not in DTYPES:
-        raise ValueError(f"variable {name!r}: dtype is {dtype!r}, needed one of {', '.join(DTYPES)}")
+        raise ValueError(f"variable {name!r}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     return "12" if kind == "bfloat16" else str([n for n in DTYPES if n != "bfloat16"].index(kind))
 
 
 def group(symbols: Sequence[Graph], cls: type[G]) -> G:
-    """One symbol with the outputs of several.
+    """Combine several symbols into one with all of their outputs.
+
+    Args:
+        symbols: the symbols, in order.
+        cls: class of the result.
+
+    Returns:
+        A symbol with the outputs of the first symbol, then those of the second, ...
+
+    Raises:
+        TypeError: `symbols` is empty or contains something else.
 
     Example:
         >>> import jfit
@@ -99,7 +116,7 @@ def group(symbols: Sequence[Graph], cls: type[G]) -> G:
 
 
 def text_of(value: Any) -> str:
-    """An attribute value as MXNet's Python front end writes it."""
+    """The text of an attribute value in symbol.json, as MXNet's Python package writes it."""
     if isinstance(value, (list, tuple)):
         return "(" + ", ".join(text_of(v) for v in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, np.generic):
@@ -119,20 +136,23 @@ def apply_op(
     cls: type[G],
     subgraphs: tuple[Graph, ...] = (),
 ) -> G:
-    """One new node of operator `name`; inputs that are not given become variables `<node>_<input>`.
+    """Create one node of operator `name`; missing inputs become new variables named `<node>_<input>`.
 
     Args:
-        name: of the operator.
+        name: operator name.
         args: symbols, then attributes, by position.
         kwargs: symbols and attributes by name.
-        node_name: of the node; None: the next automatic one.
-        attr: user attributes, strings.
-        cls: the class of the result, unless the first symbol's is a subclass of it.
+        node_name: name of the node; None: the next automatic name of the active `NameManager`.
+        attr: user attributes, a dict of strings.
+        cls: class of the result, or the class of the first symbol if that is a subclass of it.
         subgraphs: bodies of a loop or branch.
 
+    Returns:
+        A symbol with the visible outputs of the node.
+
     Raises:
-        UnknownOperator: no such operator (nearest names listed).
-        GraphError: missing, unknown or badly typed attributes, or inputs that do not fit.
+        UnknownOperator: there is no such operator (the message lists the nearest names).
+        GraphError: an attribute is missing, unknown or of a wrong type, or the inputs do not match those of the operator.
 
     Example:
         >>> from jfit.graph import Symbol, Variable
@@ -142,32 +162,32 @@ def apply_op(
     """
     symbols = [a for a in args if isinstance(a, Graph)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Graph)}
-    custom = lookup(name).resolve is not None  # its class gets every argument, None too, as Python prints it
+    custom = lookup(name).resolve is not None  # Custom: its class receives str(argument) of every argument, even None
     text = str if custom else text_of
-    given = {k: v for k, v in kwargs.items() if not isinstance(v, Graph) and (custom or v is not None)}
-    op = record_for(name, {k: text(v) for k, v in given.items()} if custom else given)
+    values = {k: v for k, v in kwargs.items() if not isinstance(v, Graph) and (custom or v is not None)}
+    op = record_for(name, {k: text(v) for k, v in values.items()} if custom else values)
     if len(subgraphs) != len(op.graphs):
-        raise GraphError(f"operator {op.name} has graphs inside: make it by sym.contrib.foreach, while_loop or cond")
+        raise GraphError(f"operator {op.name} contains subgraphs; create it with sym.contrib.foreach, while_loop or cond")
     if any(a is None for a in args):
-        raise GraphError(f"operator {op.name} got None by position, which stands for no input; pass what follows it by name")
+        raise GraphError(f"operator {op.name} got None by position; leave out a missing input and pass later arguments by name")
     positional = [a for a in args if not isinstance(a, Graph)]
-    free = [k for k in op.attrs if k not in given]
+    free = [k for k in op.attrs if k not in values]
     if len(positional) > len(free):
         raise GraphError(
-            f"operator {op.name} got {len(positional)} values by position, but has {len(free)} free attributes: {free}"
+            f"operator {op.name} got {len(positional)} attributes by position, but has {len(free)} that are not passed by name"
         )
     for key, value in zip(free, positional, strict=False):
-        given[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
-    if op.variadic and op.variadic not in given:
-        given[op.variadic] = len(symbols) + len(named) + len(subgraphs)
-    for key in given:
+        values[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
+    if op.variadic and op.variadic not in values:
+        values[op.variadic] = len(symbols) + len(named) + len(subgraphs)
+    for key in values:
         if key not in op.attrs and not (key.startswith("__") and key.endswith("__")):
             raise GraphError(_unknown_attribute(op, key))
     first = next((type(s) for s in (*symbols, *named.values())), cls)
     label = NameManager.current().get(node_name, (op.hint or name).lower())
-    own = {k: text(v) for k, v in given.items()}
-    attrs = AttrScope.current() | stored(dict(attr or {})) | own
-    probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes: errors name the node
+    own = {k: text(v) for k, v in values.items()}
+    attrs = AttrScope.current() | underscored(dict(attr or {})) | own
+    probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
     _check_counts(probe)
     inputs = _inputs(op, probe, symbols, named, attrs)
     node = probe.rebuilt(inputs)
@@ -175,15 +195,13 @@ def apply_op(
 
 
 def _check_counts(node: Node) -> None:
-    """Refuses counts of inputs and outputs that no graph has, before anything makes that many names."""
+    """Raise if an attribute gives an absurd number of inputs or outputs, before lists of that many names are created."""
     assert node.op is not None
     for key in (*OUTPUT_COUNTS, node.op.variadic or ""):
         count = node.params.get(key)
         least = int(key == node.op.variadic or key == "num_outputs")
-        if isinstance(count, int) and not least <= count <= MOST_OUTPUTS:
-            raise GraphError(
-                f"{node.name}: {node.op.name} has {key} {count}, needed {least} to {MOST_OUTPUTS}; pass another one"
-            )
+        if isinstance(count, int) and not least <= count <= MAX_OUTPUTS:
+            raise GraphError(f"{node.name}: {node.op.name} has {key}={count}, expected {least} to {MAX_OUTPUTS}")
 
 
 def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], attrs: dict[str, str]) -> tuple[Entry, ...]:
@@ -194,48 +212,48 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
     except ValueError as error:
         raise GraphError(f"{probe.name}: {error}") from None
     if len(symbols) > len(names):
-        raise GraphError(f"{probe.name}: {len(symbols)} inputs given, but {op.name} takes {len(names)}: {', '.join(names)}")
-    found: dict[str, Graph] = dict(zip(names, symbols, strict=False))
+        raise GraphError(f"{probe.name}: got {len(symbols)} inputs, but {op.name} takes {len(names)}: {', '.join(names)}")
+    inputs: dict[str, Graph] = dict(zip(names, symbols, strict=False))
     for key, value in named.items():
         if key not in names:
             near = nearest(key, names)
             raise GraphError(
                 f"{probe.name}: {op.name} has no input {key!r}" + (f"; did you mean {near}?" if near else f"; it has {names}")
             )
-        if key in found:
-            raise GraphError(f"{probe.name}: input {key!r} is given by position and by name; give it once")
-        found[key] = value
+        if key in inputs:
+            raise GraphError(f"{probe.name}: input {key!r} is passed by position and by name; pass it once")
+        inputs[key] = value
     entries = []
     for key in names:
-        if key in found:
-            if len(found[key].heads) != 1:
+        if key in inputs:
+            if len(inputs[key].heads) != 1:
                 raise GraphError(
-                    f"{probe.name}: input {key!r} needs one output, but {found[key]!r} has {len(found[key].heads)}: "
-                    f"{found[key].list_outputs()}; index the one you mean"
+                    f"{probe.name}: input {key!r} is {inputs[key]!r}, which has {len(inputs[key].heads)} outputs: "
+                    f"{inputs[key].list_outputs()}; pass one of them, such as symbol[0]"
                 )
-            entries.append(found[key].heads[0])
+            entries.append(inputs[key].heads[0])
         elif op.variadic and key.startswith("arg"):
-            raise GraphError(f"{probe.name}: {op.name} needs {len(names)} inputs, {len(found)} were given")
+            raise GraphError(f"{probe.name}: {op.name} needs {len(names)} inputs, got {len(inputs)}")
         else:
-            own = dict(attrs)
+            variable_attrs = dict(attrs)
             if key in op.aux:
-                own["__init__"] = f'["{op.aux_init[op.aux.index(key)]}", {{}}]'
-            entries.append(Entry(Node(None, f"{probe.name}_{key}", own), 0))
+                variable_attrs["__init__"] = f'["{op.aux_init[op.aux.index(key)]}", {{}}]'
+            entries.append(Entry(Node(None, f"{probe.name}_{key}", variable_attrs), 0))
     return tuple(entries)
 
 
 def _unknown_attribute(op: Op, key: str) -> str:
     known = [*op.attrs, *(op.inputs if not callable(op.inputs) else ())]
     near = nearest(key, known)
-    tail = f"did you mean {near}?" if near else f"it has {', '.join(known)}."
-    return f"operator {op.name} has no attribute or input {key!r}; {tail}"
+    hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}."
+    return f"operator {op.name} has no attribute or input {key!r}; {hint}"
 
 
 def function(name: str, cls: type[G]) -> Callable[..., G]:
-    """The graph-building function of one operator, as `jfit.sym.<name>`.
+    """Make the function `jfit.sym.<name>`, which creates a node of this operator.
 
     Raises:
-        UnknownOperator: no such operator (nearest names listed).
+        UnknownOperator: there is no such operator (the message lists the nearest names).
 
     Example:
         >>> from jfit.graph import Symbol, Variable

@@ -1,7 +1,8 @@
-"""Loops and branches in graphs: `foreach`, `while_loop` and `cond` take Python functions on symbols and make one node each.
+"""Loops and branches in graphs: `foreach`, `while_loop` and `cond` create one node from Python functions on symbols.
 
-A body is composed once, in an `AttrScope` that marks its nodes.  Where a marked node reads one that is not marked, the graph
-is cut: what the body reads from outside becomes an input of the node, and a variable of the body.
+The Python function runs once, in an `AttrScope` that marks the nodes it creates.  These nodes become a subgraph of the loop
+node.  Every output of an unmarked (outer) node that a marked node reads becomes an input of the loop node, and a variable of
+the subgraph takes its place.
 
 >>> import jfit
 >>> x, s = jfit.sym.Variable("x"), jfit.sym.Variable("s")
@@ -24,32 +25,32 @@ MARK = "__subgraph_name__"
 
 
 def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "foreach") -> tuple[Any, Any]:
-    """outₜ, stateₜ₊₁ = body(dataₜ, stateₜ) for each entry of the first axis of data.
+    """Scan over the first axis of data: outₜ, stateₜ₊₁ = body(dataₜ, stateₜ), as `jax.lax.scan`.
 
     Args:
-        body: takes one step of the data and the states, as symbols (nested as given); returns (outputs, new states).
-        data: symbol, or nested lists of symbols, with the same first axis.
-        init_states: symbol, or nested lists of symbols: the states before the first step.
-        name: of the body, in the file.
+        body: `body(data, states) -> (outputs, new states)` on symbols; `data` is one entry of the first axis.
+        data: symbol or nested list of symbols, with first axes of one size.
+        init_states: symbol or nested list of symbols: the states before the first step.
+        name: name of the subgraph in symbol.json.
 
     Returns:
-        (all outputs, stacked along a new first axis; the states after the last step), nested as the body's.
+        (outputs stacked along a new first axis, states after the last step), nested like those that `body` returns.
 
     Raises:
-        GraphError: the states change their number, or the body leaves data or a state out.
+        GraphError: `body` returns states with another nesting than `init_states`, or does not use some data or state.
     """
     (items, form), (states, state_form) = _flat(data), _flat(init_states)
     cls = type(items[0])
 
-    def compose(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
+    def compose(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
         count = len(items)
-        outs, new = body(nested(given[:count], form), nested(given[count:], state_form))
+        outs, new = body(nested(arguments[:count], form), nested(arguments[count:], state_form))
         (flat, out_form), (flat_new, new_form) = _flat(outs), _flat(new)
         if new_form != state_form:
-            raise GraphError(f"foreach {name!r}: the body returns states nested in another way than it takes them")
+            raise GraphError(f"foreach {name!r}: the body returns states with another nesting than init_states")
         return flat, flat_new, out_form
 
-    step, out_form = _composed(name, [*items, *states], compose, cls, apart=True)
+    step, out_form = _compose_body(name, [*items, *states], compose, cls, separate_states=True)
     data_locs, state_locs = [step.place(s) for s in items], [step.place(s) for s in states]
     rest = {at: n for at, n in enumerate(step.graph.list_inputs()) if at not in (*data_locs, *state_locs)}
     attrs = {
@@ -60,27 +61,29 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
         "remain_locs": str(list(rest)),
     }
     inputs = [*items, *states, *(step.source(n, cls) for n in rest.values())]
-    made = list(apply_op("_foreach", inputs, attrs, cls=cls, subgraphs=(step.graph,)))
-    return nested(made[: step.count], out_form), nested(made[step.count :], state_form)
+    outputs = list(apply_op("_foreach", inputs, attrs, cls=cls, subgraphs=(step.graph,)))
+    return nested(outputs[: step.count], out_form), nested(outputs[step.count :], state_form)
 
 
 def while_loop(
     cond: Callable[..., Symbol], func: Callable[..., Any], loop_vars: Any, max_iterations: int, name: str = "while_loop"
 ) -> tuple[Any, Any]:
-    """outₜ, varsₜ₊₁ = func(*varsₜ) while cond(*varsₜ) is not 0, at most `max_iterations` times.
+    """Loop outₜ, varsₜ₊₁ = func(*varsₜ) while cond(*varsₜ) is not 0, for at most `max_iterations` steps.
 
     Args:
-        cond: takes the loop variables; returns a symbol of one number.
-        func: takes the loop variables; returns (outputs, new loop variables).
-        loop_vars: list of symbols: their first values.
-        max_iterations: the most steps, and the first axis of the outputs; steps that did not run are zeros there.
-        name: of the bodies, in the file.
+        cond: `cond(*loop_vars)` -> symbol with one element.
+        func: `func(*loop_vars) -> (outputs, new loop variables)`.
+        loop_vars: list of symbols: the initial values of the loop variables.
+        max_iterations: maximum number of steps.  It is the size of the first axis of the outputs, whose entries are zeros
+            for steps that did not run.
+        name: prefix of the names of the subgraphs in symbol.json.
 
     Returns:
-        (all outputs, stacked along a new first axis; the loop variables after the last step).
+        (outputs stacked along a new first axis, loop variables after the last step).
 
     Raises:
-        GraphError: the number of loop variables changes, or `func` leaves one out.
+        GraphError: `func` returns another number of loop variables, or does not use one of them.
+        ValueError: there are no loop variables, or `max_iterations` is missing or negative.
 
     Example:
         >>> import jfit
@@ -95,22 +98,22 @@ def while_loop(
     """
     variables, form = _flat(loop_vars)
     if not variables or max_iterations is None or int(max_iterations) < 0:
-        raise ValueError(f"while_loop {name!r} needs a loop variable, and max_iterations, which is {max_iterations!r}")
+        raise ValueError(f"while_loop {name!r} needs a loop variable, and max_iterations >= 0; it is {max_iterations!r}")
     cls = type(variables[0])
 
-    def condition(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
-        return [], [cond(*nested(given, form))], None
+    def condition(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
+        return [], [cond(*nested(arguments, form))], None
 
-    def step(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
-        outs, new = func(*nested(given, form))
+    def step(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
+        outs, new = func(*nested(arguments, form))
         (flat, out_form), (flat_new, _) = _flat([] if outs is None else outs), _flat([] if new is None else new)
         if len(flat_new) != len(variables):
             raise GraphError(f"while_loop {name!r}: func takes {len(variables)} loop variables and returns {len(flat_new)}")
         return flat, flat_new, out_form
 
-    test, _ = _composed(f"{name}_cond", variables, condition, cls)
-    body, out_form = _composed(f"{name}_func", variables, step, cls)
-    inputs, locs = _united([test, body], {_placeholder(v): v for v in variables}, cls)
+    test, _ = _compose_body(f"{name}_cond", variables, condition, cls)
+    body, out_form = _compose_body(f"{name}_func", variables, step, cls)
+    inputs, locs = _merged_inputs([test, body], {_placeholder(v): v for v in variables}, cls)
     attrs = {
         "max_iterations": int(max_iterations),
         "cond_input_locs": str(locs[0]),
@@ -119,21 +122,21 @@ def while_loop(
         "num_out_data": body.count,
         "num_outputs": len(body.graph),
     }
-    made = list(apply_op("_while_loop", inputs, attrs, cls=cls, subgraphs=(test.graph, body.graph)))
-    return nested(made[: body.count], out_form), nested(made[body.count :], form)
+    outputs = list(apply_op("_while_loop", inputs, attrs, cls=cls, subgraphs=(test.graph, body.graph)))
+    return nested(outputs[: body.count], out_form), nested(outputs[body.count :], form)
 
 
 def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any], name: str = "cond") -> Any:
-    """then_func() where `pred` is not 0, else else_func(); only one of them runs.
+    """Return the outputs of then_func() if `pred` is not 0, else those of else_func(); only one branch runs.
 
     Args:
-        pred: symbol of one number.
-        then_func: returns a symbol, or nested lists of symbols.
-        else_func: the same, of the same shapes and dtypes.
-        name: of the branches, in the file.
+        pred: symbol with one element.
+        then_func: function without arguments that returns a symbol or a nested list of symbols.
+        else_func: the same; its outputs have the same shapes and dtypes.
+        name: prefix of the names of the subgraphs in symbol.json.
 
     Returns:
-        The outputs of the branch that is taken, nested as `then_func`'s.
+        The outputs of the selected branch, nested like those of `then_func`.
 
     Raises:
         GraphError: the branches have different numbers of outputs.
@@ -148,16 +151,16 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
     cls = type(pred)
 
     def part(kind: str, run: Callable[[], Any]) -> tuple[_Body, Any]:
-        def compose(given: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
+        def compose(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
             flat, form = _flat(run())
             return flat, [], form
 
-        return _composed(f"{name}_{kind}", [], compose, cls)
+        return _compose_body(f"{name}_{kind}", [], compose, cls)
 
     (test, _), (then, form), (other, _) = part("pred", lambda: pred), part("then", then_func), part("else", else_func)
     if len(then.graph) != len(other.graph):
-        raise GraphError(f"cond {name!r}: then_func gives {len(then.graph)} outputs, else_func {len(other.graph)}")
-    inputs, (test_locs, then_locs, else_locs) = _united([test, then, other], {}, cls, by_name=True)
+        raise GraphError(f"cond {name!r}: then_func returns {len(then.graph)} outputs, else_func {len(other.graph)}")
+    inputs, (test_locs, then_locs, else_locs) = _merged_inputs([test, then, other], {}, cls, by_name=True)
     attrs = {
         "cond_input_locs": str(test_locs),
         "then_input_locs": str(then_locs),
@@ -170,78 +173,79 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
 # ------------------------------------------------------------------------------------------------ bodies
 class _Body(NamedTuple):
     graph: Graph
-    cuts: dict[str, Entry]  # variable of the body -> what it reads outside
-    count: int  # outputs that are no states
+    outer: dict[str, Entry]  # variable of the body -> the output of an outer node that it replaces
+    count: int  # outputs before the states
 
     def source(self, name: str, cls: type[Symbol]) -> Symbol:
-        """What feeds a variable of the body: the output it was cut from, or a variable of that name outside."""
-        if name in self.cuts:
-            return cls([self.cuts[name]])
+        """The outer symbol to pass for a variable of the body: the output it replaces, or a variable of the same name."""
+        if name in self.outer:
+            return cls([self.outer[name]])
         inside = next(n for n in self.graph.nodes() if n.op is None and n.name == name)
         return cls([Entry(Node(None, name, inside.attrs), 0)])
 
     def place(self, symbol: Symbol) -> int:
-        """Which input of the body stands for a loop variable."""
+        """Index of the body's input that receives a loop variable."""
         names, name = self.graph.list_inputs(), _placeholder(symbol)
         if name not in names:
-            raise GraphError(f"the body of a loop leaves {symbol!r} out; every data and state has to be used in it")
+            raise GraphError(f"the body of a loop does not use {symbol!r}; it must use all of its data and states")
         return names.index(name)
 
 
-def _composed(
-    name: str, symbols: Sequence[Symbol], compose: Callable[..., Any], cls: type[Symbol], apart: bool = False
+def _compose_body(
+    name: str, symbols: Sequence[Symbol], compose: Callable[..., Any], cls: type[Symbol], separate_states: bool = False
 ) -> tuple[_Body, Any]:
-    """(the body, how its outputs were nested); `compose` returns (outputs, states, nesting).
+    """Call `compose` on placeholder variables; returns (the subgraph, nesting of its outputs).
 
-    `apart`: a state that is an output too gets a node of its own.
+    `compose` returns (outputs, states, nesting).  `separate_states`: a state that is also an output gets an identity node.
     """
     mark = body_name(name, MARK)
     with AttrScope(**{MARK: mark}):
         outs, states, form = compose([variable(_placeholder(s), cls=cls) for s in symbols])
-        used = {id(end.heads[0].node) for end in outs} if apart else set()
+        used = {id(end.heads[0].node) for end in outs} if separate_states else set()
         ends: list[Symbol] = []
         for end in (*outs, *states):
             if not isinstance(end, Symbol):
-                raise TypeError(f"{name}: needs symbols, got {type(end).__name__}: {end!r}; make it a symbol, by sym.full")
+                raise TypeError(f"{name}: expected symbols, got {type(end).__name__}: {end!r}; convert it, such as by sym.full")
             node = end.heads[0].node
-            own = node.op is not None and node.attrs.get(MARK) == mark and not (len(ends) >= len(outs) and id(node) in used)
-            ends.append(end if own else apply_op("identity", (end,), {}, cls=cls))
-    heads, cuts = _cut(group(ends, Graph).heads, mark)
+            inner = node.op is not None and node.attrs.get(MARK) == mark and not (len(ends) >= len(outs) and id(node) in used)
+            ends.append(end if inner else apply_op("identity", (end,), {}, cls=cls))
+    heads, outer = _cut(group(ends, Graph).heads, mark)
     graph = Graph(heads)
     names = graph.list_inputs()
     if len(set(names)) != len(names):
         raise GraphError(f"{name}: two variables of the body have the same name: {names}; rename one")
-    return _Body(graph, cuts, len(outs)), form
+    return _Body(graph, outer, len(outs)), form
 
 
 def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[str, Entry]]:
-    """The marked part of a graph, and what its new variables stand for."""
-    made: dict[int, Node] = {}
-    cuts: dict[tuple[int, int], tuple[Entry, Entry]] = {}  # entry outside -> (itself, the variable in its place)
+    """Cut the marked nodes out of a graph; returns (their heads, new variable -> the unmarked node's output it replaces)."""
+    rebuilt: dict[int, Node] = {}
+    replaced: dict[tuple[int, int], tuple[Entry, Entry]] = {}  # unmarked output -> (that output, its new variable)
 
     def inside(entry: Entry) -> Entry:
-        if id(entry.node) in made:
-            return Entry(made[id(entry.node)], entry.index)
-        stand_in = Entry(Node(None, entry.node.output_name(entry.index), {}), 0)
-        return cuts.setdefault((id(entry.node), entry.index), (entry, stand_in))[1]
+        if id(entry.node) in rebuilt:
+            return Entry(rebuilt[id(entry.node)], entry.index)
+        new = Entry(Node(None, entry.node.output_name(entry.index), {}), 0)
+        return replaced.setdefault((id(entry.node), entry.index), (entry, new))[1]
 
     for node in topological(heads):
         if node.attrs.get(MARK) == mark:
-            made[id(node)] = node.rebuilt(tuple(map(inside, node.inputs))) if node.inputs else node
-    return tuple(map(inside, heads)), {var.node.name: entry for entry, var in cuts.values()}
+            rebuilt[id(node)] = node.rebuilt(tuple(map(inside, node.inputs))) if node.inputs else node
+    return tuple(map(inside, heads)), {var.node.name: entry for entry, var in replaced.values()}
 
 
-def _united(
-    bodies: Sequence[_Body], known: dict[str, Symbol], cls: type[Symbol], by_name: bool = False
+def _merged_inputs(
+    bodies: Sequence[_Body], arguments: dict[str, Symbol], cls: type[Symbol], by_name: bool = False
 ) -> tuple[list[Symbol], list[list[int]]]:
-    """(inputs of the node, for each body: which of them feed it); `known` symbols stand for placeholders.
+    """Merge the inputs of several bodies; returns (inputs of the node, for each body the indices of its inputs among them).
 
-    `by_name`: a body finds what an earlier one reads by its name, as MXNet's cond does.
+    `arguments`: placeholder name -> symbol to pass.  `by_name`: variables of different bodies with the same name are one
+    input, as in MXNet's cond.
     """
     inputs: list[Symbol] = []
     locs: list[list[int]] = []
     for body in bodies:
-        shared = {str(s.name): s for s in inputs} if by_name else known
+        shared = {str(s.name): s for s in inputs} if by_name else arguments
         locs.append([])
         for name in body.graph.list_inputs():
             symbol = shared[name] if name in shared else body.source(name, cls)
@@ -253,7 +257,7 @@ def _united(
 
 # ------------------------------------------------------------------------------------------------ nested lists
 def _flat(value: Any) -> tuple[list[Symbol], Any]:
-    """(symbols of one output each, how they were nested: None for one symbol, else a list)."""
+    """Flatten nested lists of symbols; returns (list of symbols, nesting: None for one symbol, else a list of nestings)."""
     if isinstance(value, Symbol) and len(value) == 1:
         return [value], None
     if not isinstance(value, (Symbol, list, tuple)):
@@ -263,7 +267,7 @@ def _flat(value: Any) -> tuple[list[Symbol], Any]:
 
 
 def nested(flat: Sequence[Any], form: Any) -> Any:
-    """The parts in the lists that `form` describes (None for one part, else a list of forms).
+    """Nest the elements of a flat list: `form` is None for one element, or a list of forms (the inverse of `_flat`).
 
     Example:
         >>> nested([1, 2, 3], [None, [None, None]])
@@ -278,5 +282,5 @@ def nested(flat: Sequence[Any], form: Any) -> Any:
 
 
 def _placeholder(symbol: Symbol) -> str:
-    """The variable that stands for a symbol in a body."""
+    """Name of the variable that replaces a symbol in a body."""
     return f"{symbol.heads[0].node.name}-{symbol.heads[0].index}"

@@ -1,11 +1,9 @@
-"""What a graph holds and costs: parameters, multiply-adds, floating-point operations of a forward pass.
+"""Cost model of a graph: parameters, MACs (multiply-accumulates) and FLOPs of a forward pass.
 
-FLOPs are read from the jaxpr of each operator, so that no operator needs a rule of its own.
-
-A multiplication and the addition that follows it are two FLOPs.  Matrix products and convolutions are counted by their
-shapes, loops of known length by their body, everything else that computes floats by the size of what it makes (reductions
-by the size of what they take).  That is too little for factorizations and eigenvalues, whose work depends on their method.
-Moving, reordering, comparing and casting are free, and so are integers.
+FLOPs are counted in the jaxpr of each operator, so that no operator needs a cost rule.  A MAC is two FLOPs.  Matrix products
+and convolutions are counted by their shapes, loops of known length by length times body, other floating-point primitives as
+one FLOP per output element (reductions: per input element).  This underestimates matrix factorizations and eigenvalues.  Data
+movement, sorting, comparisons, casts and integer arithmetic count as 0.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from jfit.ops import Attrs, Ctx, Op
 
 PARAMETER_SLOTS = ("weight", "bias", "gamma", "beta", "parameters")
 
-# primitives that move values or make them up, whatever their dtype
+# primitives without arithmetic: they move, create or cast values
 FREE = frozenset((
     "argsort", "axis_index", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type", "copy",
     "copy_p", "device_put", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "imag", "io_callback", "iota",
@@ -37,12 +35,12 @@ WINDOWS = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_wi
 
 
 class Count(NamedTuple):
-    """Numbers of one node.
+    """Cost of one operator node, or of a graph.
 
     Attributes:
-        parameters: values in its parameters and auxiliary states.
-        macs: multiplications with their additions in matrix products and convolutions.
-        flops: floating-point operations of its forward pass in evaluation; a MAC is two of them.
+        parameters: number of elements of its parameters and auxiliary states.
+        macs: multiply-accumulates of its matrix products and convolutions.
+        flops: floating-point operations of its forward pass in evaluation; a MAC is two.
     """
 
     parameters: int
@@ -51,17 +49,17 @@ class Count(NamedTuple):
 
 
 def counts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, Count]:
-    """Parameters, MACs and FLOPs of each operator node, by node name.
+    """Count parameters, MACs and FLOPs of each operator node.
 
     Args:
         graph: the graph.
         shapes: shapes by variable name.
 
     Returns:
-        A `Count` for each operator; FLOPs are those of the operator's own program (see `flops_of`), for the whole batch.
+        Dict: node name -> `Count` for the whole batch; FLOPs of the operator's jaxpr as in `flops_of`.
 
     Raises:
-        GraphError: the shapes do not say the shapes of everything.
+        GraphError: a shape cannot be inferred from `shapes`.
 
     Example:
         >>> import jfit
@@ -71,18 +69,18 @@ def counts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, Count
     known, types = infer(graph, shapes)
     order = graph.nodes()
     for node in order:
-        found = known.get((id(node), 0))
-        if found is None or 0 in found:
+        shape = known.get((id(node), 0))
+        if shape is None or 0 in shape:
             raise GraphError(
-                f"{node.name}: its shape is {found or 'unknown'} for {dict(shapes)}, and what it costs depends on it; "
-                "give the shapes of all inputs"
+                f"{node.name}: its shape is {shape or 'unknown'} for {dict(shapes)}, and its cost depends on it; "
+                "pass the shapes of all inputs"
             )
     counted = count_known(graph, known, types)
     return {n.name: counted[id(n)] for n in order if n.op is not None}
 
 
 def total(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Count:
-    """The numbers of the whole graph; parameters that several nodes share count once.
+    """Count parameters, MACs and FLOPs of the whole graph; parameters shared by several nodes are counted once.
 
     Example:
         >>> import jfit
@@ -94,33 +92,33 @@ def total(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Count:
 
 
 def count_known(graph: Graph, known: Mapping[Any, Any], types: Mapping[Any, Any]) -> dict[int, Count]:
-    """A `Count` for each operator node by its id, from inferred shapes and dtypes; 0 where shapes are unknown."""
+    """`Count`s by node id from inferred shapes and dtypes (see `infer`); MACs and FLOPs are 0 if an input shape is unknown."""
     order = graph.nodes()
-    unseen, found = hidden(order), {}
+    params, result = parameter_nodes(order), {}
     for node in order:
         if node.op is not None:
             ins = [known.get((id(e.node), e.index)) for e in node.inputs]
             cost = Flops(0, 0)
             if all(s is not None and 0 not in s for s in ins):
                 dtypes = tuple(np.dtype(types.get((id(e.node), e.index)) or np.float32).name for e in node.inputs)
-                cost = _cost(node.op, _sized(node, known), tuple(s for s in ins if s is not None), dtypes)
-            found[id(node)] = Count(_held(node, known, unseen), cost.macs, cost.flops)
-    return found
+                cost = _cost(node.op, _with_inferred_shape(node, known), tuple(s for s in ins if s is not None), dtypes)
+            result[id(node)] = Count(_parameter_size(node, known, params), cost.macs, cost.flops)
+    return result
 
 
 def total_of(graph: Graph, known: Mapping[Any, Any], counted: Mapping[int, Count]) -> Count:
-    """The sum over a graph; each parameter once."""
-    held = sum(math.prod(known.get((i, 0)) or (0,)) for i in hidden(graph.nodes()))
-    return Count(held, sum(c.macs for c in counted.values()), sum(c.flops for c in counted.values()))
+    """Sum the `Count`s of a graph; each parameter is counted once."""
+    parameters = sum(math.prod(known.get((i, 0)) or (0,)) for i in parameter_nodes(graph.nodes()))
+    return Count(parameters, sum(c.macs for c in counted.values()), sum(c.flops for c in counted.values()))
 
 
-def _held(node: Node, known: Mapping[Any, Any], unseen: set[int]) -> int:
-    own = [known.get((id(e.node), e.index)) for e in node.inputs if id(e.node) in unseen]
-    return sum(math.prod(s) for s in own if s)
+def _parameter_size(node: Node, known: Mapping[Any, Any], params: set[int]) -> int:
+    shapes = [known.get((id(e.node), e.index)) for e in node.inputs if id(e.node) in params]
+    return sum(math.prod(s) for s in shapes if s)
 
 
-def _sized(node: Node, known: Mapping[Any, Any]) -> Attrs:
-    """The attributes; where a constant's shape is open, or some sizes of it, with the one that inference found."""
+def _with_inferred_shape(node: Node, known: Mapping[Any, Any]) -> Attrs:
+    """Attributes of a node; a constant with an unknown `shape` (None or sizes 0) gets the inferred one."""
     if "shape" in node.params and not node.inputs:
         shape = node.params["shape"]
         if shape is None or 0 in shape:
@@ -128,15 +126,15 @@ def _sized(node: Node, known: Mapping[Any, Any]) -> Attrs:
     return node.params
 
 
-def hidden(order: Sequence[Node]) -> set[int]:
-    """Ids of parameters and auxiliary states: variables that fill a slot other than data and label of some operator."""
-    found = aux_nodes(order)
+def parameter_nodes(order: Sequence[Node]) -> set[int]:
+    """Ids of the variables that are parameters (in one of `PARAMETER_SLOTS` of an operator) or auxiliary states."""
+    ids = aux_nodes(order)
     for node in order:
         if node.op is not None and not node.op.variadic:
             for name, entry in zip(node.input_names(), node.inputs, strict=True):
                 if entry.node.op is None and name in PARAMETER_SLOTS:
-                    found.add(id(entry.node))
-    return found
+                    ids.add(id(entry.node))
+    return ids
 
 
 @functools.lru_cache(maxsize=8192)
@@ -144,13 +142,13 @@ def _cost(record: Op, params: Attrs, shapes: tuple[tuple[int, ...], ...], dtypes
     specs = [jax.ShapeDtypeStruct(s, jax.dtypes.canonicalize_dtype(t)) for s, t in zip(shapes, dtypes, strict=True)]
 
     def call(key: Any, *arrays: Any) -> Any:
-        return _applied(record, params, key, arrays)
+        return _apply(record, params, key, arrays)
 
     return flops_of(jax.make_jaxpr(call)(jax.eval_shape(lambda: jax.random.key(0)), *specs))
 
 
-def _applied(record: Op, params: Attrs, key: Any, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of an operator in evaluation; loops and branches run their bodies."""
+def _apply(record: Op, params: Attrs, key: Any, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Run an operator in evaluation mode, a loop or branch with its bodies."""
     if record.graphs:
         params = Attrs({**params, "graphs": tuple(_body(g.graph) for g in params.graphs)})
     result = record.fn(Ctx(train=False, key=key, rows=(None,) * len(arrays)), params, *arrays)
@@ -159,18 +157,18 @@ def _applied(record: Op, params: Attrs, key: Any, arrays: Sequence[Any]) -> tupl
 
 
 def _body(graph: Graph) -> Any:
-    """The body of a loop or branch as a function of its variables, as `jfit.ops.control.Body`."""
+    """Make the body of a loop or branch a `jfit.ops.control.Body`."""
     order = graph.nodes()
     names = graph.list_inputs()
 
     def run(ctx: Ctx, arrays: Sequence[Any], rows: Any) -> tuple[tuple[Any, ...], tuple[None, ...]]:
         known, _ = infer(graph, {n: a.shape for n, a in zip(names, arrays, strict=True)})
-        fed = iter(arrays)
-        values: dict[tuple[int, int], Any] = {(id(n), 0): next(fed) for n in order if n.op is None}
+        variables = iter(arrays)
+        values: dict[tuple[int, int], Any] = {(id(n), 0): next(variables) for n in order if n.op is None}
         for node in order:
             if node.op is not None:
                 ins = [values[id(e.node), e.index] for e in node.inputs]
-                outs = _applied(node.op, _sized(node, known), ctx.key, ins)
+                outs = _apply(node.op, _with_inferred_shape(node, known), ctx.key, ins)
                 values.update({(id(node), i): o for i, o in enumerate(outs)})
         return tuple(values[id(h.node), h.index] for h in graph.heads), (None,) * len(graph.heads)
 
@@ -179,28 +177,28 @@ def _body(graph: Graph) -> Any:
 
 # ------------------------------------------------------------------------------------------------ FLOPs of a jaxpr
 class Flops(NamedTuple):
-    """Floating-point operations, and how many pairs of multiplication and addition of products and convolutions are in them."""
+    """Floating-point operations of a program, and the multiply-accumulates (2 FLOPs each) among them."""
 
     flops: int
     macs: int
 
     def times(self, count: int) -> Flops:
-        """The same, done `count` times."""
+        """Multiply both numbers by `count`."""
         return Flops(self.flops * count, self.macs * count)
 
     def plus(self, other: Flops) -> Flops:
-        """Both together."""
+        """Add both numbers."""
         return Flops(self.flops + other.flops, self.macs + other.macs)
 
 
 def flops_of(jaxpr: Any) -> Flops:
-    """What one evaluation of a jaxpr costs.
+    """Count the FLOPs and MACs of one evaluation of a jaxpr.
 
     Args:
-        jaxpr: what `jax.make_jaxpr(f)(...)` returns, or its `.jaxpr`.
+        jaxpr: the result of `jax.make_jaxpr(f)(...)`, or its `.jaxpr`.
 
     Returns:
-        The FLOPs and MACs; a `while` loop counts as one pass, a `cond` as its dearest branch.
+        The FLOPs and MACs; a `while` loop is counted as one iteration, a `cond` as its most expensive branch.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -227,7 +225,7 @@ def _equation(eqn: Any) -> Flops:
 
 
 def _simple(name: str, eqn: Any) -> int:
-    """FLOPs of a primitive without products: one for each float it makes, or takes where it reduces."""
+    """FLOPs of a primitive that is no product or convolution: one per output element, or per input element of reductions."""
     if name in FREE or not any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars):
         return 0
     if name in WINDOWS:
@@ -242,10 +240,10 @@ def _simple(name: str, eqn: Any) -> int:
 
 
 def _convolution(eqn: Any) -> Flops:
-    """Each output takes the kernel's values for its group; zeros that a transposed convolution puts in are not multiplied."""
+    """MACs: kernel elements per output channel times output elements, without products by zeros of a dilated input."""
     numbers, kernel = eqn.params["dimension_numbers"], eqn.invars[1].aval.shape
-    taken = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
-    return _products(_size(eqn.outvars[0]) * taken // math.prod(eqn.params["lhs_dilation"]))
+    per_output = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
+    return _products(_size(eqn.outvars[0]) * per_output // math.prod(eqn.params["lhs_dilation"]))
 
 
 def _products(macs: int) -> Flops:
@@ -253,7 +251,7 @@ def _products(macs: int) -> Flops:
 
 
 def _inner(eqn: Any) -> Iterator[Any]:
-    """The jaxprs inside an equation (loops, branches, functions with their own derivative)."""
+    """The jaxprs among the parameters of an equation (loops, branches, `custom_jvp` and `custom_vjp` functions)."""
     for key, value in eqn.params.items():
         if key not in ("jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "bwd", "cond_jaxpr"):
             for part in value if isinstance(value, tuple | list) else (value,):

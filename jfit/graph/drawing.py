@@ -1,4 +1,4 @@
-"""Looking at a graph: a summary table, mermaid text, a graphviz drawing, MXNet's listing.
+"""Views of a graph: summary table, mermaid flowchart, graphviz drawing, MXNet's text listing.
 
 >>> import jfit
 >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc")
@@ -11,25 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jfit.graph.costs import Count, count_known, hidden, total_of
+from jfit.graph.costs import Count, count_known, parameter_nodes, total_of
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, Node, aux_nodes
 
-CAPTIONS = ("kernel", "stride", "num_filter", "num_hidden", "act_type", "pool_type", "p")
+CAPTION_ATTRS = ("kernel", "stride", "num_filter", "num_hidden", "act_type", "pool_type", "p")
 COLUMNS = ("node", "operator", "output shape", "parameters", "MACs", "FLOPs", "inputs")
 RIGHT = ("parameters", "MACs", "FLOPs")
 COLORS = {"nn": "#fb8072", "conv": "#fb8072", "norm": "#bebada", "pooling": "#80b1d3", "loss": "#fccde5"}
 
 
 def summary(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> str:
-    """A table of the nodes of a graph: name, operator, output shape, parameters, what a forward pass costs, inputs.
+    """Tabulate the nodes of a graph: name, operator, output shape, parameters, MACs and FLOPs of a forward pass, inputs.
 
     Args:
         graph: the graph.
         shapes: shapes by variable name.
 
     Returns:
-        The table as text; MACs and FLOPs as `counts` defines them.
+        The table as text.  Parameters have no rows; MACs and FLOPs are those of `jfit.graph.costs.counts`.
 
     Example:
         >>> import jfit
@@ -42,10 +42,10 @@ def summary(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> str:
     """
     known, types = infer(graph, shapes)
     counted = count_known(graph, known, types)
-    nodes, unseen = visible(graph)
+    nodes, params = visible(graph)
     rows: list[tuple[str, ...]] = [COLUMNS]
     for node in nodes:
-        inputs = ", ".join(dict.fromkeys(e.node.name for e in node.inputs if id(e.node) not in unseen))
+        inputs = ", ".join(dict.fromkeys(e.node.name for e in node.inputs if id(e.node) not in params))
         numbers = (f"{n:,}" for n in counted.get(id(node), Count(0, 0, 0)))
         rows.append((node.name, node.op.name if node.op else "-", size(known.get((id(node), 0))), *numbers, inputs))
     widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
@@ -58,7 +58,14 @@ def summary(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def mermaid(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
-    """The graph as mermaid flowchart text; edges carry shapes where shapes are given.
+    """Draw the graph as the text of a mermaid flowchart, without parameters.
+
+    Args:
+        graph: the graph.
+        shapes: shapes by variable name, for the labels of the edges; default: no labels.
+
+    Returns:
+        The mermaid text.
 
     Example:
         >>> import jfit
@@ -87,10 +94,17 @@ def mermaid(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> 
 
 
 def graphviz(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> Any:
-    """The graph as a `graphviz.Digraph`; rendering it needs graphviz's `dot` program.
+    """Draw the graph as a `graphviz.Digraph`, without parameters; rendering it needs the `dot` program of graphviz.
+
+    Args:
+        graph: the graph.
+        shapes: shapes by variable name, for the labels of the edges; default: no labels.
+
+    Returns:
+        The `graphviz.Digraph`.
 
     Raises:
-        ImportError: the graphviz package is missing; the message says how to install it.
+        ImportError: the graphviz package is not installed.
     """
     gv = package()
     known = infer(graph, shapes)[0] if shapes else {}
@@ -108,10 +122,10 @@ def graphviz(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) ->
 
 
 def package() -> Any:
-    """The graphviz package.
+    """Import and return the graphviz package.
 
     Raises:
-        ImportError: it is missing; the message says how to install it.
+        ImportError: it is not installed; the message has the command that installs it.
     """
     try:
         import graphviz as gv
@@ -121,7 +135,7 @@ def package() -> Any:
 
 
 def listing(graph: Graph) -> str:
-    """Every node in order, with inputs and attributes, in MXNet's words.
+    """Text with the inputs and attributes of every node in topological order, in the format of MXNet's `debug_str`.
 
     Example:
         >>> import jfit
@@ -140,7 +154,7 @@ def listing(graph: Graph) -> str:
     aux = aux_nodes(order)
 
     def source(entry: Entry) -> str:
-        # how often the variable was written before it is read: auxiliary states once, by the operator itself
+        # MXNet's version of a variable: the number of writes before this read, 1 for auxiliary states
         version = f" version={int(id(entry.node) in aux)}" if entry.node.op is None else ""
         return f"{entry.node.name}({entry.index}){version}"
 
@@ -157,25 +171,25 @@ def listing(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ------------------------------------------------------------------------------------------------ what is shown
+# ------------------------------------------------------------------------------------------------ parts of the views
 def visible(graph: Graph) -> tuple[list[Node], set[int]]:
-    """The nodes that are shown, and the ids of those that are not."""
+    """Return (the nodes without parameters and auxiliary states, the ids of parameters and auxiliary states)."""
     order = graph.nodes()
-    unseen = hidden(order)
-    return [n for n in order if id(n) not in unseen], unseen
+    params = parameter_nodes(order)
+    return [n for n in order if id(n) not in params], params
 
 
 def edges(graph: Graph) -> tuple[list[Node], list[tuple[Entry, Node]]]:
-    """The nodes that are shown, and (output, node that takes it) between them."""
-    nodes, unseen = visible(graph)
-    return nodes, [(e, n) for n in nodes for e in n.inputs if id(e.node) not in unseen]
+    """Return (the `visible` nodes, the edges between them as (output, node that reads it))."""
+    nodes, params = visible(graph)
+    return nodes, [(e, n) for n in nodes for e in n.inputs if id(e.node) not in params]
 
 
 def size(shape: Sequence[int] | None) -> str:
-    """A shape as `2x5`, `?` where it is unknown."""
+    """Format a shape as `2x5`, with `?` for an unknown size or shape."""
     return "x".join(str(s) if s else "?" for s in shape) if shape else "?"
 
 
 def caption(node: Node) -> str:
-    """The attributes that say most about a node."""
-    return ", ".join(f"{k} {node.attrs[k]}" for k in CAPTIONS if k in node.attrs)
+    """Format the attributes of a node that a drawing shows (`CAPTION_ATTRS`)."""
+    return ", ".join(f"{k} {node.attrs[k]}" for k in CAPTION_ATTRS if k in node.attrs)

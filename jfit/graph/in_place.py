@@ -1,10 +1,11 @@
-"""Where MXNet writes one gradient over another that it still needs.
+"""Reproduce a bug of MXNet: it overwrites a gradient in place that it reads again afterwards.
 
-The gradient of LeakyReLU(act_type=prelu) by its data takes the memory of the gradient that came from above, wherever the
-plan of its memory allows; the gradient by the slope is computed after that, from what was overwritten, and comes out as
-slope x the true one.  Training curves depend on it.  The plan allows it where the data are no variable (their gradient lies
-in a buffer of its own) and nothing reads the gradient from above later: additions and reshapes hand theirs on without a copy.
-`in_place` gives these nodes a function with the gradients that MXNet has there.
+The backward pass of LeakyReLU(act_type=prelu) has an incoming gradient (of its output) and two results: the gradients with
+respect to data and slope.  If MXNet's memory planner allows it, the data gradient is written into the buffer of the incoming
+gradient; the slope gradient is computed next, from the overwritten buffer, and becomes slope times its correct value.
+Training curves recorded in MXNet depend on it.  The planner allows it if the data is not a variable (whose gradient has a
+separate buffer) and no later step reads the incoming gradient.  Additions and reshapes pass a gradient on without a copy, so
+their readers are readers of the same buffer.  `in_place` finds these nodes and gives them MXNet's gradients.
 """
 
 from __future__ import annotations
@@ -16,27 +17,30 @@ from dataclasses import replace
 from jfit.graph.nodes import Entry, Node, replace_nodes, topological
 from jfit.ops import Op
 
-PASSING = {"Flatten", "Reshape", "_copy", "expand_dims"}
-ADDING = {"elemwise_add", "_grad_add", "add_n"}
-BACKWARD = -1  # in place of an output's number: the backward pass of the whole node
-Step = tuple[int, int]  # (id of a node, output whose gradient is complete, or BACKWARD)
+RESHAPES = {"Flatten", "Reshape", "_copy", "expand_dims"}
+ADDITIONS = {"elemwise_add", "_grad_add", "add_n"}
+BACKWARD = -1
+Step = tuple[int, int]  # (node id, output index): sum the gradients of an output; (node id, BACKWARD): backward pass of a node
 
 
 def in_place(heads: Sequence[Entry], fed: Collection[str]) -> tuple[Entry, ...]:
-    """The graph, with the function `Op.overwritten` in the nodes whose incoming gradient MXNet overwrites.
+    """Rebuild the graph with the function `Op.overwritten` in the nodes whose incoming gradient MXNet overwrites.
 
     Args:
         heads: the outputs of the graph.
-        fed: names of the variables that are fed with data; all others are parameters.
+        fed: names of the input variables; all others are parameters.
+
+    Returns:
+        The heads of the new graph.
     """
-    found = overwritten(topological(heads), heads, fed)
+    ids = overwritten(topological(heads), heads, fed)
 
     def swap(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
-        if id(node) not in found or node.op is None:
+        if id(node) not in ids or node.op is None:
             return None
         return Node(_overwriting(node.op), node.name, node.attrs, inputs)
 
-    return replace_nodes(heads, swap) if found else tuple(heads)
+    return replace_nodes(heads, swap) if ids else tuple(heads)
 
 
 @functools.cache
@@ -45,21 +49,21 @@ def _overwriting(op: Op) -> Op:
 
 
 def overwritten(order: Sequence[Node], heads: Sequence[Entry], fed: Collection[str]) -> set[int]:
-    """Ids of the nodes whose gradient from above is overwritten before the gradient by their parameter is computed."""
-    found = [n for n in order if n.op and n.op.overwritten and len(n.inputs) > 1 and n.inputs[0].node.op]
-    if not found:
+    """Ids of the nodes whose incoming gradient MXNet overwrites before the gradient of their parameter is computed."""
+    candidates = [n for n in order if n.op and n.op.overwritten and len(n.inputs) > 1 and n.inputs[0].node.op]
+    if not candidates:
         return set()
-    plan = _Plan(order, heads)
-    shared = {id(n): plan.readers(n) for n in found}
-    if all(len(readers) == 1 for readers in shared.values()):
-        return set(shared)
+    plan = _BackwardPlan(order, heads)
+    readers = {id(n): plan.readers(n) for n in candidates}
+    if all(len(steps) == 1 for steps in readers.values()):
+        return set(readers)
     times = plan.times([n for n in order if n.op is None and n.name not in fed])
-    last = {node: max(times.get(r, -1) for r in readers) == times.get((node, BACKWARD), -1) for node, readers in shared.items()}
-    return {node for node, alone in last.items() if alone}
+    is_last = {n: max(times.get(s, -1) for s in steps) == times.get((n, BACKWARD), -1) for n, steps in readers.items()}
+    return {node for node, last in is_last.items() if last}
 
 
-class _Plan:
-    """Who reads which gradient, and when."""
+class _BackwardPlan:
+    """The steps of MXNet's backward pass: which steps read a gradient buffer, and in which order the steps run."""
 
     def __init__(self, order: Sequence[Node], heads: Sequence[Entry]) -> None:
         self.nodes = {id(n): n for n in order}
@@ -70,45 +74,45 @@ class _Plan:
         self.heads = {(id(h.node), h.index) for h in heads}
 
     def _shares(self, step: Step) -> Node | None:
-        """The only user of an output, where the gradient comes from it without a copy."""
+        """The only user of an output, if it is an addition or reshape that passes its gradient on without a copy."""
         users = self.users.get(step, [])
         if step in self.heads or len(users) != 1 or users[0].op is None:
             return None
-        return users[0] if users[0].op.name in PASSING | ADDING else None
+        return users[0] if users[0].op.name in RESHAPES | ADDITIONS else None
 
     def readers(self, node: Node) -> set[Step]:
-        """All steps that read the memory in which the gradient of the node's output lies; its own is among them."""
+        """All steps, the node's backward pass included, that read the buffer with the gradient of the node's output."""
         root: Step = (id(node), 0)
         while (user := self._shares(root)) is not None:
             root = (id(user), 0)
-        found, open_steps = set(), [root]
-        while open_steps:
-            step = open_steps.pop()
+        steps, pending = set(), [root]
+        while pending:
+            step = pending.pop()
             producer = self.nodes[step[0]]
             if step != root and self._shares(step) is None:
-                found.add(step)  # part of a sum of several gradients
-            elif producer.op is None or producer.op.name not in PASSING | ADDING:
-                found.add((step[0], BACKWARD))
+                steps.add(step)  # the buffer is one term of a sum of several gradients
+            elif producer.op is None or producer.op.name not in RESHAPES | ADDITIONS:
+                steps.add((step[0], BACKWARD))
             else:
-                count = 1 if producer.op.name in PASSING else len(producer.inputs)
-                open_steps += [(id(e.node), e.index) for e in producer.inputs[:count]]
-        return found
+                count = 1 if producer.op.name in RESHAPES else len(producer.inputs)
+                pending += [(id(e.node), e.index) for e in producer.inputs[:count]]
+        return steps
 
     def times(self, variables: Sequence[Node]) -> dict[Step, int]:
-        """When each step runs in MXNet: the gradient of one variable after another, each after all steps that it needs."""
+        """Position of each step in MXNet's order: gradients of the variables in turn, each after the steps it depends on."""
         done: dict[Step, int] = {}
         for variable in variables:
             stack = [(id(variable), 0)]
             while stack:
                 step = stack[-1]
-                waits = [] if step in done else [s for s in self._needs(step) if s not in done]
-                if waits:
-                    stack.append(waits[0])
+                missing = [] if step in done else [s for s in self._dependencies(step) if s not in done]
+                if missing:
+                    stack.append(missing[0])
                 else:
                     done.setdefault(stack.pop(), len(done))
         return done
 
-    def _needs(self, step: Step) -> list[Step]:
+    def _dependencies(self, step: Step) -> list[Step]:
         node = self.nodes[step[0]]
         if step[1] != BACKWARD:
             return [(id(user), BACKWARD) for user in reversed(self.users.get(step, []))]

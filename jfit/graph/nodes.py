@@ -1,8 +1,8 @@
-"""The graph: immutable nodes, and graphs that point at some of their outputs.  Data only; no array lives here.
+"""Immutable graph data structures: `Node`, `Entry` (one output of a node) and `Graph` (a tuple of entries).
 
-A `Node` is a variable (no operator) or an operator with its inputs; a `Graph` is a tuple of entries (node, output
-number).  Nothing is ever changed in place: composing makes new nodes and shares the old ones.  Every walk is iterative,
-so graphs of any depth work.
+A `Node` is a variable (no operator) or an operator with its inputs.  It contains names and attributes but no arrays.
+Composing creates new nodes, which share the old ones as inputs.  All traversals are iterative, so that the depth of a graph
+is not limited by Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from typing import Any, NamedTuple, Self, TypeVar
 from jfit.ops import Op, nearest
 from jfit.ops.attributes import Attrs
 
-# User attributes that MXNet stores with underscores and shows without them too.
+# User attributes that MXNet stores as `__key__`; `attr` and `list_attr` return them under both names.
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-# Attributes that give the number of outputs of an operator.  Readers of files check them against MOST_OUTPUTS first: lists of
-# that length are made.
+# Attributes that set the number of outputs of an operator.  They are checked against MAX_OUTPUTS before lists of that length
+# are created, so that a damaged file cannot exhaust the memory.
 OUTPUT_COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
-MOST_OUTPUTS = 100_000
+MAX_OUTPUTS = 100_000
 
 
-def stored(attrs: dict[str, str]) -> dict[str, str]:
-    """Attributes as the graph stores them: the hidden keys get their underscores."""
+def underscored(attrs: dict[str, str]) -> dict[str, str]:
+    """Rename the `HIDDEN_KEYS` of user attributes to the stored form, such as `lr_mult` to `__lr_mult__`."""
     return {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
 
 
 class GraphError(ValueError):
-    """A graph that cannot be built, read, inferred or lowered; the message names the node."""
+    """Raised if a graph cannot be built, read, inferred or lowered; the message has the name of the node."""
 
 
 _NO_PARAMS = Attrs({})
-# (record's id, attributes) -> (record, values): layers repeat, and reading attributes is most of the work of making a node.
-# The record is kept, so that no other one can get its id.
+# Cache of parsed attributes, (id(op), attributes) -> (op, parsed): layers repeat, and parsing is most of the cost of creating
+# a node.  The value includes the op to keep it alive, so that its id is not reused.
 _PARSED: dict[tuple[int, tuple[tuple[str, Any], ...]], tuple[Op, Attrs]] = {}
 
 
-def _parsed(op: Op, given: tuple[tuple[str, Any], ...]) -> Attrs:
-    if any(type(value) is not str for _, value in given):
-        return op.parse(dict(given))
-    found = _PARSED.get((id(op), given))
-    if found is None:
+def _parsed(op: Op, attrs: tuple[tuple[str, Any], ...]) -> Attrs:
+    if any(type(value) is not str for _, value in attrs):
+        return op.parse(dict(attrs))
+    cached = _PARSED.get((id(op), attrs))
+    if cached is None:
         if len(_PARSED) >= 4096:
             _PARSED.clear()
-        found = _PARSED[id(op), given] = op, op.parse(dict(given))
-    return found[1]
+        cached = _PARSED[id(op), attrs] = op, op.parse(dict(attrs))
+    return cached[1]
 
 
 class Subgraph:
-    """The body of a loop or branch, as the attributes of its node show it to the operator's record."""
+    """The body of a loop or branch with its numbers of inputs and outputs, as operator rules receive it in `attrs.graphs`."""
 
     __slots__ = ("graph", "inputs", "outputs")
 
@@ -59,16 +59,16 @@ class Subgraph:
 
 
 class Node:
-    """One variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
+    """A variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
 
     __slots__ = ("attrs", "inputs", "name", "op", "params", "subgraphs")
 
     op: Op | None
     name: str
-    attrs: Mapping[str, str]  # as written to symbol.json: operator attributes and user attributes together
+    attrs: Mapping[str, str]  # operator attributes and user attributes, as text, as in symbol.json
     inputs: tuple[Entry, ...]  # inputs, then auxiliary states
-    params: Attrs  # typed operator attributes with defaults, and `graphs` where there are subgraphs
-    subgraphs: tuple[Graph, ...]  # bodies of loops and branches: their variables are fed with inputs of this node
+    params: Attrs  # parsed operator attributes including defaults; with subgraphs also `graphs`, a tuple of Subgraph
+    subgraphs: tuple[Graph, ...]  # bodies of loops and branches; inputs of this node are the values of their variables
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Node:
         inputs: tuple[Entry, ...] = (),
         subgraphs: tuple[Graph, ...] = (),
     ) -> None:
-        put = object.__setattr__
+        put = object.__setattr__  # __setattr__ of this class raises
         put(self, "op", op)
         put(self, "name", name)
         put(self, "attrs", dict(attrs))
@@ -101,35 +101,35 @@ class Node:
         return f"<{self.op.name if self.op else 'Variable'} {self.name}>"
 
     def rebuilt(self, inputs: tuple[Entry, ...], name: str | None = None) -> Node:
-        """The same node on other inputs, perhaps under another name."""
+        """Copy the node with other inputs and, unless `name` is None, another name."""
         return Node(self.op, name or self.name, self.attrs, inputs, self.subgraphs)
 
     @property
     def num_inputs(self) -> int:
-        """How many of `inputs` are inputs and not auxiliary states."""
+        """Number of `inputs` without the auxiliary states, which come last."""
         return len(self.inputs) - (len(self.op.aux) if self.op else 0)
 
     def output_name(self, index: int) -> str:
-        """The public name of output `index`: `fc1_output`, `slice0_output2`; a variable's own name."""
+        """Name of output `index`, such as `fc1_output` or `slice0_output2`; for a variable, its name."""
         if self.op is None:
             return self.name
         return f"{self.name}_{self.op.output_names(self.params)[index]}"
 
     def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs and auxiliary states, as the operator calls them."""
+        """Slot names of the inputs and auxiliary states, such as ("data", "weight", "bias")."""
         assert self.op is not None
         return (*self.op.input_names(self.params), *self.op.aux)
 
 
 class Entry(NamedTuple):
-    """One output of one node."""
+    """Output number `index` of `node`."""
 
     node: Node
     index: int
 
 
 def topological(heads: Iterable[Entry]) -> list[Node]:
-    """All nodes below `heads`, inputs first, in depth-first post-order (MXNet's order).  Iterative.
+    """List the nodes that `heads` depend on, inputs before their users: depth-first post-order, as in MXNet.
 
     Example:
         >>> import jfit
@@ -157,28 +157,30 @@ def topological(heads: Iterable[Entry]) -> list[Node]:
 
 
 def aux_nodes(order: Sequence[Node]) -> set[int]:
-    """Ids of the variables that fill an auxiliary slot of some operator."""
+    """Ids of the variables that are auxiliary states of some operator."""
     return {id(e.node) for n in order if n.op for e in n.inputs[n.num_inputs :] if e.node.op is None}
 
 
 def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...]], Entry | Node | None]) -> tuple[Entry, ...]:
-    """Rebuild the graph: `swap(node, new_inputs)` returns the entry, or the node, that stands for a node; None keeps it."""
+    """Rebuild a graph with some nodes replaced; returns its new heads.
+
+    `swap(node, new_inputs)` returns the replacement: a node, an entry for all uses of the node's outputs, or None to keep it.
+    """
     new: dict[int, Entry | Node] = {}
 
-    def moved(entry: Entry) -> Entry:
-        found = new[id(entry.node)]
-        return found if isinstance(found, Entry) else Entry(found, entry.index)
+    def replaced(entry: Entry) -> Entry:
+        result = new[id(entry.node)]
+        return result if isinstance(result, Entry) else Entry(result, entry.index)
 
     for node in topological(heads):
-        inputs = tuple(moved(e) for e in node.inputs)
-        found = swap(node, inputs)
+        inputs = tuple(replaced(e) for e in node.inputs)
         changed = any(a.node is not b.node or a.index != b.index for a, b in zip(inputs, node.inputs, strict=True))
-        new[id(node)] = found or (node.rebuilt(inputs) if changed else node)
-    return tuple(moved(e) for e in heads)
+        new[id(node)] = swap(node, inputs) or (node.rebuilt(inputs) if changed else node)
+    return tuple(replaced(e) for e in heads)
 
 
 class Graph:
-    """A tuple of outputs of immutable nodes, and what is known of them without computing.  `Symbol` builds on it."""
+    """A tuple of outputs of nodes, with names and attributes; the base of `Symbol`, which adds operators and inference."""
 
     __slots__ = ("heads",)
     heads: tuple[Entry, ...]
@@ -192,7 +194,7 @@ class Graph:
     # -------------------------------------------------------------------------------- names
     @property
     def name(self) -> str | None:
-        """The node's name; None for a group of several nodes."""
+        """Name of the node; None if the outputs are of several nodes."""
         names = {id(h.node): h.node.name for h in self.heads}
         return next(iter(names.values())) if len(names) == 1 else None
 
@@ -204,19 +206,19 @@ class Graph:
         return topological(self.heads)
 
     def list_arguments(self) -> list[str]:
-        """Names of the inputs and parameters, in MXNet's order (auxiliary states left out)."""
+        """Names of the inputs and parameters, without auxiliary states, in MXNet's order."""
         order = self.nodes()
         aux = aux_nodes(order)
         return [n.name for n in order if n.op is None and id(n) not in aux]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Names of the auxiliary states (moving means and variances)."""
+        """Names of the auxiliary states, such as the moving statistics of BatchNorm."""
         order = self.nodes()
         aux = aux_nodes(order)
         return [n.name for n in order if id(n) in aux]
 
     def list_inputs(self) -> list[str]:
-        """Names of all variables, arguments and auxiliary states together, in graph order."""
+        """Names of all variables, arguments and auxiliary states, in topological order."""
         return [n.name for n in self.nodes() if n.op is None]
 
     def list_outputs(self) -> list[str]:
@@ -231,7 +233,17 @@ class Graph:
         return (type(self)([h]) for h in self.heads)
 
     def __getitem__(self, key: int | str | slice) -> Self:
-        """One output by position or by name (with or without `_output`), or a slice of them.
+        """Select one output by position or name, or several by a slice.
+
+        Args:
+            key: index; name of an output (`fc_output`) or of its node (`fc`); or slice.
+
+        Returns:
+            A symbol of the same class with the selected outputs.
+
+        Raises:
+            IndexError: the index is out of range.
+            ValueError: no output has this name.
 
         Example:
             >>> import jfit
@@ -247,14 +259,17 @@ class Graph:
                 i for i, h in enumerate(self.heads) if h.node.name == key
             ]
             if not matches:
-                raise ValueError(f"no output is named {key!r}: {near(key, names)}")
+                raise ValueError(f"no output is named {key!r}: {name_hint(key, names)}")
             return type(self)([self.heads[matches[0]]])
         if not -len(self.heads) <= key < len(self.heads):
-            raise IndexError(f"output {key} asked for, but {self!r} has {len(self.heads)} outputs: {self.list_outputs()}")
+            raise IndexError(f"output {key} is out of range: {self!r} has {len(self.heads)} outputs: {self.list_outputs()}")
         return type(self)([self.heads[key]])
 
     def get_internals(self) -> Self:
-        """A group of every output of every node, inputs first.
+        """Group the outputs of all nodes, in topological order; select one by name to build on it.
+
+        Returns:
+            A symbol with all outputs of all nodes, variables included.
 
         Example:
             >>> import jfit
@@ -268,28 +283,28 @@ class Graph:
         return type(self)(heads)
 
     def get_children(self) -> Self | None:
-        """A group of the direct inputs of the heads; None for a variable."""
+        """Group the direct inputs of the output nodes; None for a variable."""
         nodes = {id(h.node): h.node for h in self.heads}
         children = [e for n in nodes.values() for e in n.inputs]
         return type(self)(children) if children else None
 
     # -------------------------------------------------------------------------------- attributes
     def attr(self, key: str) -> str | None:
-        """An attribute of the node, as a string; `lr_mult` finds `__lr_mult__` too."""
-        return _shown(self._one().attrs).get(key)
+        """Text of one attribute of the node, None if it is not set; `lr_mult` also matches `__lr_mult__`."""
+        return _with_short_keys(self._node().attrs).get(key)
 
     def list_attr(self) -> dict[str, str]:
-        """The attributes of the node, hidden keys shown with and without underscores."""
-        return _shown(self._one().attrs)
+        """Attributes of the node as text; keys such as `__lr_mult__` appear as `lr_mult` too."""
+        return _with_short_keys(self._node().attrs)
 
     def attr_dict(self) -> dict[str, dict[str, str]]:
-        """The attributes of every node that has some, by node name."""
-        return {n.name: _shown(n.attrs) for n in self.nodes() if n.attrs}
+        """Attributes (see `list_attr`) of all nodes that have any, by node name."""
+        return {n.name: _with_short_keys(n.attrs) for n in self.nodes() if n.attrs}
 
-    def _one(self) -> Node:
+    def _node(self) -> Node:
         nodes = {id(h.node): h.node for h in self.heads}
         if len(nodes) != 1:
-            raise ValueError(f"attributes belong to one node, and {self!r} groups {len(nodes)}; index an output first")
+            raise ValueError(f"{self!r} has outputs of {len(nodes)} nodes; attributes are of one node: select an output first")
         return next(iter(nodes.values()))
 
     def __copy__(self) -> Self:
@@ -299,31 +314,31 @@ class Graph:
         return type(self)(self.heads)
 
 
-def _shown(attrs: Mapping[str, str]) -> dict[str, str]:
-    shown = dict(attrs)
+def _with_short_keys(attrs: Mapping[str, str]) -> dict[str, str]:
+    both = dict(attrs)
     for key in HIDDEN_KEYS:
         if f"__{key}__" in attrs:
-            shown[key] = attrs[f"__{key}__"]
-    return shown
+            both[key] = attrs[f"__{key}__"]
+    return both
 
 
-def near(key: str, known: Sequence[str]) -> str:
-    """Half a sentence that says which name may be meant, or which names there are."""
-    close = nearest(key, known)
-    return f"did you mean {close}?" if close else f"known are {', '.join(map(repr, known[:10]))}."
+def name_hint(key: str, names: Sequence[str]) -> str:
+    """End of an error message about an unknown name: the nearest names, or the first ten."""
+    close = nearest(key, names)
+    return f"did you mean {close}?" if close else f"the names are {', '.join(map(repr, names[:10]))}."
 
 
 G = TypeVar("G", bound=Graph)
 
 
-def making(cls: type[G], build: Callable[..., Graph]) -> Callable[..., G]:
-    """`build(..., cls=...)` as a function that makes graphs of this class."""
+def bind_class(cls: type[G], build: Callable[..., Graph]) -> Callable[..., G]:
+    """Bind the keyword `cls` of a graph-building function; the result shows a signature without it."""
 
     @functools.wraps(build)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def bound(*args: Any, **kwargs: Any) -> Any:
         return build(*args, **{"cls": cls, **kwargs})
 
     signature = inspect.signature(build)
-    shown = [p for name, p in signature.parameters.items() if name != "cls"]
-    made.__signature__ = signature.replace(parameters=shown, return_annotation=cls.__name__)  # type: ignore[attr-defined]
-    return made
+    public = [p for name, p in signature.parameters.items() if name != "cls"]
+    bound.__signature__ = signature.replace(parameters=public, return_annotation=cls.__name__)  # type: ignore[attr-defined]
+    return bound

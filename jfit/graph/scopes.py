@@ -1,4 +1,4 @@
-"""Names and attributes that apply to every node made inside a `with` block (one stack per thread)."""
+"""Context managers for automatic names and user attributes of the nodes created in a `with` block (one stack per thread)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from jfit.graph.nodes import stored
+from jfit.graph.nodes import underscored
 
 _local = threading.local()
 
@@ -17,7 +17,7 @@ def _stack(kind: str) -> list[Any]:
 
 
 class NameManager:
-    """Gives unnamed nodes the names `<operator><number>`, counting each operator from 0.
+    """Names unnamed nodes `<operator><number>`, numbering each operator from 0; use as a context manager.
 
     Example:
         >>> import jfit
@@ -30,7 +30,7 @@ class NameManager:
         self._counts: Counter[str] = Counter()
 
     def get(self, name: str | None, hint: str) -> str:
-        """`name` if given, else the next automatic name for `hint`."""
+        """Return `name`, or the next automatic name `<hint><number>` if it is None."""
         if name:
             return name
         self._counts[hint] += 1
@@ -50,7 +50,10 @@ class NameManager:
 
 
 class Prefix(NameManager):
-    """A `NameManager` that puts a prefix before every name made inside it.
+    """A `NameManager` that prepends a prefix to all names, automatic or not, of nodes created in its `with` block.
+
+    Args:
+        prefix: the prefix.
 
     Example:
         >>> import jfit
@@ -64,12 +67,19 @@ class Prefix(NameManager):
         self._prefix = prefix
 
     def get(self, name: str | None, hint: str) -> str:
-        """As `NameManager.get`, with the prefix."""
+        """`NameManager.get` with the prefix prepended."""
         return self._prefix + super().get(name, hint)
 
 
 class AttrScope:
-    """User attributes for every node made inside the block; nested scopes add up.
+    """Context manager that sets user attributes on all nodes created in its block; nested scopes are merged.
+
+    Args:
+        attrs: attributes as keyword arguments, all values strings; `lr_mult` and `wd_mult` scale the learning rate and weight
+            decay of variables.
+
+    Raises:
+        ValueError: a value is not a string.
 
     Example:
         >>> import jfit
@@ -82,7 +92,7 @@ class AttrScope:
         for key, value in attrs.items():
             if not isinstance(value, str):
                 raise ValueError(f"attribute {key!r} is {value!r}; attributes of a graph are strings, pass {str(value)!r}")
-        self._attrs = stored(attrs)
+        self._attrs = underscored(attrs)
 
     def __enter__(self):
         _stack("attr").append(self)
@@ -93,7 +103,7 @@ class AttrScope:
 
     @staticmethod
     def current() -> dict[str, str]:
-        """The attributes of all active scopes, inner ones last."""
+        """Merge the attributes of all active scopes; inner scopes override outer ones."""
         merged: dict[str, str] = {}
         for scope in _stack("attr"):
             merged.update(scope._attrs)
@@ -101,7 +111,7 @@ class AttrScope:
 
 
 def body_name(name: str, mark: str) -> str:
-    """A name of its own for the body of a loop or branch: numbered, and behind that of the body it lies in."""
+    """Unique name for the body of a loop or branch: `<outer body>$<name><number>`, without `<outer body>$` at top level."""
     outer = AttrScope.current().get(mark)
     name = f"{outer}${name}" if outer else name
     counts: Counter[str] = _local.__dict__.setdefault("bodies", Counter())

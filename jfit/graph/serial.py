@@ -1,7 +1,8 @@
-"""symbol.json: MXNet's graph files, written as 1.9 writes them and read from files of 0.7 to 1.9.
+"""symbol.json, MXNet's graph files: write the format of MXNet 1.9, read the formats of 0.7 to 1.9.
 
-Old files are brought up to date on the way in: operator attributes under `param` and user attributes under `attr` are
-merged, two-element inputs are accepted, hidden keys get their underscores, and `upgrade` does the rest.
+Old files are upgraded while they are read: operator attributes in the field `param` and user attributes in `attr` are merged,
+inputs of two elements instead of three are accepted, `lr_mult` and similar keys become `__lr_mult__`, and `upgrade` applies
+the other changes of MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -16,34 +17,35 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jfit.formats.atomic import FormatError, atomic_write
-from jfit.graph.nodes import MOST_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, stored, topological
+from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, topological, underscored
 from jfit.graph.upgrade import Record, upgrade
 from jfit.ops import Op, UnknownOperator, record_for
 
 VERSION = 10901  # MXNet 1.9.1
-OLDEST = 800  # files without a version
-LISTED = 900  # since then a file lists every input of a node
+DEFAULT_VERSION = 800  # of files without a version
+ALL_INPUTS_LISTED = 900  # from this version on, a file lists every input of a node
 AMP = ("amp_cast", "amp_multicast")
-# Names in files of the years before 0.9.3 that MXNet 1.9.1 no longer reads: operators that moved into `contrib`, and one that
-# became an engine of another.
+# Operator names in files from before 0.9.3 that MXNet 1.9.1 no longer reads: four operators were moved to `contrib`, and
+# CuDNNBatchNorm became an implementation of BatchNorm.
 RENAMED = {name: f"_contrib_{name}" for name in ("MultiBoxPrior", "MultiBoxTarget", "MultiBoxDetection", "Proposal")}
 RENAMED |= {"CuDNNBatchNorm": "BatchNorm"}
-DEEPEST = 20  # loops within loops
-_INSIDE = " >> "  # between the place of a node and a place in its body
-LONGEST = 4096  # characters of a name
-MOST_TEXT = 10_000_000  # characters of the names of all outputs
-MOST_COPIES = 500_000  # attributes that the variables made for an old file get from their nodes
-_TEXT = "symbol.json"  # what a graph that comes as text is called
-_REMEDY = "the file is damaged or no symbol.json: restore it from another copy, or save the graph again."
+# Limits, so that a damaged or malicious file cannot exhaust the memory
+MAX_NESTING = 20  # loops within loops
+MAX_NAME = 4096  # characters of a name
+MAX_OUTPUT_NAMES = 10_000_000  # characters of the names of all outputs
+MAX_COPIED_ATTRS = 500_000  # attributes copied from nodes of an old file to the variables created for their missing inputs
+_INSIDE = " >> "  # in error messages, separates a node from a place in its subgraph
+_TEXT = "symbol.json"  # path in error messages if the graph was read from text
+_REMEDY = "the file is damaged or not a symbol.json: restore it from another copy, or save the graph again."
 
 
 class GraphFileError(FormatError, GraphError):
-    """A file that is no graph: names the file, the place in it, and what was found and needed there.
+    """Raised if a file or text is not a valid graph; the message has the file, the place in it and the problem.
 
     Args:
-        path: the file, or `symbol.json` where the graph came as text.
+        path: the file, or `symbol.json` if the graph was read from text.
         where: line and column, or node and field.
-        problem: found and needed.
+        problem: what is wrong there.
         remedy: what to do about it.
 
     Example:
@@ -58,11 +60,14 @@ class GraphFileError(FormatError, GraphError):
 
 
 def to_json(graph: Graph, remove_amp_cast: bool = True) -> str:
-    """The graph as text in the layout of MXNet 1.9.1.
+    """Serialize a graph to symbol.json text in the format of MXNet 1.9.1.
 
     Args:
         graph: the graph.
-        remove_amp_cast: leave out the casts that mixed precision put between the nodes, as MXNet does.
+        remove_amp_cast: remove `amp_cast` and `amp_multicast` nodes, which MXNet's mixed precision inserts; MXNet's default.
+
+    Returns:
+        The JSON text.
 
     Example:
         >>> import jfit, json
@@ -82,7 +87,7 @@ def _written(heads: Sequence[Entry]) -> dict[str, Any]:
         if node.attrs:
             record["attrs"] = dict(sorted(node.attrs.items()))
         first_aux, states = node.num_inputs, {n for g in node.subgraphs for n in g.list_auxiliary_states()}
-        # the third number counts how often an auxiliary state was written before; within one graph it is 1 for aux slots
+        # The third number is MXNet's version: the number of earlier writes to the variable, 1 in slots of auxiliary states.
         listed = [
             [number[id(e.node)], e.index, int(i >= first_aux or e.node.name in states)] for i, e in enumerate(node.inputs)
         ]
@@ -101,7 +106,7 @@ def _written(heads: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _without_amp_casts(heads: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The graph with what mixed precision put between its nodes left out; a cast that is itself an output stays.
+    """Remove `amp_cast` and `amp_multicast` nodes, except those that are outputs of the graph.
 
     Example:
         >>> import jfit
@@ -112,24 +117,24 @@ def _without_amp_casts(heads: Sequence[Entry]) -> tuple[Entry, ...]:
     order = topological(heads)
     if not any(node.op and node.op.name in AMP for node in order):
         return tuple(heads)
-    made: dict[int, Node] = {}
-    around: dict[int, tuple[Entry, ...]] = {}  # inputs of a cast, themselves led around earlier casts
+    rebuilt: dict[int, Node] = {}
+    bypass: dict[int, tuple[Entry, ...]] = {}  # id of a cast -> its inputs, which replace its outputs
     for node in order:
         inputs = tuple(
-            around[id(e.node)][e.index] if id(e.node) in around else Entry(made[id(e.node)], e.index) for e in node.inputs
+            bypass[id(e.node)][e.index] if id(e.node) in bypass else Entry(rebuilt[id(e.node)], e.index) for e in node.inputs
         )
-        made[id(node)] = node.rebuilt(inputs)
+        rebuilt[id(node)] = node.rebuilt(inputs)
         if node.op and node.op.name in AMP:
-            around[id(node)] = inputs
-    return tuple(Entry(made[id(head.node)], head.index) for head in heads)
+            bypass[id(node)] = inputs
+    return tuple(Entry(rebuilt[id(head.node)], head.index) for head in heads)
 
 
 def save(graph: Graph, path: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
-    """Write symbol.json; the file is complete or untouched.
+    """Write a graph to a symbol.json file; the file is replaced atomically.
 
     Args:
         graph: the graph.
-        path: the file.
+        path: path of the file.
         remove_amp_cast: as in `to_json`.
 
     Example:
@@ -143,14 +148,19 @@ def save(graph: Graph, path: str | os.PathLike[str], remove_amp_cast: bool = Tru
 
 
 def load(path: str | os.PathLike[str], cls: type[G]) -> G:
-    """Read a symbol.json file.
+    """Read a graph from a symbol.json file, as written by jfit or by MXNet 0.7 to 1.9.
 
     Args:
-        path: the file.
-        cls: the class of the result.
+        path: path of the file.
+        cls: class of the result.
+
+    Returns:
+        The graph.
 
     Raises:
-        GraphFileError: the file is no graph; the message names file, node and field.  (A FormatError and a GraphError.)
+        GraphFileError: the file is not a valid graph; the message has the file, node and field.  It is both a FormatError and
+            a GraphError.
+        OSError: the file cannot be read.
 
     Example:
         >>> import jfit
@@ -161,20 +171,23 @@ def load(path: str | os.PathLike[str], cls: type[G]) -> G:
     try:
         return _read(Path(path).read_bytes().decode("utf-8"), cls)
     except UnicodeDecodeError as error:
-        raise GraphFileError(path, f"byte {error.start}", "this is no UTF-8 text", _REMEDY) from None
+        raise GraphFileError(path, f"byte {error.start}", "it is not valid UTF-8", _REMEDY) from None
     except GraphFileError as error:
         raise GraphFileError(path, error.where, error.problem, error.remedy) from None
 
 
 def load_json(text: str, cls: type[G]) -> G:
-    """A graph from symbol.json text.
+    """Read a graph from symbol.json text, as written by jfit or by MXNet 0.7 to 1.9.
 
     Args:
-        text: the text.
-        cls: the class of the result.
+        text: the JSON text.
+        cls: class of the result.
+
+    Returns:
+        The graph.
 
     Raises:
-        GraphFileError: the text is no graph; the message names the node and the field.
+        GraphFileError: the text is not a valid graph; the message has the node and the field.
 
     Example:
         >>> import jfit
@@ -186,39 +199,39 @@ def load_json(text: str, cls: type[G]) -> G:
 
 
 def _read(text: str, cls: type[G]) -> G:
-    graph = _json(text)
+    data = _json(text)
     ignored: Counter[tuple[str, str]] = Counter()
-    read = _graph(graph, _version_of(graph) if isinstance(graph, dict) else 0, ignored, cls)
+    graph = _graph(data, _version_of(data) if isinstance(data, dict) else 0, ignored, cls)
     if ignored:
         named = ", ".join(f"{key[:40]!r} of {op} ({count} nodes)" for (op, key), count in list(ignored.items())[:10])
         warnings.warn(
-            f"the graph has attributes that jfit's operators do not have, which are kept but do nothing: {named}; if they "
+            f"the graph has attributes that jfit's operators do not have; they are kept but have no effect: {named}; if they "
             "change what the operator computes, results will differ",
             stacklevel=4,  # the caller of the public load or load_json
         )
-    return read
+    return graph
 
 
 def _version_of(graph: dict[str, Any]) -> int:
-    """Version of a graph file; 0.8 where it says none.
+    """MXNet version that wrote a graph, such as 10901 for 1.9.1; `DEFAULT_VERSION` if the file has none.
 
     Example:
         >>> _version_of({"attrs": {"mxnet_version": ["int", 10500]}}), _version_of({})
         (10500, 800)
     """
     top = graph.get("attrs")
-    found = top.get("mxnet_version") if isinstance(top, dict) else None
-    value = found[1] if isinstance(found, list) and len(found) == 2 else found
-    return value if type(value) is int and value > 0 else OLDEST
+    field = top.get("mxnet_version") if isinstance(top, dict) else None
+    value = field[1] if isinstance(field, list) and len(field) == 2 else field
+    return value if type(value) is int and value > 0 else DEFAULT_VERSION
 
 
 def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: type[G], at: str = "") -> G:
-    """A graph, or (`at` says where) the body of a loop or branch in it."""
+    """Make a graph of parsed JSON; `at` is the prefix of places in error messages, not empty for subgraphs."""
     for field in ("nodes", "heads"):
         if not isinstance(graph, dict) or not isinstance(graph.get(field), list):
-            _fail(f"{at}top level", "needed an object with the lists 'nodes' and 'heads'")
-    if at.count(_INSIDE) > DEEPEST:
-        _fail(at[:80], f"graphs lie in each other more than {DEEPEST} deep")
+            _fail(f"{at}top level", "expected an object with the lists 'nodes' and 'heads'")
+    if at.count(_INSIDE) > MAX_NESTING:
+        _fail(at[:80], f"subgraphs are nested more than {MAX_NESTING} deep")
     reader = _Reader(version, ignored)
     records = [_record(number, item, at) for number, item in enumerate(graph["nodes"])]
     records = [r._replace(subgraphs=_bodies(i, r, version, ignored)) for i, r in zip(graph["nodes"], records, strict=True)]
@@ -231,19 +244,19 @@ def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: typ
     for head in graph["heads"]:
         _check_reference(head, f"{at}field 'heads'")
     heads = [reader.entry(head, f"{at}field 'heads'") for head in graph["heads"]]
-    if sum(len(head.node.name) for head in heads) > MOST_TEXT:
-        _fail(f"{at}field 'heads'", f"the names of its {len(heads)} outputs have more than {MOST_TEXT} characters")
+    if sum(len(head.node.name) for head in heads) > MAX_OUTPUT_NAMES:
+        _fail(f"{at}field 'heads'", f"the names of its {len(heads)} outputs have more than {MAX_OUTPUT_NAMES} characters")
     return cls(heads)
 
 
 def _bodies(item: dict[str, Any], record: Record, version: int, ignored: Counter[tuple[str, str]]) -> tuple[Graph, ...]:
-    """The graphs inside a node of control flow."""
-    given, names = item.get("subgraphs") or [], record.op.graphs if record.op else ()
-    if not isinstance(given, list) or len(given) != len(names):
-        found = len(given) if isinstance(given, list) else _short(given)
-        _fail(f"{record.where}, field 'subgraphs'", f"needs a list of {len(names)} graphs, found {found}")
+    """The subgraphs of a loop or branch node."""
+    graphs, names = item.get("subgraphs") or [], record.op.graphs if record.op else ()
+    if not isinstance(graphs, list) or len(graphs) != len(names):
+        actual = len(graphs) if isinstance(graphs, list) else _short(graphs)
+        _fail(f"{record.where}, field 'subgraphs'", f"expected a list of {len(names)} graphs, found {actual}")
     return tuple(
-        [_graph(g, version, ignored, Graph, f"{record.where} {n}{_INSIDE}") for g, n in zip(given, names, strict=True)]
+        [_graph(g, version, ignored, Graph, f"{record.where} {n}{_INSIDE}") for g, n in zip(graphs, names, strict=True)]
     )
 
 
@@ -258,58 +271,58 @@ def _json(text: str) -> Any:
         return _fail(f"line {error.lineno}, column {error.colno}", f"not valid JSON ({error.msg})")
     except RecursionError:
         return _fail("top level", "not valid JSON for a graph (nested too deep)")
-    except (ValueError, TypeError) as error:  # numbers of more digits than Python reads, or no text at all
+    except (ValueError, TypeError) as error:  # a number with more digits than Python parses, or an argument that is not text
         return _fail("top level", f"not valid JSON ({_short(str(error))})")
 
 
 def _record(number: int, item: Any, at: str) -> Record:
     if not isinstance(item, dict) or not isinstance(item.get("op"), str) or not isinstance(item.get("name"), str):
-        _fail(f"{at}node {number}", f"needs an object with the strings 'op' and 'name', found {_short(item)}")
+        _fail(f"{at}node {number}", f"expected an object with the strings 'op' and 'name', found {_short(item)}")
     where = f"{at}node {number} ({item['name'][:80]!r})"
-    if len(item["name"]) > LONGEST:
-        _fail(where, f"the name has {len(item['name'])} characters, the most is {LONGEST}")
+    if len(item["name"]) > MAX_NAME:
+        _fail(where, f"the name has {len(item['name'])} characters, the maximum is {MAX_NAME}")
     attrs: dict[str, str] = {}
-    for field in ("param", "attr", "attrs"):  # 0.8 to 0.11 split them
+    for field in ("param", "attr", "attrs"):  # versions 0.8 to 0.11 have operator and user attributes in two fields
         part = item.get(field) or {}
         if not isinstance(part, dict) or not all(isinstance(v, str) for v in part.values()):
-            _fail(f"{where}, field {field!r}", f"needs an object of strings, found {_short(part)}")
+            _fail(f"{where}, field {field!r}", f"expected an object of strings, found {_short(part)}")
         attrs.update(part)
-    given = item.get("inputs", [])
-    if not isinstance(given, list):
-        _fail(f"{where}, field 'inputs'", f"needs a list, found {_short(given)}")
-    for reference in given:
+    inputs = item.get("inputs", [])
+    if not isinstance(inputs, list):
+        _fail(f"{where}, field 'inputs'", f"expected a list, found {_short(inputs)}")
+    for reference in inputs:
         _check_reference(reference, where)
     for text in (item["name"], *attrs, *attrs.values()):
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            _fail(where, f"{_short(text)} holds half a character (a lone surrogate)")
+            _fail(where, f"{_short(text)} contains a lone surrogate, which is not a character")
     op = _operator(item["op"], attrs, where)
     for key in OUTPUT_COUNTS if op else ():
         _check_count(op, key, attrs, where)
-    return Record(where, op, item["name"], stored(attrs), given)
+    return Record(where, op, item["name"], underscored(attrs), inputs)
 
 
 def _check_reference(item: Any, where: str) -> None:
     if not isinstance(item, list) or not 2 <= len(item) <= 3 or not all(type(v) is int for v in item):
-        _fail(where, f"an input is {_short(item)}, needed [node, output] or [node, output, version]")
+        _fail(where, f"an input is {_short(item)}, expected [node, output] or [node, output, version]")
 
 
 def _check_count(op: Any, key: str, attrs: dict[str, str], where: str) -> None:
-    """Refuses an attribute that would make a list of a billion names, before anything asks for the names."""
+    """Raise if an attribute gives more than MAX_OUTPUTS outputs, before a list of their names is created."""
     if key not in op.attrs or key not in attrs or key == op.variadic:
         return
     try:
         value = op.attrs[key].read(op.name, key, attrs[key])
     except ValueError:
-        return  # whoever makes the node says so
-    if isinstance(value, int) and value > MOST_OUTPUTS:
-        _fail(where, f"{op.name} has {key}={value}, the most is {MOST_OUTPUTS}")
+        return  # an invalid value: creating the node raises the error
+    if isinstance(value, int) and value > MAX_OUTPUTS:
+        _fail(where, f"{op.name} has {key}={value}, the maximum is {MAX_OUTPUTS}")
 
 
 def _operator(name: str, attrs: dict[str, str], where: str) -> Op | None:
     try:
         return None if name == "null" else record_for(RENAMED.get(name, name[:200]), attrs)
     except UnknownOperator as error:
-        return _fail(f"{where}, field 'op'", str(error).rstrip("."), "jfit.ops lists what there is.")
+        return _fail(f"{where}, field 'op'", str(error).rstrip("."), "`python -m jfit.ops` lists the supported operators.")
     except ValueError as error:
         return _fail(where, str(error).rstrip("."))
 
@@ -323,7 +336,7 @@ def _short(value: Any) -> str:
 
 
 class _Reader:
-    """Makes nodes of records, one after another: an input is an earlier node, so no file can describe a cycle."""
+    """Creates nodes of records in file order.  Inputs must be earlier nodes, so that a graph has no cycles."""
 
     def __init__(self, version: int, ignored: Counter[tuple[str, str]]) -> None:
         self.version = version
@@ -333,7 +346,7 @@ class _Reader:
         self.outputs = self.copies = 0
 
     def add(self, record: Record) -> None:
-        """The next node of the file."""
+        """Create the next node of the file."""
         where, op, attrs = record.where, record.op, record.attrs
         inputs = tuple([self.entry(item, where) for item in record.inputs])
         if op is None:
@@ -343,18 +356,18 @@ class _Reader:
         if op.aux_at is not None:
             at, end = op.aux_at, op.aux_at + len(op.aux)
             inputs = (*inputs[:at], *inputs[end:], *inputs[at:end])
-        if op.variadic is not None:  # files may leave the count out, and must not decide how many names are made
+        if op.variadic is not None:  # the number of inputs may be missing; a wrong one could demand a billion names
             total = len(inputs) + len(op.graphs)
             count = attrs.setdefault(op.variadic, str(total))
             if not count.isdigit() or int(count[:9]) != total:
-                _fail(where, f"{op.name} has {op.variadic}={count[:20]}, but the file gives it {total} inputs")
+                _fail(where, f"{op.name} has {op.variadic}={count[:20]}, but the node has {total} inputs")
         try:
             node = Node(op, record.name, attrs, inputs, record.subgraphs)
         except GraphError as error:
             _fail(where, str(error).removeprefix(f"node {record.name!r}: ").rstrip("."))
         self._count_outputs(node, where)
         self.nodes.append(self._completed(node, where))
-        self._note_unknown(op, attrs)
+        self._count_unknown(op, attrs)
 
     def _count_outputs(self, node: Node, where: str) -> None:
         assert node.op is not None
@@ -362,43 +375,43 @@ class _Reader:
             count = len(node.op.output_names(node.params))
             node.input_names()
         except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-            _fail(where, f"{node.op.name}: its attributes do not say its inputs and outputs ({str(error)[:200]})")
+            _fail(where, f"{node.op.name}: its attributes do not determine its inputs and outputs ({str(error)[:200]})")
         self.outputs += count
-        if self.outputs > MOST_OUTPUTS + len(self.nodes):
-            _fail(where, f"the graph has more than {MOST_OUTPUTS} outputs")
+        if self.outputs > MAX_OUTPUTS + len(self.nodes):
+            _fail(where, f"the graph has more than {MAX_OUTPUTS} outputs")
         self.counts.append(count)
 
     def _completed(self, node: Node, where: str) -> Node:
-        """The node with the variables that the file does not list: auxiliary states, and before 0.9 any last inputs."""
+        """Add variables for inputs that old files do not list: auxiliary states and, before 0.9, missing last inputs."""
         op = node.op
         assert op is not None
         needed = node.input_names()
         missing = needed[len(node.inputs) :]
-        if missing and (len(missing) <= len(op.aux) or self.version < LISTED):
+        if missing and (len(missing) <= len(op.aux) or self.version < ALL_INPUTS_LISTED):
             self.copies += len(missing) * len(node.attrs)
-            if self.copies > MOST_COPIES:
-                _fail(where, f"variables that the file leaves out would repeat more than {MOST_COPIES} attributes")
-            starts = dict(zip(op.aux, op.aux_init, strict=True))
-            init = {name: {"__init__": f'["{starts[name]}", {{}}]'} if name in starts else {} for name in missing}
-            made = [Entry(Node(None, f"{node.name}_{name}", {**node.attrs, **init[name]}), 0) for name in missing]
-            node = node.rebuilt((*node.inputs, *made))
+            if self.copies > MAX_COPIED_ATTRS:
+                _fail(where, f"variables for inputs that the file does not list need more than {MAX_COPIED_ATTRS} attributes")
+            initializers = dict(zip(op.aux, op.aux_init, strict=True))
+            init = {name: {"__init__": f'["{initializers[name]}", {{}}]'} if name in initializers else {} for name in missing}
+            variables = [Entry(Node(None, f"{node.name}_{name}", {**node.attrs, **init[name]}), 0) for name in missing]
+            node = node.rebuilt((*node.inputs, *variables))
         if len(node.inputs) != len(needed):
             names = _short(", ".join(needed))[1:-1]
             _fail(where, f"{op.name} needs {len(needed)} inputs ({names}), the file has {len(node.inputs)}")
         return node
 
-    def _note_unknown(self, op: Op, attrs: dict[str, str]) -> None:
-        if op.attrs:  # MXNet, too, lets an operator without attributes have any
+    def _count_unknown(self, op: Op, attrs: dict[str, str]) -> None:
+        if op.attrs:  # as in MXNet, an operator that declares no attributes accepts all
             for key in attrs.keys() - op.attrs.keys():
                 if not (key.startswith("__") or key.endswith("_mult")):
                     self.ignored[op.name, key] += 1
 
     def entry(self, item: list[int], where: str) -> Entry:
-        """The output of an earlier node that a reference of the file means."""
+        """The output of an earlier node for a reference [node, output] or [node, output, version] of the file."""
         at, index = item[0], item[1]
         if not 0 <= at < len(self.nodes):
             _fail(where, f"refers to node {_short(at)}, but only the {len(self.nodes)} earlier nodes may be used")
         if not 0 <= index < self.counts[at]:
             node = self.nodes[at]
-            _fail(where, f"refers to output {_short(index)} of {node.name[:80]!r}, which has {self.counts[at]}")
+            _fail(where, f"refers to output {_short(index)} of {node.name[:80]!r}, which has {self.counts[at]} outputs")
         return Entry(self.nodes[at], index)

@@ -1,4 +1,4 @@
-"""The Symbol class: composition, arithmetic, inference, files and drawings of the graphs in `nodes`."""
+"""The `Symbol` class: a `Graph` with operators, composition, shape inference, files and drawings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from jfit.graph import costs, drawing, infer, serial
 from jfit.graph.compose import apply_op, function
-from jfit.graph.nodes import Entry, Graph, Node, near, replace_nodes
+from jfit.graph.nodes import Entry, Graph, Node, name_hint, replace_nodes
 from jfit.ops import ALIASES
 
 
 def _operator(binary: str | None, scalar: str) -> Any:
-    """A Python operator: one node of a symbol and another one (by the operator `binary`), or a number."""
+    """Make a Python operator method: it creates a node of `binary` for a symbol and a symbol, of `scalar` for a number."""
 
     def apply(self: Symbol, other: Any) -> Any:
         if isinstance(other, Symbol):
@@ -25,8 +25,8 @@ def _operator(binary: str | None, scalar: str) -> Any:
             return apply_op(scalar, (self,), {"scalar": other}, cls=type(self))
         if hasattr(other, "shape"):
             raise TypeError(
-                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}: a graph contains no arrays; make a "
-                "Variable and feed the array under its name"
+                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}: a graph contains no arrays; use a "
+                "Variable and pass the array as its value"
             )
         return NotImplemented
 
@@ -35,6 +35,11 @@ def _operator(binary: str | None, scalar: str) -> Any:
 
 class Symbol(Graph):
     """A network, or part of one: a tuple of outputs of an immutable graph.
+
+    The functions `jfit.sym.<operator>`, `jfit.sym.Variable` and Python's arithmetic operators create symbols.
+
+    Attributes:
+        heads: the outputs, a tuple of `jfit.graph.nodes.Entry` (node, output index).
 
     Example:
         >>> import jfit
@@ -45,11 +50,23 @@ class Symbol(Graph):
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # numpy scalars on the left leave the work to __radd__ and the others
+    __array_ufunc__ = None  # makes numpy return NotImplemented in `np.float32(2) * symbol`, so that Python calls __rmul__
 
     # -------------------------------------------------------------------------------- composition
     def __call__(self, *args: Symbol, name: str | None = None, **kwargs: Symbol) -> Self:
-        """Put other symbols in the place of free variables, by position (`list_inputs` order) or by name.
+        """Compose: replace variables of this graph by other symbols.
+
+        Args:
+            args: replacements by position, in the order of `list_inputs`.
+            name: new name of the output node.
+            kwargs: replacements by variable name; each is a symbol with one output.
+
+        Returns:
+            A new symbol; this one is unchanged.
+
+        Raises:
+            TypeError: positional and named arguments are mixed, there are too many, or one is not a symbol with one output.
+            ValueError: no variable has the name, or `name` is passed and the outputs are of several nodes.
 
         Example:
             >>> import jfit
@@ -61,11 +78,11 @@ class Symbol(Graph):
             raise TypeError("compose with positional symbols or with named ones, not both at once")
         variables = self.list_inputs()
         if len(args) > len(variables):
-            raise TypeError(f"{len(args)} symbols given, but {self!r} has {len(variables)} free variables: {variables}")
-        given = dict(zip(variables, args, strict=False)) if args else kwargs
-        for key, value in given.items():
+            raise TypeError(f"got {len(args)} symbols, but {self!r} has {len(variables)} variables: {variables}")
+        replacements = dict(zip(variables, args, strict=False)) if args else kwargs
+        for key, value in replacements.items():
             if key not in variables:
-                raise ValueError(f"no free variable is named {key!r}: {near(key, variables)}")
+                raise ValueError(f"no variable is named {key!r}: {name_hint(key, variables)}")
             if not isinstance(value, Symbol) or len(value.heads) != 1:
                 raise TypeError(f"variable {key!r} needs a symbol with one output, got {value!r}")
 
@@ -73,23 +90,23 @@ class Symbol(Graph):
 
         def swap(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
             if node.op is None:
-                return given[node.name].heads[0] if node.name in given else None
+                return replacements[node.name].heads[0] if node.name in replacements else None
             return Entry(node.rebuilt(inputs, name), 0) if name and id(node) in top else None
 
         if name and len(top) != 1:
-            raise ValueError(f"name={name!r} needs a symbol of one node; {self!r} groups {len(top)}")
+            raise ValueError(f"name={name!r} needs a symbol with outputs of one node; {self!r} has outputs of {len(top)}")
         heads = replace_nodes(self.heads, swap)
         return type(self)(Entry(h.node, o.index) if name and o.node.op else h for h, o in zip(heads, self.heads, strict=True))
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"the truth of {self!r} is not known before the graph runs; use sym.where, or compare symbols with `is`"
+            f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare symbols with `is`"
         )
 
     def __getattr__(self, key: str) -> Any:
         # Fluent form: x.reshape(shape=(0, -1)) is sym.reshape(x, shape=(0, -1)).
         if key.startswith("_") or key not in ALIASES:
-            raise AttributeError(f"Symbol has no attribute {key!r}, and no operator is called that")
+            raise AttributeError(f"Symbol has no attribute {key!r}, and no operator has this name")
         op = function(key, type(self))
         return lambda *args, **kwargs: op(self, *args, **kwargs)
 
@@ -122,27 +139,27 @@ class Symbol(Graph):
 
     # -------------------------------------------------------------------------------- inference, files
     def infer_shape(self, *args: Any, **kwargs: Any):
-        """(argument shapes, output shapes, auxiliary shapes) from known input shapes; see `jfit.graph.infer`."""
+        """Infer (argument shapes, output shapes, auxiliary shapes) from input shapes; see `jfit.graph.infer.infer_shape`."""
         return infer.infer_shape(self, *args, **kwargs)
 
     def infer_shape_partial(self, *args: Any, **kwargs: Any):
-        """As `infer_shape`, with () for what stays unknown and 0 for unknown sizes."""
+        """`infer_shape`, but return () for an unknown shape and 0 for an unknown size instead of (None, None, None)."""
         return infer.infer_shape(self, *args, partial=True, **kwargs)
 
     def infer_type(self, *args: Any, **kwargs: Any):
-        """(argument dtypes, output dtypes, auxiliary dtypes) from known input dtypes; see `jfit.graph.infer`."""
+        """Infer (argument dtypes, output dtypes, auxiliary dtypes) from input dtypes; see `jfit.graph.infer.infer_type`."""
         return infer.infer_type(self, *args, **kwargs)
 
     def infer_type_partial(self, *args: Any, **kwargs: Any):
-        """As `infer_type`, with None for what stays unknown."""
+        """`infer_type`, but return None for an unknown dtype instead of float32."""
         return infer.infer_type(self, *args, partial=True, **kwargs)
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """The graph as MXNet 1.9 symbol.json text."""
+        """Serialize the graph to symbol.json text of MXNet 1.9; see `jfit.graph.serial.to_json`."""
         return serial.to_json(self, remove_amp_cast)
 
     def save(self, path: str, remove_amp_cast: bool = True) -> None:
-        """Write `tojson()` to a file, atomically."""
+        """Write `tojson()` to a file; the file is replaced atomically."""
         serial.save(self, path, remove_amp_cast)
 
     def __reduce__(self):
@@ -150,7 +167,13 @@ class Symbol(Graph):
 
     # -------------------------------------------------------------------------------- views
     def counts(self, **shapes: Sequence[int]) -> dict[str, costs.Count]:
-        """Parameters, MACs and FLOPs of a forward pass, of each operator by node name; see `jfit.graph.costs.counts`.
+        """Count the parameters, MACs and FLOPs of a forward pass for each operator node; see `jfit.graph.costs.counts`.
+
+        Args:
+            shapes: shapes by variable name.
+
+        Returns:
+            Dict: node name -> `Count(parameters, macs, flops)`, for the whole batch.
 
         Example:
             >>> import jfit
@@ -161,17 +184,17 @@ class Symbol(Graph):
         return costs.counts(self, shapes)
 
     def summary(self, **shapes: Sequence[int]) -> str:
-        """A table of the nodes: name, operator, output shape, parameters, MACs, FLOPs."""
+        """Table of the nodes with operator, output shape, parameters, MACs and FLOPs; see `jfit.graph.drawing.summary`."""
         return drawing.summary(self, shapes)
 
     def mermaid(self, **shapes: Sequence[int]) -> str:
-        """The graph as mermaid flowchart text."""
+        """The graph as text of a mermaid flowchart, with shapes on the edges if input shapes are passed."""
         return drawing.mermaid(self, shapes)
 
     def graphviz(self, **shapes: Sequence[int]):
-        """The graph as a `graphviz.Digraph` (needs the graphviz package)."""
+        """The graph as a `graphviz.Digraph`, with shapes on the edges if input shapes are passed; needs graphviz."""
         return drawing.graphviz(self, shapes)
 
     def debug_str(self) -> str:
-        """Every node with its inputs and attributes, as MXNet lists them."""
+        """Text with the inputs and attributes of every node, in MXNet's format."""
         return drawing.listing(self)

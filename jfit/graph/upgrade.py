@@ -1,4 +1,4 @@
-"""What MXNet does to a graph file of an older version while it reads it, one function for each change of the format."""
+"""Upgrade symbol.json records of older MXNet versions as MXNet 1.9.1 does, one function per change of the format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jfit.ops import Op
 
 
 class Record(NamedTuple):
-    """One node as the file has it; its fields have the types they need."""
+    """One node of a file after validation: `where` is its place for error messages, `inputs` are [node, output] indices."""
 
     where: str
     op: Op | None
@@ -21,11 +21,11 @@ class Record(NamedTuple):
 
 
 def upgrade(records: Sequence[Record], version: int) -> None:
-    """Brings the records of a file up to the present version, in place.
+    """Upgrade the records of an old file to the format of MXNet 1.9.1, in place.
 
     Args:
         records: the nodes of the file.
-        version: its version, 10901 for MXNet 1.9.1.
+        version: version of the file, such as 10901 for MXNet 1.9.1.
 
     Source: MXNet 1.9.1, legacy_json_util (facts of the format only).
     """
@@ -33,28 +33,28 @@ def upgrade(records: Sequence[Record], version: int) -> None:
         if record.op is None:
             continue
         try:
-            _spread_multipliers(record, records)
+            _move_multipliers(record, records)
             if version < 904:
-                _stamp_aux(record, records)
+                _add_aux_initializers(record, records)
         except ValueError:
-            continue  # its attributes cannot be read: whoever makes the node of it says where and why
+            continue  # invalid attributes: creating the node raises the error, with the place in the file
         if version < 905 and record.op.name in ("argmax", "argmin") and record.attrs.get("axis") == "-1":
-            del record.attrs["axis"]  # -1 meant "no axis" then
+            del record.attrs["axis"]  # before 0.9.5, -1 meant all axes
 
 
-def _spread_multipliers(record: Record, records: Sequence[Record]) -> None:
-    """`weight_lr_mult` on an operator moves to the variable in that slot, as `__lr_mult__`."""
+def _move_multipliers(record: Record, records: Sequence[Record]) -> None:
+    """Move `weight_lr_mult` of an operator to the variable in its `weight` slot, as `__lr_mult__`; same for other slots."""
     moving = [(k, h) for k in record.attrs for h in HIDDEN_KEYS if k.endswith(f"_{h}")]
     slots = _slots(record) if moving else ()
     for key, hidden in moving:
         slot = key[: -len(hidden) - 1]
         target = _variable(record, slots.index(slot), records) if slot in slots else None
-        if target is not None:  # else it stays: a computed input has no multiplier, but the file said it
+        if target is not None:  # else the input is computed: the attribute has no effect but is kept, as in the file
             target.attrs[f"__{hidden}__"] = record.attrs.pop(key)
 
 
-def _stamp_aux(record: Record, records: Sequence[Record]) -> None:
-    """Variables of auxiliary states say how they start."""
+def _add_aux_initializers(record: Record, records: Sequence[Record]) -> None:
+    """Set `__init__` on the variables of auxiliary states, unless they have one."""
     assert record.op is not None
     slots = _slots(record) if record.op.aux else ()
     for name, start in zip(record.op.aux, record.op.aux_init, strict=False):
@@ -65,13 +65,13 @@ def _stamp_aux(record: Record, records: Sequence[Record]) -> None:
 
 def _slots(record: Record) -> tuple[str, ...]:
     assert record.op is not None
-    # The number of inputs in the file decides, not an attribute: it must not make a list of a billion names.
+    # Use the number of inputs in the file, not the attribute, which could demand a list of a billion names.
     count = {record.op.variadic: str(len(record.inputs))} if record.op.variadic else {}
     return Node(record.op, record.name, record.attrs | count).input_names()
 
 
 def _variable(record: Record, at: int, records: Sequence[Record]) -> Record | None:
-    """The variable in one slot of a node, None where something else or nothing is there."""
+    """The record of the variable in slot number `at`; None if the slot is empty or has the output of an operator."""
     if at >= len(record.inputs):
         return None
     number = record.inputs[at][0]

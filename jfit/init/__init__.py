@@ -1,8 +1,9 @@
-"""Initializers: pure functions of a key, a parameter's name and attributes, its shape and its dtype.
+"""Initializers: pure functions `(key, desc, shape, dtype) -> initial values of a parameter`.
 
-Which rule a parameter gets follows MXNet 1.9.1: an `__init__` attribute on the variable wins; otherwise the end of the
-name decides (`weight` is drawn by the initializer; `bias`, `beta`, `min` are 0; `gamma`, `max` are 1); any other name is
-an error.  Keys are the caller's: one per parameter, derived from its name, so values never depend on the device count.
+The rule for a parameter is chosen as in MXNet 1.9.1.  An initializer in the `__init__` attribute of its variable takes
+precedence.  Otherwise the suffix of its name decides: `weight` is drawn by the initializer; `bias`, `beta` and `min` are 0;
+`gamma` and `max` are 1; any other suffix is an error.  `draw_all` derives the PRNG key of each parameter from its name, so
+that values depend neither on the other parameters nor on the number of devices.
 
 >>> import jax
 >>> from jfit.init import InitDesc, Xavier, get
@@ -15,7 +16,7 @@ an error.  Keys are the caller's: one per parameter, derived from its name, so v
 from jfit.init import rules
 from jfit.init.core import REGISTRY, InitDesc, InitFn, Initializer, draw_all, get, register
 from jfit.init.fused import FusedRNN, fusedrnn
-from jfit.init.rules import *  # noqa: F403  one list of the rules, in `rules`
+from jfit.init.rules import *  # noqa: F403  `rules.__all__` is the list of the initializers
 from jfit.init.stored import Load, load
 
 __all__ = ["REGISTRY", "InitDesc", "InitFn", "Initializer", "draw_all", "get", "register"]

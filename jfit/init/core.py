@@ -1,4 +1,4 @@
-"""What every initializer shares: the dispatch on attribute and name, the registry, and `get`."""
+"""Base class of the initializers, with the choice of the rule by attribute and name; the registry; `get`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from jax import Array
 
 from jfit.ops.registry import nearest
 
-# (key, desc, shape, dtype) -> values; every Initializer is one, and so may be a function of the user's
+# (key, desc, shape, dtype) -> values: an Initializer, or any function with these arguments
 InitFn = Callable[..., Array]
 
-# end of a parameter's name -> its rule; "weight" is the initializer's own, the others give one value
+# suffix of a parameter name -> rule: "weight" is `Initializer.draw`, the others are constants (see VALUES)
 _RULES = {
     "weight": "weight",
     "bias": "bias",
@@ -31,7 +31,7 @@ _RULES = {
     "weight_quantize": "quantized_weight",
     "bias_quantize": "quantized_bias",
 }
-# the same for names without a description, as MXNet's oldest scripts pass them
+# the same for a plain string instead of an InitDesc, as old MXNet scripts pass it
 _PLAIN_RULES = {
     **{end: rule for end, rule in _RULES.items() if not end.endswith("_quantize")},
     "moving_mean": "zero",
@@ -41,8 +41,8 @@ _PLAIN_RULES = {
 }
 VALUES = {"bias": 0.0, "beta": 0.0, "gamma": 1.0, "zero": 0.0, "one": 1.0, "quantized_weight": 0.0, "quantized_bias": 0.0}
 
-_SHOWN = 80  # characters of a text from a file that a message shows
-_OF_A_TEXT = (
+_EXCERPT = 80  # maximum number of characters of user text in an error message
+_TEXT_ERRORS = (  # exceptions that a wrong initializer text may raise in the initializer
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -58,12 +58,12 @@ _Class = TypeVar("_Class", bound="type[Initializer]")
 
 
 class InitDesc(str):
-    """A parameter's name, with what an initializer may know beside it.
+    """A parameter name (a str) with the attributes of its variable, as MXNet passes it to initializers.
 
     Args:
-        name: the name.
-        attrs: attributes of its variable; `__init__` decides before the name does.
-        global_init: the initializer that one within it falls back to.
+        name: name of the parameter.
+        attrs: attributes of its variable; an initializer in `__init__` takes precedence over the rule by name.
+        global_init: the initializer of the whole model.
 
     Example:
         >>> desc = InitDesc("fc_weight", {"__init__": '["zero", {}]'})
@@ -81,20 +81,20 @@ class InitDesc(str):
 
     @property
     def name(self) -> str:
-        """The name alone."""
+        """The name as a plain str."""
         return str(self)
 
 
 def described(name: str) -> InitDesc:
-    """A description as it is; a plain name as one without attributes."""
+    """Convert a plain str to an `InitDesc` without attributes; return an `InitDesc` unchanged."""
     return name if isinstance(name, InitDesc) else InitDesc(name)
 
 
 def rule_of(name: str) -> str:
-    """The rule that a parameter's name asks for: "weight", a key of `VALUES`, or "default" where no rule fits the name.
+    """Rule for a parameter by the suffix of its name: "weight", a key of `VALUES`, or "default" if no suffix matches.
 
-    Names that are no `InitDesc` have MXNet's older rules, which know moving averages, `upsampling` ("bilinear") and
-    `stn_loc` ("loc_bias") too.
+    A plain str instead of an `InitDesc` has MXNet's older rules, which also cover moving averages and the prefixes
+    `upsampling` (rule "bilinear") and `stn_loc` (rules "zero" and "loc_bias").
 
     Example:
         >>> rule_of(InitDesc("bn_gamma")), rule_of(InitDesc("bn_moving_var")), rule_of("bn_moving_var")
@@ -115,7 +115,7 @@ def rule_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Initializer:
-    """Base of the initializers: dispatches on attribute and name, `draw` gives the values of a weight.
+    """Base class of initializers: `__call__` chooses the rule by attribute and name; subclasses define `draw` for weights.
 
     Example:
         >>> import jax
@@ -126,11 +126,11 @@ class Initializer:
     """
 
     def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        """Initial values of one parameter.
+        """Compute the initial values of one parameter.
 
         Args:
-            key: the parameter's own key, scalar.
-            desc: name and attributes; a plain name has no attributes.
+            key: PRNG key of this parameter, scalar.
+            desc: name of the parameter, as an `InitDesc` if its variable has attributes.
             shape: shape of the parameter.
             dtype: its dtype; values are drawn in float32 and cast.
 
@@ -138,40 +138,40 @@ class Initializer:
             Array of `shape` and `dtype`.
 
         Raises:
-            ValueError: no rule fits the name, or the shape does not suit the rule.
+            ValueError: no rule matches the name, or the rule does not support the shape.
         """
         desc, shape = described(desc), tuple(shape)
-        given = desc.attrs.get("__init__")
-        if given:
-            with own_rule(desc.name, given):
-                chosen = get(given)
+        spec = desc.attrs.get("__init__")
+        if spec:
+            with variable_init_errors(desc.name, spec):
+                chosen = get(spec)
                 if isinstance(chosen, Initializer):
                     return chosen.within(self).draw(key, desc.name, shape).astype(dtype)
                 return chosen(key, desc.name, shape, dtype).astype(dtype)
         return self.by_name(key, desc.name, shape).astype(dtype)
 
     def within(self, outer: Initializer) -> Initializer:
-        """The initializer where it is one variable's own, in a model that starts by `outer`."""
+        """Return the initializer to use for a variable whose `__init__` attribute is this one; `outer` is the model's."""
         return self
 
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Values by the end of the name, for parameters without an `__init__` attribute."""
+        """Initial values by the suffix of the name, for parameters without an `__init__` attribute."""
         rule = rule_of(InitDesc(name))
         if rule == "weight":
             return self.draw(key, name, shape)
         if rule in VALUES:
             return jnp.full(shape, VALUES[rule], jnp.float32)
         raise ValueError(
-            f"parameter {name!r}: no initialization rule fits the name; names ending in {', '.join(map(repr, _RULES))} "
-            f"are known. Rename it, or give its variable one: Variable({name!r}, init='uniform')."
+            f"parameter {name!r}: no initialization rule matches the name; supported suffixes are "
+            f"{', '.join(map(repr, _RULES))}. Rename it, or set its initializer: Variable({name!r}, init='uniform')."
         )
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Values of a weight, float32 of `shape`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no rule for weights; it needs a `draw` method.")
+        """Draw the initial values of a weight, float32 of `shape`; subclasses override this."""
+        raise NotImplementedError(f"{type(self).__name__} has no rule for weights; define the method draw(key, name, shape).")
 
     def dumps(self) -> str:
-        """The initializer as MXNet's JSON text, for a variable's `__init__` attribute.
+        """Serialize to MXNet's JSON text `["name", {parameters}]`, for the `__init__` attribute of a variable.
 
         Example:
             >>> get("uniform", scale=0.2).dumps()
@@ -182,7 +182,7 @@ class Initializer:
 
 
 def _plain(value: Any, owner: Initializer) -> Any:
-    """A parameter of an initializer as JSON has it; initializers within initializers are texts."""
+    """Convert a parameter of an initializer to JSON types; nested initializers become their `dumps()` text."""
     if isinstance(value, Initializer):
         return value.dumps()
     if isinstance(value, np.ndarray | np.generic | Array):
@@ -192,59 +192,62 @@ def _plain(value: Any, owner: Initializer) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(
-        f"{type(owner).__name__} cannot be written as JSON text: it holds {value!r}, which has no text; use initializers by "
-        "name, numbers and arrays."
+        f"{type(owner).__name__} cannot be written as JSON text because of its parameter {value!r}; use numbers, arrays, and "
+        "names of initializers."
     )
 
 
 def read_text(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the parameters in MXNet's JSON text.
+    """Parse MXNet's JSON text of an initializer to (name, parameters).
 
     Raises:
-        ValueError: the text is no JSON, is nested too deep, or holds something else.
+        ValueError: the text is not valid JSON, is nested too deep, or is not of the form ["name", {...}].
 
     Example:
         >>> read_text('["constant", {"value": 2.0}]')
         ('constant', {'value': 2.0})
     """
     try:
-        found = json.loads(text)
-        problem = "it is no list of a name and a dict"
+        data = json.loads(text)
+        problem = "it is not a list of a name and a dict"
     except ValueError as error:
-        found, problem = None, str(error)
+        data, problem = None, str(error)
     except RecursionError:
-        found, problem = None, "it is nested too deep"
-    match found:
+        data, problem = None, "it is nested too deep"
+    match data:
         case [str(name), dict(values)]:
             return name, values
-    raise ValueError(f'initializer text {text[:_SHOWN]!r} cannot be read ({problem}); it needs the form ["name", {{}}].')
+    raise ValueError(f'initializer text {text[:_EXCERPT]!r} cannot be parsed ({problem}); expected the form ["name", {{}}].')
 
 
 @contextlib.contextmanager
-def own_rule(name: str, rule: Any) -> Iterator[None]:
-    """For code that uses the `__init__` attribute `rule` of variable `name`: where it is a text, errors name the variable."""
+def variable_init_errors(name: str, spec: Any) -> Iterator[None]:
+    """Add the variable to errors raised in the block, if `spec`, the `__init__` attribute of variable `name`, is text."""
     try:
         yield
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
-        raise  # an initializer of the user's that computes in numpy: it is called again without a trace
-    except _OF_A_TEXT as error:
-        if not isinstance(rule, str):
+        raise  # an initializer of the user that computes in numpy: draw_all calls it again outside jit
+    except _TEXT_ERRORS as error:
+        if not isinstance(spec, str):
             raise
         problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:400].rstrip(".")
         kind = type(error) if type(error) in (AssertionError, NotImplementedError) else ValueError  # MXNet's classes
         raise kind(
-            f"variable {name!r}: its __init__ attribute {rule[:_SHOWN]!r} gives no values: {problem}. Give the variable "
-            "another initializer, Variable(name, init=...), or the parameter a value, params={name: array}."
+            f"variable {name!r}: its __init__ attribute {spec[:_EXCERPT]!r} fails: {problem}. Set another initializer, "
+            "Variable(name, init=...), or pass initial values, params={name: array}."
         ) from error
 
 
-def draw_all(initializer: InitFn, key: Array, wanted: Mapping[str, tuple[InitDesc, Any]]) -> dict[str, Array]:
-    """Values of many parameters in one program; each is drawn from fold_in(key, crc32(name)), whatever the others are.
+def draw_all(initializer: InitFn, key: Array, parameters: Mapping[str, tuple[InitDesc, Any]]) -> dict[str, Array]:
+    """Draw many parameters in one compiled program, each from fold_in(key, crc32(name)), independently of the others.
 
     Args:
-        initializer: from `get`.
-        key: the key of all of them.
-        wanted: name -> (description, jax.ShapeDtypeStruct).
+        initializer: function `(key, desc, shape, dtype) -> array`, such as `get` returns.
+        key: PRNG key, scalar.
+        parameters: parameter name -> (its `InitDesc`, jax.ShapeDtypeStruct).
+
+    Returns:
+        Dict: parameter name -> array of the shape and dtype in `parameters`.
 
     Example:
         >>> import jax
@@ -253,18 +256,24 @@ def draw_all(initializer: InitFn, key: Array, wanted: Mapping[str, tuple[InitDes
         [1.0, 1.0]
     """
 
-    def make(key: Array) -> dict[str, Array]:
-        own = {name: jax.random.fold_in(key, zlib.crc32(name.encode())) for name in wanted}
-        return {n: initializer(own[n], desc, spec.shape, spec.dtype) for n, (desc, spec) in wanted.items()}
+    def draw(key: Array) -> dict[str, Array]:
+        keys = {name: jax.random.fold_in(key, zlib.crc32(name.encode())) for name in parameters}
+        return {n: initializer(keys[n], desc, spec.shape, spec.dtype) for n, (desc, spec) in parameters.items()}
 
     try:
-        return jax.jit(make)(key)  # one compile for all parameters
+        return jax.jit(draw)(key)  # one compilation for all parameters
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
-        return make(key)  # an initializer of the user's that computes in numpy
+        return draw(key)  # the initializer computes in numpy and cannot be traced
 
 
 def register(*aliases: str) -> Callable[[_Class], _Class]:
-    """Class decorator: enters an initializer under its lower-case class name and `aliases`.
+    """Class decorator: register an initializer under its lower-case class name, for `get` and for JSON texts.
+
+    Args:
+        aliases: further names.
+
+    Returns:
+        The decorator; it returns the class unchanged.
 
     Example:
         >>> @register()
@@ -284,19 +293,19 @@ def register(*aliases: str) -> Callable[[_Class], _Class]:
 
 
 def get(spec: Any = None, **params: Any) -> InitFn:
-    """The initializer that `spec` means.
+    """Convert an initializer argument (name, JSON text, object, ...) to an initializer.
 
     Args:
-        spec: None (`default()`), a name, MXNet's JSON text, an Initializer or its class, any function
-            `(key, desc, shape, dtype) -> array`, or a dict pattern -> spec (`Mixed`).
-        **params: parameters of a named initializer.
+        spec: None (`default()`); a registered name such as "xavier"; MXNet's JSON text `'["name", {...}]'`; an Initializer or
+            a subclass; a function `(key, desc, shape, dtype) -> array`; or a dict regular expression -> spec (see `Mixed`).
+        **params: parameters of the initializer, if `spec` is a name or a class.
 
     Returns:
-        A callable `(key, desc, shape, dtype) -> array`.
+        A callable `(key, desc, shape, dtype) -> array`; an `Initializer` unless `spec` is a function.
 
     Raises:
-        ValueError: unknown name or parameter.
-        TypeError: `spec` is none of the above.
+        ValueError: the name or a parameter is unknown.
+        TypeError: `spec` has another type.
 
     Example:
         >>> get('["constant", {"value": 2.0}]')
@@ -312,18 +321,18 @@ def get(spec: Any = None, **params: Any) -> InitFn:
         return spec(**params)
     if callable(spec):
         return cast(InitFn, spec)
-    raise TypeError(f"an initializer is a name, an Initializer or a function (key, desc, shape, dtype); found {spec!r}.")
+    raise TypeError(f"expected an initializer: a name, an Initializer or a function (key, desc, shape, dtype); got {spec!r}.")
 
 
 def _by_text(text: str, params: Mapping[str, Any]) -> Initializer:
     name, values = read_text(text) if text.lstrip().startswith("[") else (text, dict(params))
     cls = REGISTRY.get(name.lower())
     if cls is None:
-        near = nearest(name[:_SHOWN], REGISTRY) or ", ".join(map(repr, sorted(REGISTRY)))
-        raise ValueError(f"unknown initializer {name[:_SHOWN]!r}: the nearest names are {near}.")
-    known = list(inspect.signature(cls).parameters)
+        near = nearest(name[:_EXCERPT], REGISTRY) or ", ".join(map(repr, sorted(REGISTRY)))
+        raise ValueError(f"unknown initializer {name[:_EXCERPT]!r}: the nearest names are {near}.")
+    parameters = list(inspect.signature(cls).parameters)
     for key in values:
-        if key not in known:
-            hint = nearest(key[:_SHOWN], known) or (", ".join(map(repr, known)) if known else "none")
-            raise ValueError(f"initializer {name!r} has no parameter {key[:_SHOWN]!r}; the nearest it has: {hint}.")
+        if key not in parameters:
+            hint = nearest(key[:_EXCERPT], parameters) or (", ".join(map(repr, parameters)) if parameters else "none")
+            raise ValueError(f"initializer {name!r} has no parameter {key[:_EXCERPT]!r}; the nearest names are {hint}.")
     return cls(**values)

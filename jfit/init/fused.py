@@ -1,8 +1,8 @@
-"""The flat parameters of a fused recurrent network, drawn gate by gate as if the network were written out.
+"""`FusedRNN`: initialize the flat parameter vector of a fused recurrent network (the RNN operator) gate by gate.
 
 >>> import jax
->>> start = FusedRNN("one", num_hidden=2, num_layers=1, mode="lstm")
->>> start(jax.random.key(0), InitDesc("lstm_parameters", {"__init__": start.dumps()}), (56,))[40:].tolist()
+>>> initializer = FusedRNN("one", num_hidden=2, num_layers=1, mode="lstm")
+>>> initializer(jax.random.key(0), InitDesc("lstm_parameters", {"__init__": initializer.dumps()}), (56,))[40:].tolist()
 [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 """
 
@@ -25,21 +25,27 @@ from jfit.ops.rnn import GATES
 @register()
 @dataclass(frozen=True)
 class FusedRNN(Initializer):
-    """Each gate's weights and biases by `init`; the biases of the forget gates of an LSTM are `forget_bias`.
+    """Initialize weights and biases of each gate in a flat vector by `init`, biases of LSTM forget gates by `forget_bias`.
 
-    It is for the variable's own rule, `Variable("lstm_parameters", init=FusedRNN(...))`: the name of a flat vector ends in
-    `parameters`, for which there is no rule by name.
+    Set it on the variable, `Variable("lstm_parameters", init=FusedRNN(...))`: there is no rule for names that end in
+    `parameters`.
 
     Args:
-        init: initializer of the parts: a name, MXNet's JSON text or an initializer; None: the one of the whole model.
-        num_hidden: size of the state.
-        num_layers: layers.
+        init: initializer of the weights and biases: a name, MXNet's JSON text or an initializer.  None: that of the model.
+        num_hidden: size of the hidden state.
+        num_layers: number of layers.
         mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
-        bidirectional: both directions.
-        forget_bias: of the forget gates of an LSTM, added to both biases.
+        bidirectional: whether the network runs in both directions.
+        forget_bias: value of the biases of the forget gates of an LSTM (input-to-hidden and hidden-to-hidden).
 
     Raises:
-        ValueError: an unknown mode, sizes below 1, a vector that such a network does not have, or no rule for the parts.
+        ValueError: `mode` is unknown or a size is below 1; when values are drawn: the length of the vector is that of no such
+            network, or `init` is None and there is no initializer of the model.
+
+    Example:
+        >>> start = FusedRNN("zero", num_hidden=2, num_layers=1, mode="lstm")
+        >>> start.draw(jax.random.key(0), "lstm_parameters", (56,)).sum().item()  # 2 * 2 biases of forget gates
+        4.0
 
     Source: Apache MXNet 1.9.1, `mxnet.initializer.FusedRNN`.
     """
@@ -55,19 +61,19 @@ class FusedRNN(Initializer):
         _gates(self.mode)
         if self.num_hidden < 1 or self.num_layers < 1:
             raise ValueError(
-                f"FusedRNN: num_hidden is {self.num_hidden} and num_layers {self.num_layers}, at least 1 of each is needed."
+                f"FusedRNN: num_hidden is {self.num_hidden} and num_layers is {self.num_layers}; both must be at least 1."
             )
 
     def within(self, outer: Initializer) -> Initializer:
-        """With `outer` for the parts, where none was given."""
+        """Return a copy with `init=outer` if `init` is None."""
         return replace(self, init=outer) if self.init is None else self
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Values of the flat vector, float32 of `shape`; each part from fold_in(key, crc32(its name))."""
+        """Draw the flat vector, float32 of `shape`; the array `part` of a gate is drawn from fold_in(key, crc32(part))."""
         if self.init is None:
             raise ValueError(
-                f"parameter {name!r}: FusedRNN(None, ...) draws its parts by the initializer of the whole model, and there is "
-                "none here; pass init='uniform' or another."
+                f"parameter {name!r}: FusedRNN(None, ...) uses the initializer of the model, which is missing in this call; "
+                "pass an initializer, such as FusedRNN('uniform', ...)."
             )
         parts = parts_of(math.prod(shape), self.num_hidden, self.num_layers, self.mode, self.bidirectional, name)
         flat = [self._part(jax.random.fold_in(key, zlib.crc32(n.encode())), n, s).reshape(-1) for n, s in parts]
@@ -82,27 +88,27 @@ class FusedRNN(Initializer):
 def parts_of(
     size: int, num_hidden: int, num_layers: int, mode: str, bidirectional: bool = False, name: str = "parameters"
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every gate's weights and biases in the order of the flat vector: all weights, then all biases.
+    """List (name, shape) of the weights and biases of all gates in the order of the flat vector: weights, then biases.
 
     Args:
-        size: length of the flat vector; the number of inputs follows from it.
-        num_hidden, num_layers, mode, bidirectional: of the network.
-        name: how errors call the vector.
+        size: length of the flat vector; it determines the input size of the network.
+        num_hidden, num_layers, mode, bidirectional: as in `FusedRNN`.
+        name: name of the vector in error messages.
 
     Raises:
-        ValueError: an unknown mode, or no number of inputs gives a vector of this length.
+        ValueError: `mode` is unknown, or no input size leads to a vector of this length.
 
     Example:
         >>> parts_of(14, 2, 1, "rnn_tanh")
         [('l0_i2h_weight', (2, 3)), ('l0_h2h_weight', (2, 2)), ('l0_i2h_bias', (2,)), ('l0_h2h_bias', (2,))]
     """
-    # the vector is a multiple of the input's size and a rest that is known
+    # The length is linear in the input size: `none` for 0 inputs, `one` for 1 input.
     none, one = (sum(math.prod(s) for _, s in gate_parts(n, num_hidden, num_layers, mode, bidirectional)) for n in (0, 1))
     inputs, odd = divmod(size - none, one - none)
     if odd or inputs < 1:
         raise ValueError(
-            f"{name} has {size} values, which no size of input gives for {num_layers} layers of {num_hidden} hidden in "
-            f"{1 + bidirectional} direction(s) of mode {mode}; give the sizes of the network that it is from."
+            f"{name} has {size} values; no input size leads to this length for num_layers={num_layers}, "
+            f"num_hidden={num_hidden}, mode {mode} and {1 + bidirectional} direction(s); pass the sizes of its network."
         )
     return gate_parts(inputs, num_hidden, num_layers, mode, bidirectional)
 
@@ -110,24 +116,24 @@ def parts_of(
 def gate_parts(
     inputs: int, num_hidden: int, num_layers: int, mode: str, bidirectional: bool = False
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """`parts_of` the vector of a network of so many inputs.
+    """List (name, shape) as `parts_of`, for a network with input size `inputs`.
 
     Example:
         >>> [name for name, _ in gate_parts(3, 2, 1, "rnn_tanh")]
         ['l0_i2h_weight', 'l0_h2h_weight', 'l0_i2h_bias', 'l0_h2h_bias']
     """
-    sides, found = ("l", "r") if bidirectional else ("l",), []
+    sides, parts = ("l", "r") if bidirectional else ("l",), []
     for what in ("weight", "bias"):
         for layer, side, kind in itertools.product(range(num_layers), sides, ("i2h", "h2h")):
             width = num_hidden if kind == "h2h" else num_hidden * len(sides) if layer else inputs
             shape = (num_hidden, width) if what == "weight" else (num_hidden,)
-            found += [(f"{side}{layer}_{kind}{gate}_{what}", shape) for gate in _gates(mode)]
-    return found
+            parts += [(f"{side}{layer}_{kind}{gate}_{what}", shape) for gate in _gates(mode)]
+    return parts
 
 
 def _gates(mode: str) -> tuple[str, ...]:
     if mode not in GATES:
-        raise ValueError(f"FusedRNN: mode is {mode!r}, it needs to be one of {', '.join(map(repr, GATES))}.")
+        raise ValueError(f"FusedRNN: mode is {mode!r}, expected one of {', '.join(map(repr, GATES))}.")
     return GATES[mode]
 
 

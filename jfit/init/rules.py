@@ -1,4 +1,4 @@
-"""The initializers themselves, a class each; the lower-case names are the same classes."""
+"""The initializers, one class each; the lower-case names are aliases of the classes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,13 @@ __all__ = [
 @register("zeros")
 @dataclass(frozen=True)
 class Zero(Initializer):
-    """w = 0."""
+    """w = 0.
+
+    Example:
+        >>> import jax
+        >>> Zero()(jax.random.key(0), "fc_weight", (2,)).tolist()
+        [0.0, 0.0]
+    """
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         return jnp.zeros(shape, jnp.float32)
@@ -55,7 +61,13 @@ class Zero(Initializer):
 @register("ones")
 @dataclass(frozen=True)
 class One(Initializer):
-    """w = 1."""
+    """w = 1.
+
+    Example:
+        >>> import jax
+        >>> One()(jax.random.key(0), "fc_weight", (2,)).tolist()
+        [1.0, 1.0]
+    """
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         return jnp.ones(shape, jnp.float32)
@@ -64,21 +76,42 @@ class One(Initializer):
 @register()
 @dataclass(frozen=True)
 class Constant(Initializer):
-    """w = value; an array of values must have the parameter's shape or be a single number."""
+    """w = value.
+
+    Args:
+        value: number, or array of the shape of the parameter.
+
+    Raises:
+        ValueError: the array has another shape (raised when values are drawn).
+
+    Example:
+        >>> import jax
+        >>> Constant(0.5)(jax.random.key(0), "fc_weight", (2,)).tolist()
+        [0.5, 0.5]
+    """
 
     value: Any = 0.0
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         value = np.asarray(self.value, np.float32)
         if value.ndim and value.shape != shape:
-            raise ValueError(f"parameter {name!r}: the constant has shape {value.shape}, the parameter needs {shape}.")
+            raise ValueError(f"parameter {name!r}: the constant has shape {value.shape}, the parameter has {shape}.")
         return jnp.array(np.broadcast_to(value, shape))
 
 
 @register()
 @dataclass(frozen=True)
 class Uniform(Initializer):
-    """w ~ U(-scale, scale)."""
+    """w ~ U(-scale, scale).
+
+    Args:
+        scale: half width of the interval.
+
+    Example:
+        >>> import jax
+        >>> bool(abs(Uniform(0.1)(jax.random.key(0), "fc_weight", (4, 3))).max() <= 0.1)
+        True
+    """
 
     scale: float = 0.07
 
@@ -89,7 +122,16 @@ class Uniform(Initializer):
 @register()
 @dataclass(frozen=True)
 class Normal(Initializer):
-    """w ~ N(0, sigma^2)."""
+    """w ~ N(0, sigma^2).
+
+    Args:
+        sigma: standard deviation.
+
+    Example:
+        >>> import jax
+        >>> Normal(0.02)(jax.random.key(0), "fc_weight", (4, 3)).shape
+        (4, 3)
+    """
 
     sigma: float = 0.01
 
@@ -100,7 +142,20 @@ class Normal(Initializer):
 @register()
 @dataclass(frozen=True)
 class Orthogonal(Initializer):
-    """w = scale * Q with orthonormal rows or columns, Q from the SVD of a random (shape[0], rest) matrix.
+    """w = scale * Q, Q with orthonormal rows or columns, from the SVD of a random (shape[0], prod(shape[1:])) matrix.
+
+    Args:
+        scale: factor of the orthonormal matrix.
+        rand_type: distribution of the random matrix, "uniform" (-1, 1) or "normal".
+
+    Raises:
+        ValueError: `rand_type` is neither.
+
+    Example:
+        >>> import jax
+        >>> q = Orthogonal(scale=1.0)(jax.random.key(0), "fc_weight", (2, 3))
+        >>> bool(abs(q @ q.T - jnp.eye(2)).max() < 1e-5)
+        True
 
     Source: Saxe et al. 2014, https://arxiv.org/abs/1312.6120.
     """
@@ -122,7 +177,7 @@ def _xavier(key: Array, name: str, shape: tuple[int, ...], rnd_type: str, factor
     if len(shape) < 2:
         raise ValueError(
             f"parameter {name!r}: Xavier needs at least 2 dimensions (out, in, ...), the shape is {shape}; "
-            f"give its variable another rule, such as init='uniform'."
+            f"set another initializer on its variable, such as Variable({name!r}, init='uniform')."
         )
     receptive = math.prod(shape[2:])
     fan_in, fan_out = shape[1] * receptive, shape[0] * receptive
@@ -138,10 +193,20 @@ def _xavier(key: Array, name: str, shape: tuple[int, ...], rnd_type: str, factor
 class Xavier(Initializer):
     """w ~ U(-s, s) or N(0, s^2) with s = sqrt(magnitude / fan).
 
+    With weights of shape (out, in, *kernel): fan_in = in * prod(kernel) and fan_out = out * prod(kernel).
+
     Args:
-        rnd_type: "uniform" or "gaussian".
-        factor_type: which fan: "in", "out" or their average, "avg".
-        magnitude: see above.
+        rnd_type: distribution, "uniform" or "gaussian".
+        factor_type: the fan: "in" (fan_in), "out" (fan_out) or "avg" (their mean).
+        magnitude: numerator of s^2.
+
+    Raises:
+        ValueError: an argument is none of these, or (when values are drawn) the shape has less than 2 dimensions.
+
+    Example:
+        >>> import jax
+        >>> Xavier("gaussian", "in", 2)(jax.random.key(0), "conv_weight", (8, 3, 3, 3)).shape
+        (8, 3, 3, 3)
 
     Source: Glorot and Bengio 2010, http://proceedings.mlr.press/v9/glorot10a.html.
     """
@@ -161,7 +226,19 @@ class Xavier(Initializer):
 @register()
 @dataclass(frozen=True)
 class MSRAPrelu(Initializer):
-    """w ~ N(0, s^2) with s = sqrt(2 / (1 + slope^2) / fan).
+    """w ~ N(0, s^2) with s = sqrt(2 / ((1 + slope^2) * fan)).
+
+    Args:
+        factor_type: the fan as in `Xavier`: "in", "out" or "avg".
+        slope: slope of the PReLU for negative inputs.
+
+    Raises:
+        ValueError: `factor_type` is none of these, or (when values are drawn) the shape has less than 2 dimensions.
+
+    Example:
+        >>> import jax
+        >>> MSRAPrelu("in", slope=0.0)(jax.random.key(0), "fc_weight", (4, 3)).shape
+        (4, 3)
 
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
@@ -179,11 +256,22 @@ class MSRAPrelu(Initializer):
 @register()
 @dataclass(frozen=True)
 class Bilinear(Initializer):
-    """w[.., y, x] = (1 - |x/f - c|)(1 - |y/f - c|): the kernel of bilinear upsampling, f = ceil(width / 2)."""
+    """w[.., y, x] = (1 - |x/f - c|)(1 - |y/f - c|), f = ceil(width / 2), c = (2f - 1 - f mod 2) / (2f): bilinear upsampling.
+
+    For 4-D weights (out, in, height, width) of a deconvolution.
+
+    Raises:
+        ValueError: the shape has not 4 dimensions (raised when values are drawn).
+
+    Example:
+        >>> import jax
+        >>> Bilinear()(jax.random.key(0), "up_weight", (1, 1, 4, 4))[0, 0, 0].tolist()
+        [0.0625, 0.1875, 0.1875, 0.0625]
+    """
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         if len(shape) != 4:
-            raise ValueError(f"parameter {name!r}: Bilinear needs 4 dimensions (out, in, y, x), the shape is {shape}.")
+            raise ValueError(f"parameter {name!r}: Bilinear needs 4 dimensions (out, in, height, width), the shape is {shape}.")
         f = math.ceil(shape[3] / 2.0)
         c = (2 * f - 1 - f % 2) / (2.0 * f)
         x, y = (1 - np.abs(np.arange(n) / f - c) for n in (shape[3], shape[2]))
@@ -193,7 +281,20 @@ class Bilinear(Initializer):
 @register()
 @dataclass(frozen=True)
 class LSTMBias(Initializer):
-    """b = 0 but forget_bias in the second quarter, the forget gate (gates in the order i, f, c, o).
+    """b = forget_bias in the second quarter, the forget gate (gates in the order i, f, c, o), and 0 elsewhere.
+
+    It is the `__init__` attribute of the bias of an LSTM cell, `Variable("lstm_bias", init=LSTMBias())`: without one, every
+    name that ends in `bias` is 0.
+
+    Args:
+        forget_bias: bias of the forget gate.
+
+    Example:
+        >>> import jax
+        >>> from jfit.init import InitDesc
+        >>> desc = InitDesc("lstm_bias", {"__init__": LSTMBias().dumps()})
+        >>> LSTMBias()(jax.random.key(0), desc, (8,)).tolist()
+        [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
     Source: Jozefowicz et al. 2015, http://proceedings.mlr.press/v37/jozefowicz15.html.
     """
@@ -208,7 +309,14 @@ class LSTMBias(Initializer):
 @register()
 @dataclass(frozen=True)
 class Mixed(Initializer):
-    """The initializer of the first regular expression that matches from the start of the name.
+    """Choose the initializer by regular expressions on the parameter name; the first that matches (`re.match`) is used.
+
+    Args:
+        patterns: regular expressions.
+        initializers: an initializer for each pattern: anything that `get` accepts.
+
+    Raises:
+        ValueError: the lengths differ, or (when values are drawn) no pattern matches.
 
     Example:
         >>> import jax
@@ -223,7 +331,7 @@ class Mixed(Initializer):
     def __post_init__(self) -> None:
         if len(self.patterns) != len(self.initializers):
             raise ValueError(
-                f"Mixed: {len(self.patterns)} patterns and {len(self.initializers)} initializers, one for each is needed."
+                f"Mixed: got {len(self.patterns)} patterns and {len(self.initializers)} initializers; pass one per pattern."
             )
 
     def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
@@ -240,10 +348,16 @@ class Mixed(Initializer):
 @register()
 @dataclass(frozen=True)
 class Default(Initializer):
-    """The rule of `default()`."""
+    """w ~ N(0, 2 / fan_in) for two or more dimensions, else U(-0.07, 0.07); see `default`.
+
+    Example:
+        >>> import jax
+        >>> Default()(jax.random.key(0), "fc_weight", (4, 3)).shape
+        (4, 3)
+    """
 
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        # the flat vector of a fused RNN has no suffix that MXNet knows
+        # "parameters", the name of the flat vector of a fused RNN, has no rule by name in MXNet
         return self.draw(key, name, shape) if name.endswith("parameters") else super().by_name(key, name, shape)
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
@@ -251,10 +365,13 @@ class Default(Initializer):
 
 
 def default() -> Initializer:
-    """The initializer of `jfit.fit`: w ~ N(0, 2 / fan_in) for two or more dimensions, else U(-0.07, 0.07).
+    """Return the default initializer of `jfit.fit`: w ~ N(0, 2 / fan_in) for two or more dimensions, else U(-0.07, 0.07).
 
-    The flat `parameters` vector of a fused RNN is uniform too.  MXNet's own default, `Uniform(0.01)`, is kept by the
-    MXNet classes; networks of more than a few layers hardly start from it.
+    The flat `parameters` vector of a fused RNN is drawn from U(-0.07, 0.07).  The classes of `jfit.mx` keep MXNet's default,
+    `Uniform(0.01)`, with which networks of more than a few layers hardly train.
+
+    Returns:
+        A `Default`.
 
     Example:
         >>> import jax
@@ -268,13 +385,13 @@ def default() -> Initializer:
 
 def _gauss(key: Array, shape: Sequence[int]) -> Array:
     """Standard normal values, float32."""
-    # without the barrier XLA merges its last factor with the caller's, and the last bit depends on the program
+    # Without the barrier XLA fuses the last multiplication with the caller's, and the last bit depends on the program.
     return lax.optimization_barrier(jax.random.normal(key, shape, jnp.float32))
 
 
 def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ValueError(f"{owner}: {name} is {value!r}, it needs to be one of {', '.join(map(repr, choices))}.")
+        raise ValueError(f"{owner}: {name} is {value!r}, expected one of {', '.join(map(repr, choices))}.")
 
 
 zero, one, constant, uniform, normal, orthogonal = Zero, One, Constant, Uniform, Normal, Orthogonal

@@ -1,4 +1,4 @@
-"""Initial values from a dict or a file.
+"""`Load`: initial values from a dict of arrays or a file.
 
 >>> import tempfile, jax
 >>> from jfit.formats import save_arrays
@@ -25,17 +25,19 @@ from jfit.init.core import Initializer, described, get
 
 @dataclass(frozen=True, eq=False)
 class Load(Initializer):
-    """Values from a dict of arrays or a file (names may carry `arg:` / `aux:`), other parameters by `default_init`.
+    """Initialize parameters with arrays from a dict or a file, and all others by `default_init`.
 
     Args:
-        param: name -> array, or the path of a `.params` or `.safetensors` file.
-        default_init: initializer of the parameters that are not there; None: each must be.
-        verbose: accepted; nothing is printed.
+        param: dict of name -> array, or path of a `.params` or `.safetensors` file.  Names may have the prefix `arg:` or
+            `aux:`.
+        default_init: initializer of parameters without an array: anything that `get` accepts.  None: they raise.
+        verbose: ignored; accepted because MXNet has it.
 
     Raises:
-        ValueError: a parameter is missing, or has another shape.
-        FormatError: the file is damaged, or holds arrays without names.
-        FileNotFoundError: there is no such file.
+        ValueError: a parameter has no array and `default_init` is None, or its array has another shape (raised when values
+            are requested).
+        FormatError: the file is damaged or its arrays have no names.
+        FileNotFoundError: the file does not exist.
 
     Example:
         >>> import jax
@@ -59,23 +61,23 @@ class Load(Initializer):
                 value = np.asarray(self.param[name])
                 if value.shape != tuple(shape):
                     raise ValueError(
-                        f"parameter {desc.name!r}: the loaded array has shape {value.shape}, the graph needs {tuple(shape)}."
+                        f"parameter {desc.name!r}: the loaded array has shape {value.shape}, expected {tuple(shape)}."
                     )
                 return jnp.array(value, dtype)
         if self.default_init is None:
             raise ValueError(
-                f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays and no default_init is given; "
+                f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays and default_init is None; "
                 "pass Load(..., default_init='xavier')."
             )
         return get(self.default_init)(key, desc, shape, dtype)
 
 
 def named_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The arrays of a `.params` or `.safetensors` file by name.
+    """Read the arrays of a `.params` or `.safetensors` file as a dict.
 
     Raises:
-        FormatError: the file is damaged, or holds arrays without names.
-        FileNotFoundError: there is no such file.
+        FormatError: the file is damaged or its arrays have no names.
+        FileNotFoundError: the file does not exist.
 
     Example:
         >>> import tempfile
@@ -85,10 +87,10 @@ def named_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         >>> named_arrays(path)["w"].tolist()
         [1.0, 1.0]
     """
-    found: Any = load_tensors(path)[0] if str(path).endswith(".safetensors") else load_arrays(path, sparse="dense")
-    if not isinstance(found, Mapping):
-        raise FormatError(path, "names", f"the {len(found)} arrays have no names", "save a dict: parameters go by their names.")
-    return dict(found)
+    arrays: Any = load_tensors(path)[0] if str(path).endswith(".safetensors") else load_arrays(path, sparse="dense")
+    if not isinstance(arrays, Mapping):
+        raise FormatError(path, "names", f"the {len(arrays)} arrays have no names", "save a dict of name -> array.")
+    return dict(arrays)
 
 
 load = Load

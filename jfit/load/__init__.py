@@ -1,4 +1,4 @@
-"""Models from files: a graph and its parameters, as a model that predicts, scores and is fitted on."""
+"""Load models from files: a graph and its parameters, ready for `predict`, `score` and `fit`."""
 
 from jfit.load.loaded import Loaded, load
 

@@ -1,4 +1,4 @@
-"""load: a model with its parameters from files that any MXNet or jfit wrote, in one line."""
+"""`load`: read a graph and its parameters from files written by MXNet or jfit, as one `Loaded` model."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
 from jfit.graph import load_json as symbol_of
 from jfit.graph.infer import infer_shape
-from jfit.lowering.build import as_model, lower, lower_feeding, usual_inputs
+from jfit.lowering.build import as_model, default_inputs, lower, lower_with_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
 from jfit.train.evaluate import Placed
 
-# Slots that parameters fill: a variable there that the file lacks is missing, anywhere else it is an input.
+# A variable without values in the file is an error if it is in one of these slots of an operator, else it is an input.
 _PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}
 _EPOCH = re.compile(r"-(\d{4,})\.params$")
 
 
 class Loaded(Trained):
-    """A model with its parameters; unpacks as `model, params, aux`, and `fit`, `score` and `predict` take it as a model.
+    """A model with its parameters; a tuple (model, params, aux) that `fit`, `score` and `predict` accept as the model.
 
-    Values that are assigned, as in `loaded.params["fc_bias"] = value`, are used from the next call on.
+    `loaded.params[name] = value` changes the parameters that the next call uses.
 
     Attributes:
-        model: the model.
-        params: parameters by name.  jax arrays are placed on the devices once, numpy arrays at every call.
+        model: the functions and metadata of the network, a `jfit.Model`.
+        params: parameters by name.  Jax arrays are copied to the devices once, numpy arrays in every call, because they may
+            have changed in place.
         aux: auxiliary states by name.
 
     Example:
@@ -45,26 +46,47 @@ class Loaded(Trained):
 
     @property
     def symbol(self) -> Symbol | None:
-        """The graph, or None."""
+        """The graph of the model; None if the model was made of a function."""
         return self.model.symbol
 
-    def predict(self, data: Any, **given: Any) -> Any:
-        """Outputs for every row of `data`, without labels; see `jfit.predict`.  Programs are kept for the next call."""
-        return self._placed(given).predict(data)
-
-    def score(self, data: Any, eval_metric: Any = "acc", **given: Any) -> dict[str, float]:
-        """Loss and metrics over a data set; see `jfit.score`."""
-        return self._placed(given).score(data, "acc" if eval_metric is None else eval_metric)
-
-    def onto(self, net: Any, drop: bool = False) -> Loaded:
-        """The same parameters for another network, such as one with a new last layer; `fit` draws what they lack.
+    def predict(self, data: Any, **options: Any) -> Any:
+        """Compute the outputs for every row of `data`; compiled programs are reused by the next call.
 
         Args:
-            net: the network.
-            drop: leave out parameters that the network does not have.
+            data: inputs, as in `jfit.predict`.
+            options: further arguments of `jfit.predict`.
+
+        Returns:
+            Array (rows, ...), or a list of arrays if the model has several outputs.
+        """
+        return self._placed(options).predict(data)
+
+    def score(self, data: Any, eval_metric: Any = "acc", **options: Any) -> dict[str, float]:
+        """Compute the loss and metrics over a data set; compiled programs are reused by the next call.
+
+        Args:
+            data: inputs and labels, as in `jfit.score`.
+            eval_metric: metric, as in `jfit.score`.
+            options: further arguments of `jfit.score`.
+
+        Returns:
+            Dict: metric name -> value.
+        """
+        return self._placed(options).score(data, "acc" if eval_metric is None else eval_metric)
+
+    def onto(self, net: Any, drop: bool = False) -> Loaded:
+        """Use the parameters in another network, such as one with a new last layer (transfer learning).
+
+        Args:
+            net: the other network, a Symbol or a model of one; parameters are matched by name.  `fit` draws initial values for
+                the parameters that it has in addition.
+            drop: leave out parameters that the other network does not have.
+
+        Returns:
+            A `Loaded` of the other network.
 
         Raises:
-            ValueError: the network does not have all parameters, and `drop` is not set.
+            ValueError: the other network lacks some of the parameters and `drop` is False, or it is not a graph.
 
         Example:
             >>> import jfit, numpy as np
@@ -75,30 +97,30 @@ class Loaded(Trained):
             >>> old.onto(jfit.sym.SoftmaxOutput(top, name="softmax")).params.keys() == params.keys()
             True
         """
-        model = lower_feeding(net, (*self.model.inputs, *self.model.labels)) if isinstance(net, Symbol) else as_model(net)
+        model = lower_with_inputs(net, (*self.model.inputs, *self.model.labels)) if isinstance(net, Symbol) else as_model(net)
         if model.symbol is None:
-            raise ValueError("onto needs a network of a graph: the parameters of a function have no names in it; pass a Symbol")
-        known = set(model.symbol.list_inputs())
-        extra = [name for name in (*self.params, *self.aux) if name not in known]
+            raise ValueError("onto matches parameters to variables of a graph by name; this net is a function: pass a Symbol")
+        variables = set(model.symbol.list_inputs())
+        extra = [name for name in (*self.params, *self.aux) if name not in variables]
         if extra and not drop:
             raise ValueError(
-                f"the network has no variable {_named(extra)}, which these parameters are for{_near(extra[0], known)}; pass "
-                "drop=True to leave them out"
+                f"the network has no variable for the parameters {_named(extra)}{_near(extra[0], variables)}; "
+                "pass drop=True to leave them out"
             )
-        kept = [{k: v for k, v in part.items() if k in known} for part in (self.params, self.aux)]
-        return Loaded(model, *kept)
+        matching = [{k: v for k, v in part.items() if k in variables} for part in (self.params, self.aux)]
+        return Loaded(model, *matching)
 
-    def _placed(self, given: Mapping[str, Any]) -> Placed:
-        """The values on the devices; they are placed again where they have changed."""
-        known: dict[str, tuple[Placed, Any]] = self.__dict__.setdefault("_known", {})
-        key, values = repr(sorted(given.items())), jax.tree.flatten((self.params, self.aux))
-        if key not in known:
-            known[key] = Placed(self, None, None, **{"eval_metric": None, **given}), values
-            return known[key][0]
-        placed, before = known[key]
+    def _placed(self, options: Mapping[str, Any]) -> Placed:
+        """The `Placed` model for these options, from a cache; changed values are copied to its devices."""
+        cache: dict[str, tuple[Placed, Any]] = self.__dict__.setdefault("_cache", {})
+        key, values = repr(sorted(options.items())), jax.tree.flatten((self.params, self.aux))
+        if key not in cache:
+            cache[key] = Placed(self, None, None, **{"eval_metric": None, **options}), values
+            return cache[key][0]
+        placed, before = cache[key]
         if not _same(before, values):
             placed.place(self.params, self.aux)
-            known[key] = placed, values
+            cache[key] = placed, values
         return placed
 
     def __repr__(self) -> str:
@@ -106,7 +128,7 @@ class Loaded(Trained):
 
 
 def _same(before: tuple[list[Any], Any], now: tuple[list[Any], Any]) -> bool:
-    """Whether flattened values are the same; the contents of a numpy array may have changed in place."""
+    """Whether two flattened pytrees have the same jax arrays; False for numpy arrays, which may have changed in place."""
     (old, structure), (new, structure_now) = before, now
     return structure == structure_now and all(a is b and isinstance(a, jax.Array) for a, b in zip(old, new, strict=True))
 
@@ -120,26 +142,24 @@ def load(
     allow_missing: bool = False,
     allow_extra: bool = False,
 ) -> Loaded:
-    """A model with its parameters from `prefix-symbol.json` and `prefix-0000.params`, written by any MXNet or by jfit.
+    """Load a model with its parameters from `prefix-symbol.json` and `prefix-0000.params`, written by MXNet or jfit.
 
     Args:
-        prefix: path and beginning of the names; or the graph's own file (`net-symbol.json`); or one `net.safetensors` of
-            `jfit.export.safetensors`, which holds both.
-        epoch: number in the name of the parameter file; default: the highest there is, else `prefix.params`, else
+        prefix: the common path prefix of both files (`models/net`), or the path of the graph file (`models/net-symbol.json`),
+            or of a file of `jfit.export.safetensors`, which contains both (`models/net.safetensors`).
+        epoch: number in the name of the parameter file.  Default: the highest that exists, else `prefix.params`, else
             `prefix.safetensors`.
-        inputs: names of the variables that are fed (data and labels), where they cannot be told: by default those without
-            parameters in the file.
-        params: the file of parameters, where its name is another one: .params (with or without `arg:` and `aux:`) or
-            .safetensors.
-        allow_missing: parameters may lack in the file; `fit` draws them.
-        allow_extra: leave out arrays that the graph does not have.
+        inputs: names of the data and label variables.  Default: those without values in the parameter file.
+        params: path of the parameter file (.params or .safetensors) if its name does not follow from `prefix`.
+        allow_missing: accept parameters without values in the file; `fit` draws them.
+        allow_extra: ignore arrays in the file that the graph has no variable for.
 
     Returns:
         A `Loaded`: `model, params, aux = jfit.load(...)`, `.predict(x)`, `.score(data)`, `jfit.fit(loaded, data)`.
 
     Raises:
-        FormatError: a file is damaged, or does not belong to the graph: missing, unknown or wrongly shaped arrays by name.
-        FileNotFoundError: there is no such file.
+        FormatError: a file is damaged, or the files do not match: an array is missing, unknown or has another shape.
+        FileNotFoundError: a file does not exist.
 
     Example:
         >>> import jfit, numpy as np
@@ -153,20 +173,20 @@ def load(
     graph, path = _paths(os.fspath(prefix), epoch, params)
     arrays, text = _read(path)
     if graph is None and text is None:
-        problem = "it holds no graph"
-        raise FormatError(path, "header field 'symbol'", problem, "pass the graph's file, and this one as params=.")
+        problem = "it contains no graph"
+        raise FormatError(path, "header field 'symbol'", problem, "pass the path of the graph file, and this one as params=.")
     symbol = load_symbol(graph) if graph is not None else symbol_of(text or "")
-    given, states = _sorted_out(path, symbol, arrays, allow_extra)
-    model = lower(symbol, inputs=_inputs(symbol, given) if inputs is None else inputs)
+    values, states = _split_arrays(path, symbol, arrays, allow_extra)
+    model = lower(symbol, inputs=_inputs(symbol, values) if inputs is None else inputs)
     if not allow_missing:
-        _refuse_missing(path, model, {*given, *states})
-    _check_shapes(path, symbol, {**given, **states})
-    return Loaded(model, _on_device(given), _on_device(states))
+        _check_missing(path, model, {*values, *states})
+    _check_shapes(path, symbol, {**values, **states})
+    return Loaded(model, _on_device(values), _on_device(states))
 
 
 # ------------------------------------------------------------------------------------------------ files
 def _paths(prefix: str, epoch: int | None, params: Any) -> tuple[str | None, str]:
-    """(file of the graph or None, file of the parameters)."""
+    """(path of the graph file, None if the parameter file contains the graph; path of the parameter file)."""
     if prefix.endswith(".safetensors"):
         return None, prefix
     graph = prefix if prefix.endswith(".json") else f"{prefix}-symbol.json"
@@ -177,13 +197,13 @@ def _paths(prefix: str, epoch: int | None, params: Any) -> tuple[str | None, str
         return graph, os.fspath(params)
     if epoch is not None:
         return graph, f"{stem}-{epoch:04d}.params"
-    found = _newest(stem) or next((p for p in (f"{stem}.params", f"{stem}.safetensors") if os.path.exists(p)), None)
-    if found is None:
+    path = _latest_epoch(stem) or next((p for p in (f"{stem}.params", f"{stem}.safetensors") if os.path.exists(p)), None)
+    if path is None:
         raise FileNotFoundError(f"there is no {stem}-0000.params (of any epoch), {stem}.params or {stem}.safetensors")
-    return (graph if os.path.exists(graph) or not found.endswith(".safetensors") else None), found
+    return (graph if os.path.exists(graph) or not path.endswith(".safetensors") else None), path
 
 
-def _newest(stem: str) -> str | None:
+def _latest_epoch(stem: str) -> str | None:
     folder, name = os.path.split(stem)
     names = (
         [entry for entry in os.listdir(folder or ".") if entry.startswith(f"{name}-")] if os.path.isdir(folder or ".") else []
@@ -193,7 +213,7 @@ def _newest(stem: str) -> str | None:
 
 
 def _read(path: str) -> tuple[dict[str, Any], str | None]:
-    """(arrays by name as the file has it, text of the graph where the file holds it)."""
+    """Read a parameter file; returns (arrays by name, with `aux:` before auxiliary states; symbol.json text or None)."""
     if path.endswith(".safetensors"):
         arrays, header = load_tensors(path)
         try:
@@ -201,63 +221,63 @@ def _read(path: str) -> tuple[dict[str, Any], str | None]:
         except (ValueError, TypeError, RecursionError):
             states = set()
         return {f"aux:{k}" if k in states else k: v for k, v in arrays.items()}, header.get("symbol")
-    found = load_arrays(path, sparse="dense")
-    if isinstance(found, list):
-        if found:
-            raise FormatError(path, "names", f"the {len(found)} arrays have no names", "read such a list with load_arrays.")
-        found = {}
-    return {k: v for k, v in found.items() if v is not None}, None
+    arrays = load_arrays(path, sparse="dense")
+    if isinstance(arrays, list):
+        if arrays:
+            raise FormatError(path, "names", f"the {len(arrays)} arrays have no names", "read such a list with load_arrays.")
+        arrays = {}
+    return {k: v for k, v in arrays.items() if v is not None}, None
 
 
 def _on_device(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
-    # One transfer for all: one by one, hundreds of small arrays take longer than the large ones.
+    # One device_put for all arrays: hundreds of calls for small arrays would take longer than the transfer itself.
     return jax.device_put({k: v.astype(jax.dtypes.canonicalize_dtype(v.dtype), copy=False) for k, v in arrays.items()})
 
 
-# ------------------------------------------------------------------------------------------------ what belongs to the graph
-def _sorted_out(path: str, symbol: Symbol, arrays: Mapping[str, Any], allow_extra: bool) -> tuple[Params, Aux]:
-    """(parameters, auxiliary states) of the graph; the graph decides which is which, not the file."""
+# ------------------------------------------------------------------------------------------------ arrays and variables
+def _split_arrays(path: str, symbol: Symbol, arrays: Mapping[str, Any], allow_extra: bool) -> tuple[Params, Aux]:
+    """Split arrays into (parameters, auxiliary states) by the slots in the graph; prefixes `arg:` and `aux:` are ignored."""
     states, arguments = set(symbol.list_auxiliary_states()), set(symbol.list_arguments())
     named = {(k[4:] if k[:4] in ("arg:", "aux:") else k): v for k, v in arrays.items()}
     extra = [name for name in named if name not in states and name not in arguments]
     if extra and not allow_extra:
         problem = f"the graph has no variable {_named(extra)}{_near(extra[0], states | arguments)}"
         if any(re.search(r"(^|\.)\d+\.", name) for name in extra):
-            problem += " (names with numbers are gluon's for blocks within blocks, which no graph knows)"
+            problem += " (gluon's save_parameters writes names such as '0.weight', which no graph has; use its export)"
         raise FormatError(
-            path, f"array {extra[0][:80]!r}", problem, "check that the files belong together, or allow_extra=True."
+            path, f"array {extra[0][:80]!r}", problem, "check that the files belong together, or pass allow_extra=True."
         )
     return {k: v for k, v in named.items() if k in arguments}, {k: v for k, v in named.items() if k in states}
 
 
-def _inputs(symbol: Symbol, given: Mapping[str, Any]) -> list[str]:
-    """Variables that are fed: without values in the file, and either known as inputs or in no parameter's slot."""
-    fed, states, slots = usual_inputs(symbol), set(symbol.list_auxiliary_states()), _parameter_slots(symbol)
-    return [n for n in symbol.list_inputs() if n not in given and n not in states and (n in fed or n not in slots)]
+def _inputs(symbol: Symbol, values: Mapping[str, Any]) -> list[str]:
+    """Variables without values in the file that are inputs by default or in no parameter slot."""
+    defaults, states, slots = default_inputs(symbol), set(symbol.list_auxiliary_states()), _in_parameter_slots(symbol)
+    return [n for n in symbol.list_inputs() if n not in values and n not in states and (n in defaults or n not in slots)]
 
 
-def _parameter_slots(symbol: Symbol) -> set[str]:
-    """Names of the variables that fill a parameter's slot of some operator."""
-    found = set()
+def _in_parameter_slots(symbol: Symbol) -> set[str]:
+    """Names of the variables in a parameter slot of an operator."""
+    names = set()
     for node in symbol.nodes():
         if node.op is not None:
             slots = zip(node.input_names(), node.inputs, strict=False)
-            found.update(e.node.name for s, e in slots if e.node.op is None and s in _PARAMETER_SLOTS)
-    return found
+            names.update(e.node.name for s, e in slots if e.node.op is None and s in _PARAMETER_SLOTS)
+    return names
 
 
-def _refuse_missing(path: str, model: Model, given: set[str]) -> None:
+def _check_missing(path: str, model: Model, loaded: set[str]) -> None:
     assert model.symbol is not None
-    fed = {*model.inputs, *model.labels}
-    missing = [n for n in dict.fromkeys(model.symbol.list_inputs()) if n not in given and n not in fed]
+    inputs = {*model.inputs, *model.labels}
+    missing = [n for n in dict.fromkeys(model.symbol.list_inputs()) if n not in loaded and n not in inputs]
     if missing:
-        problem = f"the graph needs {_named(missing)}, the file has {len(given)} others{_near(missing[0], given)}"
-        remedy = "name it in inputs= if it is fed; allow_missing=True leaves it to fit to draw it."
+        problem = f"the graph needs {_named(missing)}, the file has {len(loaded)} other arrays{_near(missing[0], loaded)}"
+        remedy = "if it is a data input, name it in inputs=; if fit shall draw it, pass allow_missing=True."
         raise FormatError(path, "names", problem, remedy)
 
 
 def _check_shapes(path: str, symbol: Symbol, arrays: Mapping[str, Any]) -> None:
-    """What the graph says about shapes without data; the rest is checked against the first batch."""
+    """Check the shapes that the graph determines without data; the others are checked with the first batch."""
     try:
         infer_shape(symbol, partial=True, **{k: tuple(v.shape) for k, v in arrays.items() if 0 not in v.shape})
     except GraphError as error:
@@ -267,10 +287,10 @@ def _check_shapes(path: str, symbol: Symbol, arrays: Mapping[str, Any]) -> None:
 
 
 def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(n[:80]) for n in names[:5])
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = ", ".join(repr(n[:80]) for n in names[:5])
+    return text + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _near(name: str, known: set[str]) -> str:
-    near = nearest(name, sorted(known), 1)
+def _near(name: str, candidates: set[str]) -> str:
+    near = nearest(name, sorted(candidates), 1)
     return f" (did you mean {near}?)" if near else ""

@@ -1,6 +1,7 @@
-"""Stage 2: a graph, or a plain JAX function, becomes a Model of pure functions.
+"""Convert a symbol graph, or a plain JAX function, to a `Model`: a NamedTuple of pure functions.
 
-`lower(symbol)` walks the graph once and returns a `Model` whose `apply` runs the nodes in order on plain arrays.
+`lower(symbol)` returns a `Model` whose `apply` runs the nodes of the graph in topological order.  `from_function` wraps a JAX
+function and a per-example loss.
 """
 
 from jfit.lowering.build import lower

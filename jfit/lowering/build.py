@@ -1,6 +1,7 @@
-"""Models from graphs, and from whatever else a user calls a model.
+"""Lower graphs to `Model`s, and convert every other model argument of `fit` to one.
 
-What a graph means for training: which variables are data, labels and parameters, and what each output is.
+Lowering classifies the variables of a graph as data, labels, parameters and auxiliary states, and its outputs as heads,
+losses and plain outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topologi
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.function import from_function
-from jfit.lowering.interpret import STATE_SLOTS, Names, make_apply
+from jfit.lowering.interpret import STATE_SLOTS, InputNames, make_apply
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
@@ -34,21 +35,23 @@ def lower(
     capture: str | None = None,
     batch_axes: Mapping[str, int] | None = None,
 ) -> Model:
-    """Lower a graph to pure functions: symbol -> Model(init, apply, outputs).
+    """Lower a graph to a `Model`: a NamedTuple of pure functions (`init`, `apply`, `plan`) and of metadata.
 
     Args:
         symbol: the graph.
-        inputs: names of the variables that are fed (data and labels); all others are parameters.  Default: variables whose
-            name ends in `data` or `label` (where none ends in `data`: those an operator takes as its data), label slots of
-            loss heads, begin states of recurrent operators.
-        capture: a regular expression; internal outputs whose name matches become further, plain outputs.
-        batch_axes: input name -> axis of its rows, where the graph's own layouts do not say it.
+        inputs: names of the variables that each batch provides (data and labels); all others are parameters or auxiliary
+            states.  Default: variables whose name ends in `data` (if there are none, variables in the `data` slot of an
+            operator) or in `label`, variables in the label slot of a head, and begin states of recurrent operators.
+        capture: regular expression; every internal output whose name it matches is appended to the outputs.
+        batch_axes: input name -> batch axis.  Default: position of N in the variable's `layout`, 1 for begin states of
+            recurrent operators (layers, batch, size), else 0.
 
     Returns:
-        The `Model`.  `model.apply(params, aux, inputs, train=..., key=...)` returns (outputs, new aux).
+        The `Model`.  `model.apply(params, aux, inputs, train=..., key=...)` returns (outputs, new auxiliary states).
 
     Raises:
-        GraphError: `inputs` names no variable, two different variables share a name, or nothing matches `capture`.
+        GraphError: a name in `inputs` is not a variable of the graph, two different variables have the same name, or
+            `capture` matches no internal output.
 
     Example:
         >>> import jax, jfit, numpy as np
@@ -68,14 +71,14 @@ def lower(
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
     states, aux_ids = _state_names(order), aux_nodes(order)
     axes = {**_batch_axes(variables, (*data, *labels), states), **(batch_axes or {})}
-    names = Names((*data, *labels), labels, axes)
-    params = _unique([n for n in variables if id(n) not in aux_ids and n.name not in names.fed])
-    aux = _unique([n for n in variables if id(n) in aux_ids])
+    names = InputNames((*data, *labels), labels, axes)
+    params = _by_name([n for n in variables if id(n) not in aux_ids and n.name not in names.inputs])
+    aux = _by_name([n for n in variables if id(n) in aux_ids])
     apply = make_apply(order, heads, names)
     return Model(
         init=_make_init(Graph(heads), params, aux),
         apply=apply,
-        outputs=tuple(_output(h, i < len(symbol.heads), names.fed) for i, h in enumerate(heads)),
+        outputs=tuple(_output(h, i < len(symbol.heads), names.inputs) for i, h in enumerate(heads)),
         inputs=data,
         labels=labels,
         plan=_make_plan(Graph(heads), params, aux, names, apply),
@@ -84,16 +87,16 @@ def lower(
         traits=_traits(operators),
         optional=frozenset(states),
         symbol=symbol,
-        shown_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
-        tables=_tables(order, heads, names, params),
+        evaluation_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
+        tables=_sparse_tables(order, heads, names, params),
     )
 
 
 def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
-    """A Model from whatever `fit` accepts.
+    """Convert the model argument of `fit` (Model, Trained, Symbol, or a function with its `loss`) to a `Model`.
 
     Raises:
-        TypeError: it is none of them, or a function without its loss.
+        TypeError: `model` has another type, or is a function and `loss` is None.
     """
     if isinstance(model, Model):
         return model
@@ -108,61 +111,61 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
             )
         return from_function(model, loss=loss, params=params, aux=aux)
     raise TypeError(
-        f"model is {model!r}; needed a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
+        f"model is {model!r}; expected a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
     )
 
 
-def lower_feeding(symbol: Symbol, names: Iterable[str]) -> Model:
-    """A symbol lowered so that these variables, where it has them, are inputs and no parameters, whatever their names."""
-    usual, variables = usual_inputs(symbol), set(symbol.list_inputs())
+def lower_with_inputs(symbol: Symbol, names: Iterable[str]) -> Model:
+    """Lower a graph with these variables as additional inputs; names that the graph does not have are ignored."""
+    defaults, variables = default_inputs(symbol), set(symbol.list_inputs())
     named = {n for n in names if n in variables}
-    return lower(symbol, inputs=None if usual >= named else sorted(usual | named))
+    return lower(symbol, inputs=None if defaults >= named else sorted(defaults | named))
 
 
-def usual_inputs(symbol: Symbol) -> set[str]:
-    """Names of the variables, data and labels, that `lower` feeds by default."""
+def default_inputs(symbol: Symbol) -> set[str]:
+    """InputNames of the variables (data and labels) that `lower(symbol)` treats as inputs when `inputs` is None."""
     data, labels = _input_names(symbol.nodes(), symbol.heads, None)
     return {*data, *labels}
 
 
 def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
-    """(model, parameters, auxiliary states): `params` and `aux` take precedence over the model's own values."""
+    """Split a `Trained` into (model, params, aux); arguments that are not None take precedence over its values."""
     if not isinstance(model, Trained):
         return model, params, aux
     return model.model, model.params if params is None else params, model.aux if aux is None else aux
 
 
 def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
-    """(model, initial parameters, initial auxiliary states) from what `fit` was given, values as flat dicts."""
-    made = as_model(model, loss=loss, params=params, aux=aux)
-    if made is not model and made.symbol is None:
-        return made, None, None  # a function's own values are what its init returns
-    return made, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
+    """Convert arguments of `fit` to (Model, initial parameters, initial auxiliary states), the values as flat dicts."""
+    lowered = as_model(model, loss=loss, params=params, aux=aux)
+    if lowered is not model and lowered.symbol is None:
+        return lowered, None, None  # `init` of a model made of a function returns the values passed here
+    return lowered, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
 
 
 def _traits(operators: Sequence[Node]) -> frozenset[str]:
     ops = [n.op for n in operators if n.op]
-    found = {"convolution": any(op.family == "conv" for op in ops), "draws": any(op.needs_rng for op in ops)}
-    return frozenset(name for name, there in found.items() if there)
+    traits = {"convolution": any(op.family == "conv" for op in ops), "draws": any(op.needs_rng for op in ops)}
+    return frozenset(name for name, present in traits.items() if present)
 
 
 def _captured(symbol: Symbol, pattern: str) -> tuple[Entry, ...]:
-    """The outputs, and the internal ones whose name matches."""
+    """The outputs of the graph, then the internal outputs whose name matches the pattern."""
     internals = symbol.get_internals()
-    shown = {(id(h.node), h.index) for h in symbol.heads}
+    outputs = {(id(h.node), h.index) for h in symbol.heads}
     extra = [
         h
         for h, name in zip(internals.heads, internals.list_outputs(), strict=True)
-        if h.node.op is not None and (id(h.node), h.index) not in shown and re.search(pattern, name)
+        if h.node.op is not None and (id(h.node), h.index) not in outputs and re.search(pattern, name)
     ]
     if not extra:
-        raise GraphError(f"capture={pattern!r} matches no internal output; they are {internals.list_outputs()[:20]}")
+        raise GraphError(f"capture={pattern!r} matches no internal output; the first ones are {internals.list_outputs()[:20]}")
     return (*symbol.heads, *extra)
 
 
-# ------------------------------------------------------------------------------------------------ what the variables are
+# ------------------------------------------------------------------------------------------------ classes of variables
 def evaluated_nodes(heads: Sequence[Entry]) -> list[Node]:
-    """The nodes below the heads, inputs first, without those that only make labels: evaluation looks at no label slot."""
+    """Nodes that evaluation computes, inputs first: those the heads depend on other than through label slots."""
     seen: set[int] = set()
     stack = [h.node for h in heads]
     while stack:
@@ -175,63 +178,63 @@ def evaluated_nodes(heads: Sequence[Entry]) -> list[Node]:
 
 
 def _input_names(
-    order: Sequence[Node], heads: Sequence[Entry], given: Sequence[str] | None
+    order: Sequence[Node], heads: Sequence[Entry], inputs: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(data names, label names) in graph order."""
+    """(data names, label names) in graph order; `inputs` as in `lower`."""
     variables = list(dict.fromkeys(n.name for n in order if n.op is None))
-    used = {n.name for n in evaluated_nodes(heads) if n.op is None}  # an autoencoder's data are its labels too
+    used = {n.name for n in evaluated_nodes(heads) if n.op is None}  # in an autoencoder one variable is data and label
     labels = {v for v in variables if v.endswith("label")}
     for node in order:
         for slot, entry in zip(node.input_names(), node.inputs, strict=True) if node.op else ():
             if node.op and slot == node.op.label:
                 leaves = [n.name for n in topological([entry]) if n.op is None]
-                # A label may be made of what the network says (a detector's targets): its parameters are no labels.
+                # A label may be computed from network outputs (targets of a detector): exclude the network's variables.
                 labels.update(leaves if len(leaves) == 1 else (v for v in leaves if v not in used))
-    if given is None:
+    if inputs is None:
         named = {v for v in variables if v.endswith("data") and v in used} or _data_slots(order) & used
         states = _state_names(order)
         return tuple(v for v in variables if v in named | states), tuple(v for v in variables if v in labels - named)
-    for name in given:
+    for name in inputs:
         if name not in variables:
             near = nearest(name, variables)
-            hint = f"; did you mean {near}?" if near else f"; they are {', '.join(map(repr, variables[:20]))}"
-            raise GraphError(f"input {name!r} is no variable of the graph{hint}")
-    labels = {v for v in labels if v not in used or v.endswith("label")} & set(given)
-    return tuple(v for v in variables if v in set(given) - labels), tuple(v for v in variables if v in labels)
+            hint = f"; did you mean {near}?" if near else f"; its variables are {', '.join(map(repr, variables[:20]))}"
+            raise GraphError(f"input {name!r} is not a variable of the graph{hint}")
+    labels = {v for v in labels if v not in used or v.endswith("label")} & set(inputs)
+    return tuple(v for v in variables if v in set(inputs) - labels), tuple(v for v in variables if v in labels)
 
 
 def _data_slots(order: Sequence[Node]) -> set[str]:
-    """Variables that some operator takes as its data, for graphs that name their inputs in their own way."""
+    """InputNames of the variables in the `data` slot of an operator, without those that declare an initializer."""
     slots = [(s, e.node) for n in order if n.op for s, e in zip(n.input_names(), n.inputs, strict=True)]
     return {n.name for s, n in slots if s == "data" and n.op is None and "__init__" not in n.attrs}
 
 
 def _state_names(order: Sequence[Node]) -> set[str]:
-    """Variables in the begin-state slots of recurrent operators."""
+    """InputNames of the variables in begin-state slots of recurrent operators."""
     slots = [(s, e) for n in order if n.op and n.op.family == "rnn" for s, e in zip(n.input_names(), n.inputs, strict=False)]
     return {e.node.name for s, e in slots if s in STATE_SLOTS and e.node.op is None}
 
 
-def _unique(nodes: Sequence[Node]) -> dict[str, Node]:
-    found: dict[str, Node] = {}
+def _by_name(nodes: Sequence[Node]) -> dict[str, Node]:
+    variables: dict[str, Node] = {}
     for node in nodes:
-        other = found.setdefault(node.name, node)
+        other = variables.setdefault(node.name, node)
         if other is not node and other.attrs.get("__shape__") != node.attrs.get("__shape__"):
             raise GraphError(
                 f"two variables are named {node.name!r} but declare different shapes; rename one, or share one variable"
             )
-    return found
+    return variables
 
 
-def _batch_axes(variables: Sequence[Node], fed: Collection[str], states: Collection[str]) -> dict[str, int]:
-    """Where the batch axis of a fed variable is, if not at 0: N of its layout; begin states are (layers, batch, size)."""
-    found = {}
+def _batch_axes(variables: Sequence[Node], inputs: Collection[str], states: Collection[str]) -> dict[str, int]:
+    """Batch axes other than 0, by input name: position of N in the layout; 1 for begin states (layers, batch, size)."""
+    axes = {}
     for node in variables:
         layout = node.attrs.get("__layout__", "")
         axis = layout.find("N") if "N" in layout else int(node.name in states)
-        if node.name in fed and axis > 0:
-            found[node.name] = axis
-    return found
+        if node.name in inputs and axis > 0:
+            axes[node.name] = axis
+    return axes
 
 
 def _fixed_gammas(operators: Sequence[Node]) -> list[str]:
@@ -242,8 +245,8 @@ def _fixed_gammas(operators: Sequence[Node]) -> list[str]:
     ]
 
 
-def _output(head: Entry, visible: bool, fed: Collection[str]) -> Output:
-    """What an output means for training; its loss reads the label through the label's own little graph."""
+def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
+    """The `Output` of one head of the graph; `visible` is False for captured internal outputs."""
     node, name = head.node, head.node.output_name(head.index)
     op = node.op
     if not visible or op is None or op.kind == "plain" or head.index != 0:
@@ -253,12 +256,13 @@ def _output(head: Entry, visible: bool, fed: Collection[str]) -> Output:
         return Output(name, op.kind, None, None if rule is None else lambda out, inputs: rule(node.params, out, None))
     entry = node.inputs[node.input_names().index(op.label)]
     leaves = [n.name for n in topological([entry]) if n.op is None]
-    if rule is None or not leaves or not set(leaves) <= set(fed):
+    if rule is None or not leaves or not set(leaves) <= set(inputs):
         return Output(name, op.kind, leaves[0] if len(leaves) == 1 else None)
-    read = make_apply(topological([entry]), [entry], Names(leaves, leaves))
+    # The label may be an expression of input variables, such as a reshape: evaluate it on the batch.
+    label = make_apply(topological([entry]), [entry], InputNames(leaves, leaves))
 
-    def loss(out: Array, inputs: Inputs) -> tuple[Array, Array]:
-        return rule(node.params, out, read({}, {}, inputs)[0][0])
+    def loss(out: Array, batch: Inputs) -> tuple[Array, Array]:
+        return rule(node.params, out, label({}, {}, batch)[0][0])
 
     classes = None
     if op.name == "SoftmaxOutput":
@@ -270,48 +274,48 @@ def _output(head: Entry, visible: bool, fed: Collection[str]) -> Output:
 # ------------------------------------------------------------------------------------------------ init
 def _make_init(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node]):
     def init(key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
-        """Parameters and auxiliary states for inputs of these shapes; each drawn from fold_in(key, crc32(name))."""
-        start = default() if initializer is None else get(initializer)
+        """Draw (params, aux) for inputs of these shapes; the value of `name` is drawn from fold_in(key, crc32(name))."""
+        rule = default() if initializer is None else get(initializer)
         shapes = _variable_specs(symbol, {**params, **aux}, specs)
 
-        wanted = {k: (InitDesc(k, dict(n.attrs)), shapes[k]) for k, n in {**params, **aux}.items()}
-        drawn = draw_all(start, key, wanted)
-        return {k: drawn[k] for k in params}, {k: drawn[k] for k in aux}
+        variables = {k: (InitDesc(k, dict(n.attrs)), shapes[k]) for k, n in {**params, **aux}.items()}
+        values = draw_all(rule, key, variables)
+        return {k: values[k] for k in params}, {k: values[k] for k in aux}
 
     return init
 
 
-def _variable_specs(symbol: Graph, wanted: Mapping[str, Node], specs: Specs) -> dict[str, jax.ShapeDtypeStruct]:
+def _variable_specs(symbol: Graph, nodes: Mapping[str, Node], specs: Specs) -> dict[str, jax.ShapeDtypeStruct]:
     variables = {n.name for n in symbol.nodes() if n.op is None}
-    # parameters have the same shapes for any number of rows, which an exported program may leave open
+    # A size may be symbolic (jax.export); 2 replaces it, because shapes of parameters do not depend on the batch size.
     known = {k: tuple(d if isinstance(d, int) else 2 for d in s.shape) for k, s in specs.items() if k in variables}
     floats = {k: s.dtype for k, s in specs.items() if k in variables and jnp.issubdtype(s.dtype, jnp.floating)}
     shapes, dtypes = infer(symbol, known, floats)
-    found = {}
-    for name, node in wanted.items():
+    inferred = {}
+    for name, node in nodes.items():
         shape = shapes.get((id(node), 0))
         if shape is None or 0 in shape:
             raise GraphError(
                 f"the shape of {name!r} cannot be inferred from {dict(known)}"
                 + (f" (known so far: {shape})" if shape else "")
-                + "; give the shapes of all inputs, or shape= to the Variable, or feed it as an input"
+                + f"; pass the shapes of all inputs, or declare Variable({name!r}, shape=...), or name it in inputs="
             )
         dtype = dtypes.get((id(node), 0)) or DTYPES["float32"]
-        found[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
-    return found
+        inferred[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+    return inferred
 
 
-def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node], names: Names, apply: Any):
+def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node], names: InputNames, apply: Any):
     def plan(specs: Specs) -> Plan:
-        """Output shapes, where their rows are, and whether batches may be padded; nothing is computed."""
-        size = _rows_of(specs, names)
-        made = _variable_specs(symbol, {**params, **aux}, specs)
-        values = ({k: made[k] for k in params}, {k: made[k] for k in aux}, dict(specs))
+        """Trace the model abstractly (`jax.eval_shape`) for the `Plan` of inputs of these shapes and dtypes."""
+        size = _batch_size(specs, names)
+        variables = _variable_specs(symbol, {**params, **aux}, specs)
+        values = ({k: variables[k] for k in params}, {k: variables[k] for k in aux}, dict(specs))
         rows: list[MaybeLayout] = []
 
         def run(weight, params, aux, inputs):
             key = jax.random.key(0)
-            train = all(name in specs for name in names.labels)  # without labels only prediction can be planned
+            train = all(name in specs for name in names.labels)  # without labels only evaluation mode can be traced
             return apply(params, aux, inputs, key=key, train=train, weight=weight, _rows_out=rows)[0]
 
         try:
@@ -319,40 +323,39 @@ def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node
             return Plan(shapes, tuple(rows), paddable=True)
         except RowsLost as error:
             reason = str(error)
-        rows.clear()
+        rows.clear()  # row weights are unsupported by this graph: trace without them
         shapes = jax.eval_shape(lambda *v: run(None, *v), *values)
         return Plan(shapes, tuple(rows), paddable=False, reason=reason)
 
     return plan
 
 
-def _rows_of(specs: Specs, names: Names) -> int:
-    """Rows of a batch of these shapes."""
-    for name in names.fed:
+def _batch_size(specs: Specs, names: InputNames) -> int:
+    for name in names.inputs:
         axis = names.axes.get(name, 0)
         if name in specs and len(specs[name].shape) > axis:
             return specs[name].shape[axis]
-    raise GraphError(f"the batch has the inputs {sorted(specs)}, the model needs {list(names.fed)}")
+    raise GraphError(f"the batch has the inputs {sorted(specs)}, the model needs {list(names.inputs)}")
 
 
-# ------------------------------------------------------------------------------------------------ tables
-def _tables(
-    order: Sequence[Node], heads: Sequence[Entry], names: Names, params: Collection[str]
+# ------------------------------------------------------------------------------------------------ embedding tables
+def _sparse_tables(
+    order: Sequence[Node], heads: Sequence[Entry], names: InputNames, params: Collection[str]
 ) -> dict[str, Callable[..., Array]]:
-    """Parameters of which a batch reads some rows only, because nothing but embeddings with sparse gradients uses them.
+    """Find the parameters that are read only as tables of embeddings with sparse gradients.
 
-    Which rows those are follows from the batch alone, so a step can take them out, differentiate with respect to them, and
-    leave the rest of the table in peace.
+    The rows that a batch looks up in such a table are a function of the batch alone.  A step can therefore gather these rows,
+    differentiate with respect to them, and leave all other rows of the table unchanged.
 
     Returns:
-        Name of each table -> `(inputs, policy=None) -> numbers of the rows that a batch looks up`, int32 (lookups,).
+        Dict: parameter name -> function `(inputs, policy=None) -> row indices that the batch looks up`, int32 (lookups,).
     """
-    uses: dict[str, list[Node | None]] = {h.node.name: [None] for h in heads}
+    uses: dict[str, list[Node | None]] = {h.node.name: [None] for h in heads}  # None: a use other than a sparse lookup
     for node in order:
         for slot, entry in enumerate(node.inputs):
             uses.setdefault(entry.node.name, []).append(node if slot == 1 and _is_sparse(node) else None)
-    found = {name: [n for n in nodes if n] for name, nodes in uses.items() if name in params and all(nodes)}
-    return {name: _reader(nodes, names) for name, nodes in found.items() if all(_known(n, names) for n in nodes)}
+    lookups = {name: [n for n in nodes if n] for name, nodes in uses.items() if name in params and all(nodes)}
+    return {k: _row_indices(v, names) for k, v in lookups.items() if all(_indices_from_batch(n, names) for n in v)}
 
 
 def _is_sparse(node: Node) -> bool:
@@ -360,18 +363,18 @@ def _is_sparse(node: Node) -> bool:
     return node.op.name == "_contrib_SparseEmbedding" or (node.op.name == "Embedding" and node.params["sparse_grad"])
 
 
-def _known(node: Node, names: Names) -> bool:
-    """Whether the batch alone says which rows a node looks up."""
-    below = topological([node.inputs[0]])
-    return all(n.name in names.fed if n.op is None else not (n.op.needs_rng or n.op.aux or n.subgraphs) for n in below)
+def _indices_from_batch(node: Node, names: InputNames) -> bool:
+    """Whether the indices of a lookup depend only on the batch: on no parameter, auxiliary state or random number."""
+    ancestors = topological([node.inputs[0]])
+    return all(n.name in names.inputs if n.op is None else not (n.op.needs_rng or n.op.aux or n.subgraphs) for n in ancestors)
 
 
-def _reader(nodes: Sequence[Node], names: Names) -> Callable[..., Array]:
+def _row_indices(nodes: Sequence[Node], names: InputNames) -> Callable[..., Array]:
     entries = [n.inputs[0] for n in nodes]
-    read = make_apply(topological(entries), entries, names)
+    lookups = make_apply(topological(entries), entries, names)
 
-    def numbers(inputs: Inputs, policy: Any = None) -> Array:
-        ids, _ = read({}, {}, inputs, policy=policy)
+    def indices(inputs: Inputs, policy: Any = None) -> Array:
+        ids, _ = lookups({}, {}, inputs, policy=policy)
         return jnp.concatenate([row_numbers(n.params, x).reshape(-1) for n, x in zip(nodes, ids, strict=True)])
 
-    return numbers
+    return indices

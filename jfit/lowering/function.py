@@ -1,4 +1,4 @@
-"""A pure JAX function with a per-example loss as a Model."""
+"""Make a `Model` of a pure JAX function and a per-example loss."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ def from_function(
     inputs: Sequence[str] | None = None,
     label: str = "label",
 ) -> Model:
-    """A Model from a pure JAX function and a per-example loss.
+    """Make a `Model` of a pure JAX function and a per-example loss.
 
     Args:
-        apply: `apply(params, x, ...) -> output`; input names are its positional arguments after `params`.  It may take the
-            keywords `key=` (PRNG key), `train=` (bool) and `aux=`; with `aux` it returns (output, new aux).
-        loss: `loss(output, label) -> (batch, ...)`, one value per example (further axes are averaged).
-        params: the parameters, any pytree of arrays; leaves are named by their path 'a/b/c'.
-        aux: non-trained state, any pytree.
-        init: `init(key, *specs) -> params` (or (params, aux)) in place of `params`.
-        inputs: names of the inputs where the function's own argument names will not do.
+        apply: `apply(params, x, ...) -> output`, one array whose axis 0 is the batch axis.  The names of its positional
+            arguments after `params` are the input names.  If its signature has the keywords `key` (PRNG key), `train` (bool)
+            or `aux`, they are passed; with `aux` it returns (output, new aux).
+        loss: `loss(output, label) -> (batch, ...)`, one value per example; further axes are averaged.
+        params: parameters, any pytree of arrays; leaves are named by their path 'a/b/c'.
+        aux: auxiliary (untrained) state, any pytree of arrays; default: none.
+        init: `init(key, *specs) -> params` or (params, aux), with a jax.ShapeDtypeStruct for each input; instead of `params`.
+        inputs: input names; default: the argument names of `apply`.
         label: name of the label input.
 
+    Returns:
+        The `Model`, with one output of kind `loss`.
+
     Raises:
-        ValueError: neither or both of params and init are given, or the loss is no per-example loss.
+        ValueError: both or neither of `params` and `init` are passed, or `apply` has no input argument.
 
     Example:
         >>> import jax.numpy as jnp, jfit, optax
@@ -50,43 +54,43 @@ def from_function(
     if (params is None) == (init is None):
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
     names = tuple(inputs) if inputs else _positional(apply)
-    made = _Function(apply, loss, params, aux, init, names, label, frozenset(inspect.signature(apply).parameters))
-    out = Output("output", "loss", label, made.loss_of)
-    return Model(made.init, made.apply, (out,), names, (label,), made.plan)
+    adapter = _Adapter(apply, loss, params, aux, init, names, label, frozenset(inspect.signature(apply).parameters))
+    out = Output("output", "loss", label, adapter.row_losses)
+    return Model(adapter.init, adapter.apply, (out,), names, (label,), adapter.plan)
 
 
-class _Function:
-    """A user's function with the interface of a Model; remembers the tree structure of its parameters and state."""
+class _Adapter:
+    """Adapts a user's function on pytrees to the flat dicts of `Model`; keeps the treedefs of parameters and aux."""
 
-    def __init__(self, fn, loss, params, aux, maker, names, label, keywords) -> None:
-        self.fn, self.loss, self.maker, self.names, self.label, self.keywords = fn, loss, maker, names, label, keywords
-        self.given = (params, aux)
-        self.trees: dict[str, tuple[list[str], Any]] = {}
-        if maker is None:
-            self._flat("params", params)
-            self._flat("aux", aux)
+    def __init__(self, fn, loss, params, aux, init_fn, names, label, keywords) -> None:
+        self.fn, self.loss, self.init_fn, self.names, self.label, self.keywords = fn, loss, init_fn, names, label, keywords
+        self.initial = (params, aux)
+        self.trees: dict[str, tuple[list[str], Any]] = {}  # "params" and "aux" -> (names of the leaves, treedef)
+        if init_fn is None:
+            self._flatten("params", params)
+            self._flatten("aux", aux)
 
-    def _flat(self, kind: str, tree: Any) -> dict[str, Any]:
+    def _flatten(self, kind: str, tree: Any) -> dict[str, Any]:
         flat, structure = flatten_names(tree)
         self.trees[kind] = list(flat), structure
         return flat
 
-    def _tree(self, kind: str, flat: Mapping[str, Array]) -> Any:
-        # by name: a dict that was merged from frozen and trainable parameters has another order
+    def _unflatten(self, kind: str, flat: Mapping[str, Array]) -> Any:
+        # by name: the dict may have another order, such as frozen parameters first
         names, structure = self.trees[kind]
         missing = [n for n in names if n not in flat]
         if missing:
-            raise ValueError(f"{kind} {missing[0]!r} is missing; found {list(flat)[:20]}, needed all of {names[:20]}")
+            raise ValueError(f"{kind} {missing[0]!r} is missing; found {list(flat)[:20]}, expected all of {names[:20]}")
         return jax.tree.unflatten(structure, [flat[n] for n in names])
 
     def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
-        """(params, aux) as flat dicts of own copies: the engine donates its buffers, the caller's arrays stay alive."""
-        params, aux = self.given
-        if self.maker is not None:
-            params = self.maker(key, *(specs[n] for n in self.names))
+        """(params, aux) as flat dicts of copies: training donates their buffers, the caller's arrays stay valid."""
+        params, aux = self.initial
+        if self.init_fn is not None:
+            params = self.init_fn(key, *(specs[n] for n in self.names))
             if "aux" in self.keywords and isinstance(params, tuple):
                 params, aux = params
-        flat, flat_aux = self._flat("params", params), self._flat("aux", aux)
+        flat, flat_aux = self._flatten("params", params), self._flatten("aux", aux)
         return {k: jnp.array(v) for k, v in flat.items()}, {k: jnp.array(v) for k, v in flat_aux.items()}
 
     def apply(
@@ -103,9 +107,9 @@ class _Function:
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
     ) -> tuple[tuple[Array, ...], Aux]:
-        """See `ApplyFn`; weights reach the loss, not the function."""
+        """See `ApplyFn`; `weight` is ignored here: `objective` and `loss_sums` apply row weights to the losses."""
         if "params" not in self.trees:
-            raise ValueError("call init before apply: this model learns the structure of its parameters there")
+            raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
         for name in self.names:
             if name not in inputs:
                 raise ValueError(f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}")
@@ -114,37 +118,37 @@ class _Function:
         if "key" in self.keywords:
             extra["key"] = key if key is None or axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         if "aux" in self.keywords:
-            extra["aux"] = self._tree("aux", aux)
-        given = [cast(jnp.asarray(inputs[n])) for n in self.names]
-        result = self.fn(jax.tree.map(cast, self._tree("params", params)), *given, **extra)
+            extra["aux"] = self._unflatten("aux", aux)
+        arrays = [cast(jnp.asarray(inputs[n])) for n in self.names]
+        result = self.fn(jax.tree.map(cast, self._unflatten("params", params)), *arrays, **extra)
         if "aux" not in self.keywords:
             return _as_outputs(result, policy), dict(aux)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(f"apply takes aux, so it must return (output, new aux); it returned a {type(result).__name__}")
-        return _as_outputs(result[0], policy), self._moved(result[1], aux)
+        return _as_outputs(result[0], policy), self._updated_aux(result[1], aux)
 
-    def _moved(self, tree: Any, old: Aux) -> Aux:
+    def _updated_aux(self, tree: Any, old: Aux) -> Aux:
         names, structure = self.trees["aux"]
-        flat, found = flatten_names(tree)
-        if found != structure:
-            raise ValueError(f"apply returned aux with the leaves {list(flat)}, needed the tree it was given: {names}")
+        flat, actual = flatten_names(tree)
+        if actual != structure:
+            raise ValueError(f"apply returned aux with the leaves {list(flat)}, expected the tree it was passed: {names}")
         return {k: v if v.dtype == old[k].dtype else v.astype(old[k].dtype) for k, v in flat.items()}
 
-    def loss_of(self, output: Array, inputs: Inputs) -> tuple[Array, Array]:
-        """(loss per row, 1 per row)."""
+    def row_losses(self, output: Array, inputs: Inputs) -> tuple[Array, Array]:
+        """(loss of each row, weights 1), both (batch,) float32; see `Output.loss`."""
         if self.label not in inputs:
             raise ValueError(f"the loss needs the input {self.label!r}; found {tuple(inputs)}")
         losses, rows = jnp.asarray(self.loss(output, inputs[self.label])), inputs[self.label].shape[0]
         if losses.ndim == 0 or losses.shape[0] != rows:
             raise ValueError(
-                f"loss returned shape {losses.shape}, needed one value per example, ({rows},): padding and row weights "
+                f"loss returned shape {losses.shape}, expected one value per example, ({rows},): padding and row weights "
                 "need the loss of each row; return the losses before averaging"
             )
         losses = losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
         return losses, jnp.ones_like(losses)
 
     def plan(self, specs: Specs) -> Plan:
-        """See `Model.plan`: rows are expected on axis 0."""
+        """See `Model.plan`; an output whose axis 0 has the batch size has its batch rows there."""
         params, aux = jax.eval_shape(lambda: self.init(jax.random.key(0), specs))
         data = {n: specs[n] for n in self.names}
         shapes, _ = jax.eval_shape(lambda *v: self.apply(*v, key=jax.random.key(0)), params, aux, data)
@@ -158,15 +162,15 @@ Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]
 
 def _positional(fn: Callable[..., Any]) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in kinds and p.default is p.empty]
-    names = tuple(n for n in found[1:] if n not in ("key", "train", "aux"))
+    arguments = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in kinds and p.default is p.empty]
+    names = tuple(n for n in arguments[1:] if n not in ("key", "train", "aux"))
     if not names:
         raise ValueError("apply takes (params, inputs...), but no input was found in its signature; pass inputs=('x',)")
     return names
 
 
 def _as_outputs(output: Any, policy: Policy | None) -> tuple[Array, ...]:
-    """The function's result as a tuple of one array, float32 under a mixed-precision policy."""
+    """Wrap the one output array in a tuple; under a mixed-precision policy it is cast to float32."""
     if isinstance(output, (tuple, list, dict)):
-        raise ValueError(f"apply returned a {type(output).__name__}, needed one array; return the one the loss takes")
+        raise ValueError(f"apply returned a {type(output).__name__}, expected one array; return the one the loss takes")
     return (output.astype(jnp.float32),) if policy and jnp.issubdtype(output.dtype, jnp.floating) else (output,)

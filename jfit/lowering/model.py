@@ -1,9 +1,8 @@
-"""The contract of a model: pure functions over dicts of parameters.
+"""`Model`: the interface between networks and training, a NamedTuple of pure functions over flat dicts of arrays.
 
-A graph (`jfit.lower`) and any JAX function (`Model.from_function`) become one.
-
-`apply(params, aux, inputs)` computes; `outputs` says what each output means for training: a head makes its own gradient,
-a loss is differentiated, a plain output is only shown.
+`jfit.lower` makes one of a graph, `Model.from_function` of a JAX function.  `apply(params, aux, inputs)` computes the outputs;
+`outputs` has the kind of each: a head has its own gradient rule (such as MXNet's SoftmaxOutput), a loss is differentiated,
+and a plain output takes no part in training.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ Specs = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class Policy(NamedTuple):
-    """Mixed precision: parameters stay float32, compute runs in `compute`, heads and losses in float32.
+    """Mixed-precision policy: parameters are stored in float32, operators run in `compute`, heads and losses in float32.
+
+    Args:
+        compute: name of the compute dtype, such as "bfloat16".
 
     Example:
         >>> import jfit
@@ -36,20 +38,29 @@ class Policy(NamedTuple):
     compute: str = "float32"
 
     def cast(self, x: Array) -> Array:
-        """Floating arrays in the compute dtype, others unchanged."""
+        """Cast a floating-point array to the compute dtype; return other arrays unchanged."""
         return x.astype(self.compute) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 class Output(NamedTuple):
-    """What one output of a model is.
+    """Description of one output of a model.
 
     Attributes:
-        name: as `Symbol.list_outputs` gives it.
-        kind: `head` (ignores its cotangent, makes its own gradient), `loss` (differentiated per example) or `plain`.
-        label: the input that is its label, or None.
-        loss: `(output, inputs) -> (loss per row, how much each row counts)`, both (rows,) float32; None if it has none.
-        class_axis: axis of the classes where labels are class numbers, else None.
-        ignore_label: a label value that means "no label", or None.
+        name: name as in `Symbol.list_outputs`, such as `softmax_output`.
+        kind: `head` (its backward pass ignores the cotangent and computes MXNet's own gradient), `loss` (a per-example loss
+            that is differentiated) or `plain` (no part of the objective).
+        label: name of the input that is its label, or None.
+        loss: `(output, inputs) -> (losses, weights)`, both (rows,) float32: the loss of each row, and the weight of each row
+            in the mean (0 where the label is `ignore_label`).  None if the output has no loss.
+        class_axis: axis of the class scores in the output if its labels are class indices, else None.
+        ignore_label: rows with this label value have no loss and no gradient; None: there is no such value.
+
+    Example:
+        >>> import jfit
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.Variable("data"), name="softmax")
+        >>> out = jfit.lower(net).outputs[0]
+        >>> out.name, out.kind, out.label, out.class_axis
+        ('softmax_output', 'head', 'softmax_label', 1)
     """
 
     name: str
@@ -61,13 +72,15 @@ class Output(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one set of input shapes leads to.
+    """Static facts about a model for one set of input shapes; `Model.plan` computes them without running the model.
 
     Attributes:
-        shapes: the outputs, as jax.ShapeDtypeStruct.
-        rows: for each output, where its batch rows are (see `jfit.ops.rows`), or LOST.
-        paddable: False where a head or a batch statistic cannot tell rows apart: such batches must not be padded.
-        reason: the sentence why not.
+        shapes: shape and dtype of each output.
+        rows: for each output its `RowLayout` (the axis, or the blocks of an axis, of the batch rows), None if it has no batch
+            rows, or LOST if they cannot be located (see `jfit.ops.rows`).
+        paddable: whether batches may contain padding rows.  False if a head or a batch statistic is computed from an array
+            whose rows are LOST, so that row weights cannot be applied.
+        reason: why batches may not be padded; "" if they may.
     """
 
     shapes: tuple[jax.ShapeDtypeStruct, ...]
@@ -77,7 +90,21 @@ class Plan(NamedTuple):
 
 
 class ApplyFn(Protocol):
-    """`apply(params, aux, inputs) -> (outputs, new aux)`; pure, so jit, grad and vmap apply to it."""
+    """Signature of `Model.apply`: `(params, aux, inputs, ...) -> (outputs, new auxiliary states)`.  Pure.
+
+    Args:
+        params: parameters by name.
+        aux: auxiliary states by name.
+        inputs: data and labels by name.  Labels may be missing if `train` is False, begin states always (default zeros).
+        key: PRNG key; each operator derives its own.  None: operators that draw random numbers raise.
+        train: training mode: dropout is active, BatchNorm uses batch statistics and updates its moving statistics.
+        weight: row weights (batch,), 0 for padding rows; batch statistics and gradients of heads apply them.  None: all 1.
+        axis_name: name of the mapped device axis if the function is mapped over devices, else None.
+        row_ids: global index of each row (batch,), int32, so that random numbers do not depend on the number of devices.
+            Default: `arange(batch)`, plus the offset of the device.
+        policy: mixed-precision policy; None: no casts.
+        sync_batch_stats: compute batch statistics over all devices of `axis_name` and not per device.
+    """
 
     def __call__(
         self,
@@ -96,23 +123,25 @@ class ApplyFn(Protocol):
 
 
 class Model(NamedTuple):
-    """A model as pure functions.
+    """A network as pure functions over flat dicts of arrays, with the metadata that training needs.
 
     Attributes:
-        init: `init(key, specs, initializer=None) -> (params, aux)`; specs: input name -> jax.ShapeDtypeStruct.
-        apply: see `ApplyFn`.
-        outputs: what each output is, see `Output`.
+        init: `init(key, specs, initializer=None) -> (params, aux)` draws initial values; `specs` is a dict of input name ->
+            jax.ShapeDtypeStruct, `initializer` anything that `jfit.init.get` accepts.
+        apply: `apply(params, aux, inputs, *, key, train, weight, ...) -> (outputs, new aux)`, see `ApplyFn`.
+        outputs: an `Output` for each output: its kind, label and loss.
         inputs: names of the data inputs, in order.
         labels: names of the label inputs, in order.
-        optional: inputs that may be left out (begin states: zeros).
-        shown_labels: labels that the outputs are made of in evaluation too (a margin at the label's class).
-        plan: `plan(specs) -> Plan`.
-        batch_axes: axis of the batch for inputs where it is not 0.
-        frozen: parameters that never learn (gamma of batch norms with fix_gamma).
-        traits: what the loop should know: `convolution`, `draws` (random numbers, in evaluation too where operators say so).
-        symbol: the graph it was lowered from, or None.
-        tables: parameters that a batch reads rows of -> `(inputs, policy) -> their numbers`, which `apply` takes as
-            `table_rows=`.
+        plan: `plan(specs) -> Plan`: shapes and row layouts of the outputs for inputs of these shapes.
+        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.
+        frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
+        traits: subset of {"convolution", "draws"}: the graph contains convolutions; it contains operators that draw random
+            numbers, some of them in evaluation too.
+        optional: names of inputs that may be missing: begin states of recurrent operators, by default zeros.
+        symbol: the graph that the model was lowered from, or None.
+        evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
+        tables: embedding tables with sparse gradients: parameter name -> `(inputs, policy=None) -> row indices that the batch
+            looks up`.  `apply` accepts such a parameter as a slice of rows with `table_rows={name: sorted row indices}`.
 
     Example:
         >>> import jfit
@@ -133,20 +162,20 @@ class Model(NamedTuple):
     traits: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
     symbol: Any = None
-    shown_labels: tuple[str, ...] = ()
+    evaluation_labels: tuple[str, ...] = ()
     tables: Mapping[str, Callable[..., Array]] = {}
 
     @property
-    def evaluated(self) -> tuple[str, ...]:
-        """Names of what prediction is made of: the data inputs, and the labels that outputs show."""
-        return (*self.inputs, *self.shown_labels)
+    def evaluation_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that prediction needs: the data inputs and `evaluation_labels`."""
+        return (*self.inputs, *self.evaluation_labels)
 
 
 class Trained(NamedTuple):
-    """A model with its parameters, such as `jfit.load` returns; `fit`, `score` and `predict` take it as a model.
+    """A model with its parameters, such as `jfit.load` returns; `fit`, `score` and `predict` accept it as the model.
 
     Attributes:
-        model: the model.
+        model: the functions and metadata of the network.
         params: parameters by name.
         aux: auxiliary states by name.
     """
@@ -157,7 +186,7 @@ class Trained(NamedTuple):
 
 
 def specs_of(inputs: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and (canonical) dtypes of arrays, without touching their values.
+    """Shapes and canonical dtypes (float64 -> float32 without x64) of arrays, by name; never reads their values.
 
     Example:
         >>> import numpy as np
@@ -169,12 +198,29 @@ def specs_of(inputs: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
-    """The plan for inputs of these shapes."""
+    """Compute the `Plan` of a model for a batch of inputs, without running the model.
+
+    Args:
+        model: the model.
+        inputs: data (and labels) by name; only shapes and dtypes are used, so tracers are accepted.
+
+    Returns:
+        The `Plan`: shapes and row layouts of the outputs, and whether batches may be padded.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> model = jfit.lower(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3))
+        >>> plan_of(model, {"data": np.zeros((2, 5), "float32")}).shapes
+        (ShapeDtypeStruct(shape=(2, 3), dtype=float32),)
+    """
     return model.plan(specs_of(inputs))
 
 
 def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None) -> Array:
-    """Σ heads + Σᵢ weightᵢ · lossᵢ, a scalar whose gradient is the SUM over rows (heads weigh their own gradient)."""
+    """Scalar to differentiate: Σ heads + Σᵢ weightᵢ · lossᵢ.  Its gradient is a sum over rows, not a mean.
+
+    The value of a head is irrelevant: its backward pass ignores the cotangent and applies the row weights itself.
+    """
     total = jnp.zeros((), jnp.float32)
     for out, value in zip(model.outputs, outputs, strict=True):
         if out.kind == "head":
@@ -189,25 +235,30 @@ def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Ar
 def loss_sums(
     model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, rows: Sequence[MaybeLayout]
 ) -> tuple[Array, Array] | None:
-    """(Σ weight·loss, Σ weight) of the true loss of each head, summed over heads; None where no head has one."""
-    sums, count, found = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), False
+    """Sum the losses of a batch for the reported mean: (Σ weight·loss over rows and outputs, Σ weight), float32 scalars.
+
+    The denominator is that of the first output with a loss.  None if no output has a loss whose label is in `inputs`.
+    """
+    sums, count, first = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), True
     for out, value, where in zip(model.outputs, outputs, rows, strict=True):
         if out.loss is None or out.kind == "plain" or (out.label is not None and out.label not in inputs):
             continue
         losses, counts = out.loss(value, inputs)
         w = row_weights(weight, where, losses.shape[0])
         if w is not None:
-            # a padded or ignored row must not count, whatever its value (0 * inf is nan)
+            # select before multiplying: the loss of a padding row may be inf, and 0 * inf is nan
             losses, counts = jnp.where(w > 0, losses, 0) * w, counts * w
         sums = sums + jnp.sum(jnp.where(counts > 0, losses, 0))
-        if not found:
-            count = jnp.sum(counts)
-        found = True
-    return (sums, count) if found else None
+        if first:
+            count, first = jnp.sum(counts), False
+    return None if first else (sums, count)
 
 
 def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | None:
-    """Weights of the batch rows (batch,) as weights of the `size` rows of an output's first axis.
+    """Expand row weights (batch,) to the first axis of an output, (size,), along which a row may occur several times.
+
+    Returns:
+        Array (size,); None if there are no weights or the first axis of the output does not consist of batch rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -225,10 +276,10 @@ def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | N
 
 
 def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
-    """A pytree as a flat dict 'a/b/c' -> leaf, and its structure.  A flat dict of arrays keeps its names.
+    """Flatten a pytree to (dict of path 'a/b/c' -> leaf, treedef).  A flat dict keeps its names.
 
     Raises:
-        ValueError: two leaves would have the same name.
+        ValueError: two leaves have the same path, as in {"a/b": 1, "a": {"b": 2}}.
 
     Example:
         >>> from jfit.lowering.model import flatten_names
@@ -252,7 +303,7 @@ def _key_text(key: Any) -> str:
 
 
 def count_parameters(params: Mapping[str, Any]) -> int:
-    """Number of values in a parameter dict.
+    """Total number of elements of the arrays in a parameter dict.
 
     Example:
         >>> import numpy as np

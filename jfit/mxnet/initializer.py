@@ -24,7 +24,7 @@ import numpy as np
 
 from jfit import init
 from jfit.init import InitDesc
-from jfit.init.core import own_rule, read_text, rule_of
+from jfit.init.core import read_text, rule_of, variable_init_errors
 from jfit.init.fused import parts_of
 from jfit.init.stored import named_arrays
 from jfit.mxnet.errors import translated
@@ -126,7 +126,7 @@ class Initializer(TwoForms):
             if desc.global_init is None:
                 desc.global_init = self
             if desc.attrs.get("__init__"):
-                with own_rule(str(desc), desc.attrs["__init__"]):
+                with variable_init_errors(str(desc), desc.attrs["__init__"]):
                     return create(desc.attrs["__init__"])._init_weight(desc, arr)
         getattr(self, f"_init_{rule_of(desc)}")(desc, arr)
 

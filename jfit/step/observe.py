@@ -68,7 +68,7 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
 
     def step(params: Params, aux: Aux, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> tuple[Array, ...]:
         inputs, _, _ = parts_of(batch)
-        data = {k: v for k, v in inputs.items() if k in model.evaluated}
+        data = {k: v for k, v in inputs.items() if k in model.evaluation_inputs}
         return model.apply(params, aux, data, key=_key(model, number), train=False, axis_name=axis_name, policy=policy)[0]
 
     return step

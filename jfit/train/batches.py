@@ -331,7 +331,7 @@ class Stream:
         filled = 0
         if self.weights is False:
             filled = wrapped_rows(batch)
-            batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluated})
+            batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
         if self.paddable is None:
             plan = plan_of(self.model, batch.inputs)
             self.paddable, self._rows_known = plan.paddable, LOST not in plan.rows

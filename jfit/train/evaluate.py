@@ -198,7 +198,7 @@ class Predictor:
     def _pieces(self, outputs: Any, count: int, batch: Batch) -> list[_Piece]:
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
-        plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluated})
+        plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluation_inputs})
         size = rows(Batch(inputs), self.model.batch_axes)
         pieces = []
         for out, where in zip(counters.read(outputs), plan.rows, strict=True):

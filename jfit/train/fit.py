@@ -14,7 +14,7 @@ import numpy as np
 from jfit import optim
 from jfit.data import ArrayData, StreamData, check_labels
 from jfit.graph import Symbol
-from jfit.lowering.build import lower_feeding, model_and_values, split_trained
+from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import place
@@ -147,7 +147,7 @@ def fit(
     # model and data
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
-        model = lower_feeding(model, train_data)
+        model = lower_with_inputs(model, train_data)
     model, params, aux = model_and_values(model, loss, params, aux)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)

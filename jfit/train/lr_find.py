@@ -24,7 +24,7 @@ from jfit.data import ArrayData
 from jfit.data.batch import is_mxnet_iter
 from jfit.formats.atomic import atomic_write
 from jfit.graph import Symbol
-from jfit.lowering.build import lower_feeding, model_and_values, split_trained
+from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, place
@@ -233,7 +233,7 @@ def lr_find(
     _check(start, end, steps, smoothing, diverge)
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
-        model = lower_feeding(model, train_data)
+        model = lower_with_inputs(model, train_data)
     model, params, aux = model_and_values(model, loss, params, aux)
     settings = settings_of(devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
     climb = _exponential(start, end, steps)

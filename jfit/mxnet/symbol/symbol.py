@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jfit.graph import compose, serial
-from jfit.graph.nodes import making
+from jfit.graph.nodes import bind_class
 from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, translated
@@ -192,7 +192,7 @@ class Symbol(Graph):
 
 
 # ------------------------------------------------------------------------------------------------ functions
-Variable = var = making(Symbol, compose.variable)
+Variable = var = bind_class(Symbol, compose.variable)
 
 
 def Group(symbols: Sequence[Graph], create_fn: Any = None) -> Symbol:
