@@ -141,7 +141,9 @@ def test_a_new_last_layer_on_pretrained_parameters_is_trained(files):
     loaded = jfit.load("net")
     top = sym.FullyConnected(loaded.symbol.get_internals()["act_output"], num_hidden=5, name="new")
     net = sym.SoftmaxOutput(top, name="softmax")
-    with pytest.raises(ValueError, match=r"the network has no variable for the parameters 'fc_bias', 'fc_weight'.*pass drop=True"):
+    with pytest.raises(
+        ValueError, match=r"the network has no variable for the parameters 'fc_bias', 'fc_weight'.*pass drop=True"
+    ):
         loaded.onto(net)
     tuned = jfit.fit(
         loaded.onto(net, drop=True), (x, np.arange(16) % 5), num_epoch=1, frozen=["body_*", "bn_*"], progress=False
