@@ -84,7 +84,7 @@ def test_a_parameter_of_another_shape_is_warned_of_and_drawn_anew(caplog):
     model = FeedForward(net())
     model.init_model("one", **SHAPES)
     model.init_model("zero", data=(10, 7), softmax_label=(10,))
-    assert "Shape mismatch for fc1_weight: (4, 3) is there, (4, 7) is needed" in caplog.text
+    assert "Shape mismatch for fc1_weight: found (4, 3), expected (4, 7)" in caplog.text
     assert np.asarray(model.arg_params["fc1_weight"]).shape == (4, 7)
     assert np.asarray(model.arg_params["fc2_weight"]).min() == 1
 
@@ -138,7 +138,7 @@ def test_a_scale_of_zero_becomes_one_over_the_batch_and_one_is_warned_of():
     optimizer = sgd()
     started().train(optimizer, data(), n_epoch=0, verbosity=0)
     assert optimizer.rescale_grad == 0.1
-    with pytest.warns(UserWarning, match="gradients of 10 rows are added up"):
+    with pytest.warns(UserWarning, match="gradients of 10 rows are summed"):
         started().train(SGD(learning_rate=0.01), data(), n_epoch=0, verbosity=0)
 
 
@@ -279,7 +279,7 @@ def test_predict_without_overwrite_wants_the_same_shapes_and_is_never_stale(capl
     model.train(sgd(), data(), n_epoch=1, verbosity=0)
     after = model.predict(data(), overwrite=False)
     assert np.abs(after - before).max() > 1e-3
-    with pytest.raises(AssertionError, match="overwrite=True binds it anew"):
+    with pytest.raises(AssertionError, match="overwrite=True binds it again"):
         model.predict(data(5), overwrite=False)
     lines = logged(caplog, lambda: model.predict(data(5), verbosity=1))
     assert lines == ["The predictor is bound to [('data', (5, 3))] on cpu(0)"]
@@ -299,7 +299,7 @@ def test_checkpoints_are_written_each_n_epochs_and_read_again(tmp_path):
     other.load_checkpoint(prefix, 0, overwrite=False)
     assert_same(other.arg_params, model.arg_params, 0)
     different = FeedForward(net(dropout=0.5))
-    with pytest.raises(AssertionError, match="is of another network"):
+    with pytest.raises(AssertionError, match="differs from this model"):
         different.load_checkpoint(prefix, 3)
     different.load_checkpoint(prefix, 3, allow_different_arch=True)
     assert_same(different.arg_params, model.arg_params, 0)

@@ -9,7 +9,7 @@ import jfit
 from jfit.mx import kvstore as mxkv
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
-from jfit.mxnet.kvstore.transfer import moved, only_rows, total, write
+from jfit.mxnet.kvstore.transfer import device_put_all, only_rows, sum_groups, write
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.optimizer import SGD
@@ -98,7 +98,7 @@ def test_broadcast_initializes_and_gives_the_value_to_all():
     store, cells = KVStore(), [MutableArray(full(0.0, device=i)) for i in range(2)]
     store.broadcast("w", full(3.0), cells)
     assert [first(c) for c in cells] == [3.0, 3.0]
-    with pytest.raises(MXNetError, match="'w' is in the store already"):
+    with pytest.raises(MXNetError, match="'w' is already in the store"):
         store.broadcast("w", full(3.0), cells)
 
 
@@ -122,15 +122,15 @@ def test_rows_are_pulled_in_any_order_and_the_others_are_zero():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda s: s.init(3, full(1)), MXNetError, "key 3 is in the store already"),
+        (lambda s: s.init(3, full(1)), MXNetError, "key 3 is already in the store"),
         (lambda s: s.init("a", full(1)), MXNetError, "'a' cannot be used with a kvstore whose keys are int"),
         (lambda s: s.init([5, "a"], [full(1), full(1)]), MXNetError, "keys are int"),
         (lambda s: s.init(7, [full(1), full(1)]), MXNetError, "key 7 has 2 values"),
         (lambda s: s.pull(99), MXNetError, "key 99 is not in the kvstore; call init"),
         (lambda s: s.push(99, full(1)), MXNetError, "key 99 is not in the kvstore"),
-        (lambda s: s.push(3, full(1, (5,))), MXNetError, r"holds an array of shape \(2, 3\); what is pushed has shape \(5,\)"),
-        (lambda s: s.push([3], [full(1), full(1)]), ValueError, "1 keys came with 2 values"),
-        (lambda s: s.push(1.5, full(1)), TypeError, "is a float; int or str is needed"),
+        (lambda s: s.push(3, full(1, (5,))), MXNetError, r"has shape \(2, 3\), but the pushed value has shape \(5,\)"),
+        (lambda s: s.push([3], [full(1), full(1)]), ValueError, "got 1 keys and 2 values"),
+        (lambda s: s.push(1.5, full(1)), TypeError, "is a float; expected int or str"),
         (lambda s: s.is_capable("magic"), ValueError, "capability 'magic' is unknown"),
         (lambda s: s.save_optimizer_states("x"), AssertionError, "it has no optimizer"),
         (lambda s: s.load_optimizer_states("x"), AssertionError, "it has no optimizer"),
@@ -257,10 +257,10 @@ def test_compression_of_random_gradients_loses_nothing_but_what_the_residual_kee
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ({"type": "1bit"}, MXNetError, "'1bit'; the one that exists is '2bit'"),
-        ({"threshold": 1}, MXNetError, "None; the one that exists"),
-        ({"type": "2bit", "threshold": -1}, MXNetError, "a number above 0"),
-        ({"type": "2bit", "treshold": 1}, ValueError, "'treshold', which is unknown"),
+        ({"type": "1bit"}, MXNetError, "'1bit'; the only supported type is '2bit'"),
+        ({"threshold": 1}, MXNetError, "None; the only supported type"),
+        ({"type": "2bit", "threshold": -1}, MXNetError, "must be greater than 0"),
+        ({"type": "2bit", "treshold": 1}, ValueError, "unknown name 'treshold'"),
     ],
 )
 def test_compression_parameters_that_mean_nothing_are_refused(params, error, message):
@@ -350,8 +350,8 @@ def test_the_julia_tradition_chooses_a_store(kvstore, devices, size, want):
 
 def test_helpers_move_only_what_must_move():
     here = full(1.0, device=0)
-    assert moved([here], [here.sharding])[0] is here
-    assert total([[here]])[0] is here
+    assert device_put_all([here], [here.sharding])[0] is here
+    assert sum_groups([[here]])[0] is here
     cell = MutableArray(full(0.0, device=3))
     write([(cell, here)])
     assert cell.value.devices() == {DEVICES[3]}
@@ -363,7 +363,7 @@ def test_arrays_that_travel_together_arrive_as_they_were(rng):
     values = [jax.device_put(rng.normal(size=s).astype("float32"), DEVICES[1]) for s in shapes]
     values += [jax.device_put(rng.integers(0, 9, s).astype("int32"), DEVICES[2]) for s in shapes]
     places = [DEVICES[i % 2 + 3] for i in range(len(values))]
-    there = moved(values * 2, [*places, *[DEVICES[5]] * len(values)])
+    there = device_put_all(values * 2, [*places, *[DEVICES[5]] * len(values)])
     assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(values * 2, there, strict=True))
     assert [v.devices().pop() for v in there] == [*places, *[DEVICES[5]] * len(values)]
 

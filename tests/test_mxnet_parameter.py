@@ -101,17 +101,17 @@ def test_a_shape_may_become_known_later():
     [
         (lambda: made(shape=(2, 0)), ValueError, r"its shape \(2, 0\) is not fully known"),
         (lambda: Parameter("w", shape=(2,)).data(), RuntimeError, "'w' is not initialized"),
-        (lambda: Parameter("w", shape=(2,)).list_ctx(), RuntimeError, "it is on no context"),
+        (lambda: Parameter("w", shape=(2,)).list_ctx(), RuntimeError, "it has no context"),
         (lambda: Parameter("w", shape=(2,)).set_data(np.ones(2)), AssertionError, "call initialize"),
         (lambda: Parameter("w", shape=(2,)).reset_ctx(TWO), ValueError, "its context cannot change"),
         (lambda: made().data(jfit.cpu(5)), RuntimeError, r"is not on cpu\(5\); it was initialized on"),
-        (lambda: made().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) does not fit"),
+        (lambda: made().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) contradicts"),
         (lambda: made(grad_req="null").grad(), RuntimeError, "its grad_req is 'null'"),
         (lambda: made(grad_req="sum"), AssertionError, "must be one of write, add, null"),
         (lambda: made(stype="dense"), AssertionError, "stype of parameter 'w' is 'dense'"),
-        (lambda: made(stype="row_sparse").data(), RuntimeError, r"ask for row_sparse_data\(row_id\)"),
+        (lambda: made(stype="row_sparse").data(), RuntimeError, r"use row_sparse_data\(row_id\)"),
         (lambda: made(stype="row_sparse").row_sparse_data(np.array([0])), RuntimeError, "store of a Trainer; create one first"),
-        (lambda: made().row_sparse_data(np.array([0])), RuntimeError, r"ask for data\(\) instead"),
+        (lambda: made().row_sparse_data(np.array([0])), RuntimeError, r"use data\(\) instead"),
     ],
 )
 def test_wrong_use_is_said_in_a_sentence(call, error, message):
@@ -188,7 +188,7 @@ def test_constants_keep_their_value_and_never_learn():
     scale.grad_req = "write"
     assert scale.grad_req == "null"
     assert params.get_constant("scale", np.float32([1, 2])) is scale
-    with pytest.raises(AssertionError, match="is no constant of that value"):
+    with pytest.raises(AssertionError, match="is not a constant of that value"):
         params.get_constant("scale", [3.0, 2.0])
     with pytest.raises(KeyError, match="no constant 'other'"):
         params.get_constant("other")
@@ -240,7 +240,7 @@ def test_files_hold_the_mean_and_load_what_fits(tmp_path):
     ("saved", "kwargs", "message"),
     [
         ({"b": np.ones(2, "float32")}, {}, "'w' is missing in .*allow_missing=True"),
-        ({"w": np.ones(2, "float32"), "x": np.ones(2, "float32")}, {}, "has 'x', which is no parameter here"),
+        ({"w": np.ones(2, "float32"), "x": np.ones(2, "float32")}, {}, "has 'x', which is not a parameter of this dict"),
         ({"w": np.ones(3, "float32")}, {}, r"has shape \(2,\), the saved array has \(3,\)"),
         ({"w": np.ones(2, "float16")}, {}, "the saved array float16; pass cast_dtype=True"),
         ({"w": np.ones(2, "float32")}, {"ctx": jfit.cpu(1)}, "so it cannot be loaded on"),
@@ -318,7 +318,7 @@ def test_gradients_are_clipped_by_their_common_norm():
     assert norm == pytest.approx(45**0.5)
     assert sum(g.asscalar() ** 2 for g in grads) == pytest.approx(1.0, rel=1e-5)
     assert gluon.utils.clip_global_norm(grads, 9.0, check_isfinite=False).shape == (1,)
-    with pytest.warns(UserWarning, match="of no use"):
+    with pytest.warns(UserWarning, match="not usable"):
         gluon.utils.clip_global_norm([NDArray(np.float32([np.inf]))], 1.0)
 
 

@@ -13,7 +13,7 @@ from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.context import current_context
 from jfit.mxnet.errors import translated
 from jfit.mxnet.feedforward import feedforward
-from jfit.mxnet.feedforward import modules as fed
+from jfit.mxnet.feedforward import modules as feedforward_modules
 from jfit.mxnet.gluon import parameter, parameter_dict, trainer
 from jfit.mxnet.kvstore import store
 from jfit.mxnet.module import base, bucketing, module, python, sequential, svrg
@@ -107,7 +107,7 @@ class ParameterDict(parameter_dict.ParameterDict):
 class Trainer(trainer.Trainer):
     """`jfit.Trainer` for `Parameter`s only (no pytrees), with a key-value store of NDArrays."""
 
-    _trees = False
+    _accepts_pytrees = False
     _updater_class, _store_class = Updater, KVStore
 
 
@@ -156,25 +156,25 @@ class Monitor(monitor.Monitor):
 
 
 # ------------------------------------------------------------------------------------------------ mx.model
-class PythonFed(Module, fed.PythonFed):
+class FeedForwardModule(Module, feedforward_modules.FeedForwardModule):
     """The Module with which FeedForward trains as MXNet's Python package does."""
 
 
-class JuliaFed(PythonFed, fed.JuliaFed):
+class JuliaModule(FeedForwardModule, feedforward_modules.JuliaModule):
     """The Module with which FeedForward trains as MXNet.jl does."""
 
 
-class PythonBuckets(BucketingModule, fed.PythonBuckets):
+class FeedForwardBucketingModule(BucketingModule, feedforward_modules.FeedForwardBucketingModule):
     """The BucketingModule with which FeedForward trains when its symbol is a function of the bucket key."""
 
-    _module_class = PythonFed
+    _module_class = FeedForwardModule
 
 
 class FeedForward(feedforward.FeedForward):
     """`jfit.FeedForward` with NDArrays as parameters and outputs."""
 
     arrays = NDARRAYS
-    _python_module, julia_module, _bucket_module = PythonFed, JuliaFed, PythonBuckets
+    _python_module, julia_module, _bucket_module = FeedForwardModule, JuliaModule, FeedForwardBucketingModule
 
 
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:

@@ -1,7 +1,10 @@
-"""FeedForward, in the tradition of Python and in that of MXNet.jl.
+"""FeedForward, MXNet's estimator, with the APIs of MXNet's Python package and of MXNet.jl.
 
-feedforward  the class            data       what it makes of arrays and iterators
-julia        train of MXNet.jl    callbacks  what it tells            modules  the modules below
+feedforward  the FeedForward class
+julia        MXNet.jl's `train`: options, epochs, logging
+callbacks    MXNet.jl's callback classes
+data         conversion of arrays and iterators to data iterators
+modules      the Module subclasses that FeedForward trains with
 """
 
 from jfit.mxnet.feedforward.feedforward import FeedForward

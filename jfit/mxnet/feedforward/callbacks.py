@@ -1,7 +1,7 @@
-"""Callbacks in the tradition of MXNet.jl: classes for batches and for epochs, told where the training stands.
+"""MXNet.jl's callbacks: classes called after each batch or each epoch with the progress of the training.
 
-A batch callback is called with the `OptimizationState`, also at batch 0 of every epoch, before its first batch; an epoch
-callback with (model, state, metric), also at epoch 0, before the training.
+A batch callback is called with the `OptimizationState`, also before the first batch of every epoch (batch 0).  An epoch
+callback is called with (model, state, metric), also before the first epoch (epoch 0).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 @dataclasses.dataclass
 class OptimizationState:
-    """Where a training stands.
+    """Progress of a training.
 
     Attributes:
-        batch_size: rows of a batch.
-        curr_epoch: number of the epoch, 1 for the first; 0 before the training.
-        curr_batch: batches done in this epoch.
-        curr_iter: batches done in this training.
+        batch_size: number of rows per batch.
+        curr_epoch: number of the current epoch, from 1; 0 before the training.
+        curr_batch: number of batches done in this epoch.
+        curr_iter: number of batches done in this training.
 
     Example:
         >>> OptimizationState(batch_size=32)
@@ -38,11 +38,18 @@ class OptimizationState:
 
 
 class AbstractCallback:
-    """What a callback of `FeedForward.train` is; derive from `AbstractBatchCallback` or `AbstractEpochCallback`."""
+    """Base class of the callbacks of `FeedForward.train`.
+
+    Subclass `AbstractBatchCallback` or `AbstractEpochCallback` instead.
+
+    Example:
+        >>> issubclass(AbstractBatchCallback, AbstractCallback)
+        True
+    """
 
 
 class AbstractBatchCallback(AbstractCallback):
-    """Called with the state after every batch, and at batch 0 of every epoch.
+    """Base class of batch callbacks, called with the state after every batch, and before the first batch of every epoch.
 
     Example:
         >>> class Count(AbstractBatchCallback):
@@ -53,24 +60,24 @@ class AbstractBatchCallback(AbstractCallback):
     """
 
     def __call__(self, state: OptimizationState) -> Any:
-        """One batch has ended, or an epoch begins (`state.curr_batch` is 0)."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method __call__(self, state).")
+        """Called after a batch, or at the beginning of an epoch (`state.curr_batch` is 0)."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(self, state).")
 
 
 class AbstractEpochCallback(AbstractCallback):
-    """Called with (model, state, metric) after every epoch, and before the first one.
+    """Base class of epoch callbacks, called with (model, state, metric) after every epoch, and before the first epoch.
 
     Example:
-        >>> class Tell(AbstractEpochCallback):
+        >>> class Print(AbstractEpochCallback):
         ...     def __call__(self, model, state, metric):
         ...         print(state.curr_epoch, metric)
-        >>> Tell()(None, OptimizationState(8), [])
+        >>> Print()(None, OptimizationState(8), [])
         0 []
     """
 
     def __call__(self, model: Any, state: OptimizationState, metric: list[tuple[str, float]]) -> Any:
-        """One epoch has ended, or the training begins (`state.curr_epoch` is 0, `metric` empty)."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method __call__(self, model, state, metric).")
+        """Called after an epoch, or at the beginning of the training (`state.curr_epoch` is 0, `metric` is empty)."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(self, model, state, metric).")
 
 
 class _EveryBatch(AbstractBatchCallback):
@@ -92,15 +99,18 @@ class _EveryEpoch(AbstractEpochCallback):
 
 
 def every_n_batch(callback: Callable[[OptimizationState], Any], n: int, call_on_0: bool = False) -> AbstractBatchCallback:
-    """A batch callback that calls a function of the state every n batches.
+    """Create a batch callback that calls a function every n batches.
 
     Args:
-        callback: the function.
-        n: batches between two calls.
-        call_on_0: call it at batch 0 of every epoch too.
+        callback: function of the `OptimizationState`.
+        n: number of batches between calls.
+        call_on_0: also call it before the first batch of every epoch.
+
+    Returns:
+        The callback.
 
     Raises:
-        ValueError: n is below 1.
+        ValueError: n is less than 1.
 
     Example:
         >>> hello = every_n_batch(lambda state: print("batch", state.curr_batch), 2)
@@ -114,15 +124,18 @@ def every_n_batch(callback: Callable[[OptimizationState], Any], n: int, call_on_
 
 
 def every_n_epoch(callback: Callable[..., Any], n: int, call_on_0: bool = False) -> AbstractEpochCallback:
-    """An epoch callback that calls a function of (model, state, metric) every n epochs.
+    """Create an epoch callback that calls a function every n epochs.
 
     Args:
-        callback: the function.
-        n: epochs between two calls.
-        call_on_0: call it before the training too, to look at the fresh parameters.
+        callback: function of (model, state, metric).
+        n: number of epochs between calls.
+        call_on_0: also call it before the first epoch, with the initial parameters.
+
+    Returns:
+        The callback.
 
     Raises:
-        ValueError: n is below 1.
+        ValueError: n is less than 1.
 
     Example:
         >>> every_n_epoch(lambda model, state, metric: print(metric), 1)(None, OptimizationState(8, 1), [("accuracy", 1.0)])
@@ -134,10 +147,13 @@ def every_n_epoch(callback: Callable[..., Any], n: int, call_on_0: bool = False)
 
 
 def speedometer(frequency: int = 50) -> AbstractBatchCallback:
-    """A batch callback that logs `Speed: ... samples/sec` every `frequency` batches.
+    """Create a batch callback that logs `Speed: ... samples/sec` every `frequency` batches.
 
     Args:
-        frequency: batches between two lines.
+        frequency: number of batches between log lines.
+
+    Returns:
+        The callback.
 
     Example:
         >>> speedometer(10)(OptimizationState(8))
@@ -158,12 +174,15 @@ def speedometer(frequency: int = 50) -> AbstractBatchCallback:
 
 
 def do_checkpoint(prefix: str, frequency: int = 1, save_epoch_0: bool = False) -> AbstractEpochCallback:
-    """An epoch callback that writes `prefix-symbol.json` and `prefix-%04d.params`; the folder is made.
+    """Create an epoch callback that writes `prefix-symbol.json` and `prefix-%04d.params`; creates the folder if needed.
 
     Args:
-        prefix: path and beginning of the file names.
-        frequency: epochs between two checkpoints.
-        save_epoch_0: save the fresh parameters too.
+        prefix: path and first part of the file names.
+        frequency: number of epochs between checkpoints.
+        save_epoch_0: also save the initial parameters, before the first epoch.
+
+    Returns:
+        The callback.
 
     Example:
         >>> do_checkpoint("nets/mlp")(None, OptimizationState(8), [])
@@ -176,21 +195,21 @@ def do_checkpoint(prefix: str, frequency: int = 1, save_epoch_0: bool = False) -
     return every_n_epoch(lambda model, state, metric: model.save_checkpoint(prefix, state), frequency, save_epoch_0)
 
 
-def of_kind(callbacks: Sequence[Any], kind: type) -> list[Any]:
-    """The callbacks of one kind.
+def callbacks_of(callbacks: Sequence[Any], kind: type) -> list[Any]:
+    """Return the callbacks that are instances of a class.
 
     Raises:
-        TypeError: something that is neither a batch nor an epoch callback.
+        TypeError: one of the callbacks is neither a batch nor an epoch callback.
 
     Example:
-        >>> len(of_kind([speedometer()], AbstractEpochCallback))
+        >>> len(callbacks_of([speedometer()], AbstractEpochCallback))
         0
     """
     for callback in callbacks:
         if not isinstance(callback, (AbstractBatchCallback, AbstractEpochCallback)):
             raise TypeError(
-                f"callbacks holds {callback!r}; AbstractBatchCallback or AbstractEpochCallback objects are needed: make one "
-                "of a function by every_n_batch(function, n) or every_n_epoch(function, n)."
+                f"callbacks contains {callback!r}, expected AbstractBatchCallback or AbstractEpochCallback objects: wrap a "
+                "function with every_n_batch(function, n) or every_n_epoch(function, n)."
             )
     return [callback for callback in callbacks if isinstance(callback, kind)]
 
@@ -201,5 +220,5 @@ def _is_due(count: int, frequency: int, on_0: bool) -> bool:
 
 def _positive(n: int) -> int:
     if n < 1:
-        raise ValueError(f"a callback every {n} makes no sense, at least 1 is needed.")
+        raise ValueError(f"the number of batches or epochs between calls of a callback is {n}, it must be at least 1.")
     return n

@@ -1,4 +1,4 @@
-"""What FeedForward makes of the data it is given: iterators, their descriptions, and which arguments are data."""
+"""Data handling of FeedForward: convert arrays to iterators, describe iterators, and classify arguments by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jfit.mxnet.mutable import as_array
 
 
 def is_data_name(name: str) -> bool:
-    """Whether an argument is data by its name: it ends with `data` or `label`.
+    """Whether an argument is an input rather than a parameter: its name ends with `data` or `label`.
 
     Example:
         >>> is_data_name("softmax_label"), is_data_name("fc1_weight")
@@ -25,70 +25,70 @@ def is_data_name(name: str) -> bool:
 
 
 def data_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, training: bool) -> Any:
-    """The iterator itself, or one over arrays.
+    """Convert arrays to an `NDArrayIter`; an iterator is returned unchanged.
 
     Args:
-        X: an iterator, or an array of rows.
-        y: labels (N,) or (N, 1); in prediction zeros where missing.
-        symbol: its arguments ending with `data` and `label` name the arrays.
-        batch_size: most rows of a batch of arrays.
-        training: shuffle, and hand a tail on to the next epoch.
+        X: data iterator, or array (N, ...).
+        y: labels (N,) or (N, 1); None: zeros (prediction only).
+        symbol: the network; its arguments ending with `data` and `label` are the names of the arrays.
+        batch_size: maximum number of rows per batch.
+        training: shuffle, and move an incomplete last batch to the next epoch.
 
     Raises:
-        ValueError: no labels to train with, labels of another shape or number.
-        TypeError: neither an iterator nor an array.
+        ValueError: labels are missing in training, or have the wrong shape or number.
+        TypeError: X or y is neither an iterator nor an array.
     """
     if hasattr(X, "provide_data") and hasattr(X, "reset"):
         return X
     if not hasattr(X, "shape"):
-        raise TypeError(f"X is {type(X).__name__}; a data iterator, a numpy or jax array or an NDArray is needed.")
+        raise TypeError(f"X is {type(X).__name__}; expected a data iterator, a NumPy or jax array, or an NDArray.")
     if y is None and training:
-        raise ValueError("y is missing: training on an array X needs labels, one for each row.")
+        raise ValueError("y is missing: training on an array X needs one label per row.")
     labels = np.zeros(X.shape[0], np.float32) if y is None else _labels(y, X.shape[0])
-    return _over(X, labels, symbol, batch_size, training, "roll_over" if training else "pad")
+    return _ndarray_iter(X, labels, symbol, batch_size, training, "roll_over" if training else "pad")
 
 
-def eval_iter(given: Any, symbol: Symbol, batch_size: int) -> Any:
-    """An iterator of validation data from one, from None, or from a pair (X, y) of arrays or lists.
+def eval_iter(eval_data: Any, symbol: Symbol, batch_size: int) -> Any:
+    """Convert validation data, an iterator, None, or a pair (X, y) of arrays or lists, to an iterator (or None).
 
-    A pair is shuffled, as in MXNet, where it shares NumPy's random numbers with the training data; but every row counts once
-    in each pass (MXNet hands the tail on to the next).
+    A pair is shuffled as in MXNet, where it uses the same NumPy random numbers as the training data.  Unlike in MXNet, an
+    incomplete last batch is not moved to the next pass, so each pass uses every row exactly once.
     """
-    if given is None:
+    if eval_data is None:
         return None
-    if not isinstance(given, (list, tuple)):
-        if hasattr(given, "provide_data") and hasattr(given, "reset"):
-            return given
-        raise TypeError(f"eval_data is {type(given).__name__}; a data iterator or a pair (X, y) of arrays is needed.")
-    if len(given) != 2 or given[0] is None:
-        raise ValueError(f"eval_data has {len(given)} parts or no X; a pair (X, y) of arrays is needed.")
-    X, y = (np.array(part) if isinstance(part, list) else part for part in given)
+    if not isinstance(eval_data, (list, tuple)):
+        if hasattr(eval_data, "provide_data") and hasattr(eval_data, "reset"):
+            return eval_data
+        raise TypeError(f"eval_data is {type(eval_data).__name__}; expected a data iterator or a pair (X, y) of arrays.")
+    if len(eval_data) != 2 or eval_data[0] is None:
+        raise ValueError(f"eval_data has {len(eval_data)} parts or no X; expected a pair (X, y) of arrays.")
+    X, y = (np.array(part) if isinstance(part, list) else part for part in eval_data)
     if y is None or hasattr(X, "provide_data"):
         return data_iter(X, y, symbol, batch_size, training=True)
-    return _over(X, _labels(y, X.shape[0]), symbol, batch_size, True, "pad")
+    return _ndarray_iter(X, _labels(y, X.shape[0]), symbol, batch_size, True, "pad")
 
 
-def described(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
-    """(descriptions of the data, of the labels) that an iterator provides."""
-    found = describe(data.provide_data, "provide_data")
-    return found, describe(data.provide_label, "provide_label")
+def descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
+    """(descriptions of the data, descriptions of the labels) of an iterator."""
+    inputs = describe(data.provide_data, "provide_data")
+    return inputs, describe(data.provide_label, "provide_label")
 
 
-def rows_of(data: Any) -> int:
-    """Rows of a batch of an iterator."""
-    return int(getattr(data, "batch_size", 0) or rows_of_batch(described(data)[0]))
+def batch_size_of(data: Any) -> int:
+    """Number of rows per batch of an iterator."""
+    return int(getattr(data, "batch_size", 0) or rows_of_batch(descriptions(data)[0]))
 
 
 def sized_epoch(data: Any, size: int, resets: Callable[[], None]) -> Iterator[Any]:
-    """`size` batches, from where the iterator stands; at its end it is reset and goes on.
+    """Yield `size` batches, starting at the iterator's current position; it is reset whenever it is exhausted.
 
     Args:
         data: the iterator.
-        size: batches.
+        size: number of batches.
         resets: called before each reset.
 
     Raises:
-        ValueError: a pass over the data gives no batch.
+        ValueError: the iterator has no batch after a reset.
     """
     done, fresh = 0, False
     while done < size:
@@ -99,14 +99,16 @@ def sized_epoch(data: Any, size: int, resets: Callable[[], None]) -> Iterator[An
             if done >= size:
                 return
         if fresh and done == before:
-            raise ValueError(f"epoch_size is {size}, but the data iterator gives no batch at all after a reset.")
+            raise ValueError(f"epoch_size is {size}, but the data iterator has no batch after a reset.")
         resets()
         data.reset()
         fresh = True
 
 
 def frozen_names(symbol: Symbol, params: Sequence[str]) -> list[str]:
-    """Parameters that attributes freeze: `weight_grad="freeze"` (or the whole name) on an operator, `grad="freeze"` on a
+    """Parameters frozen by attributes of the network.
+
+    The attributes are `weight_grad="freeze"` (or the full parameter name + `_grad`) of an operator, and `grad="freeze"` of a
     variable.
 
     Example:
@@ -117,38 +119,38 @@ def frozen_names(symbol: Symbol, params: Sequence[str]) -> list[str]:
 
     Source: MXNet.jl, `model.jl`.
     """
-    found: set[str] = set()
+    frozen: set[str] = set()
     for node in symbol.nodes():
         for key, value in node.attrs.items():
             if value != "freeze" or not (key == "grad" or key.endswith("_grad")):
                 continue
-            wanted = node.name if key == "grad" else key[: -len("_grad")]
-            hit = {wanted, f"{node.name}_{wanted}"} & set(params)
-            if not hit and node.op is not None:
-                logging.warning('attribute %s="freeze" of %s names none of its parameters and freezes nothing', key, node.name)
-            found |= hit
-    return [name for name in params if name in found]
+            name = node.name if key == "grad" else key[: -len("_grad")]
+            matches = {name, f"{node.name}_{name}"} & set(params)
+            if not matches and node.op is not None:
+                logging.warning('attribute %s="freeze" of %s matches no parameter and freezes nothing', key, node.name)
+            frozen |= matches
+    return [name for name in params if name in frozen]
 
 
 def _labels(y: Any, rows: int) -> Any:
     if not hasattr(y, "shape"):
-        raise TypeError(f"y is {type(y).__name__}; an array is needed where X is one.")
+        raise TypeError(f"y is {type(y).__name__}; expected an array, because X is one.")
     y = as_array(y)
     if len(y.shape) == 2 and y.shape[1] == 1:
         y = y.reshape(-1)
     if len(y.shape) != 1:
-        raise ValueError(f"y has shape {tuple(y.shape)}; one label for each row is needed, shape (N,) or (N, 1).")
+        raise ValueError(f"y has shape {tuple(y.shape)}; expected one label per row, shape (N,) or (N, 1).")
     if y.shape[0] != rows:
-        raise ValueError(f"X has {rows} rows and y {y.shape[0]} labels; equal numbers are needed.")
+        raise ValueError(f"X has {rows} rows and y {y.shape[0]} labels; the numbers must be equal.")
     return y
 
 
-def _over(X: Any, y: Any, symbol: Symbol, batch_size: int, shuffle: bool, handle: str) -> NDArrayIter:
-    names = _only(symbol, "data", "data"), _only(symbol, "label", "softmax_label")
+def _ndarray_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, shuffle: bool, handle: str) -> NDArrayIter:
+    names = _input_name(symbol, "data", "data"), _input_name(symbol, "label", "softmax_label")
     return NDArrayIter(X, y, min(int(X.shape[0]), batch_size), shuffle, handle, *names)
 
 
-def _only(symbol: Symbol, ending: str, default: str) -> str:
-    """The argument with that ending where there is one only, else MXNet's name."""
-    found = [n for n in symbol.list_arguments() if n.endswith(ending)]
-    return found[0] if len(found) == 1 else default
+def _input_name(symbol: Symbol, ending: str, default: str) -> str:
+    """The network's only argument with that ending; MXNet's default name if there is none or several."""
+    names = [n for n in symbol.list_arguments() if n.endswith(ending)]
+    return names[0] if len(names) == 1 else default

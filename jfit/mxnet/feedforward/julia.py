@@ -1,4 +1,4 @@
-"""How FeedForward trains in the tradition of MXNet.jl: options, what is logged, epochs and their callbacks."""
+"""FeedForward.train, with MXNet.jl's options, log lines, epochs and callbacks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jfit.mxnet import metric as metrics
-from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, of_kind
-from jfit.mxnet.feedforward.data import described, frozen_names, rows_of
+from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, callbacks_of
+from jfit.mxnet.feedforward.data import batch_size_of, descriptions, frozen_names
 from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer
@@ -25,22 +25,22 @@ DECAYS = ("epoch", "batch")
 
 @dataclasses.dataclass
 class TrainingOptions:
-    """How `FeedForward.train` trains.
+    """Options of `FeedForward.train`.
 
     Attributes:
-        initializer: of the parameters that are not there yet; "default" is Uniform(0.01).
-        n_epoch: passes over the data.
+        initializer: initializer of missing parameters; "default" is Uniform(0.01).
+        n_epoch: number of passes over the data.
         eval_data: iterator of validation data with the batch size of the training data, or None.
-        eval_metric: name, list of names, function or metric; of training and validation data.
+        eval_metric: name, list of names, function or metric, for training and validation data.
         kvstore: "local", "device", ..., a KVStore, or None; one device needs none.
-        force_init: draw all parameters anew.
+        force_init: initialize all parameters, also existing ones.
         callbacks: AbstractBatchCallback and AbstractEpochCallback objects.
-        verbosity: 0 nothing, 1 beginning and end, 2 each step of the preparation and each epoch, 3 the metrics too.
-        eta_decay: whether the optimizer's lr_scheduler counts epochs or batches, from 1.
-        optimizer_params: parameters of an optimizer that is given by name.
+        verbosity: what to log: 0 nothing, 1 begin and end, 2 also setup and epochs, 3 also metrics.
+        eta_decay: argument of the optimizer's lr_scheduler, from 1: number of the "epoch" or of the "batch".
+        optimizer_params: arguments of an optimizer given by name.
 
     Raises:
-        ValueError: an unknown eta_decay, or less than no epoch.
+        ValueError: an unknown eta_decay, or a negative n_epoch.
 
     Example:
         >>> TrainingOptions().n_epoch, TrainingOptions(eta_decay="batch").verbosity
@@ -63,47 +63,50 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         self.eta_decay = self.eta_decay.lstrip(":")
         if self.eta_decay not in DECAYS:
-            raise ValueError(f"eta_decay is {self.eta_decay!r}, needed one of {', '.join(DECAYS)}.")
+            raise ValueError(f"eta_decay is {self.eta_decay!r}, expected one of {', '.join(DECAYS)}.")
         if self.n_epoch < 0:
-            raise ValueError(f"n_epoch is {self.n_epoch}, a number of passes over the data is needed.")
+            raise ValueError(f"n_epoch is {self.n_epoch}, the number of passes over the data must be at least 0.")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
-        """The options with these names.
+    def of(cls, options: Mapping[str, Any]) -> TrainingOptions:
+        """Create the options from a dict.
+
+        Args:
+            options: values by name.
 
         Raises:
-            TypeError: an unknown name; the nearest is told.
+            TypeError: an unknown name; the message suggests a similar one.
 
         Example:
             >>> TrainingOptions.of({"n_epoch": 3}).n_epoch
             3
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in given:
-            if name not in known:
-                raise TypeError(f"train has no option {name!r}; did you mean {nearest(name, known) or known}?")
-        return cls(**given)
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in names:
+                raise TypeError(f"train has no option {name!r}; did you mean {nearest(name, names) or names}?")
+        return cls(**options)
 
-    def say(self, level: int, message: str, *values: Any) -> None:
-        """Log a message that belongs to a level of verbosity."""
+    def log(self, level: int, message: str, *values: Any) -> None:
+        """Log a message if `verbosity` is at least `level`."""
         if self.verbosity >= level:
             logging.info(message, *values)
 
     def summary(self, title: str, named: Sequence[tuple[str, Any]], seconds: float | None = None) -> None:
-        """Log the metrics of a pass, and how long it took."""
-        self.say(3, "## %s summary", title)
+        """Log the metrics of a pass over data, and its time in seconds."""
+        self.log(3, "## %s summary", title)
         for name, value in named:
-            self.say(3, "%18s = %.4f", name, value)
+            self.log(3, "%18s = %.4f", name, value)
         if seconds is not None:
-            self.say(3, "%18s = %.4f seconds", "time", seconds)
+            self.log(3, "%18s = %.4f seconds", "time", seconds)
 
 
 @contextlib.contextmanager
-def decaying(optimizer: Any, eta_decay: str) -> Iterator[Callable[[], None]]:
-    """Inside the block, what is yielded sets the rate of the next epoch; with "batch" the scheduler counts updates anyway.
+def epoch_schedule(optimizer: Any, eta_decay: str) -> Iterator[Callable[[], None]]:
+    """Context manager that evaluates the optimizer's lr_scheduler once per epoch; yields the function to call before each.
 
-    With "epoch" the scheduler is asked once an epoch, for the number of the epoch over all trainings of this optimizer, and
-    taken off the optimizer meanwhile: within an epoch the rate is a plain number.
+    The scheduler's argument is the number of epochs over all trainings of this optimizer.  Inside the block the optimizer
+    has no scheduler, so the learning rate is constant within an epoch.  With eta_decay="batch" nothing is changed.
     """
     scheduler, rate = optimizer.lr_scheduler, optimizer.lr
     if scheduler is None or eta_decay == "batch":
@@ -111,7 +114,7 @@ def decaying(optimizer: Any, eta_decay: str) -> Iterator[Callable[[], None]]:
         return
 
     def begin_epoch() -> None:
-        # kept on the optimizer, because a scheduler that has decayed cannot count from 1 again
+        # stored on the optimizer: a scheduler that has decayed returns wrong rates if the count restarts at 1
         optimizer.epochs_begun = getattr(optimizer, "epochs_begun", 0) + 1
         optimizer.lr = float(scheduler(optimizer.epochs_begun))
 
@@ -128,69 +131,69 @@ class JuliaTraining:
     Args:
         model: the FeedForward.
         optimizer: a name or an Optimizer.
-        data: the iterator.
-        opts: how to train.
+        data: data iterator.
+        opts: options.
 
     Raises:
-        AssertionError: eval_data has another batch size than data.
-        TypeError: a callback that is none.
+        AssertionError: the batch sizes of eval_data and data differ.
+        TypeError: an invalid callback or optimizer.
     """
 
     def __init__(self, model: Any, optimizer: Any, data: Any, opts: TrainingOptions) -> None:
         self.model, self.data, self.opts = model, data, opts
-        self.by_batch = of_kind(opts.callbacks, AbstractBatchCallback)
-        self.by_epoch = of_kind(opts.callbacks, AbstractEpochCallback)
-        rows = rows_of(data)
-        if opts.eval_data is not None and rows_of(opts.eval_data) != rows:
+        self.by_batch = callbacks_of(opts.callbacks, AbstractBatchCallback)
+        self.by_epoch = callbacks_of(opts.callbacks, AbstractEpochCallback)
+        rows = batch_size_of(data)
+        if opts.eval_data is not None and (eval_rows := batch_size_of(opts.eval_data)) != rows:
             raise AssertionError(
-                f"eval_data has batches of {rows_of(opts.eval_data)} rows and the training data of {rows}; MXNet.jl uses the "
-                "same programs for both, so equal batch sizes are needed: make the iterators with one batch_size."
+                f"eval_data has batches of {eval_rows} rows and the training data of {rows}; MXNet.jl uses the same programs "
+                "for both, so the batch sizes must be equal: create both iterators with one batch_size."
             )
-        opts.say(1, "Start training on %s", model.ctx)
-        self.optimizer, self.state = _scaled(optimizer, opts.optimizer_params, rows), OptimizationState(rows)
+        opts.log(1, "Start training on %s", model.ctx)
+        self.optimizer, self.state = _with_rescale_grad(optimizer, opts.optimizer_params, rows), OptimizationState(rows)
 
     def run(self) -> None:
-        """All epochs; where one fails or is interrupted, the model keeps what was learned so far."""
+        """Train all epochs; if an epoch raises or is interrupted, the model keeps the parameters trained so far."""
         model, opts = self.model, self.opts
-        module = self._prepared()
+        module = self._training_module()
         for callback in self.by_epoch:
             callback(model, self.state, [])
-        opts.say(2, "Start training...")
+        opts.log(2, "Start training...")
         with (
-            model.keeping(module),
+            model.keep_params_on_error(module),
             StopFlag().watching() as flag,
-            decaying(self.optimizer, opts.eta_decay) as begin_epoch,
+            epoch_schedule(self.optimizer, opts.eta_decay) as begin_epoch,
         ):
             for _ in range(opts.n_epoch):
                 begin_epoch()
                 self._epoch(module, flag)
-        opts.say(1, "Finish training on %s", model.ctx)
+        opts.log(1, "Finish training on %s", model.ctx)
 
-    def _prepared(self) -> Any:
-        """A module with parameters, optimizer and key-value store."""
+    def _training_module(self) -> Any:
+        """Create a bound module with parameters, optimizer and key-value store."""
         model, opts = self.model, self.opts
-        given, labels = described(self.data)
-        opts.say(2, "Initializing parameters...")
-        shapes = {d.name: d.shape for d in [*given, *labels]}
+        inputs, labels = descriptions(self.data)
+        opts.log(2, "Initializing parameters...")
+        shapes = {d.name: d.shape for d in [*inputs, *labels]}
         _, names, _ = model.init_model(opts.initializer, opts.force_init, **shapes)
         by_name = isinstance(opts.kvstore, str)
         if by_name:
-            opts.say(2, "Creating KVStore...")
+            opts.log(2, "Creating KVStore...")
         store, _ = select_julia(opts.kvstore, len(model.ctx), model.arg_params or {})
         if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
-            opts.say(2, "Auto-select kvstore type = %s", store.type)
-        data_names, label_names = [d.name for d in given], [d.name for d in labels]
+            opts.log(2, "Auto-select kvstore type = %s", store.type)
+        data_names, label_names = [d.name for d in inputs], [d.name for d in labels]
         frozen = frozen_names(model.symbol, names)
         module = model.julia_module(model.symbol, data_names, label_names, context=model.ctx, fixed_param_names=frozen)
-        module.bind(given, labels)
+        module.bind(inputs, labels)
         module.init_params(None, model.arg_params, model.aux_params)
         if store is not None:
-            opts.say(2, "Initializing KVStore...")
+            opts.log(2, "Initializing KVStore...")
         module.init_optimizer(store, self.optimizer)
         return module
 
     def _epoch(self, module: Any, flag: StopFlag) -> None:
-        """One pass, its validation, and its callbacks."""
+        """Train one epoch, validate, and call the epoch callbacks."""
         opts, state = self.opts, self.state
         start, metric = time.time(), metrics.create(opts.eval_metric)
         metric.reset()
@@ -198,12 +201,12 @@ class JuliaTraining:
         state.curr_epoch, state.curr_batch = state.curr_epoch + 1, 0
         self._pass(module, metric, flag)
         named = metric.get_name_value()
-        opts.say(2, "== Epoch %03d/%03d ==========", state.curr_epoch, opts.n_epoch)
+        opts.log(2, "== Epoch %03d/%03d ==========", state.curr_epoch, opts.n_epoch)
         opts.summary("Training", named, time.time() - start)
         if opts.eval_data is not None:
             opts.summary("Validation", module.score(opts.eval_data, metric, epoch=state.curr_epoch))
         if self.by_epoch or state.curr_epoch == opts.n_epoch:
-            self.model.take(module)
+            self.model.copy_params_from(module)
         for callback in self.by_epoch:
             callback(self.model, state, named)
         module._stop_if(flag)
@@ -218,44 +221,44 @@ class JuliaTraining:
 
         for callback in self.by_batch:
             callback(state)
-        looks = bool(self.by_batch) or not optimizer.is_pure or not module.parameters.learns
+        per_batch = bool(self.by_batch) or not optimizer.is_pure or not module.parameters.learns
         before = optimizer.num_update
-        module._fit_epoch(self.data, metric, ended if looks else None, None, state.curr_epoch, None, flag)
-        if not looks:  # nobody counted: many batches may have shared a dispatch
+        module._fit_epoch(self.data, metric, ended if per_batch else None, None, state.curr_epoch, None, flag)
+        if not per_batch:  # without a batch callback several batches may share one dispatch, so count updates instead
             state.curr_batch = optimizer.num_update - before
             state.curr_iter += state.curr_batch
 
 
-def fitting(given: Mapping[str, Any] | None, specs: Mapping[str, Any], logger: Any) -> dict[str, Any]:
-    """The given arrays that have the needed shapes."""
-    kept = {}
-    for name in [n for n in specs if n in (given or {})]:
-        value = (given or {})[name]
+def matching_params(params: Mapping[str, Any] | None, specs: Mapping[str, Any], logger: Any) -> dict[str, Any]:
+    """The parameters that have the shapes in `specs`; warn about the others, which will be initialized."""
+    matches, params = {}, params or {}
+    for name in [n for n in specs if n in params]:
+        value = params[name]
         if tuple(value.shape) == tuple(specs[name].shape):
-            kept[name] = value
+            matches[name] = value
         else:
             logger.warning(
-                "Shape mismatch for %s: %s is there, %s is needed. It is drawn anew.",
+                "Shape mismatch for %s: found %s, expected %s. It is initialized again.",
                 name,
                 tuple(value.shape),
                 tuple(specs[name].shape),
             )
-    return kept
+    return matches
 
 
-def _scaled(optimizer: Any, params: Mapping[str, Any], rows: int) -> Optimizer:
-    """The optimizer with its rescale_grad set."""
+def _with_rescale_grad(optimizer: Any, params: Mapping[str, Any], rows: int) -> Optimizer:
+    """Create the optimizer if it is a name, and set rescale_grad to 1 / rows if it is 0 or not specified."""
     if isinstance(optimizer, str):
         return create_optimizer(optimizer, **{"rescale_grad": 1.0 / rows, **params})
     if params:
-        raise ValueError("optimizer_params belong to an optimizer that is given by name; set them on the object.")
+        raise ValueError("optimizer_params are only for an optimizer given by name; pass them to the object's constructor.")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"an optimizer is a name or an Optimizer; found {optimizer!r}.")
     if optimizer.rescale_grad == 0:
         optimizer.rescale_grad = 1.0 / rows
     elif optimizer.rescale_grad == 1 and rows > 1:
         warnings.warn(
-            f"rescale_grad of the optimizer is 1, so the gradients of {rows} rows are added up. Pass rescale_grad=0 for "
+            f"rescale_grad of the optimizer is 1, so the gradients of {rows} rows are summed. Pass rescale_grad=0 for "
             "1 / batch size, MXNet.jl's default.",
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""The modules under FeedForward: one for each tradition."""
+"""The Module subclasses that FeedForward trains with: one for MXNet's Python API, one for MXNet.jl's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
 
 
-class PythonFed(Module):
-    """A Module whose metrics take labels and outputs by position, and which takes an optimizer object as it is."""
+class FeedForwardModule(Module):
+    """Module for FeedForward: metrics get labels and outputs by position, and an optimizer object is used unchanged."""
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Add the last batch to a metric; rows that an iterator wrapped around do not count."""
+        """Accumulate the last batch in a metric, without padding rows."""
         if pre_sliced:
             super().update_metric(eval_metric, labels, pre_sliced)
             return
@@ -26,18 +26,18 @@ class PythonFed(Module):
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Module warns of an object's rescale_grad, FeedForward does not
+            warnings.simplefilter("ignore")  # MXNet's FeedForward does not warn about rescale_grad, its Module does
             return super()._make_optimizer(optimizer, params, rows, on_store)
 
 
-class PythonBuckets(BucketingModule):
-    """The same for a network that depends on the batch's `bucket_key`."""
+class FeedForwardBucketingModule(BucketingModule):
+    """FeedForwardModule for a network that depends on the batch's `bucket_key`."""
 
-    _module_class = PythonFed
+    _module_class = FeedForwardModule
 
 
-class JuliaFed(PythonFed):
-    """A Module that divides batches as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
+class JuliaModule(FeedForwardModule):
+    """FeedForwardModule that splits batches as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
 
     _divide = staticmethod(lambda rows, workloads: first_slices(rows, len(workloads)))
 

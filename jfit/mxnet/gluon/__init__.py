@@ -1,4 +1,4 @@
-"""gluon's Trainer, over parameters with a copy on each device, or over any pytree."""
+"""gluon's Trainer and Parameters; the Trainer also accepts any pytree of arrays."""
 
 from jfit.mxnet.gluon.parameter import Parameter
 from jfit.mxnet.gluon.parameter_dict import ParameterDict

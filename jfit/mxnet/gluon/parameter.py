@@ -1,7 +1,7 @@
-"""A parameter with a copy of its data and gradient on every device, as gluon has it.
+"""gluon's Parameter: a weight with a copy of its data and gradient on every device.
 
-Data and gradients sit in cells that every update writes into; `cast`, `reset_ctx` and `initialize` make new ones.  A flag on
-each data cell says whether its gradient is newer than the last step; a new cell's says no.
+Data and gradients are `MutableArray`s, updated in place; `cast`, `reset_ctx` and `initialize` allocate new ones.  The
+attribute `_fresh_grad` of each data array records whether its gradient was written since the last step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jfit.graph import Variable
 from jfit.mxnet import initializer, keys
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore.transfer import moved, private_copy, sharding_of, total, write
+from jfit.mxnet.kvstore.transfer import device_put_all, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import as_array
 from jfit.parallel import devices
 
@@ -28,7 +28,7 @@ GRAD_REQS = ("write", "add", "null")
 
 
 class DeferredInitializationError(MXNetError):
-    """The values are asked for before the shape is known.
+    """Raised when the values of a parameter are accessed before its shape is known.
 
     Example:
         >>> weight = Parameter("weight", shape=(2, 0), allow_deferred_init=True)
@@ -41,23 +41,27 @@ class DeferredInitializationError(MXNetError):
 
 
 class Parameter:
-    """Name, shape, multipliers and initializer of a weight, with its data and gradient per device.
+    """A weight with shape, multipliers and initializer, and with a copy of its data and gradient on each device.
+
+    Random initial values are determined by the seed of `mx.random` and the order of initializations.  `data` and `grad` of
+    this class return jax arrays; those of `jfit.mx.gluon.Parameter` return the NDArrays themselves, which can be written.
 
     Args:
         name: unique name.
-        grad_req: `write` (each gradient replaces the last), `add` (until `zero_grad`), `null` (none).
-        shape: sizes, 0 where unknown; an int is one axis.
-        dtype: of data and gradient.
-        lr_mult: factor of the learning rate.
-        wd_mult: factor of the weight decay.
-        init: initializer (see `jfit.init.get`); None leaves it to `initialize`.
-        allow_deferred_init: `initialize` may be called before the shape is known.
-        differentiable: False fixes grad_req at `null`.
-        stype: `default` or `row_sparse` data.
-        grad_stype: `default` or `row_sparse` gradient.
+        grad_req: "write" (each gradient replaces the last one), "add" (gradients accumulate until `zero_grad`) or "null"
+            (no gradient).
+        shape: shape, 0 for unknown sizes; an int is a shape of one axis.
+        dtype: dtype of data and gradient.
+        lr_mult: learning rate multiplier.
+        wd_mult: weight decay multiplier.
+        init: initializer (see `jfit.init.get`); None: that of `initialize`.
+        allow_deferred_init: whether `initialize` may be called before the shape is known.
+        differentiable: False fixes grad_req to "null".
+        stype: storage type of the data, "default" or "row_sparse".
+        grad_stype: storage type of the gradient, "default" or "row_sparse".
 
-    Random values come from the seed of `jfit.mxnet.keys`: the same seed and the same order of initializations give the same
-    values.  Plain arrays come out here; `jfit.mx` gives the cells themselves, which can be written.
+    Raises:
+        AssertionError: an invalid grad_req, stype or grad_stype.
 
     Example:
         >>> weight = Parameter("fc_weight", shape=(2, 3), init="one")
@@ -92,10 +96,10 @@ class Parameter:
         self._shape = (shape,) if isinstance(shape, int) else shape
         self._dtype, self._stype, self._grad_stype = dtype, stype, grad_stype
         self._allow_deferred_init, self._differentiable = allow_deferred_init, differentiable
-        self._data: list[Any] | None = None  # a cell per context
+        self._data: list[Any] | None = None  # one MutableArray per context
         self._grad: list[Any] | None = None
         self._contexts: list[Any] = []
-        self._deferred: tuple[Any, Any] | None = None  # (initializer, data given early)
+        self._deferred: tuple[Any, Any] | None = None  # (initializer, data set before the shape was known or None)
         self._trainer: Any = None
         self._grad_req = "null"
         self.grad_req = grad_req
@@ -105,7 +109,7 @@ class Parameter:
 
     @property
     def grad_req(self) -> str:
-        """`write`, `add` or `null`; `null` frees the gradient.  Raises AssertionError for anything else."""
+        """ "write", "add" or "null"; "null" frees the gradient.  Setting another value raises AssertionError."""
         return self._grad_req
 
     @grad_req.setter
@@ -117,23 +121,23 @@ class Parameter:
             return
         self._grad_req = req
         if self._data is not None:
-            self._make_grad()
+            self._allocate_grad()
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Sizes, 0 where unknown; unknown sizes may be set.  Raises AssertionError for a shape that contradicts a known one."""
+        """Shape, 0 for unknown sizes, which may be set; a shape that contradicts a known size raises AssertionError."""
         return self._shape
 
     @shape.setter
     def shape(self, new: Sequence[int]) -> None:
         new = tuple(new)
         if self._shape is not None and not _fits(new, self._shape):
-            raise AssertionError(f"parameter {self.name!r} has shape {self._shape}, which {new} does not fit.")
+            raise AssertionError(f"parameter {self.name!r} has shape {self._shape}, which {new} contradicts.")
         self._shape = new
 
     @property
     def dtype(self) -> Any:
-        """Type of the values; setting it casts them."""
+        """dtype of data and gradients; setting it casts them."""
         return self._dtype
 
     @dtype.setter
@@ -151,46 +155,47 @@ class Parameter:
         return self._grad_stype
 
     def initialize(self, init: Any = None, ctx: Any = None, default_init: Any = "uniform", force_reinit: bool = False) -> None:
-        """Give the parameter values on one context or several, the same on each.
+        """Initialize the values, equal on all contexts.
+
+        Unlike in Module, the name is not used: a bias is initialized like a weight.
 
         Args:
-            init: initializer that wins over the parameter's own.
-            ctx: context, device or list of them; None is the current one.
-            default_init: used where neither `init` nor the parameter's own is given; `Uniform(0.07)`.
-            force_reinit: again, though there are values.
-
-        Unlike in Module, the name plays no part: a bias gets what the initializer gives a weight.
+            init: initializer; takes precedence over the parameter's `init`.
+            ctx: context, device or list of them; None is the current context.
+            default_init: initializer if both `init` and the parameter's `init` are None; "uniform" is `Uniform(0.07)`.
+            force_reinit: initialize again if the parameter already has values.
 
         Raises:
-            ValueError: the shape is not known, and `allow_deferred_init` is off.
+            ValueError: the shape is not known and `allow_deferred_init` is False.
         """
         if self._data is not None and not force_reinit:
             warnings.warn(
-                f"parameter {self.name!r} is initialized already, so nothing is done; pass force_reinit=True to do it again.",
+                f"parameter {self.name!r} is already initialized and left unchanged; pass force_reinit=True to initialize it.",
                 stacklevel=2,
             )
             return
         chosen = next((i for i in (init, self.init, default_init) if i is not None), None)
-        if not self._known() and not self._allow_deferred_init:
+        if not self._shape_is_known() and not self._allow_deferred_init:
             raise ValueError(
                 f"parameter {self.name!r} cannot be initialized, because its shape {self.shape} is not fully known; set "
                 "shape first, or allow_deferred_init=True and set it later."
             )
-        values = self._draw(chosen) if self._known() else None  # an initializer that fails leaves everything as it was
-        self._data, self._grad, self._contexts = None, None, self._listed(ctx)
+        # compute the values first: if the initializer raises, the parameter is unchanged
+        values = self._initial_value(chosen) if self._shape_is_known() else None
+        self._data, self._grad, self._contexts = None, None, self._context_list(ctx)
         self._deferred = (chosen, values)
         self._finish_deferred_init()
 
     def set_data(self, data: Any) -> None:
-        """Write values to every context; a deferred parameter takes its shape from them.
+        """Set the values on every context; a parameter of unknown shape takes the shape of `data`.
+
+        A trainer that updates in its key-value store then creates a new store, as in MXNet, which resets its optimizer state.
 
         Args:
             data: array of the parameter's shape.
 
         Raises:
-            AssertionError: another shape, or a parameter that was never initialized.
-
-        A trainer that updates in its key-value store makes a new one, as in MXNet: its optimizer state starts again.
+            AssertionError: `data` has another shape, or `initialize` was not called.
         """
         data = as_array(data)
         self.shape = data.shape
@@ -201,58 +206,64 @@ class Parameter:
             self._finish_deferred_init()
             return
         if self._trainer is not None:
-            self._trainer._data_was_set(self)
-        data = private_copy(data)  # the caller may donate his
+            self._trainer._on_data_set(self)
+        data = private_copy(data)  # the caller may donate its array
         write([(cell, data) for cell in self._data])
 
     def data(self, ctx: Any = None) -> Any:
-        """The values on a context.
+        """The values on one context.
 
         Args:
-            ctx: context or device; None is the only one, or the current one.
+            ctx: context or device; None: the only context, or the current one if there are several.
 
         Raises:
-            RuntimeError: not initialized, not on that context, or stored by rows.
+            RuntimeError: not initialized, not on that context, or of storage type row_sparse.
             DeferredInitializationError: the shape is not known yet.
         """
         return self.arrays.wrap(self._at(self._dense(), ctx))
 
     def list_data(self) -> list[Any]:
-        """The values on every context; raises as `data` does."""
+        """List of the values on every context; raises as `data`."""
         return [self.arrays.wrap(cell) for cell in self._cells(self._dense())]
 
     def row_sparse_data(self, row_id: Any) -> Any:
-        """The rows of `row_id` of a parameter stored by rows, all others 0; dense, on the first context.
+        """Dense copy of a row_sparse parameter on the first context, with all rows except `row_id` set to 0.
+
+        Args:
+            row_id: integer array of row indices.
 
         Raises:
-            RuntimeError: a dense parameter, or one without a trainer.
+            RuntimeError: the storage type is not row_sparse, or the parameter has no trainer.
         """
         if self._stype != "row_sparse":
-            raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; ask for data() instead.")
+            raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; use data() instead.")
         return self.arrays.wrap(self.arrays.mutable(self._rows(row_id)))
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
-        """`row_sparse_data` once per context."""
+        """List of `row_sparse_data`, one copy per context."""
         return [self.row_sparse_data(row_id) for _ in self.list_ctx()]
 
     def grad(self, ctx: Any = None) -> Any:
-        """The gradient on a context.
+        """The gradient on one context.
+
+        Args:
+            ctx: as in `data`.
 
         Raises:
-            RuntimeError: grad_req is `null`, not initialized, or not on that context.
+            RuntimeError: grad_req is "null", or the parameter is not initialized, or not on that context.
         """
         return self.arrays.wrap(self._at(self._with_grad(), ctx))
 
     def list_grad(self) -> list[Any]:
-        """The gradients on every context; raises as `grad` does."""
+        """List of the gradients on every context; raises as `grad`."""
         return [self.arrays.wrap(cell) for cell in self._cells(self._with_grad())]
 
     def set_grad(self, value: Any, ctx: Any = None) -> None:
-        """Write a gradient (with grad_req `add`, add to it) and mark it as new, as a backward pass does.
+        """Set the gradient (grad_req "add": add to it) and mark it as fresh, as a backward pass does.
 
         Args:
             value: array of the parameter's shape.
-            ctx: context or device; None is the only one, or the current one.
+            ctx: as in `data`.
 
         Example:
             >>> weight = Parameter("w", shape=(2,))
@@ -262,22 +273,25 @@ class Parameter:
             [1.0, 1.0]
         """
         cell, value = self._at(self._with_grad(), ctx), as_array(value)
-        write([(cell, total([[cell.value, value]])[0] if self.grad_req == "add" else value)])
+        write([(cell, sum_groups([[cell.value, value]])[0] if self.grad_req == "add" else value)])
         self._at(self._data, ctx)._fresh_grad = True
 
     def list_ctx(self) -> list[Any]:
-        """The contexts it is initialized on.  Raises RuntimeError where there are none."""
+        """List of the contexts of the parameter; raises RuntimeError if it is not initialized."""
         if self._data is None and self._deferred is None:
-            raise RuntimeError(f"parameter {self.name!r} is not initialized, so it is on no context; call initialize().")
+            raise RuntimeError(f"parameter {self.name!r} is not initialized, so it has no context; call initialize().")
         return list(self._contexts)
 
     def zero_grad(self) -> None:
-        """Set the gradients to 0; nothing happens where there are none."""
+        """Set the gradients on all contexts to 0; does nothing without gradients."""
         for cell in self._grad or ():
             cell[:] = 0
 
     def reset_ctx(self, ctx: Any) -> None:
-        """Move to other contexts; the values become the mean over the present ones.
+        """Move the parameter to other contexts; its new value is the mean over the current contexts.
+
+        Args:
+            ctx: context, device or list of them.
 
         Raises:
             ValueError: not initialized.
@@ -285,12 +299,12 @@ class Parameter:
         if self._data is None and self._deferred is None:
             raise ValueError(f"parameter {self.name!r} is not initialized, so its context cannot change; call initialize().")
         mean = None if self._data is None else self._reduce()
-        self._contexts = self._listed(ctx)
+        self._contexts = self._context_list(ctx)
         if mean is not None:
-            self._make(mean)
+            self._allocate(mean)
 
     def cast(self, dtype: Any) -> None:
-        """Change the type of data and gradients."""
+        """Cast data and gradients to another dtype."""
         self._dtype = dtype
         if self._data is not None:
             self._data = [self.arrays.mutable(cell.value.astype(dtype)) for cell in self._data]
@@ -299,73 +313,76 @@ class Parameter:
 
     def var(self) -> Any:
         """The symbol variable of the parameter."""
-        dtype, shape = np.dtype(self.dtype).name, self.shape if self._known() else None
-        found = Variable(self.name, shape=shape, dtype=dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self.init)
-        return self.arrays.symbol(found)
+        dtype, shape = np.dtype(self.dtype).name, self.shape if self._shape_is_known() else None
+        variable = Variable(self.name, shape=shape, dtype=dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self.init)
+        return self.arrays.symbol(variable)
 
     @staticmethod
     def _current_context() -> Any:
         return devices.Context(jax.local_devices()[0].platform, 0)
 
-    def _listed(self, ctx: Any) -> list[Any]:
-        # a Context is a tuple itself
+    def _context_list(self, ctx: Any) -> list[Any]:
+        # a Context is itself a tuple
         many = isinstance(ctx, (list, tuple)) and not isinstance(ctx, devices.Context)
         return list(ctx) if many else [self._current_context() if ctx is None else ctx]
 
-    def _known(self) -> bool:
+    def _shape_is_known(self) -> bool:
         return self._shape is not None and all(n > 0 for n in self._shape)
 
     def _finish_deferred_init(self) -> None:
-        if self._deferred is None or not self._known():
+        if self._deferred is None or not self._shape_is_known():
             return
         (chosen, data), self._deferred = self._deferred, None
-        self._make(self._draw(chosen) if data is None else data)
+        self._allocate(self._initial_value(chosen) if data is None else data)
 
-    def _draw(self, init: Any) -> Any:
+    def _initial_value(self, init: Any) -> Any:
         chosen, shape = self._initializer_of(init), self._shape or ()
         if isinstance(chosen, initializer.TwoForms) or initializer.writes_in_place(chosen):
             cell = self.arrays.mutable(jnp.zeros(shape, np.dtype(self.dtype)))
-            # gluon's rule: the initializer treats every parameter as a weight, whatever its name ends in
+            # in gluon the initializer treats every parameter as a weight, regardless of its name
             if hasattr(chosen, "_init_weight"):
                 initializer.Initializer()(initializers.InitDesc(self.name, {"__init__": chosen}), cell)
             else:
                 chosen(initializers.InitDesc(self.name), cell)
             return cell.value
-        if isinstance(chosen, (initializers.Load, initializers.Mixed)):  # these go by the name
+        if isinstance(chosen, (initializers.Load, initializers.Mixed)):  # these select values by name
             return chosen(keys.next_key(), self.name, shape, self.dtype)
         desc = initializers.InitDesc(self.name, {"__init__": chosen})
         return initializers.Initializer()(keys.next_key(), desc, shape, self.dtype)
 
-    def _make(self, data: Any) -> None:
+    def _allocate(self, data: Any) -> None:
         places = [device_of(ctx) for ctx in self._contexts]
         data = private_copy(data.astype(np.dtype(self.dtype)))  # the caller may donate his
-        # one copy per context: two contexts may be one device
-        self._data = [self.arrays.mutable(v) for v in moved([data] * len(places), places)]
-        self._make_grad()
+        # one copy per context, even if two contexts are the same device
+        self._data = [self.arrays.mutable(v) for v in device_put_all([data] * len(places), places)]
+        self._allocate_grad()
 
-    def _make_grad(self) -> None:
+    def _allocate_grad(self) -> None:
         if self._grad_req == "null":
             self._grad = None
             return
         cells = self._cells(self._data)
         zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
-        self._grad = [self.arrays.mutable(v) for v in moved(zeros, [sharding_of(cell.value) for cell in cells])]
+        self._grad = [self.arrays.mutable(v) for v in device_put_all(zeros, [sharding_of(cell.value) for cell in cells])]
 
     def _reduce(self) -> Any:
-        """Mean over the contexts, on the first."""
+        """Mean of the values over the contexts, on the first context."""
         if self._stype != "default":
             return self._rows(np.arange((self._shape or (0,))[0]))
         cells = self._cells(self._data)
-        return total([[cell.value for cell in cells]])[0] / len(cells) if len(cells) > 1 else cells[0].value
+        return sum_groups([[cell.value for cell in cells]])[0] / len(cells) if len(cells) > 1 else cells[0].value
 
     def _rows(self, row_id: Any) -> Any:
         if self._trainer is None:
-            raise RuntimeError(f"parameter {self.name!r} is stored by rows in the store of a Trainer; create one first.")
+            raise RuntimeError(
+                f"parameter {self.name!r} has storage type row_sparse, so its values are in the key-value store of a "
+                "Trainer; create one first."
+            )
         return self._trainer._row_sparse_pull(self, row_id)
 
     def _dense(self) -> list[Any] | None:
         if self._stype != "default":
-            raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; ask for row_sparse_data(row_id).")
+            raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; use row_sparse_data(row_id).")
         return self._data
 
     def _with_grad(self) -> list[Any] | None:
@@ -388,14 +405,14 @@ class Parameter:
         if ctx is None and len(cells) == 1:
             return cells[0]
         device = device_of(self._current_context() if ctx is None else ctx)
-        for cell, own in zip(cells, self._contexts, strict=True):
-            if device_of(own) == device:
+        for cell, context in zip(cells, self._contexts, strict=True):
+            if device_of(context) == device:
                 return cell
         raise RuntimeError(f"parameter {self.name!r} is not on {ctx or device}; it was initialized on {self._contexts}.")
 
 
 def device_of(ctx: Any) -> Any:
-    """The jax.Device of a context or device.
+    """The jax.Device of a context; a device is returned unchanged.
 
     Example:
         >>> device_of(devices.cpu(0)).platform

@@ -1,4 +1,4 @@
-"""Parameters by name, in the order they were made: created on demand, initialized, saved and loaded together."""
+"""ParameterDict: gluon Parameters by name in the order of creation, initialized, saved and loaded together."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jfit.mxnet.mutable import MutableArray, as_array
 
 
 class Constant(Parameter):
-    """A parameter that no trainer changes.
+    """A parameter with a constant value, which has no gradient and is not trained.
 
     Args:
         name: unique name.
-        value: array or nested list; lists and numpy arrays become float32, as in MXNet.
+        value: array or nested list; lists and NumPy arrays become float32, as in MXNet.
 
     Example:
         >>> scale = Constant("scale", [1.0, 2.0])
@@ -35,16 +35,16 @@ class Constant(Parameter):
         self.value = self.arrays.mutable(value)
         super().__init__(name, "null", value.shape, np.dtype(value.dtype).type, differentiable=False)
 
-    def _draw(self, init: Any) -> Any:
+    def _initial_value(self, init: Any) -> Any:
         return as_array(self.value)
 
 
 class ParameterDict:
-    """Parameters by name; `get` makes those that are not there.
+    """Ordered dict of Parameters by name; `get` creates missing ones.
 
     Args:
-        prefix: put in front of the names that `get` is asked for.
-        shared: where `get` looks before it makes a parameter.
+        prefix: prefix that `get` adds to names.
+        shared: another ParameterDict in which `get` looks up names before it creates a parameter.
 
     Example:
         >>> params = ParameterDict("net_")
@@ -80,11 +80,11 @@ class ParameterDict:
         return name in self._params
 
     def keys(self) -> KeysView[str]:
-        """Names."""
+        """Names of the parameters."""
         return self._params.keys()
 
     def values(self) -> ValuesView[Any]:
-        """Parameters."""
+        """The parameters."""
         return self._params.values()
 
     def items(self) -> ItemsView[str, Any]:
@@ -93,18 +93,22 @@ class ParameterDict:
 
     @property
     def prefix(self) -> str:
-        """What `get` puts in front of a name."""
+        """Prefix that `get` adds to names."""
         return self._prefix
 
     def get(self, name: str, **kwargs: Any) -> Any:
-        """The parameter of that name (with the prefix): this dict's, the shared one's, or a new one.
+        """Return the parameter `prefix + name` of this dict or the shared dict, or create it.
 
         Args:
             name: name without the prefix.
-            **kwargs: of `Parameter`; for one that exists they must agree, and fill in unknown sizes.
+            **kwargs: arguments of `Parameter`; for an existing parameter they must be equal to its attributes, except that
+                unknown sizes of its shape are filled in.
+
+        Returns:
+            The parameter.
 
         Raises:
-            AssertionError: an argument contradicts the parameter that exists.
+            AssertionError: an argument contradicts the existing parameter.
         """
         name = self._prefix + name
         param = self._find(name)
@@ -112,72 +116,82 @@ class ParameterDict:
             param = self._params[name] = self._parameter(name, **kwargs)
             return param
         for what, value in kwargs.items():
-            found = getattr(param, what, None)
-            if found is None:
+            current = getattr(param, what, None)
+            if current is None:
                 setattr(param, what, value)
-            elif what == "shape" and (merged := _merged(value, found)) is not None:
+            elif what == "shape" and (merged := _merged(value, current)) is not None:
                 param._shape = merged
-            elif value is not None and not _same(what, value, found):
-                raise AssertionError(f"parameter {name!r} exists with {what} {found!r}; get() asked for {value!r}.")
+            elif value is not None and not _same(what, value, current):
+                raise AssertionError(f"parameter {name!r} exists with {what} {current!r}, but get() was called with {value!r}.")
         return param
 
     def get_constant(self, name: str, value: Any = None) -> Any:
-        """The constant of that name (with the prefix), a new one where there is none.
+        """Return the constant `prefix + name` of this dict or the shared dict, or create it.
+
+        Args:
+            name: name without the prefix.
+            value: array or nested list; required if the constant does not exist.
+
+        Returns:
+            The `Constant`.
 
         Raises:
-            KeyError: there is none, and no value was given.
-            AssertionError: there is a parameter of that name, or a constant with another value.
+            KeyError: the constant does not exist, and `value` is None.
+            AssertionError: the name is that of a parameter, or of a constant with another value.
         """
         name = self._prefix + name
         param = self._find(name)
         if param is None:
             if value is None:
-                raise KeyError(f"there is no constant {name!r}; give its value to make one.")
+                raise KeyError(f"there is no constant {name!r}; pass its value to create it.")
             param = self._params[name] = self._constant(name, value)
         elif value is not None:
             same = isinstance(param, Constant) and np.array_equal(
                 counters.read(as_array(param.value)), np.asarray(as_array(value))
             )
             if not same:  # sync: two constants are compared by value
-                raise AssertionError(f"{name!r} exists already, and is no constant of that value; choose another name.")
+                raise AssertionError(f"{name!r} already exists and is not a constant of that value; choose another name.")
         return param
 
     def update(self, other: Mapping[str, Any] | ParameterDict) -> None:
-        """Take over the parameters of another dict.
+        """Add the parameters of another dict, without copying them.
+
+        Args:
+            other: ParameterDict or dict of Parameters by name.
 
         Raises:
-            AssertionError: two different parameters have one name.
+            AssertionError: both dicts have different parameters of the same name.
         """
         for name, param in other.items():
             if self._params.get(name, param) is not param:
-                raise AssertionError(f"both dicts have a parameter {name!r}, and they are different ones; rename one of them.")
+                raise AssertionError(f"both dicts have a parameter {name!r}, which are different objects; rename one of them.")
         self._params.update(other.items())
 
     def initialize(self, init: Any = "uniform", ctx: Any = None, verbose: bool = False, force_reinit: bool = False) -> None:
-        """Initialize every parameter on the contexts; `init` serves those without an initializer of their own.
+        """Initialize every parameter.
 
         Args:
-            init: initializer, `Uniform(0.07)` by default.
-            ctx: context, device or list of them.
-            verbose: accepted.
-            force_reinit: also those that have values.
+            init: initializer of parameters whose `init` is None; "uniform" is `Uniform(0.07)`.
+            ctx: context, device or list of them; None is the current context.
+            verbose: accepted and ignored.
+            force_reinit: also initialize parameters that already have values.
         """
         del verbose
         for param in self.values():
             param.initialize(None, ctx, init, force_reinit)
 
     def zero_grad(self) -> None:
-        """Set all gradients to 0."""
+        """Set the gradients of all parameters to 0."""
         for param in self.values():
             param.zero_grad()
 
     def reset_ctx(self, ctx: Any) -> None:
-        """Move every parameter to other contexts."""
+        """Move every parameter to other contexts; see `Parameter.reset_ctx`."""
         for param in self.values():
             param.reset_ctx(ctx)
 
     def list_ctx(self) -> list[Any]:
-        """All contexts that parameters are on."""
+        """List of the contexts of all parameters, without duplicates."""
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
     def setattr(self, name: str, value: Any) -> None:
@@ -186,18 +200,18 @@ class ParameterDict:
             setattr(param, name, value)
 
     def save(self, filename: str | os.PathLike[str], strip_prefix: str = "") -> None:
-        """Write the values (mean over contexts) as an MXNet .params file.
+        """Write the values (mean over contexts) to an MXNet .params file.
 
         Args:
-            filename: the file.
-            strip_prefix: cut from the front of every name.
+            filename: path of the file.
+            strip_prefix: prefix removed from every name.
 
         Raises:
-            ValueError: a name does not start with it.
+            ValueError: a name does not start with `strip_prefix`.
         """
         for name in self.keys():
             if not name.startswith(strip_prefix):
-                raise ValueError(f"parameter {name!r} does not start with {strip_prefix!r}, which strip_prefix should cut off.")
+                raise ValueError(f"parameter {name!r} does not start with {strip_prefix!r}, the strip_prefix to remove.")
         means = {p.name[len(strip_prefix) :]: p._reduce() for p in self.values()}
         save_arrays(filename, counters.read(means))  # sync: the file needs the numbers
 
@@ -211,24 +225,24 @@ class ParameterDict:
         cast_dtype: bool = False,
         dtype_source: str = "current",
     ) -> None:
-        """Read values from an MXNet .params file; names may carry `arg:` and `aux:`.
+        """Load values from an MXNet .params file, whose names may have the prefixes `arg:` and `aux:`.
 
         Args:
-            filename: the file.
-            ctx: contexts for parameters that are not initialized; None is the current one.
-            allow_missing: parameters that the file does not have keep their values.
-            ignore_extra: what the file has and this dict has not is passed over.
-            restore_prefix: put in front of the names of the file.
-            cast_dtype: a dtype that differs is cast: the file's with dtype_source `current`, the parameter's with `saved`.
-            dtype_source: `current` or `saved`.
+            filename: path of the file.
+            ctx: contexts for parameters that are not initialized; None is the current context.
+            allow_missing: whether parameters may be missing in the file; they keep their values.
+            ignore_extra: whether the file may have other arrays; they are ignored.
+            restore_prefix: prefix added to the names in the file.
+            cast_dtype: whether to cast if the dtypes of parameter and file differ.
+            dtype_source: dtype to cast to: "current" is the parameter's, "saved" the file's.
 
         Raises:
-            AssertionError: names, shapes, dtypes or contexts that do not fit.
+            AssertionError: names, shapes, dtypes or contexts do not match.
         """
-        found = load_arrays(filename)
-        if not isinstance(found, dict):
-            raise AssertionError(f"{os.fspath(filename)} is a list of {len(found)} arrays without names; names are needed.")
-        self.load_dict(found, ctx, allow_missing, ignore_extra, restore_prefix, filename, cast_dtype, dtype_source)
+        arrays = load_arrays(filename)
+        if not isinstance(arrays, dict):
+            raise AssertionError(f"{os.fspath(filename)} has {len(arrays)} arrays without names; names are required.")
+        self.load_dict(arrays, ctx, allow_missing, ignore_extra, restore_prefix, filename, cast_dtype, dtype_source)
 
     def load_dict(
         self,
@@ -241,23 +255,32 @@ class ParameterDict:
         cast_dtype: bool = False,
         dtype_source: str = "current",
     ) -> None:
-        """Values from a dict of arrays; arguments and errors as for `load`."""
+        """Load values from a dict of arrays by name.
+
+        Args:
+            param_dict: arrays by name.
+            filename: name of the dict in error messages.
+            ctx, allow_missing, ignore_extra, restore_prefix, cast_dtype, dtype_source: as in `load`.
+
+        Raises:
+            AssertionError: as in `load`.
+        """
         where = "the dict" if filename is None else os.fspath(filename)
         plain = {k[4:] if k.startswith(("arg:", "aux:")) else k: v for k, v in param_dict.items()}
-        given = {restore_prefix + k: v for k, v in plain.items()}
-        missing = [name for name in self.keys() if name not in given]
+        arrays = {restore_prefix + k: v for k, v in plain.items()}
+        missing = [name for name in self.keys() if name not in arrays]
         if missing and not allow_missing:
             raise AssertionError(
-                f"parameter {missing[0]!r} is missing in {where}, which has {_brief(given)}; pass allow_missing=True to keep "
-                "its present value, or restore_prefix where names differ by a prefix."
+                f"parameter {missing[0]!r} is missing in {where}, which has {_brief(arrays)}; pass allow_missing=True to keep "
+                "its current value, or restore_prefix if the names differ by a prefix."
             )
-        extra = [name for name in given if name not in self._params]
+        extra = [name for name in arrays if name not in self._params]
         if extra and not ignore_extra:
             raise AssertionError(
-                f"{where} has {extra[0]!r}, which is no parameter here; there are {_brief(self._params)}. Pass "
-                "ignore_extra=True to pass over it."
+                f"{where} has {extra[0]!r}, which is not a parameter of this dict; it has {_brief(self._params)}. Pass "
+                "ignore_extra=True to ignore it."
             )
-        for name, value in given.items():
+        for name, value in arrays.items():
             if name in self._params:
                 _load(self._params[name], value, where, ctx, cast_dtype, dtype_source)
 
@@ -284,25 +307,25 @@ def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, 
             value = value.astype(np.dtype(param.dtype))
     fresh = param._data is None and param._deferred is None
     param.shape = value.shape
-    wanted = None if ctx is None else {device_of(c) for c in param._listed(ctx)}
-    if not fresh and wanted is not None and wanted != {device_of(c) for c in param.list_ctx()}:
-        raise AssertionError(f"parameter {param.name!r} is on {param.list_ctx()} already, so it cannot be loaded on {ctx}.")
+    target = None if ctx is None else {device_of(c) for c in param._context_list(ctx)}
+    if not fresh and target is not None and target != {device_of(c) for c in param.list_ctx()}:
+        raise AssertionError(f"parameter {param.name!r} is already on {param.list_ctx()}, so it cannot be loaded on {ctx}.")
     if fresh:
-        param._contexts, param._deferred = param._listed(ctx), (None, value)
+        param._contexts, param._deferred = param._context_list(ctx), (None, value)
         param._finish_deferred_init()
     else:
         param.set_data(value)
 
 
 def _merged(new: Any, old: Any) -> tuple[int, ...] | None:
-    """Two shapes with the unknown sizes of each filled in from the other; None where they contradict."""
+    """Merge two shapes, filling in the unknown sizes of each from the other; None if they contradict."""
     if len(new) != len(old) or any(a != b and a > 0 and b > 0 for a, b in zip(new, old, strict=True)):
         return None
     return tuple(int(max(a, b)) for a, b in zip(new, old, strict=True))
 
 
-def _same(what: str, value: Any, found: Any) -> bool:
-    return np.dtype(value) == np.dtype(found) if what == "dtype" else bool(value == found)
+def _same(what: str, value: Any, current: Any) -> bool:
+    return np.dtype(value) == np.dtype(current) if what == "dtype" else bool(value == current)
 
 
 def _brief(names: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""Trainer: one step of an optimizer over parameters with gradients, or over any pytree.
+"""Trainer: apply an optimizer to Parameters with gradients, or to any pytree.
 
-    gradients of each device --(key-value store: sum)--> gradient --(optimizer)--> parameters of each device
+    gradients per device --(key-value store: sum)--> gradient --(optimizer)--> parameters per device
 
 All parameters of a device are updated in one dispatch.
 """
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from jfit.formats.atomic import atomic_write
 from jfit.mxnet.gluon.parameter import Parameter, device_of
 from jfit.mxnet.gluon.parameter_dict import ParameterDict
-from jfit.mxnet.gluon.tree import TreeCells
+from jfit.mxnet.gluon.tree import PytreeParams
 from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, create, select
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Optimizer, Updater
@@ -22,24 +22,24 @@ from jfit.mxnet.optimizer import create as create_optimizer
 
 
 class Trainer:
-    """w <- optimizer(w, rescale_grad * sum of the devices' gradients), with rescale_grad = scale / batch_size at each step.
+    """Update parameters: w <- optimizer(w, rescale_grad * Σ gradients of the devices), rescale_grad = scale / batch_size.
+
+    For gradients of storage type row_sparse only the nonzero rows are updated (all rows with `lazy_update=False`).
+    Multipliers are the parameters' `lr_mult` and `wd_mult`; unlike in Module names have no effect, so biases decay too.
 
     Args:
-        params: `ParameterDict`, dict or list of `Parameter` (dicts are taken in the order of their sorted names); or any
-            pytree of arrays: then `step(batch_size, grads=...)` returns the new pytree, and nothing is written in place.
-        optimizer: name, or an `Optimizer`.  Its own rescale_grad is `scale`.
-        optimizer_params: arguments of an optimizer given by name.
-        kvstore: type name, store or None.  With one context there is no store, unless the type is a `dist` one; for a pytree
-            there is none.
-        compression_params: see `KVStore.set_gradient_compression`; without effect where there is no store.
-        update_on_kvstore: update in the store; None leaves the choice to `jfit.mxnet.kvstore.select`.
-
-    Of gradients of storage type `row_sparse` the rows that are not zero are updated, all with `lazy_update=False`.
-    Parameters' own `lr_mult` and `wd_mult` count; names do not, so biases decay too, unlike in Module.
+        params: `ParameterDict`, dict or list of `Parameter` (dicts in the order of sorted names), updated in place; or any
+            pytree of arrays: `step(batch_size, grads=...)` then returns the new pytree and changes nothing in place.
+        optimizer: name of an optimizer, or an `Optimizer`; its rescale_grad is used as `scale`.
+        optimizer_params: arguments of the optimizer, if it is given by name.
+        kvstore: type name, store or None.  There is no store for one context (unless the type is a `dist` one) and for a
+            pytree.
+        compression_params: see `KVStore.set_gradient_compression`; no effect without a store.
+        update_on_kvstore: whether the store updates the parameters; None: as `jfit.mxnet.kvstore.select` chooses.
 
     Raises:
-        ValueError: params are neither; or a mix.
-        AssertionError: optimizer_params with an `Optimizer`, or parameters on different contexts.
+        ValueError: `params` is neither Parameters nor a pytree of arrays, or a mix.
+        AssertionError: optimizer_params with an `Optimizer` object, or parameters on different contexts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Trainer:
     Source: Apache MXNet 1.9.1, `mxnet.gluon.Trainer`.
     """
 
-    _trees = True  # whether pytrees are taken
+    _accepts_pytrees = True  # whether `params` may be a pytree of arrays
     _create_optimizer: Callable[..., Any] = staticmethod(create_optimizer)
     _updater_class: ClassVar[type[Updater]] = Updater
     _store_class: ClassVar[type[KVStore]] = KVStore
@@ -65,26 +65,26 @@ class Trainer:
         compression_params: Mapping[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
     ) -> None:
-        found = _parameters(params, self._trees)
-        self._params: list[Parameter] = found or []
-        self._tree = TreeCells(params, compression_params) if found is None else None
+        parameters = _parameters(params, self._accepts_pytrees)
+        self._params: list[Parameter] = parameters or []
+        self._tree = PytreeParams(params, compression_params) if parameters is None else None
         if self._tree is not None:
             _no_store(kvstore, update_on_kvstore)
         self._index = {p.name: i for i, p in enumerate(self._params)}
         for param in self._params:
             self._adopt(param)
         self._contexts = self._shared_contexts()
-        self._optimizer = self._made_optimizer(optimizer, dict(optimizer_params or {}))
+        self._optimizer = self._resolved_optimizer(optimizer, dict(optimizer_params or {}))
         self._updaters = [self._updater_class(self._optimizer) for _ in self._contexts]
         self._scale = self._optimizer.rescale_grad
         self._compression_params = compression_params
-        self._wanted = kvstore, update_on_kvstore
+        self._kvstore_args = kvstore, update_on_kvstore
         self._kvstore: Any = None
         self._reset_kvstore()
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's rate now."""
+        """The optimizer's current learning rate."""
         return self._optimizer.learning_rate
 
     @property
@@ -94,27 +94,31 @@ class Trainer:
 
     @property
     def params(self) -> Any:
-        """The parameters: a list of `Parameter`, or the pytree after the last step."""
+        """The parameters: a list of `Parameter`, or the current pytree."""
         return list(self._params) if self._tree is None else self._tree.params
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the optimizer's rate; raises UserWarning where a scheduler gives it, as MXNet does."""
+        """Set the optimizer's learning rate.
+
+        Raises:
+            UserWarning: the optimizer has a scheduler (raised, not warned, as in MXNet).
+        """
         self._optimizer.set_learning_rate(lr)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
-        """Sum the gradients over devices and update once.
+        """Sum the gradients over devices, and update the parameters once.
 
         Args:
-            batch_size: gradients are divided by it; 1 where the loss is a mean already.
-            ignore_stale_grad: leave out parameters whose gradient is not newer than the last step.
-            grads: pytree of gradients, for a trainer over a pytree only; a None in it counts as stale.
+            batch_size: gradients are divided by it; 1 if the loss is already a mean.
+            ignore_stale_grad: skip parameters whose gradient was not written since the last step, instead of raising.
+            grads: pytree of gradients, if the parameters are a pytree; a leaf None is a stale gradient.
 
         Returns:
-            None; the new parameters where they are a pytree.
+            None; the new pytree if the parameters are a pytree.
 
         Raises:
-            UserWarning: a gradient is stale (raised before anything is written); or a distributed store, whose optimizer
-                has its rescale_grad already, and another batch_size.
+            UserWarning: a gradient is stale (raised before anything is written); or batch_size has changed, and the
+                optimizer is in a distributed store, which does not see the change.
         """
         if self._tree is not None:
             return self.update(batch_size, ignore_stale_grad, grads)
@@ -127,52 +131,62 @@ class Trainer:
         return None
 
     def allreduce_grads(self, grads: Any = None) -> Any:
-        """Only the sum over devices; `update` does the rest, after the gradients were clipped, say.
+        """Only sum the gradients over devices; call `update` afterwards, for example after clipping the gradients.
 
         Args:
-            grads: for a trainer over a pytree only: a list with one pytree of gradients per device.
+            grads: if the parameters are a pytree: list of gradient pytrees, one per device.
 
         Returns:
-            None; the summed pytree, on the device of the first, where parameters are one.
+            None; if the parameters are a pytree, the summed pytree on the device of the first.
 
         Raises:
-            AssertionError: the update happens in the store.
+            AssertionError: the store updates the parameters.
         """
         if self._tree is not None:
-            return self._tree.summed(grads)
+            return self._tree.sum_over_devices(grads)
         _no_grads(grads)
         self._prepare()
-        self._check_apart("allreduce_grads")
+        self._check_not_on_kvstore("allreduce_grads")
         self._allreduce()
         return None
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
-        """Only the update; arguments as for `step`.
+        """Only update the parameters, without the sum over devices.
+
+        Args:
+            batch_size, ignore_stale_grad, grads: as in `step`.
+
+        Returns:
+            As in `step`.
 
         Raises:
-            AssertionError: the update happens in the store.
+            AssertionError: the store updates the parameters.
             UserWarning: a gradient is stale.
         """
         if self._tree is not None:
-            batch = self._tree.batch(grads, ignore_stale_grad)
+            batch = self._tree.updates(grads, ignore_stale_grad)
             self._rescale(batch_size)
             _run(self._updaters[0], batch)
             return self._tree.params
         _no_grads(grads)
         self._prepare()
-        self._check_apart("update")
+        self._check_not_on_kvstore("update")
         self._rescale(batch_size)
         self._check_fresh(ignore_stale_grad)
         self._update(ignore_stale_grad)
         return None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state, counts and settings; of several devices without a store, the first one's state.
+        """Write the optimizer's states, update counts and settings to a file.
 
-        Multipliers are not in the file: they are the parameters'.
+        The multipliers, which belong to the parameters, are not included.  If several devices update without a store, the
+        states are those of the first device.
+
+        Args:
+            fname: path of the file.
 
         Raises:
-            AssertionError: the store is a distributed one.
+            AssertionError: the store is distributed.
         """
         if self._tree is None:
             self._prepare()
@@ -182,10 +196,14 @@ class Trainer:
             atomic_write(fname, self._updaters[0].get_states(dump_optimizer=True))
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Continue from what `save_states`, or MXNet's Trainer, wrote: momentum, counts, rate, schedule and other settings.
+        """Load the optimizer's states, update counts, learning rate, scheduler and other settings.
+
+        Args:
+            fname: path of a file written by `save_states` or by MXNet's Trainer.
 
         Raises:
-            AssertionError: the store is a distributed one.
+            AssertionError: the store is distributed.
+            FormatError: the file is damaged.
         """
         if self._tree is None:
             self._prepare()
@@ -197,10 +215,10 @@ class Trainer:
         for updater in self._updaters:
             updater.set_states(states, fname)
 
-    # ---- what parameters ask of their trainer
+    # ---- called by the parameters
 
-    def _data_was_set(self, param: Parameter) -> None:
-        """The store's own copy is stale now: it is made again, as in MXNet."""
+    def _on_data_set(self, param: Parameter) -> None:
+        """Recreate the store, because its copy of the parameter is stale now; MXNet does the same."""
         if self._ready and self._update_on_kvstore and param not in self._waiting:
             self._reset_kvstore()
 
@@ -213,31 +231,31 @@ class Trainer:
     def _adopt(self, param: Parameter) -> None:
         if param.stype != "default" and param._trainer not in (None, self):
             raise RuntimeError(
-                f"parameter {param.name!r} is stored by rows in the store of another trainer; a parameter of storage type "
-                f"{param.stype!r} can have one trainer only."
+                f"parameter {param.name!r} is in the store of another trainer; a parameter of storage type {param.stype!r} "
+                "can have one trainer only."
             )
         param._trainer = self
 
     def _shared_contexts(self) -> list[Any]:
         first: list[Any] = []
         for param in self._params:
-            found = param.list_ctx()
-            first = first or found
-            if [device_of(c) for c in found] != [device_of(c) for c in first]:
+            contexts = param.list_ctx()
+            first = first or contexts
+            if [device_of(c) for c in contexts] != [device_of(c) for c in first]:
                 raise AssertionError(
-                    f"parameter {param.name!r} is on {found}, those before it are on {first}; initialize all parameters of a "
-                    "trainer on the same contexts."
+                    f"parameter {param.name!r} is on {contexts}, the previous parameters are on {first}; initialize all "
+                    "parameters of a trainer on the same contexts."
                 )
         return first if self._tree is None else [None]
 
-    def _made_optimizer(self, optimizer: Any, params: dict[str, Any]) -> Any:
+    def _resolved_optimizer(self, optimizer: Any, params: dict[str, Any]) -> Any:
         by_index = dict(enumerate(self._params))
         if not isinstance(optimizer, Optimizer):
             return self._create_optimizer(optimizer, param_dict=by_index, **params)
         if params:
             raise AssertionError(
-                f"the optimizer is an {type(optimizer).__name__} already, so optimizer_params ({', '.join(params)}) cannot "
-                "apply; give them to its constructor."
+                f"the optimizer is an {type(optimizer).__name__} object, so optimizer_params ({', '.join(params)}) cannot "
+                "be used; pass them to its constructor."
             )
         optimizer.param_dict = by_index
         return optimizer
@@ -246,7 +264,7 @@ class Trainer:
 
     def _reset_kvstore(self) -> None:
         if self._kvstore is not None and self._distributed:
-            raise RuntimeError("the store of this trainer is distributed, so it cannot be made again; set data before step().")
+            raise RuntimeError("the store of this trainer is distributed, so it cannot be recreated; set data before step().")
         self._ready, self._kvstore, self._update_on_kvstore, self._distributed = False, None, False, False
         self._waiting = list(self._params)
 
@@ -276,23 +294,23 @@ class Trainer:
         return create(name, self._store_class)
 
     def _chosen_store(self) -> tuple[Any, bool]:
-        wanted, forced = self._wanted
+        kvstore, forced = self._kvstore_args
         by_rows = any(p.stype != "default" for p in self._params)
         sparse = any(p.grad_stype != "default" for p in self._params)
         if by_rows:
-            if not isinstance(wanted, (str, KVStore)):
-                raise TypeError(f"kvstore is {wanted!r}; parameters stored by rows need a KVStore or the name of its type.")
+            if not isinstance(kvstore, (str, KVStore)):
+                raise TypeError(f"kvstore is {kvstore!r}; row_sparse parameters need a KVStore or the name of its type.")
             if forced is False:
-                raise ValueError("update_on_kvstore is False, but parameters stored by rows are updated in the store only.")
-            return self._created(wanted) if isinstance(wanted, str) else wanted, True
-        store, update = select(wanted, len(self._contexts), {p.name: p for p in self._params}, self._created)
+                raise ValueError("update_on_kvstore is False, but row_sparse parameters can be updated in the store only.")
+            return self._created(kvstore) if isinstance(kvstore, str) else kvstore, True
+        store, update = select(kvstore, len(self._contexts), {p.name: p for p in self._params}, self._created)
         kind = "" if store is None else store.type
         distributed = "dist" in kind
         if sparse:
             if store is not None and not isinstance(store, KVStore):
-                raise ValueError(f"a {type(store).__name__} cannot add up sparse gradients of several devices; use a KVStore.")
+                raise ValueError(f"a {type(store).__name__} cannot sum sparse gradients over devices; use a KVStore.")
             if distributed and forced is False:
-                raise ValueError("update_on_kvstore is False, but a distributed store updates sparse gradients itself only.")
+                raise ValueError("update_on_kvstore is False, but with sparse gradients a distributed store must update.")
             update = distributed
         if distributed and "async" in kind:
             if forced is False:
@@ -301,7 +319,7 @@ class Trainer:
         update = update if forced is None else forced
         if update and (store is None or not store.is_capable(KVStoreBase.OPTIMIZER)):
             why = "there is no store (one context, or kvstore=None)"
-            why = why if store is None else f"a store of class {type(store).__name__} cannot do it"
+            why = why if store is None else f"a store of class {type(store).__name__} does not support it"
             raise ValueError(f"update_on_kvstore is True, but {why}; set it to False.")
         return store, update
 
@@ -312,37 +330,37 @@ class Trainer:
         if self._update_on_kvstore and self._distributed and self._ready and self._optimizer.rescale_grad != scale:
             raise UserWarning(
                 "Possible change in the `batch_size` from previous `step` detected: the optimizer in the distributed store "
-                f"divides gradients by {1 / self._optimizer.rescale_grad:g}, and keeps doing so; use one batch_size, or "
+                f"keeps dividing gradients by {1 / self._optimizer.rescale_grad:g}; use one batch_size, or "
                 "update_on_kvstore=False."
             )
         self._optimizer.rescale_grad = scale
 
-    def _learning(self) -> list[tuple[int, Parameter]]:
+    def _trainable(self) -> list[tuple[int, Parameter]]:
         return [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
 
     def _check_fresh(self, ignore_stale_grad: bool) -> None:
-        for _, param in [] if ignore_stale_grad else self._learning():
+        for _, param in [] if ignore_stale_grad else self._trainable():
             for cell, ctx in zip(param._cells(param._data), self._contexts, strict=True):
                 if not getattr(cell, "_fresh_grad", False):
                     raise UserWarning(
                         f"the gradient of parameter {param.name!r} on {ctx} is stale: no backward pass wrote it since the "
-                        "last step. If it takes no part in this iteration, pass ignore_stale_grad=True to leave it out."
+                        "last step. If this iteration does not use the parameter, pass ignore_stale_grad=True to skip it."
                     )
 
-    def _check_apart(self, method: str) -> None:
+    def _check_not_on_kvstore(self, method: str) -> None:
         if self._kvstore is not None and self._update_on_kvstore:
             raise AssertionError(
-                f"{method}() cannot be used where the store updates the parameters; pass update_on_kvstore=False to Trainer."
+                f"{method}() cannot be used if the store updates the parameters; pass update_on_kvstore=False to Trainer."
             )
 
     def _allreduce(self) -> None:
-        learning = self._learning()
-        if self._kvstore is None or not learning:
+        trainable = self._trainable()
+        if self._kvstore is None or not trainable:
             return
-        keys = [i for i, _ in learning]
-        cells = [p._cells(p._with_grad()) for _, p in learning]
-        outs = [p._cells(p._data) for _, p in learning] if self._update_on_kvstore else cells
-        grads = [[_stored(p, c) for c in each] for (_, p), each in zip(learning, cells, strict=True)]
+        keys = [i for i, _ in trainable]
+        cells = [p._cells(p._with_grad()) for _, p in trainable]
+        outs = [p._cells(p._data) for _, p in trainable] if self._update_on_kvstore else cells
+        grads = [[_stored(p, c) for c in each] for (_, p), each in zip(trainable, cells, strict=True)]
         if isinstance(self._kvstore, KVStore):
             self._kvstore.pushpull(keys, grads, outs)
             return
@@ -354,28 +372,28 @@ class Trainer:
             return
         for device, updater in enumerate(self._updaters):
             batch = []
-            for i, param in self._learning():
+            for i, param in self._trainable():
                 cell = param._cells(param._data)[device]
                 if not ignore_stale_grad or getattr(cell, "_fresh_grad", False):
                     batch.append((i, _stored(param, param._cells(param._with_grad())[device]), cell))
             _run(updater, batch)
-            for _, _, cell in batch:  # only now: an update that fails leaves the gradients as new as they were
+            for _, _, cell in batch:  # after the update: if it raises, the gradients stay fresh
                 cell._fresh_grad = False
 
 
 def _stored(param: Parameter, gradient: Any) -> Any:
-    """A gradient as its storage type says."""
+    """The gradient, as `MutableRowSparse` if its storage type is row_sparse."""
     return MutableRowSparse(as_array(gradient)) if param.grad_stype == "row_sparse" else gradient
 
 
 def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:
-    """One dispatch for all (index, gradient, cell)."""
+    """Update all (index, gradient, MutableArray) in one dispatch."""
     if batch:
         updater(*map(list, zip(*batch, strict=True)))
 
 
 def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
-    """The Parameters of a dict (by sorted name) or list; None for a pytree, where one may be given."""
+    """The Parameters of a dict (by sorted name) or list; None for a pytree of arrays, if `trees` allows one."""
     if isinstance(params, (Mapping, ParameterDict)):
         values = [params[name] for name in sorted(params.keys())]
     else:
@@ -390,13 +408,13 @@ def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
 
 
 def _no_store(kvstore: Any, update_on_kvstore: bool | None) -> None:
-    """A pytree is updated without a store, so what asks for one is refused; 'device' and 'local' sums need none."""
+    """Raise ValueError for arguments that need a store, which a pytree does not have ("device" and "local" do not)."""
     if update_on_kvstore:
-        raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated outside of a store.")
+        raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated without a store.")
     if kvstore not in (None, "device", "local"):
-        raise ValueError(f"kvstore={kvstore!r} needs Parameters; a pytree is updated without a store: leave it out.")
+        raise ValueError(f"kvstore={kvstore!r} needs Parameters; a pytree is updated without a store: omit kvstore.")
 
 
 def _no_grads(grads: Any) -> None:
     if grads is not None:
-        raise ValueError("grads= is for a trainer over a pytree; Parameters have gradients of their own: use set_grad().")
+        raise ValueError("grads= is only for a trainer over a pytree; set the gradients of Parameters with set_grad().")

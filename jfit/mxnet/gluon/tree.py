@@ -1,4 +1,4 @@
-"""The parameters of a Trainer that are a pytree: a cell per leaf, and gradients that come as pytrees too."""
+"""A pytree of arrays as the parameters of a Trainer; gradients are pytrees of the same structure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.kvstore import compression
-from jfit.mxnet.kvstore.transfer import private_copy, total
+from jfit.mxnet.kvstore.transfer import private_copy, sum_groups
 from jfit.mxnet.mutable import MutableArray, as_array
 
 
-class TreeCells:
-    """A pytree of arrays as cells, in leaf order.
+class PytreeParams:
+    """A pytree of arrays, copied into one `MutableArray` per leaf.
 
     Args:
-        params: pytree of arrays, copied; leaves that are not floating do not learn.  float64 of numpy becomes float32 unless
-            JAX is told to keep 64 bits; integers stay as they are.
-        compression_params: 2-bit compression of the gradients that `summed` adds up.
+        params: pytree of arrays; only floating-point leaves are trained.  NumPy float64 becomes float32 unless
+            jax_enable_x64 is set; integer leaves are unchanged.
+        compression_params: 2-bit compression of the gradients in `sum_over_devices`.
 
     Raises:
-        ValueError: a leaf is no array of numbers, or there is none.
+        ValueError: a leaf is not a numeric array, or the pytree has no leaves.
 
     Example:
-        >>> tree = TreeCells({"w": jnp.ones(2)})
-        >>> [(i, grad.tolist()) for i, grad, _ in tree.batch({"w": jnp.ones(2)}, False)]
+        >>> tree = PytreeParams({"w": jnp.ones(2)})
+        >>> [(i, grad.tolist()) for i, grad, _ in tree.updates({"w": jnp.ones(2)}, False)]
         [(0, [1.0, 1.0])]
     """
 
@@ -35,50 +35,56 @@ class TreeCells:
         leaves, self.structure = jax.tree.flatten(params)
         wrong = sorted({problem for leaf in leaves if (problem := _problem(leaf))})
         if wrong or not leaves:
-            found = ", ".join(wrong) or "nothing"
-            raise ValueError(f"the first argument of a Trainer is Parameters or a pytree of arrays; found {found} in it.")
+            kinds = ", ".join(wrong) or "nothing"
+            raise ValueError(f"the first argument of a Trainer is Parameters or a pytree of arrays; found {kinds} in it.")
         self.cells = [MutableArray(_leaf(as_array(leaf))) for leaf in leaves]
         self._compress = compression.parse(compression_params) if compression_params else None
 
     @property
     def params(self) -> Any:
-        """The pytree of what the cells hold: copies, which the caller may write to or donate."""
+        """The current pytree, as copies that the caller may write to or donate."""
         values: list[Any] = [cell.value for cell in self.cells]
         arrays: list[Any] = [v for v in values if isinstance(v, jax.Array)]
         copies = iter(jax.device_put(arrays, [v.sharding for v in arrays], may_alias=False) if arrays else ())
         fresh = [next(copies) if isinstance(v, jax.Array) else np.array(v) for v in values]
         return jax.tree.unflatten(self.structure, fresh)
 
-    def batch(self, grads: Any, ignore_missing: bool) -> list[tuple[int, Any, MutableArray]]:
-        """(number of the leaf, gradient, cell) of every leaf that learns.
+    def updates(self, grads: Any, ignore_missing: bool) -> list[tuple[int, Any, MutableArray]]:
+        """List of (leaf index, gradient, MutableArray) for every trainable leaf.
 
         Args:
-            grads: pytree of the same structure, None where a leaf has no gradient.
-            ignore_missing: leave those out.
+            grads: pytree of gradients with the structure of the parameters; None for a leaf without gradient.
+            ignore_missing: skip leaves without gradient instead of raising.
 
         Raises:
-            ValueError: no gradients, or one of another shape.
-            UserWarning: a gradient is None and may not be.
+            ValueError: `grads` is None, or a gradient has the wrong shape.
+            UserWarning: a leaf has no gradient, and `ignore_missing` is False.
         """
         if grads is None:
-            raise ValueError("this trainer is over a pytree: pass grads=, a pytree of the same structure.")
-        found = []
+            raise ValueError("the parameters of this trainer are a pytree: pass grads=, a pytree of the same structure.")
+        updates = []
         for i, (cell, grad) in enumerate(zip(self.cells, self.structure.flatten_up_to(grads), strict=True)):
             if not jnp.issubdtype(cell.dtype, jnp.inexact):
                 continue
             if grad is None and not ignore_missing:
-                raise UserWarning(f"{self._path(i)} has no gradient; pass ignore_stale_grad=True to leave it out.")
+                raise UserWarning(f"{self._path(i)} has no gradient; pass ignore_stale_grad=True to skip it.")
             if grad is not None:
                 if np.shape(grad) != cell.shape:
-                    raise ValueError(f"the gradient of {self._path(i)} has shape {np.shape(grad)}, needed is {cell.shape}.")
-                found.append((i, as_array(grad), cell))
-        return found
+                    raise ValueError(f"the gradient of {self._path(i)} has shape {np.shape(grad)}, expected {cell.shape}.")
+                updates.append((i, as_array(grad), cell))
+        return updates
 
-    def summed(self, grads: Any) -> Any:
-        """Sum of a list of gradient pytrees, each on its own device, on the device of the first.
+    def sum_over_devices(self, grads: Any) -> Any:
+        """Sum the gradient pytrees of several devices on the device of the first.
+
+        Args:
+            grads: list of pytrees with the structure of the parameters, one per device.
+
+        Returns:
+            Pytree of the sums.
 
         Raises:
-            ValueError: it is no list, or empty.
+            ValueError: `grads` is not a non-empty list.
         """
         if not isinstance(grads, (list, tuple)) or not grads:
             raise ValueError("allreduce_grads needs a list with one pytree of gradients per device.")
@@ -87,7 +93,7 @@ class TreeCells:
         if self._compress is not None:
             devices = range(len(columns))
             groups = [self._compress([(i, k) for k in devices], group) for i, group in enumerate(groups)]
-        return jax.tree.unflatten(self.structure, total(groups))
+        return jax.tree.unflatten(self.structure, sum_groups(groups))
 
     def _path(self, leaf: int) -> str:
         paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.cells))))[0]

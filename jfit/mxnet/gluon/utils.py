@@ -1,4 +1,4 @@
-"""Batches split over contexts, and gradients clipped by their common norm."""
+"""Split batches over contexts, and clip gradients by their global norm."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.context import Context
-from jfit.mxnet.kvstore.transfer import moved
+from jfit.mxnet.kvstore.transfer import device_put_all
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
 
 
 def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
-    """Slices of a batch; where it does not divide evenly the first ones get one row more: 10 rows in 3 are 4, 3, 3.
+    """Split a batch into slices along the batch axis; without an even split the first slices get one more row (4, 3, 3).
 
     Args:
-        data: NDArray.
-        num_slice: how many.
-        batch_axis: the axis that is cut.
-        even_split: refuse a batch that does not divide evenly.
+        data: NDArray with the batch.
+        num_slice: number of slices.
+        batch_axis: axis of the rows.
+        even_split: whether to raise if the number of rows is not a multiple of num_slice.
 
     Returns:
-        The slices; with fewer rows than slices the last ones are empty.
+        List of num_slice NDArrays; the last ones are empty if there are fewer rows than slices.
 
     Raises:
-        ValueError: `even_split`, and it does not divide evenly.
+        ValueError: `even_split` is True and the number of rows is not a multiple of num_slice.
 
     Example:
         >>> import jfit.mx as mx
@@ -54,12 +54,15 @@ def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool 
 
 
 def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
-    """A slice of the batch on each context.
+    """Split a batch as `split_data` does, and copy one slice to each context.
 
     Args:
-        data: NDArray, numpy array or nested list.
-        ctx_list: contexts.
-        batch_axis, even_split: as for `split_data`.
+        data: NDArray, NumPy array or nested list.
+        ctx_list: contexts; the number of slices is their number.
+        batch_axis, even_split: as in `split_data`.
+
+    Returns:
+        List of NDArrays, one per context.
 
     Example:
         >>> import jfit.mx as mx
@@ -68,19 +71,19 @@ def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, 
     """
     data = data if isinstance(data, NDArray) else array(data, ctx=ctx_list[0])
     parts = [data] if len(ctx_list) == 1 else split_data(data, len(ctx_list), batch_axis, even_split)
-    return [NDArray(v) for v in moved([part.value for part in parts], [ctx.device for ctx in ctx_list])]
+    return [NDArray(v) for v in device_put_all([part.value for part in parts], [ctx.device for ctx in ctx_list])]
 
 
 def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: bool = True) -> Any:
-    """a <- a * min(1, max_norm / (norm + 1e-8)) in place, with norm = sqrt(sum of all squares).
+    """Clip arrays in place by their global norm: a <- a * min(1, max_norm / (norm + 1e-8)), norm = sqrt(Σ a²).
 
     Args:
         arrays: NDArrays, on any contexts.
-        max_norm: the largest norm that stays.
-        check_isfinite: wait for the norm, and warn where it is not finite.
+        max_norm: upper bound of the global norm.
+        check_isfinite: block until the norm is computed, and warn if it is not finite.
 
     Returns:
-        The norm before: a float, or an NDArray of shape (1,) that nobody waited for.
+        The norm before clipping: a float, or without `check_isfinite` an NDArray of shape (1,), without blocking.
 
     Example:
         >>> import jfit.mx as mx
@@ -95,17 +98,17 @@ def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: boo
     first = as_array(arrays[0])
     here = first.sharding if isinstance(first, jax.Array) else None
     values = [as_array(a) for a in arrays]
-    norm = jnp.sqrt(sum(moved([_squares(v) for v in values], [here] * len(values))))
+    norm = jnp.sqrt(sum(device_put_all([_squares(v) for v in values], [here] * len(values))))
     scale = jnp.minimum(max_norm / (norm + 1e-8), 1.0)
-    scales = moved([scale] * len(values), [v.sharding if isinstance(v, jax.Array) else None for v in values])
+    scales = device_put_all([scale] * len(values), [v.sharding if isinstance(v, jax.Array) else None for v in values])
     for cell, value, factor in zip(arrays, values, scales, strict=True):
         cell[:] = _scaled(value, factor)
     if not check_isfinite:
         return NDArray(norm.reshape(1))
-    found = float(NDArray(norm).asnumpy())
-    if not math.isfinite(found):
-        warnings.warn(f"the norm of the gradients is {found}; clipped or not, they are of no use.", stacklevel=2)
-    return found
+    result = float(NDArray(norm).asnumpy())
+    if not math.isfinite(result):
+        warnings.warn(f"the global norm of the gradients is {result}, so the clipped gradients are not usable.", stacklevel=2)
+    return result
 
 
 @jax.jit

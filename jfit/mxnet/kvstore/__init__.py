@@ -1,4 +1,4 @@
-"""The key-value store: values by key, summed over devices, updated in the store or handed back."""
+"""MXNet's key-value store: sums the values that devices push for a key, and optionally applies an optimizer to the sum."""
 
 from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, create, select, select_julia
 

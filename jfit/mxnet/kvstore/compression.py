@@ -1,4 +1,4 @@
-"""Gradient compression of a key-value store: the pure quantizer, with the residuals that it needs between pushes."""
+"""2-bit gradient compression of a key-value store, with the quantization residuals kept between pushes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import sharding_of
 from jfit.step.reduce import quantize
 
-_KNOWN = ("type", "threshold")
+_PARAMS = ("type", "threshold")
 
 
 class TwoBit:
-    """r <- r + g;  q = +-t where |r| reaches t, else 0;  r <- r - q: what leaves a device is q, what was cut stays in r.
+    """2-bit compression with error feedback: r <- r + g;  q = sign(r) * t where |r| >= t, else 0;  r <- r - q.
+
+    A device sends q; the residual r is kept for its next gradient.
 
     Args:
-        threshold: t, above 0.
+        threshold: t, greater than 0.
 
     Raises:
-        MXNetError: a threshold that is not above 0.
+        MXNetError: the threshold is not greater than 0.
 
     Example:
         >>> two_bit = TwoBit(0.5)
@@ -35,60 +37,60 @@ class TwoBit:
 
     def __init__(self, threshold: float = 0.5) -> None:
         if not threshold > 0:
-            raise MXNetError(f"the threshold of 2-bit compression is {threshold}, a number above 0 is needed.")
+            raise MXNetError(f"the threshold of 2-bit compression is {threshold}, it must be greater than 0.")
         self.threshold = float(threshold)
         self.residuals: dict[Hashable, Any] = {}
 
     def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
-        """What is sent of each gradient; one dispatch per device.
+        """Quantize gradients and update their residuals; one dispatch per device.
 
         Args:
-            places: whose residual belongs to a gradient, (key, number of the device).
+            places: the residual's key per gradient: (kvstore key, device number).
             gradients: float arrays, on any devices.
 
         Returns:
-            Arrays of +-threshold or 0, each on the device of its gradient.
+            Arrays of the gradients' shapes with entries -threshold, 0 or threshold, on the devices of the gradients.
         """
         sent: list[Any] = [None] * len(places)
         for where in {sharding_of(g): None for g in gradients}:
-            mine = [i for i, g in enumerate(gradients) if sharding_of(g) == where]
-            held = [self._residual(places[i], gradients[i]) for i in mine]
-            pairs = _quantized([gradients[i] for i in mine], held, self.threshold)
-            for i, (value, rest) in zip(mine, pairs, strict=True):
-                sent[i], self.residuals[places[i]] = value, rest
+            local = [i for i, g in enumerate(gradients) if sharding_of(g) == where]
+            residuals = [self._residual(places[i], gradients[i]) for i in local]
+            pairs = _quantized([gradients[i] for i in local], residuals, self.threshold)
+            for i, (value, residual) in zip(local, pairs, strict=True):
+                sent[i], self.residuals[places[i]] = value, residual
         return sent
 
     def _residual(self, place: Hashable, gradient: Any) -> Any:
-        found = self.residuals.get(place)
-        # the first push, or a push after the key was given another shape
-        if found is None or found.shape != gradient.shape:
+        residual = self.residuals.get(place)
+        # zeros for the first push, and after the shape of the key has changed
+        if residual is None or residual.shape != gradient.shape:
             where = sharding_of(gradient)
-            found = np.zeros(gradient.shape, gradient.dtype)
-            return found if where is None else jax.device_put(found, where)
-        return found
+            residual = np.zeros(gradient.shape, gradient.dtype)
+            return residual if where is None else jax.device_put(residual, where)
+        return residual
 
 
 def parse(params: Mapping[str, Any]) -> TwoBit:
-    """The compression that MXNet's `compression_params` mean.
+    """Create the compression from MXNet's `compression_params`.
 
     Args:
-        params: `{"type": "2bit", "threshold": 0.5}`; the threshold may be left out.
+        params: `{"type": "2bit", "threshold": 0.5}`; the threshold defaults to 0.5.
 
     Raises:
-        MXNetError: no type, an unknown one, or a threshold that is not above 0.
-        ValueError: a name that compression does not know.
+        MXNetError: the type is missing or unknown, or the threshold is not greater than 0.
+        ValueError: an unknown parameter name.
 
     Example:
         >>> parse({"type": "2bit", "threshold": 2}).threshold
         2.0
     """
-    unknown = [name for name in params if name not in _KNOWN]
+    unknown = [name for name in params if name not in _PARAMS]
     if unknown:
         raise ValueError(
-            f"compression_params has {unknown[0]!r}, which is unknown; needed are {' and '.join(map(repr, _KNOWN))}."
+            f"compression_params has the unknown name {unknown[0]!r}; supported are {' and '.join(map(repr, _PARAMS))}."
         )
     if params.get("type") != "2bit":
-        raise MXNetError(f"the type of gradient compression is {params.get('type')!r}; the one that exists is '2bit'.")
+        raise MXNetError(f"the type of gradient compression is {params.get('type')!r}; the only supported type is '2bit'.")
     return TwoBit(float(params.get("threshold", 0.5)))
 
 

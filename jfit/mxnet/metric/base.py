@@ -220,7 +220,7 @@ class EvalMetric:
         """Replace the (local, global) running sums."""
         raise NotImplementedError
 
-    def _box(self, array: Any) -> Any:
+    def _wrap(self, array: Any) -> Any:
         """Wrap an array for a user-defined `update`, so that it has `.asnumpy()`."""
         return array if hasattr(array, "asnumpy") else MutableArray(array)
 
@@ -283,7 +283,7 @@ def _weighted(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights
             outputs[at] = _rows(output, 0, output_weights(weight, label, output))
             if label is not None and len(weight) in label.shape[:2]:
                 labels[at] = _rows(label, label.shape.index(len(weight)), weight)
-    return [metric._box(x) for x in labels], [metric._box(x) for x in outputs]
+    return [metric._wrap(x) for x in labels], [metric._wrap(x) for x in outputs]
 
 
 def _rows(array: Any, axis: int, weight: np.ndarray) -> Any:

@@ -155,7 +155,7 @@ class CustomMetric(EvalMetric):
         if not self._allow_extra_outputs:
             labels, preds = check_label_shapes(labels, preds, wrap=True)
         for label, pred in zip(labels, preds, strict=False):
-            value = self._feval(self._box(label).asnumpy(), self._box(pred).asnumpy())
+            value = self._feval(self._wrap(label).asnumpy(), self._wrap(pred).asnumpy())
             total, count = value if isinstance(value, tuple) else (value, 1)
             self.sum_metric, self.num_inst = self.sum_metric + total, self.num_inst + count
             self.global_sum_metric, self.global_num_inst = self.global_sum_metric + total, self.global_num_inst + count
@@ -193,7 +193,7 @@ class _HostMetric(EvalMetric):
 
     def update(self, labels: Any, preds: Any) -> None:
         """Accumulate one batch: lists of label and output arrays; blocks, because the arrays are copied to the host."""
-        arrays = [[self._box(x).asnumpy() for x in xs] for xs in (labels, preds)]
+        arrays = [[self._wrap(x).asnumpy() for x in xs] for xs in (labels, preds)]
         local, everything = (self._rule.update(sums, *arrays) for sums in self._sums)
         self._sums = (local, everything)
 
