@@ -1,16 +1,16 @@
-"""jfit: a JAX-native functional training engine.
+"""jfit: a training engine for symbolic graphs and pure JAX functions.
 
-    symbol   what to compute         jfit.sym.*            -> Symbol
-      |      jfit.lower
-    model    pure functions          init, apply           -> Model
-      |      jfit.train_step
-    step     one update              step(state, batch)    -> (state, out)
-      |      jfit.data_parallel
-    parallel the same on N devices   pmap, psum
-      |      jfit.fit
-    run      epochs, events, files   Run: state, history, score, predict
+    symbol     graph of operators             jfit.sym.*  ->  Symbol
+      |        jfit.lower
+    model      pure functions                 Model: init, apply
+      |        jfit.train_step
+    step       one parameter update           step(state, batch)  ->  (state, out)
+      |        jfit.data_parallel
+    parallel   the same step on n devices     pmap, psum
+      |        jfit.fit
+    run        epochs, callbacks, checkpoints Run: state, history, score, predict
 
-Each stage is usable without the ones below it.
+Each stage can be used without the stages below it.
 
 >>> import jfit, numpy as np
 >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)

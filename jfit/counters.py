@@ -1,11 +1,11 @@
-"""What the engine did, counted: host waits, traces, backend compiles.  The tests and benchmarks read it.
+"""Counters of host synchronizations, traces and backend compiles, for tests and benchmarks.
 
-Every wait of the host on a device goes through `wait` or `read`, so that "no host sync in the hot loop" is a number.
+Everything in jfit that blocks the host until a device is done goes through `wait` or `read`, so that a test can count it.
 
 >>> from jfit import counters
->>> with counters.counted() as seen:
+>>> with counters.counted() as counts:
 ...     _ = counters.read(3.0)
->>> seen["host_syncs"]
+>>> counts["host_syncs"]
 1
 """
 
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 COUNTS: Counter[str] = Counter()
-# Errors of the user's Python code inside programs: XLA tells them as text only.
+# Exceptions of the user's Python callbacks inside compiled programs: XLA reports them as text only.
 FAILURES: deque[Exception] = deque(maxlen=16)
 _listening = threading.Lock()
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -33,63 +33,91 @@ def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
 
 
 def listen() -> None:
-    """Count backend compiles from now on (once per process; cheap)."""
+    """Start counting backend compiles; only the first call in a process has an effect."""
     if _listening.acquire(blocking=False):
         jax.monitoring.register_event_duration_secs_listener(_on_duration)
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Counts of the block: `host_syncs`, `compiles`, `traces` and `traces:<program>`."""
+    """Context manager that counts events in its block: `host_syncs`, `compiles`, `traces` and `traces:<program>`.
+
+    Yields:
+        Counter, filled when the block ends.
+
+    Example:
+        >>> with counted() as counts:
+        ...     _ = wait(jax.numpy.ones(2))
+        >>> counts["host_syncs"]
+        1
+    """
     listen()
     before = Counter(COUNTS)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     try:
-        yield seen
+        yield counts
     finally:
-        seen.update({k: COUNTS[k] - before[k] for k in COUNTS if COUNTS[k] != before[k]})
+        counts.update({k: COUNTS[k] - before[k] for k in COUNTS if COUNTS[k] != before[k]})
 
 
 def count_trace(program: str) -> None:
-    """Called while a program is traced, so that each trace counts once."""
+    """Count one trace of a program; call it inside the traced function."""
     COUNTS["traces"] += 1
     COUNTS[f"traces:{program}"] += 1
 
 
 @contextlib.contextmanager
-def host_code(sentence: Callable[[Exception], Exception]) -> Iterator[None]:
-    """For code that a program calls on the host: what it raises is kept for `explained`, behind a sentence."""
+def host_code(explain: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Context manager for Python code called by a compiled program: an exception is explained and stored for `explained`.
+
+    Args:
+        explain: function from an exception of the block to the exception that is raised instead.
+    """
     try:
         yield
     except Exception as error:
-        told = sentence(error)
-        told.__cause__ = error
-        FAILURES.append(told)
-        raise told from error
+        explanation = explain(error)
+        explanation.__cause__ = error
+        FAILURES.append(explanation)
+        raise explanation from error
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """For code that runs programs: where one failed because of its host code, raises that error instead of XLA's."""
+    """Context manager for code that runs compiled programs: raise the exception stored by `host_code`, not XLA's error."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        told = next((f for f in FAILURES if str(f).split("\n")[0] in str(error)), None)
+        explanation = next((f for f in FAILURES if str(f).split("\n")[0] in str(error)), None)
         FAILURES.clear()
-        if told is None:
+        if explanation is None:
             raise
-        raise told from told.__cause__  # what the user's code raised
+        raise explanation from explanation.__cause__  # the exception of the user's code
 
 
 def wait(value: Any) -> Any:
-    """Wait until a device value is computed, and count the wait."""
+    """`jax.block_until_ready`, counted as one host sync.
+
+    Args:
+        value: pytree of arrays.
+
+    Returns:
+        `value`, with all arrays computed.
+    """
     COUNTS["host_syncs"] += 1
     with explained():
         return jax.block_until_ready(value)  # sync: the one place where the host waits
 
 
 def read(tree: Any) -> Any:
-    """A pytree of device values as numpy arrays, counted as one wait."""
+    """Copy a pytree of arrays to the host, counted as one host sync.
+
+    Args:
+        tree: pytree of arrays.
+
+    Returns:
+        The pytree with NumPy arrays.
+    """
     COUNTS["host_syncs"] += 1
     with explained():
-        return jax.tree.map(np.asarray, jax.device_get(tree))  # sync: the one place where values come to the host
+        return jax.tree.map(np.asarray, jax.device_get(tree))  # sync: the one place where arrays are copied to the host

@@ -80,12 +80,12 @@ def test_a_cut_or_damaged_file_gives_whole_records_and_then_a_sentence(tmp_path_
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (bytes(12), "found 00000000, needed the magic number 0a23d7ce"),
+        (bytes(12), "found 00000000, expected the magic number 0a23d7ce"),
         (struct.pack("<4sI", MAGIC, 1 << 28) + b"abc", "a part needs 268435456 bytes, 3 are left"),
-        (MAGIC[:2], "a part begins with 8 bytes, 2 are left"),
-        (struct.pack("<4sI", MAGIC, 2 << 29), "a part of kind 2, needed 0 or 1"),
-        (struct.pack("<4sI", MAGIC, 1 << 29) * 2, "a part of kind 1, needed 2 or 3"),
-        (struct.pack("<4sI", MAGIC, 7 << 29), "a part of kind 7"),
+        (MAGIC[:2], "the header of a part has 8 bytes, 2 are left"),
+        (struct.pack("<4sI", MAGIC, 2 << 29), "found a part of kind 2, expected 0 or 1"),
+        (struct.pack("<4sI", MAGIC, 1 << 29) * 2, "found a part of kind 1, expected 2 or 3"),
+        (struct.pack("<4sI", MAGIC, 7 << 29), "found a part of kind 7"),
     ],
 )
 def test_a_hostile_file_gives_a_sentence_with_its_byte(tmp_path, data, says):
@@ -113,7 +113,7 @@ def test_a_writer_that_dies_leaves_the_whole_records(tmp_path):
 def test_a_line_of_an_index_that_is_none_is_named(tmp_path):
     path = tmp_path / "a.idx"
     path.write_text("0\t0\nx\t12\n")
-    with pytest.raises(FormatError, match=r"line 2: found 'x.t12.n', needed a key of type int"):
+    with pytest.raises(FormatError, match=r"line 2: found 'x.t12.n', expected a key of type int"):
         read_index(path)
     assert read_index(path, str) == {"0": 0, "x": 12}
 
@@ -134,9 +134,9 @@ def test_a_header_is_read_as_it_was_packed(label, number, high, content):
 
 
 def test_a_record_too_short_for_its_labels_is_refused_before_they_are_read():
-    with pytest.raises(FormatError, match="the header of an image record takes 24 bytes, the record has 3"):
+    with pytest.raises(FormatError, match="the header of an image record has 24 bytes, the record has 3"):
         unpack(b"abc")
-    with pytest.raises(FormatError, match="with 4294967295 labels takes 17179869204 bytes, the record has 24"):
+    with pytest.raises(FormatError, match="with 4294967295 labels has 17179869204 bytes, the record has 24"):
         unpack(struct.pack("<IfQQ", 2**32 - 1, 0, 0, 0))
     with pytest.raises(ValueError, match="whole numbers from 0"):
         pack(IRHeader(0, 1.0, -1, 0), b"")
@@ -192,7 +192,7 @@ def test_reset_tell_flags_and_places(tmp_path):
         mx.recordio.MXRecordIO(path, "a")
     with pytest.raises(mx.MXNetError, match="No such file"):
         mx.recordio.MXRecordIO(str(tmp_path / "none.rec"), "r")
-    with pytest.raises(TypeError, match="a record is bytes, found str"):
+    with pytest.raises(TypeError, match="a record must be bytes, found str"):
         mx.recordio.MXRecordIO(str(tmp_path / "b.rec"), "w").write("text")
     with pytest.raises(KeyError, match="has no key 99"):
         mx.recordio.MXIndexedRecordIO(GOLDEN / "parts.idx", GOLDEN / "parts.rec", "r").read_idx(99)

@@ -179,7 +179,7 @@ def test_a_parameter_of_an_optimizer_is_refused_or_makes_a_rule(kind):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"num_update": "abc"}, "optimizer, 'num_update': found 'abc', (needed|expected) a whole number of updates"),
+        ({"num_update": "abc"}, "optimizer, 'num_update': found 'abc', expected a non-negative whole number of updates"),
         ({"num_update": float("nan")}, "optimizer, 'num_update': found nan"),
         (
             {"_index_update_count": [3]},

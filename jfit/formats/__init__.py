@@ -1,4 +1,4 @@
-"""Bytes in and out, no policy: atomic writes, safetensors, MXNet's array files and optimizer states."""
+"""File formats: atomic writes, safetensors, MXNet's array files (.params) and optimizer states (.states)."""
 
 from jfit.formats.atomic import FormatError, atomic_dir, atomic_path, atomic_write, sweep, trash
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays

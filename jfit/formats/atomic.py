@@ -1,4 +1,4 @@
-"""Files and folders that are either the old ones or the new ones, never half of each."""
+"""Atomic replacement of files and folders: after a crash the path has its old content or its new content, never a mixture."""
 
 import os
 import shutil
@@ -8,24 +8,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# A temporary name says whose it is: '.<name>.<pid>-<8 hex>.tmp'; '.old' is the folder that is being replaced.
+# Temporary names contain the process id: '.<name>.<pid>-<8 hex>.tmp'; '.old' is a folder that is being replaced.
 _TMP, _OLD = ".tmp", ".old"
-# Names in use by this process. A process id alone does not tell: in containers a restarted run often has the same one.
+# Temporary names in use by this process. The process id is not enough: in a container a restarted run often has the same id.
 _ACTIVE: set[str] = set()
 
 
 class FormatError(ValueError):
-    """A file is not what it should be: names the file, the place in it, what was found and what to do.
+    """Raised for a file that is damaged or has the wrong format: "path: where: problem; remedy".
 
     Args:
         path: the file.
-        where: the field or byte offset.
-        problem: found and needed.
+        where: position in the file, such as a field or a byte offset.
+        problem: what was found and what was expected.
         remedy: what to do about it.
 
     Example:
-        >>> print(FormatError("a.bin", "byte 0", "found b'PK', needed a header", "save it again."))
-        a.bin: byte 0: found b'PK', needed a header; save it again.
+        >>> print(FormatError("a.bin", "byte 0", "found b'PK', expected a header", "save it again."))
+        a.bin: byte 0: found b'PK', expected a header; save it again.
     """
 
     def __init__(self, path: str | os.PathLike[str], where: str, problem: str, remedy: str):
@@ -37,24 +37,27 @@ class FormatError(ValueError):
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[BinaryIO], object], sync: bool = True) -> Path:
-    """Replaces a file as a whole: a reader, or a machine that dies, sees the old content or the new one.
+    """Write a file atomically: a concurrent reader, or a reader after a crash, sees the old content or the new content.
 
     Args:
-        path: the file; its folder is made when missing.
-        data: the content (text is written as UTF-8), or a function that writes it to a binary file.
-        sync: wait until the bytes are on the disk; without it a power loss may lose the new content.
+        path: the file; its folder is created if necessary.
+        data: the content (str is encoded as UTF-8), or a function that writes it to a binary file.
+        sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the new content.
 
     Returns:
-        The path.
+        pathlib.Path of the file.
+
+    Raises:
+        OSError: the file cannot be written; the old content is unchanged.
 
     Example:
         >>> import tempfile
-        >>> atomic_write(tempfile.mkdtemp() + "/note.txt", "kept").read_text()
-        'kept'
+        >>> atomic_write(tempfile.mkdtemp() + "/note.txt", "new").read_text()
+        'new'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path, _TMP)
+    temporary = _temporary(path, _TMP)
     _ACTIVE.add(temporary.name)
     try:
         with open(temporary, "xb") as file:
@@ -79,34 +82,35 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path]:
-    """`atomic_write` for libraries that open the file themselves: replaces a file as a whole.
+    """Context manager to write a file atomically by a library that opens the file by its path.
 
     Args:
-        path: the file; its folder is made when missing.
-        sync: wait until the bytes are on the disk.
+        path: the file; its folder is created if necessary.
+        sync: whether to wait until the bytes are on the disk (fsync).
 
     Yields:
-        The path to write to, alone in a temporary folder beside `path`. After an exception `path` is as it was.
+        pathlib.Path to write to, in a new temporary folder in the same folder as `path`.  On exit the file replaces `path`;
+        after an exception `path` is unchanged.
 
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "note.txt"
         >>> with atomic_path(target) as path:
-        ...     _ = path.write_text("kept")
+        ...     _ = path.write_text("new")
         >>> target.read_text()
-        'kept'
+        'new'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A folder and not only a name: whatever temporary files the library makes of its own are swept with it.
-    folder = _beside(path, _TMP)
+    # In a temporary folder, so that temporary files of the library itself are removed with it.
+    folder = _temporary(path, _TMP)
     _ACTIVE.add(folder.name)
     try:
         folder.mkdir()
         yield folder / path.name
         if sync:
             _sync_tree(folder)
-        # Some libraries rename a temporary file, which only its owner may read: give it the permissions of `open`.
+        # A library may write a temporary file that only its owner can read, and rename it: set the permissions of `open`.
         (folder / path.name).chmod(folder.stat().st_mode & 0o666)
         os.replace(folder / path.name, path)
     finally:
@@ -118,27 +122,28 @@ def atomic_path(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Pat
 
 @contextmanager
 def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path]:
-    """Makes a folder that appears with all its files or not at all.
+    """Context manager to create or replace a folder atomically, with all its files.
 
     Args:
-        path: the folder to make. One that exists is replaced at the end: it is moved aside, and back by `sweep` where the
-          process died in between.
-        sync: wait until the files are on the disk.
+        path: the folder.  An existing folder is renamed, replaced and deleted at the end; `sweep` restores it if the process
+            died in between.
+        sync: whether to wait until the files are on the disk (fsync).
 
     Yields:
-        A temporary folder beside it, to write into. After an exception it is removed and `path` is as it was.
+        pathlib.Path of a temporary folder to write into.  On exit it replaces `path`; after an exception it is deleted and
+        `path` is unchanged.
 
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "saved"
         >>> with atomic_dir(target) as folder:
-        ...     _ = (folder / "note.txt").write_text("kept")
+        ...     _ = (folder / "note.txt").write_text("new")
         >>> (target / "note.txt").read_text()
-        'kept'
+        'new'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path, _TMP)
+    temporary = _temporary(path, _TMP)
     _ACTIVE.add(temporary.name)
     try:
         temporary.mkdir()
@@ -156,13 +161,14 @@ def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path
 
 
 def sweep(folder: str | os.PathLike[str]) -> list[str]:
-    """Removes what a killed process left behind, and puts back a folder that it had moved aside.
+    """Clean up after killed processes: delete their temporary files, and restore a folder whose replacement was interrupted.
 
     Args:
-        folder: where atomic writes happened. Temporary files of processes that still live are left alone.
+        folder: folder in which `atomic_write`, `atomic_path`, `atomic_dir` or `trash` were used.  Temporary files of running
+            processes are not touched.
 
     Returns:
-        The names that were removed or put back.
+        list of str: the temporary names that were deleted or restored.
 
     Example:
         >>> import tempfile
@@ -171,7 +177,7 @@ def sweep(folder: str | os.PathLike[str]) -> list[str]:
     """
     swept = []
     folder = Path(folder)
-    # Old folders first: the new one of the same swap may be complete or not, only the old one is known to be.
+    # Old folders first: they are complete, while the new folder of an interrupted replacement may not be.
     leftovers = [entry for entry in (folder.iterdir() if folder.is_dir() else ()) if _owner(entry.name) is not None]
     for entry in sorted(leftovers, key=lambda entry: entry.suffix != _OLD):
         if entry.name in _ACTIVE or _alive(_owner(entry.name)):
@@ -188,10 +194,10 @@ def sweep(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def trash(folder: str | os.PathLike[str]) -> None:
-    """Removes a folder so that a death midway leaves no half of it under its name.
+    """Delete a folder so that a crash midway never leaves a part of it under its name (`sweep` deletes the rest).
 
     Args:
-        folder: the folder to remove.
+        folder: the folder to delete.
 
     Example:
         >>> import tempfile
@@ -202,12 +208,12 @@ def trash(folder: str | os.PathLike[str]) -> None:
         False
     """
     folder = Path(folder)
-    hidden = _beside(folder, _TMP)
+    hidden = _temporary(folder, _TMP)
     os.rename(folder, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _temporary(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}{suffix}")
 
 
@@ -215,8 +221,8 @@ def _swap(temporary: Path, path: Path) -> None:
     if not path.exists():
         os.rename(temporary, path)
         return
-    # A folder cannot be renamed over one that has files: two renames, and `sweep` undoes the first when the second never came.
-    old = _beside(path, _OLD)
+    # A rename cannot replace a folder that has files: rename twice; `sweep` undoes the first if the second did not happen.
+    old = _temporary(path, _OLD)
     _ACTIVE.add(old.name)
     try:
         os.rename(path, old)
@@ -231,7 +237,7 @@ def _swap(temporary: Path, path: Path) -> None:
 
 
 def _owner(name: str) -> int | None:
-    """The process id in a temporary name, None for any other name."""
+    """Process id in a temporary name, or None for any other name."""
     parts = name.rsplit(".", 2)
     if not name.startswith(".") or len(parts) != 3 or f".{parts[2]}" not in (_TMP, _OLD):
         return None
@@ -262,7 +268,7 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    # Some file systems refuse fsync on a folder; the rename itself is done.
+    # Some file systems do not support fsync of a folder; the rename is done in any case.
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,9 +1,9 @@
-"""MXNet's array files (.params, nd.save): every version since 0.8 read, the current one written.
+"""Read and write MXNet's array files (.params, `nd.save`): all versions since 0.8 are read, the current one is written.
 
-A file is a list of records and a list of names (empty for a plain list).  Records are written in version 2, which every MXNet
-since 0.12 reads.  Version 2 cannot say "no axes" and has no arrays without values: a file that holds a () array or one with a
-zero size is written in version 3, all of its dense records, as MXNet does under `np_shape` (it reads the two versions in
-different scopes, never mixed).  A missing array (None) and sparse ones exist in version 2 only.
+A file is a list of records, one array each, and a list of names (empty for a list of arrays).  Records are written in version
+2, which MXNet reads since 0.12.  Version 2 cannot represent arrays of shape () or with an axis of size 0: if the file has such
+an array, all its dense records are written in version 3, as MXNet does under `np_shape` (MXNet reads one of the versions 2 and
+3 at a time, never both).  Missing arrays (None) and sparse arrays exist in version 2 only.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from jfit.formats.sparse import STYPES, SparseArray, bounded_dense, from_bcoo, s
 
 LIST = 0x112
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
-# Position = the dtype's number in the file. MXNet 1.9.1 itself reads numbers 0 to 7 and 12 only.
+# Index = the code of the dtype in the file. MXNet 1.9.1 itself reads the codes 0 to 7 and 12 only.
 # fmt: off
 _NAMES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool", "int16", "uint16", "uint32", "uint64")
 # fmt: on
 DTYPES: tuple[np.dtype[Any], ...] = (*map(np.dtype, _NAMES), np.dtype(ml_dtypes.bfloat16))
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MAX_RANK = 64
-SPARSE = ("keep", "bcoo", "dense")  # what a sparse array may become
-ALIGNMENT = 64  # a device on the host takes over memory that begins at such an address, anything else it copies
-_CPU = struct.pack("<ii", 1, 0)  # device type and index: arrays of a file belong to no device
-_DAMAGED = "the file is damaged or cut off: restore it from another copy, or save it again."
+SPARSE = ("keep", "bcoo", "dense")  # values of the argument `sparse`
+ALIGNMENT = 64  # XLA's CPU backend uses host memory with this alignment without a copy
+_CPU = struct.pack("<ii", 1, 0)  # device type and index of a record: always the CPU
+_DAMAGED = "the file is damaged or truncated: restore it from another copy, or save it again."
 
 Array = np.ndarray | SparseArray | None
 
 
 def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any] | dict[str, Any]:
-    """Reads a file of arrays; every size is checked against the bytes that are there before anything is allocated.
+    """Read an MXNet array file; all sizes in it are checked against the size of the file before allocation.
 
     Args:
-        path: a .params file or what `nd.save` wrote, of any MXNet version.
-        sparse: what row_sparse and csr arrays become: "keep" (a `SparseArray`, the parts as they are in the file), "bcoo"
-          (`jax.experimental.sparse.BCOO`) or "dense" (in at most 64 MB + 64 times what the file holds of it).
+        path: a .params file or another file written by `nd.save`, of any MXNet version.
+        sparse: type of row_sparse and csr arrays in the result: "keep" (`SparseArray`), "bcoo"
+            (`jax.experimental.sparse.BCOO`) or "dense" (NumPy array of at most 64 MB + 64 times its bytes in the file).
 
     Returns:
-        Arrays by name, or a list where the file has no names. None stands for a missing array.
+        dict name -> array, or a list of arrays if the file has no names; NumPy arrays, or None for a missing array.
 
     Raises:
-        FormatError: the file is damaged, cut off, or no array file, or a sparse array is too large to become dense.
-        FileNotFoundError: there is no such file.
+        FormatError: the file is damaged, truncated, or not an array file, or a sparse array is too large for "dense".
+        FileNotFoundError: the file does not exist.
 
     Example:
         >>> import tempfile
@@ -65,39 +65,42 @@ def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any]
     Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
     """
     with open(path, "rb") as file:
-        found = _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
-    if isinstance(found, dict):
-        return {name: _as_kind(value, sparse, path, f"array {name[:80]!r}") for name, value in found.items()}
-    return [_as_kind(value, sparse, path, f"array {number}") for number, value in enumerate(found)]
+        arrays = _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
+    if isinstance(arrays, dict):
+        return {name: _as_kind(value, sparse, path, f"array {name[:80]!r}") for name, value in arrays.items()}
+    return [_as_kind(value, sparse, path, f"array {number}") for number, value in enumerate(arrays)]
 
 
 def _as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) -> Any:
-    """A sparse array of a file as one of `SPARSE`; anything else as it is.
+    """Convert a `SparseArray` to one of the types in `SPARSE`; return any other value unchanged.
 
     Raises:
-        ValueError: there is no such kind.
-        FormatError: it is too large to become dense.
+        ValueError: an unknown type.
+        FormatError: the array is too large for "dense".
 
     Example:
         >>> _as_kind(np.ones(1), "dense", "w.params", "w")
         array([1.])
     """
     if kind not in SPARSE:
-        raise ValueError(f"sparse is {kind!r}; needed one of {', '.join(SPARSE)}")
+        raise ValueError(f"sparse is {kind!r}; expected one of {', '.join(SPARSE)}.")
     if kind == "keep" or not isinstance(value, SparseArray):
         return value
     return value.tobcoo() if kind == "bcoo" else bounded_dense(value, path, where)
 
 
 def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:
-    """Reads arrays from the content of a file, as `load_arrays` does.
+    """Read arrays from the content of an MXNet array file.
 
     Args:
-        data: the content.
-        where: what error messages call it.
+        data: content of the file.
+        where: name of the content in error messages.
+
+    Returns:
+        dict name -> array, or a list of arrays; NumPy arrays, `SparseArray`, or None for a missing array.
 
     Raises:
-        FormatError: the content is damaged, cut off, or no array file.
+        FormatError: the content is damaged, truncated, or not an array file.
 
     Example:
         >>> loads(dumps([np.int8([1, 2])]))
@@ -109,15 +112,18 @@ def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:
 
 
 def load_record(data: bytes, path: str | os.PathLike[str], where: str) -> Array:
-    """Reads one array without list or name: what an NDArray is inside a pickle.
+    """Read a single record, one array without a name (the content of a pickled NDArray).
 
     Args:
         data: the record.
-        path: the file it came from, for messages.
-        where: its place there, for messages.
+        path: file that contains it, for messages.
+        where: its position in the file, for messages.
+
+    Returns:
+        NumPy array, `SparseArray`, or None for a missing array.
 
     Raises:
-        FormatError: the record is damaged or cut off, or bytes follow it.
+        FormatError: the record is damaged or truncated, or bytes follow it.
 
     Example:
         >>> load_record(dump_record(np.int8([1, 2])), "net.states", "index 0")
@@ -131,7 +137,7 @@ def load_record(data: bytes, path: str | os.PathLike[str], where: str) -> Array:
 
 
 class _Source:
-    """An open file that knows how many bytes are left and where it is, for messages."""
+    """Reader of an open file that checks every size against the bytes left, and has the position for error messages."""
 
     def __init__(self, file: io.BufferedIOBase, size: int, path: str | os.PathLike[str]) -> None:
         self.file, self.left, self.size, self.path, self.where = file, size, size, path, "list"
@@ -156,11 +162,11 @@ class _Source:
 
     def sizes(self, count: int, kind: str = "q") -> tuple[int, ...]:
         if count > MAX_RANK:
-            raise self.error(f"a shape has {count} axes, the most is {MAX_RANK}")
+            raise self.error(f"a shape has {count} axes, expected at most {MAX_RANK}")
         shape = struct.unpack(f"<{count}{kind}", self.take(count * struct.calcsize("<" + kind), "a shape"))
-        # numpy multiplies all sizes but zeros before it finds that there is nothing to allocate.
+        # Without the zeros, because NumPy multiplies the other sizes of an empty array too and may overflow.
         if any(n < 0 for n in shape) or math.prod(filter(None, shape)) >= 2**59:
-            raise self.error(f"shape {shape} has a size no array has")
+            raise self.error(f"shape {shape} has negative or impossibly large sizes")
         return shape
 
     def shape(self) -> tuple[int, ...]:
@@ -173,19 +179,19 @@ class _Source:
         code = self.number("i", "a dtype")
         if not 0 <= code < len(DTYPES):
             raise self.error(
-                f"dtype number {code} is unknown, known are 0 to {len(DTYPES) - 1}", "cast it where the file was made."
+                f"unknown dtype code {code}, expected 0 to {len(DTYPES) - 1}", "cast the array and save the file again."
             )
         return DTYPES[code]
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-        # Python integers: a hostile shape cannot overflow here.
+        # Python integers, so that a malicious shape cannot overflow.
         count = math.prod(shape) * dtype.itemsize
         self.need(count, f"shape {shape} of {dtype}")
-        array = _room(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
+        array = _empty_aligned(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
         if count and self.file.readinto(array.reshape(-1).view(np.uint8).data) != count:
             raise self.error("the file ended while an array was being read")
         self.left -= count
-        # A truth value that is neither 0 nor 1 would behave unlike both.
+        # A bool array must not contain bytes other than 0 and 1: NumPy's behavior would be undefined.
         return np.not_equal(array, 0, out=np.empty(shape, np.bool_)) if dtype == np.bool_ else array
 
     def finish(self) -> None:
@@ -195,7 +201,7 @@ class _Source:
 
 def _read_list(source: _Source) -> list[Array] | dict[str, Array]:
     if (magic := source.number("Q", "the file's first number")) != LIST:
-        raise source.error(f"found {magic:#x}, needed {LIST:#x}", "this is no array file of MXNet: check the path.")
+        raise source.error(f"found {magic:#x}, expected {LIST:#x}", "this is not an array file of MXNet: check the path.")
     source.number("Q", "the reserved number")
     arrays = []
     for index in range(_count(source, "arrays", 4)):
@@ -218,7 +224,7 @@ def _read_list(source: _Source) -> list[Array] | dict[str, Array]:
 def _count(source: _Source, what: str, least: int) -> int:
     count = source.number("Q", f"the number of {what}")
     if count * least > source.left:
-        raise source.error(f"{count} {what} are announced, {source.left} bytes are left")
+        raise source.error(f"the file should have {count} {what}, but {source.left} bytes are left")
     return count
 
 
@@ -227,7 +233,7 @@ def _read_name(source: _Source) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise source.error(f"the name {raw[:40]!r} is no UTF-8 text") from None
+        raise source.error(f"the name {raw[:40]!r} is not valid UTF-8") from None
 
 
 def _read_record(source: _Source) -> Array:
@@ -235,7 +241,7 @@ def _read_record(source: _Source) -> Array:
     if version in (V2, V3):
         stype = source.number("i", "a storage type")
         if not 0 <= stype < len(STYPES):
-            raise source.error(f"storage type {stype} is unknown, known are 0 (dense), 1 (row_sparse), 2 (csr)")
+            raise source.error(f"unknown storage type {stype}, expected 0 (dense), 1 (row_sparse) or 2 (csr)")
         storage = source.shape() if stype else ()
         rank = source.number("i", "a shape")
         if rank == (0 if version == V2 else -1):
@@ -243,19 +249,19 @@ def _read_record(source: _Source) -> Array:
         if rank < 0:
             raise source.error(f"a shape has {rank} axes")
         shape = source.sizes(rank)
-    elif version == V1 or version <= MAX_RANK:  # before versions, the first number was the number of axes
+    elif version == V1 or version <= MAX_RANK:  # oldest files have no version: the first number is the number of axes
         shape = source.shape() if version == V1 else source.sizes(version, "I")
         if not shape:
             return None
     else:
-        raise source.error(f"found {version:#x}, needed the start of an array")
+        raise source.error(f"found {version:#x}, expected the version number of an array record")
     source.take(8, "a device")
     dtype = source.dtype()
     if not stype:
         return source.array(dtype, shape)
     kinds = [(source.dtype(), source.shape()) for _ in range(stype)]
     if stype == 1 and storage[:1] == (0,) and len(kinds[0][1]) == 1:
-        # MXNet may write the values' shape before it has waited for them: 0 rows, and then as many as there are indices.
+        # MXNet may write the shape of the values before they are computed, with 0 rows; the number of indices is correct.
         storage = (*kinds[0][1], *storage[1:])
     data = source.array(dtype, storage)
     sparse = SparseArray(STYPES[stype], data, tuple(source.array(*kind) for kind in kinds), shape)
@@ -265,18 +271,20 @@ def _read_record(source: _Source) -> Array:
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any], sync: bool = True) -> Path:
-    """Writes arrays, by name or as a list, to a file that MXNet reads; the file is the old one or the new one, never half.
+    """Write arrays to an MXNet array file (.params), atomically.
 
     Args:
         path: the file.
-        arrays: name -> array, or arrays: numpy, jax.Array, NDArray, SparseArray, BCOO, or None for a missing one.
-        sync: wait until the bytes are on the disk.
+        arrays: dict name -> array, or an iterable of arrays: NumPy, jax.Array, NDArray, SparseArray, BCOO, or None for a
+            missing array.
+        sync: whether to wait until the bytes are on the disk (fsync).
 
     Returns:
-        The path.
+        pathlib.Path of the file.
 
     Raises:
-        TypeError: a name is no text, or an array has a dtype that the format does not know.
+        TypeError: a name is not a string, or an array has an unsupported dtype.
+        ValueError: the fields of a sparse array are inconsistent.
 
     Example:
         >>> import tempfile
@@ -290,13 +298,16 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
 
 
 def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
-    """The content of the file that `save_arrays` writes.
+    """Return the content of the file that `save_arrays` writes.
 
     Args:
-        arrays: as for `save_arrays`.
+        arrays: dict name -> array, or an iterable of arrays, as for `save_arrays`.
+
+    Returns:
+        bytes.
 
     Raises:
-        TypeError: a name is no text, or an array has a dtype that the format does not know.
+        TypeError: a name is not a string, or an array has an unsupported dtype.
 
     Example:
         >>> len(dumps({}))
@@ -308,36 +319,39 @@ def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
 
 
 def dump_record(array: Any) -> bytes:
-    """One array without list or name: what an NDArray is inside a pickle.
+    """Return a single record, one array without a name (the content of a pickled NDArray).
 
     Args:
-        array: numpy, jax.Array, NDArray, SparseArray, or None for a missing one.
+        array: NumPy, jax.Array, NDArray or SparseArray, or None for a missing array.
+
+    Returns:
+        bytes.
 
     Raises:
-        TypeError: the array has a dtype that the format does not know.
+        TypeError: the array has an unsupported dtype.
 
     Example:
         >>> len(dump_record(np.zeros((2, 3), "float32")))
         64
     """
     file = io.BytesIO()
-    value = plain(array, "array")
+    value = host_array(array, "array")
     _write_record(file, value, _version([value]))
     return file.getvalue()
 
 
 def _prepared(arrays: Mapping[str, Any] | Iterable[Any]) -> tuple[list[str], list[Array]]:
-    """Names and checked host arrays: nothing is written before everything is known to be writable."""
+    """Names and host arrays, all checked before anything is written."""
     names = list(arrays) if isinstance(arrays, Mapping) else []
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"the name {name!r} is no text: names of arrays in a file are texts, pass {str(name)!r}")
+            raise TypeError(f"the name {name!r} of an array is not a string; pass {str(name)!r}.")
     values = to_host(arrays.values() if isinstance(arrays, Mapping) else arrays)
-    return names, [plain(value, f"array {repr(names[i]) if names else i}") for i, value in enumerate(values)]
+    return names, [host_array(value, f"array {repr(names[i]) if names else i}") for i, value in enumerate(values)]
 
 
 def to_host(values: Iterable[Any]) -> list[Any]:
-    """The values with the device's arrays among them brought to the host, all in one wait.
+    """Replace the JAX arrays among the values by NumPy arrays, with one transfer for all of them.
 
     Example:
         >>> to_host([None, jax.numpy.ones(2)])
@@ -350,14 +364,15 @@ def to_host(values: Iterable[Any]) -> list[Any]:
     return values
 
 
-def plain(value: Any, where: str) -> Array:
-    """A C-contiguous little-endian host array of a dtype that the format knows; SparseArray and None stay what they are.
+def host_array(value: Any, where: str) -> Array:
+    """Convert to a C-contiguous little-endian NumPy array (or `SparseArray` of them, or None), and check the dtype.
 
     Raises:
-        TypeError: the dtype is another one; the message says `where`.
+        TypeError: unsupported dtype; the message begins with `where`.
+        ValueError: the fields of a sparse array are inconsistent.
 
     Example:
-        >>> plain([1.0, 2.0], "array 0").dtype
+        >>> host_array([1.0, 2.0], "array 0").dtype
         dtype('float64')
     """
     if value is None:
@@ -365,19 +380,19 @@ def plain(value: Any, where: str) -> Array:
     if hasattr(value, "n_sparse"):
         value = from_bcoo(value)
     if isinstance(value, SparseArray):
-        data, *aux = (plain(part, where) for part in (value.data, *value.aux))
-        made = SparseArray(value.stype, data, tuple(aux), tuple(value.shape))  # type: ignore[arg-type]
-        if value.stype not in STYPES[1:] or (problem := sparse_problem(made)):
+        data, *aux = (host_array(part, where) for part in (value.data, *value.aux))
+        sparse = SparseArray(value.stype, data, tuple(aux), tuple(value.shape))  # type: ignore[arg-type]
+        if value.stype not in STYPES[1:] or (problem := sparse_problem(sparse)):
             raise ValueError(f"{where} is a {value.stype} array of shape {value.shape}, but {problem}")
-        return made
+        return sparse
     value = value.asnumpy() if hasattr(value, "asnumpy") else to_host([value])[0]
-    # Not ascontiguousarray: that makes a () array a (1,) one.
+    # Not np.ascontiguousarray, which reshapes () to (1,).
     array = np.asarray(value, order="C")
     array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     if array.dtype not in CODES:
         raise TypeError(
-            f"{where} has dtype {array.dtype}, needed one of {', '.join(map(str, DTYPES))}, because MXNet's files hold no "
-            "other; cast it first."
+            f"{where} has dtype {array.dtype}, expected one of {', '.join(map(str, DTYPES))}, the dtypes of MXNet's files; "
+            "cast it first."
         )
     return array
 
@@ -419,11 +434,11 @@ def _shape(shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
 
 
-def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array of undefined values; a large one begins where a device can use it without a copy.
+def _empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Like np.empty; the address of a large array is a multiple of `ALIGNMENT`, so that JAX on CPU can use it without a copy.
 
     Example:
-        >>> _room((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
+        >>> _empty_aligned((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
         0
     """
     count = math.prod(shape) * dtype.itemsize

@@ -1,10 +1,10 @@
-"""MXNet's optimizer states (.states): pickles read without running anything, and written so that MXNet reads them.
+"""Read and write MXNet's optimizer states (.states), which are pickles, without executing code from the file.
 
-MXNet pickles `{index: state}` with a state of None, an NDArray, or nested tuples of them; gluon's Trainer pickles the pair of
-that dict and its optimizer object.  MXNet's Module keeps no update counts there, so that Adam and every schedule start again
-after a resume.  jfit adds them as one more entry of the dict, `__jfit__`: plain numbers under a key that MXNet's Updater
-carries along and never looks up.  A checksum of the states is with them, so that counts which MXNet's own updates made stale
-are not used (states that are all None, as those of SGD without momentum, cannot show that: there the counts are believed).
+MXNet pickles a dict `{index: state}`, where a state is None, an NDArray, or nested tuples of them; gluon's Trainer pickles the
+pair (dict, optimizer object).  MXNet's Module does not save update counts, so that Adam's bias correction and learning rate
+schedules restart after a resume.  jfit adds the counts as one more entry of the dict under the key `__jfit__`, which MXNet's
+Updater ignores and writes again.  If MXNet has updated the states in between, the counts are outdated: they are used only if
+the checksum saved with them matches the states.  (States that are all None, as in SGD without momentum, always match.)
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfit.formats.atomic import FormatError
-from jfit.formats.mxnet_arrays import dump_record, plain, to_host
-from jfit.formats.pickle_names import DENSE, SPARSE, Held, HeldDtype, HeldNumpy, Names
+from jfit.formats.mxnet_arrays import dump_record, host_array, to_host
+from jfit.formats.pickle_names import DENSE, SPARSE, DtypePlaceholder, NDArrayPlaceholder, NumpyPlaceholder, PickleNames
 from jfit.formats.pickles import Inert, Machine, Name
 from jfit.formats.sparse import SparseArray
 
 NOTE = "__jfit__"
-_DEEPEST = 16
-_REMEDY = "the file is damaged or no .states file of MXNet: check the path, or save it again."
+_DEEPEST = 16  # maximum nesting of a state
+_REMEDY = "the file is damaged or not a .states file of MXNet: check the path, or save it again."
 
 
 class States(NamedTuple):
-    """What a .states file holds.
+    """Content of a .states file.
 
     Args:
-        states: index or parameter name -> None, array, SparseArray, number, or nested tuples and lists of them.
-        counts: index or name -> number of updates, or None where the file has none.
-        num_update: number of updates of the run, or None.
-        optimizer: gluon Trainer's optimizer as an inert record (class name, attributes), what `dump_states` got, or None.
+        states: dict index or parameter name -> None, array, SparseArray, number, or nested tuples and lists of them.
+        counts: dict index or name -> number of updates of the parameter, or None if the file has none.
+        num_update: number of updates of the run, or None if the file has none.
+        optimizer: the optimizer of gluon's Trainer as an `Inert` record (class name and attributes), the dict passed to
+            `dump_states`, or None.
 
     Example:
         >>> load_states(dump_states({0: None}, counts={0: 7}, num_update=7)).counts
@@ -49,19 +50,19 @@ class States(NamedTuple):
 
 
 def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str | os.PathLike[str] = "bytes") -> States:
-    """Reads a .states file of MXNet or of jfit; no class is imported and no code of the file runs.
+    """Read a .states file of MXNet or jfit without importing classes or executing code from it.
 
     Args:
-        source: the file, or its content.
-        where: what error messages call the content.
+        source: path of the file, or its content as bytes.
+        where: name of the content in error messages.
 
     Returns:
-        The states with their arrays as numpy, and the update counts where the file has them: gluon's Trainer stores them in its
-        optimizer, jfit under `__jfit__`; MXNet's Module does not store them.
+        States, with NumPy arrays.  Files of gluon's Trainer (in its optimizer) and of jfit (under `__jfit__`) contain update
+        counts, files of MXNet's Module do not.
 
     Raises:
-        FormatError: the file is damaged or cut off, or uses a class that is not MXNet's, numpy's or a plain container.
-        FileNotFoundError: there is no such file.
+        FormatError: the file is damaged or truncated, or uses classes other than those of MXNet, NumPy and plain containers.
+        FileNotFoundError: the file does not exist.
 
     Example:
         >>> load_states(dump_states({"fc_weight": (np.float32([1, 2]), None)})).states
@@ -76,58 +77,59 @@ def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str |
 
 
 def _read(data: bytes, path: str | os.PathLike[str]) -> States:
-    names = Names(path)
+    names = PickleNames(path)
     names.machine = Machine(data, path, names.resolve)
     value, optimizer = names.machine.run(), None
     if isinstance(value, tuple) and len(value) == 2:
         value, optimizer = value
         if not isinstance(optimizer, Inert):
-            raise FormatError(path, "optimizer", f"found a {type(optimizer).__name__}, needed an optimizer", _REMEDY)
+            raise FormatError(path, "optimizer", f"found a {type(optimizer).__name__}, expected an optimizer", _REMEDY)
     if not isinstance(value, dict):
-        raise FormatError(path, "states", f"found a {type(value).__name__}, needed a dict by index", _REMEDY)
+        raise FormatError(path, "states", f"found a {type(value).__name__}, expected a dict by index", _REMEDY)
     note = value.pop(NOTE, None)
-    # One visit for each operation that made a value, twice over for shared ones: a few bytes can describe a tree without end.
-    settle = _Settle(path, 2 * names.machine.operations + 100)
-    states = {index: settle(state, f"state {str(index)[:80]!r}") for index, state in value.items()}
+    # Bound the number of visits (one per operation that made a value, doubled for shared values): with references to the same
+    # list, a few bytes can describe a tree of exponential size.
+    resolve = _Resolve(path, 2 * names.machine.operations + 100)
+    states = {index: resolve(state, f"state {str(index)[:80]!r}") for index, state in value.items()}
     for index in states:
         if isinstance(index, bool) or not isinstance(index, (int, str)):
-            raise FormatError(path, "states", f"an index is a {type(index).__name__}, needed an int or a name", _REMEDY)
+            raise FormatError(path, "states", f"an index is a {type(index).__name__}, expected an int or a name", _REMEDY)
     if optimizer is None:
-        return _with_note(path, states, settle(note, "note"))
-    found = settle(optimizer, "optimizer", inert=True).attributes
-    return States(states, *_progress(path, "optimizer", found, "_index_update_count"), optimizer)
+        return _with_note(path, states, resolve(note, "note"))
+    attributes = resolve(optimizer, "optimizer", inert=True).attributes
+    return States(states, *_progress(path, "optimizer", attributes, "_index_update_count"), optimizer)
 
 
-class _Settle:
-    """Puts the arrays in place of what stood for them, in at most so many visits."""
+class _Resolve:
+    """Replaces the placeholders of the pickle reader by arrays and dtypes, in at most `visits` recursive calls."""
 
     def __init__(self, path: str | os.PathLike[str], visits: int) -> None:
         self.path, self.visits = path, visits
-        self.settled: set[int] = set()
+        self.done: set[int] = set()
 
     def __call__(self, value: Any, where: str, inert: bool = False, depth: int = 0) -> Any:
         self.visits -= 1
         if depth > _DEEPEST or self.visits < 0:
-            raise FormatError(self.path, where, "it is nested without end", _REMEDY)
-        if isinstance(value, (Held, HeldNumpy, HeldDtype)):
+            raise FormatError(self.path, where, "its nesting is too deep or too large", _REMEDY)
+        if isinstance(value, (NDArrayPlaceholder, NumpyPlaceholder, DtypePlaceholder)):
             return value.value
         if isinstance(value, (tuple, list)):
             return type(value)([self(part, where, inert, depth + 1) for part in value])
         if isinstance(value, dict):
             return {name: self(part, where, inert, depth + 1) for name, part in value.items()}
         if isinstance(value, (Inert, Name)) and not inert:
-            raise FormatError(self.path, where, f"found {str(value)[:80]}, needed arrays", _REMEDY)
-        if isinstance(value, Inert) and id(value) not in self.settled:
-            self.settled.add(id(value))
+            raise FormatError(self.path, where, f"found {str(value)[:80]}, expected arrays", _REMEDY)
+        if isinstance(value, Inert) and id(value) not in self.done:
+            self.done.add(id(value))
             value.attributes = self(value.attributes, where, inert, depth + 1)
         return value
 
 
 def _progress(
-    path: str | os.PathLike[str], where: str, found: Mapping[Any, Any], name: str
+    path: str | os.PathLike[str], where: str, attributes: Mapping[Any, Any], name: str
 ) -> tuple[dict[Any, int] | None, int | None]:
-    """(counts by index or name, number of updates), each None where the file has none."""
-    counts, number = found.get(name), found.get("num_update")
+    """(update counts by index or name, number of updates), each None if the file has none."""
+    counts, number = attributes.get(name), attributes.get("num_update")
     return (
         None if counts is None else _counts(path, f"{where}, {name!r}", counts),
         None if number is None else _count(path, f"{where}, 'num_update'", number),
@@ -137,13 +139,13 @@ def _progress(
 def _count(path: str | os.PathLike[str], where: str, value: Any) -> int:
     value = value.item() if isinstance(value, np.integer) else value
     if type(value) is not int or not 0 <= value < 2**63:
-        raise FormatError(path, where, f"found {shown(value)}, needed a whole number of updates from 0 on", _REMEDY)
+        raise FormatError(path, where, f"found {shown(value)}, expected a non-negative whole number of updates", _REMEDY)
     return value
 
 
 def _counts(path: str | os.PathLike[str], where: str, value: Any) -> dict[Any, int]:
     if not isinstance(value, dict) or not all(isinstance(key, (int, str, np.integer)) for key in value):
-        raise FormatError(path, where, f"found {shown(value)}, needed a dict by index or name", _REMEDY)
+        raise FormatError(path, where, f"found {shown(value)}, expected a dict by index or name", _REMEDY)
     return {
         int(key) if isinstance(key, np.integer) else key: _count(path, f"{where}, entry {shown(key)}", count)
         for key, count in value.items()
@@ -151,17 +153,17 @@ def _counts(path: str | os.PathLike[str], where: str, value: Any) -> dict[Any, i
 
 
 def _with_note(path: str | os.PathLike[str], states: dict[Any, Any], note: Any) -> States:
-    """The states with the counts of jfit's note, if the states are still those that it was written with."""
+    """Add the counts of jfit's `__jfit__` entry to the states, if its checksum matches them."""
     if not isinstance(note, dict) or note.get("digest") != digest(states):
         return States(states)
     optimizer = note.get("optimizer")
     if not isinstance(optimizer, (dict, type(None))):
-        raise FormatError(path, f"{NOTE}, optimizer", f"found a {type(optimizer).__name__}, needed a dict", _REMEDY)
+        raise FormatError(path, f"{NOTE}, optimizer", f"found a {type(optimizer).__name__}, expected a dict", _REMEDY)
     return States(states, *_progress(path, NOTE, note, "counts"), optimizer)
 
 
 def digest(states: Mapping[Any, Any]) -> int:
-    """A checksum of all arrays in states, whatever device or order they were written in.
+    """Checksum of optimizer states; it does not depend on the order of the indices.
 
     Example:
         >>> digest({0: None, 1: np.float32([1])}) == digest({1: np.float32([1]), 0: None})
@@ -172,7 +174,7 @@ def digest(states: Mapping[Any, Any]) -> int:
         total = zlib.crc32(repr(index).encode("utf-8", "backslashreplace"), total)
         for leaf in _leaves(states[index]):
             parts = (leaf.data, *leaf.aux) if isinstance(leaf, SparseArray) else (leaf,) if isinstance(leaf, np.ndarray) else ()
-            # Python refuses to write down an integer of more than 4300 decimal digits.
+            # str() of an integer raises ValueError for more than 4300 decimal digits.
             plain_text = hex(leaf) if isinstance(leaf, int) and leaf.bit_length() > 10_000 else str(leaf)
             text = repr((type(leaf).__name__, *((p.shape, str(p.dtype)) for p in parts)) if parts else plain_text[:1000])
             total = zlib.crc32(text.encode("utf-8", "backslashreplace"), total)
@@ -195,10 +197,10 @@ def dump_states(
     num_update: int | None = None,
     optimizer: Inert | Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The content of a .states file that MXNet's Updater.set_states reads.
+    """Return the content of a .states file, for MXNet's Updater.set_states.
 
     Args:
-        states: index or parameter name -> None, array, number, or nested tuples and lists of them.
+        states: dict index or parameter name -> None, array, number, or nested tuples and lists of them.
         counts: index or name -> number of updates of the parameter; written under the key `__jfit__`.
         num_update: number of updates of the run; written under the key `__jfit__`.
         optimizer: dict of plain values, also written under `__jfit__`; or an `Inert` record of an MXNet optimizer, written as
@@ -209,7 +211,7 @@ def dump_states(
         bytes, content of the file.
 
     Raises:
-        TypeError: a value is of a kind that a .states file does not hold.
+        TypeError: a value has a type that a .states file cannot contain.
 
     Example:
         >>> load_states(dump_states({0: np.float32([1, 2])}, num_update=3)).num_update
@@ -233,7 +235,7 @@ def dump_states(
 
 
 def _on_host(states: dict[Any, Any]) -> dict[Any, Any]:
-    """The states with plain arrays, all brought from the device in one wait."""
+    """Convert all arrays to host arrays, with one transfer from the devices."""
     leaves = iter(to_host(_leaves(states)))
 
     def rebuilt(state: Any, where: str) -> Any:
@@ -242,7 +244,7 @@ def _on_host(states: dict[Any, Any]) -> dict[Any, Any]:
         if isinstance(state, (tuple, list)) and not isinstance(state, SparseArray):
             return type(state)([rebuilt(part, where) for part in state])
         leaf = next(leaves)
-        return plain(leaf, where) if _is_array(leaf) else leaf.item() if isinstance(leaf, np.generic) else leaf
+        return host_array(leaf, where) if _is_array(leaf) else leaf.item() if isinstance(leaf, np.generic) else leaf
 
     return {index: rebuilt(state, f"state {index!r}") for index, state in states.items()}
 
@@ -252,7 +254,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _emit(out: list[bytes], value: Any) -> None:
-    """Appends the operations of pickle protocol 4 that make a value; arrays become NDArrays, without MXNet."""
+    """Append the pickle operations (protocol 4) of a value; arrays are written as MXNet's NDArrays, without importing MXNet."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or value is True or value is False:
@@ -280,8 +282,8 @@ def _emit(out: list[bytes], value: Any) -> None:
         _emit_all(out, *((b"(", value, b"t") if isinstance(value, tuple) else (b"](", value, b"e")))
     else:
         raise TypeError(
-            f"a {type(value).__name__} is to be written, but a .states file holds arrays, numbers, texts and plain containers "
-            "only; leave it out or store its plain values."
+            f"a {type(value).__name__} cannot be written: a .states file contains only arrays, numbers, strings and plain "
+            "containers; remove it or convert it to these types."
         )
 
 
@@ -299,7 +301,7 @@ def _emit_name(out: list[bytes], name: str) -> None:
 
 
 def _emit_array(out: list[bytes], array: Any) -> None:
-    # NDArray(None), then its state: {"handle": bytearray(record)}, as NDArray pickles itself.
+    # As NDArray pickles itself: NDArray(None) with the state {"handle": bytearray(record)}.
     _emit_name(out, SPARSE[array.stype] if isinstance(array, SparseArray) else DENSE)
     out.append(b"N\x85R}")
     _emit(out, "handle")
@@ -309,7 +311,7 @@ def _emit_array(out: list[bytes], array: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value of a file, short enough for a sentence.
+    """`repr` of a value from a file, shortened for an error message.
 
     Example:
         >>> shown("a" * 100), shown(10**5000)
@@ -317,6 +319,6 @@ def shown(value: Any) -> str:
     """
     try:
         text = repr(value)
-    except ValueError:  # Python prints no integer of more than 4300 digits
+    except ValueError:  # repr of an integer of more than 4300 digits
         return type(value).__name__
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,4 +1,4 @@
-"""What a .states pickle may name, and the plain object that stands for each: MXNet's arrays and optimizers, numpy."""
+"""`PickleNames`: the classes and functions that a .states pickle may use, and the functions that replace them."""
 
 from __future__ import annotations
 
@@ -15,87 +15,87 @@ from jfit.formats.pickles import Inert, Machine, Name, key
 DENSE = "mxnet.ndarray.ndarray.NDArray"
 SPARSE = {"row_sparse": "mxnet.ndarray.sparse.RowSparseNDArray", "csr": "mxnet.ndarray.sparse.CSRNDArray"}
 _ARRAYS = (DENSE, *SPARSE.values(), "mxnet.ndarray.NDArray", "mxnet.numpy.multiarray.ndarray", "mxnet.numpy.ndarray")
-# A user's own class lives elsewhere and is refused: nobody here knows what its state means.
+# Modules of classes that become `Inert` records. Classes in other modules are users' own, whose state jfit cannot interpret.
 _INERT = ("mxnet.optimizer.", "mxnet.lr_scheduler.")
 _NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _SCALARS = ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 
 
-class Held:
-    """Stands for an NDArray while its pickle is read.
+class NDArrayPlaceholder:
+    """Replaces an NDArray while its pickle is read; `value` is the array.
 
     Args:
-        names: the table that made it.
+        names: table of the file that is read.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: PickleNames) -> None:
         self.names = names
         self.value: Array = None
 
     def set_state(self, state: Any) -> None:
-        """Reads the array from the state that NDArray pickles."""
+        """Read the array from the pickled state of an NDArray."""
         parts = state if isinstance(state, tuple) else (state,)
-        found = [part["handle"] for part in parts if isinstance(part, dict) and "handle" in part]
-        if len(found) != 1 or not isinstance(found[0], (bytes, bytearray, type(None))):
-            raise ValueError("an NDArray has no 'handle' of bytes")
-        if found[0] is not None:
-            self.names.machine.spend(len(found[0]))
-            self.value = load_record(bytes(found[0]), self.names.path, "an NDArray")
+        records = [part["handle"] for part in parts if isinstance(part, dict) and "handle" in part]
+        if len(records) != 1 or not isinstance(records[0], (bytes, bytearray, type(None))):
+            raise ValueError("the state of an NDArray has no 'handle' of bytes")
+        if records[0] is not None:
+            self.names.machine.spend(len(records[0]))
+            self.value = load_record(bytes(records[0]), self.names.path, "an NDArray")
 
 
-class HeldNumpy:
-    """Stands for a numpy array while its pickle is read.
+class NumpyPlaceholder:
+    """Replaces a NumPy array while its pickle is read; `value` is the array.
 
     Args:
-        names: the table that made it.
+        names: table of the file that is read.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: PickleNames) -> None:
         self.names = names
         self.value: np.ndarray | None = None
 
     def set_state(self, state: Any) -> None:
-        """Makes the array from the state that numpy pickles: version, shape, dtype, order, bytes."""
+        """Build the array from the pickled state of a NumPy array: (version, shape, dtype, order, bytes)."""
         if not isinstance(state, tuple) or len(state) != 5:
-            raise ValueError("the state of a numpy array is not what numpy writes")
+            raise ValueError("the state of a NumPy array is not a tuple of 5")
         self.value = self.names.values(state[4], state[2], state[1], "F" if state[3] else "C")
 
 
-class HeldDtype:
-    """Stands for a numpy dtype while its pickle is read.
+class DtypePlaceholder:
+    """Replaces a NumPy dtype while its pickle is read; `value` is the dtype.
 
     Args:
-        code: kind and size, as numpy writes it.
+        code: kind and size in bytes, such as "f4".
     """
 
     def __init__(self, code: str) -> None:
         self.value = np.dtype(code)
 
     def set_state(self, state: Any) -> None:
-        """Takes the byte order from the state that numpy pickles."""
+        """Set the byte order from the pickled state of a NumPy dtype."""
         if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
-            raise ValueError("the state of a numpy dtype is not what numpy writes")
+            raise ValueError("the state of a NumPy dtype has no byte order")
         self.value = self.value.newbyteorder(">" if state[1] == ">" else "<")
 
 
-class Names:
-    """The table of one file.
+class PickleNames:
+    """Table of the names that one file may use: dotted name -> `Name` with the function that replaces it.
 
     Args:
         path: the file, for messages.
 
     Example:
-        >>> Names("a.states").resolve("os.system") is None
+        >>> PickleNames("a.states").resolve("os.system") is None
         True
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
-        self.machine = Machine(b"", path, self.resolve)  # until the one that runs the file takes its place
-        array = Name("NDArray", lambda *_: Held(self))
+        self.machine = Machine(b"", path, self.resolve)  # replaced by the machine that reads the file
+        array = Name("NDArray", lambda *_: NDArrayPlaceholder(self))
         self.table: dict[str, Name] = dict.fromkeys(_ARRAYS, array)
         for module in ("builtins", "__builtin__"):
-            # The same bytes stand for a bytearray: nothing is copied, and nothing writes to them.
+            # A bytearray becomes bytes: no copy is needed, because it is only read.
             self._add(f"{module}.bytearray", self._bytes)
             self._add(f"{module}.bytes", self._bytes)
             self._add(f"{module}.set", lambda items=(): set(self._keys(items)))
@@ -107,7 +107,7 @@ class Names:
             self._add(f"{module}._reconstructor", self._object)
         self._add("numpy.dtype", self._dtype)
         for core in ("numpy.core", "numpy._core"):
-            self._add(f"{core}.multiarray._reconstruct", lambda *_: HeldNumpy(self))
+            self._add(f"{core}.multiarray._reconstruct", lambda *_: NumpyPlaceholder(self))
             self._add(f"{core}.multiarray.scalar", lambda dtype, raw: self.values(raw, dtype, (), "C")[()])
             self._add(f"{core}.numeric._frombuffer", self.values)
         for name in ("ndarray", *_SCALARS):
@@ -117,22 +117,22 @@ class Names:
         self.table[name] = Name(name, make)
 
     def resolve(self, name: str) -> Name | None:
-        """What stands for a dotted name; None where the file may not use it."""
+        """Look up a dotted name; None if the file may not use it."""
         if name not in self.table and name.startswith(_INERT):
             self._add(name, lambda *_: Inert(name))
         return self.table.get(name)
 
     def values(self, raw: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-        """A numpy array from the parts that numpy pickles, checked against each other."""
+        """Build a NumPy array from its pickled fields, after checking them against each other."""
         raw = self._bytes(raw)
-        if not isinstance(dtype, HeldDtype) or order not in ("C", "F"):
-            raise ValueError("a numpy array has no dtype or no order")
+        if not isinstance(dtype, DtypePlaceholder) or order not in ("C", "F"):
+            raise ValueError("a NumPy array has no dtype or no order")
         if not isinstance(shape, tuple) or len(shape) > 32 or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError("a numpy array has no shape")
+            raise ValueError("a NumPy array has no valid shape")
         if math.prod(filter(None, shape)) >= 2**59:
-            raise ValueError(f"a numpy array has shape {shape}")
+            raise ValueError(f"a NumPy array has the impossibly large shape {shape}")
         if (needed := math.prod(shape) * dtype.value.itemsize) != len(raw):
-            raise ValueError(f"a numpy array of shape {shape} and dtype {dtype.value} has {len(raw)} bytes, needed {needed}")
+            raise ValueError(f"a NumPy array of shape {shape} and dtype {dtype.value} has {len(raw)} bytes, expected {needed}")
         self.machine.spend(len(raw))
         return np.ndarray(shape, dtype.value, raw, order=order).astype(dtype.value.newbyteorder("="))
 
@@ -141,32 +141,32 @@ class Names:
             self.machine.spend(len(data))
             return data.encode("latin-1")
         if not isinstance(data, (bytes, bytearray)):
-            raise ValueError("bytes are made from something else than bytes or latin-1 text")
+            raise ValueError(f"bytes are built from a {type(data).__name__}, expected bytes or latin-1 text")
         return bytes(data)
 
     def _keys(self, items: Any) -> list[Any]:
         if not isinstance(items, (list, tuple)):
-            raise ValueError(f"a set is made from a {type(items).__name__}")
+            raise ValueError(f"a set is built from a {type(items).__name__}, expected a list or tuple")
         self.machine.spend(8 * len(items))
         return [key(item) for item in items]
 
     def _dict(self, pairs: Any = ()) -> dict[Any, Any]:
         if not isinstance(pairs, (list, tuple)):
-            raise ValueError(f"a dict is made from a {type(pairs).__name__}")
+            raise ValueError(f"a dict is built from a {type(pairs).__name__}, expected a list or tuple of pairs")
         self.machine.spend(8 * len(pairs))
-        made: dict[Any, Any] = {}
+        result: dict[Any, Any] = {}
         for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise ValueError("a dict is made from something else than pairs")
-            made[key(pair[0])] = pair[1]
-        return made
+                raise ValueError("a dict is built from items that are not pairs")
+            result[key(pair[0])] = pair[1]
+        return result
 
     def _object(self, name: Any, base: Any, state: Any) -> Any:
         if not isinstance(name, Name) or name.make is None or state is not None:
-            raise ValueError("an object is made in a way that is not allowed")
+            raise ValueError("copyreg._reconstructor is called with unsupported arguments")
         return name.make()
 
-    def _dtype(self, code: Any, *_: Any) -> HeldDtype:
+    def _dtype(self, code: Any, *_: Any) -> DtypePlaceholder:
         if code not in _NUMBERS:
-            raise ValueError("a numpy dtype is no plain number")
-        return HeldDtype(code)
+            raise ValueError("a NumPy dtype is not a plain number type")
+        return DtypePlaceholder(code)

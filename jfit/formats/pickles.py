@@ -1,9 +1,9 @@
-"""A small pickle machine that runs nobody's code: it reads what a pickle describes, and the reader names what may be described.
+"""`Machine`: read a pickle from an untrusted source without importing classes, calling functions or unbounded memory.
 
-Python's own unpickler, even with a restricted `find_class`, lets a file decide how much memory is taken (memo indices, sizes,
-copies of copies) and can be led into the C stack by deep keys.  Here operations are decoded by the standard library's
-`pickletools`, which checks every size, and each does one plain thing.  A class or function of the pickle is only its dotted
-name; the reader's table says which plain object stands for it.
+Python's unpickler, even with a restricted `find_class`, lets a file decide how much memory is allocated (memo indices, sizes,
+repeated copies), and deeply nested keys can overflow the C stack.  Here the standard library's `pickletools` decodes the
+operations and checks every size, and each operation is a small Python function.  A class or function is represented by its
+dotted name, and the caller's table of allowed names decides which function replaces it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 from jfit.formats.atomic import FormatError
 
-_DAMAGED = "the file is damaged or cut off: restore it from another copy, or save it again."
-_REFUSED = (
-    "only MXNet's arrays, optimizers and schedules, numpy and plain containers are read, because a pickle can run any code: "
-    "make sure that you trust where the file comes from, and save its plain values again."
+_DAMAGED = "the file is damaged or truncated: restore it from another copy, or save it again."
+_DISALLOWED = (
+    "only MXNet's arrays, optimizers and schedules, NumPy and plain containers are read, because a pickle can run any code: "
+    "make sure that you trust the source of the file, and save its values as these types."
 )
 _KEYS = (str, bytes, int, float, bool, type(None))
-# About twenty make an array. One byte can make an object of some hundred, so their number bounds the memory.
+# An array takes about 20 operations. An operation of one byte can create an object of about 100 bytes: this bounds the memory.
 MOST_OPERATIONS = 5_000_000
 
 
 class Name:
-    """A class or function that a pickle names: never imported, `make` gives the plain object that stands for a call of it."""
+    """Class or function used by a pickle, never imported; a call of it becomes a call of `make` (None: not callable)."""
 
     def __init__(self, name: str, make: Callable[..., Any] | None = None) -> None:
         self.name, self.make = name, make
@@ -36,11 +36,11 @@ class Name:
 
 
 class Inert:
-    """An object of a pickle whose class is never imported: the class's name and the attributes, as data.
+    """Object read from a pickle as data: the dotted name of its class, which is not imported, and its attributes.
 
     Args:
         name: dotted name of the class.
-        attributes: name -> value.
+        attributes: dict attribute name -> value.
 
     Example:
         >>> Inert("mxnet.optimizer.optimizer.SGD", {"lr": 0.1}).attributes["lr"]
@@ -51,27 +51,27 @@ class Inert:
         self.name, self.attributes = name, dict(attributes or {})
 
     def set_state(self, state: Any) -> None:
-        """What unpickling would do: the state becomes the attributes."""
+        """Update the attributes from the pickled state, as unpickling does."""
         for part in state if isinstance(state, tuple) else (state,):
             if not isinstance(part, (dict, type(None))):
-                raise ValueError(f"the state of a {self.name} is a {type(part).__name__}, needed a dict")
+                raise ValueError(f"the state of a {self.name} is a {type(part).__name__}, expected a dict")
             self.attributes.update(part or {})
 
-    # Attributes may hold the object itself; printing must not follow them.
+    # Names only: attributes may contain the object itself.
     def __repr__(self) -> str:
         return f"<{self.name} with {', '.join(map(str, self.attributes)) or 'no attributes'}>"
 
 
 class Machine:
-    """Runs one pickle.
+    """Stack machine that reads one pickle.
 
     Args:
         data: the pickle.
-        path: the file it came from, for messages.
-        resolve: dotted name -> the `Name` that stands for it, or None where the file may not use it.
+        path: file that contains it, for messages.
+        resolve: function from a dotted name to a `Name`, or to None if the file may not use it.
 
     Raises:
-        FormatError: from `run`: the pickle is damaged or cut off, or names what `resolve` refuses.
+        FormatError: from `run`: the pickle is damaged or truncated, or uses a name for which `resolve` returns None.
 
     Example:
         >>> import pickle
@@ -85,17 +85,17 @@ class Machine:
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.operations = 0
-        # A file makes things of its own bytes once or twice; one that makes more makes copies of copies.
+        # An honest file copies its bytes once or twice; more means that it makes copies of copies.
         self.budget = 3 * len(data) + 1024
 
     def spend(self, count: int) -> None:
-        """Counts bytes (or things) that a call makes; a file that makes far more than it has is refused."""
+        """Subtract bytes allocated by a call from the budget; raise ValueError if it is exceeded."""
         self.budget -= count
         if self.budget < 0:
-            raise ValueError("it makes more data than it has")
+            raise ValueError("it creates far more data than it contains")
 
     def run(self) -> Any:
-        """The object that the pickle describes."""
+        """Read the pickle and return its object."""
         position = 0
         try:
             for opcode, argument, at in pickletools.genops(self.data):
@@ -107,39 +107,39 @@ class Machine:
                     break
                 step = _STEPS.get(opcode.name)
                 if step is None:
-                    raise ValueError(f"the pickle operation {opcode.name} is not allowed here")
+                    raise ValueError(f"the pickle operation {opcode.name} is unsupported")
                 step(self, argument)
             if position + 1 != len(self.data):
                 raise ValueError(f"{len(self.data) - position - 1} bytes follow the end")
             return self.pop()
         except IndexError:
-            raise FormatError(self.path, f"byte {position}", "the pickle takes more than it has", _DAMAGED) from None
-        except (ValueError, DeprecationWarning) as error:  # pickletools warns of odd escapes, which a caller may make errors
+            raise FormatError(self.path, f"byte {position}", "the pickle pops from an empty stack", _DAMAGED) from None
+        except (ValueError, DeprecationWarning) as error:  # pickletools warns of invalid escapes; warnings may be errors
             if isinstance(error, FormatError):
                 raise
-            raise FormatError(self.path, f"byte {position}", f"the pickle is wrong: {_short(error)}", _DAMAGED) from None
+            raise FormatError(self.path, f"byte {position}", f"the pickle is invalid: {_short(error)}", _DAMAGED) from None
 
-    # ---------------------------------------------------------------------------------------- what the operations do
+    # ---------------------------------------------------------------------------------------- operations
     def push(self, value: Any) -> None:
-        """Puts a value on the stack."""
+        """Push a value on the stack."""
         self.stack.append(value)
 
     def pop(self) -> Any:
-        """Takes the top of the stack."""
+        """Pop the top of the stack."""
         return self.stack.pop()
 
     def mark(self, _: Any) -> None:
-        """Starts a new stack on top of the old one."""
+        """Start a new stack on top of the current one."""
         self.marks.append(self.stack)
         self.stack = []
 
     def above_mark(self) -> list[Any]:
-        """What was pushed since the mark; the stack below comes back."""
+        """Pop all values pushed since the last mark."""
         items, self.stack = self.stack, self.marks.pop()
         return items
 
     def last(self, count: int) -> tuple[Any, ...]:
-        """Takes the top `count` values."""
+        """Pop the top `count` values."""
         if count > len(self.stack):
             raise IndexError
         items = self.stack[len(self.stack) - count :]
@@ -147,13 +147,13 @@ class Machine:
         return tuple(items)
 
     def top(self, kind: type) -> Any:
-        """The value on top, which must be of a kind."""
+        """Return the top of the stack, which must have a type."""
         if not isinstance(self.stack[-1], kind):
-            raise ValueError(f"found a {type(self.stack[-1]).__name__}, needed a {kind.__name__}")
+            raise ValueError(f"found a {type(self.stack[-1]).__name__}, expected a {kind.__name__}")
         return self.stack[-1]
 
     def fill(self, items: list[Any]) -> None:
-        """Adds key, value, key, value ... to the dict on top."""
+        """Add the items [key, value, key, value, ...] to the dict on top."""
         target = self.top(dict)
         if len(items) % 2:
             raise ValueError("a dict has a key without a value")
@@ -161,47 +161,49 @@ class Machine:
             target[key(items[at])] = items[at + 1]
 
     def remember(self, index: int) -> None:
-        """Stores the top in the memo."""
+        """Store the top of the stack in the memo."""
         self.memo[index] = self.stack[-1]
 
     def recall(self, index: int) -> None:
-        """Pushes a stored value."""
+        """Push a value from the memo."""
         if index not in self.memo:
-            raise ValueError(f"nothing was stored as number {index}")
+            raise ValueError(f"the memo has no entry {index}")
         self.push(self.memo[index])
 
     def find(self, module: Any, name: Any) -> None:
-        """Pushes what stands for a class or function."""
+        """Push the `Name` of a class or function."""
         if not isinstance(module, str) or not isinstance(name, str):
-            raise ValueError("a class is named by something that is no text")
-        found = self.resolve(f"{module}.{name}")
-        if found is None:
-            raise FormatError(self.path, "class", f"it uses {f'{module}.{name}'[:120]}, which is not allowed", _REFUSED)
-        self.push(found)
+            raise ValueError("the name of a class is not a string")
+        resolved = self.resolve(f"{module}.{name}")
+        if resolved is None:
+            raise FormatError(self.path, "class", f"it uses {f'{module}.{name}'[:120]}, which is not allowed", _DISALLOWED)
+        self.push(resolved)
 
     def call(self, arguments: Any, keywords: Any = None) -> None:
-        """Replaces the name on top by the plain object that stands for a call of it."""
+        """Replace the `Name` on top by the result of its `make` function."""
         name = self.pop()
         if not isinstance(name, Name) or name.make is None:
             raise ValueError(f"{_short(name)} is called, which is not allowed")
         if not isinstance(arguments, tuple) or keywords:
-            raise ValueError(f"{name.name} is called with arguments it does not take")
+            raise ValueError(f"{name.name} is called with unsupported arguments")
         try:
             self.push(name.make(*arguments))
         except TypeError:
-            raise ValueError(f"{name.name} is called with arguments it does not take") from None
+            raise ValueError(f"{name.name} is called with unsupported arguments") from None
 
     def build(self, state: Any) -> None:
-        """Gives the object on top its state."""
+        """Set the state of the object on top."""
         if not hasattr(self.stack[-1], "set_state"):
-            raise ValueError(f"a {type(self.stack[-1]).__name__} is given a state")
+            raise ValueError(f"a {type(self.stack[-1]).__name__} has a state, which is unsupported")
         parts = state if isinstance(state, tuple) else (state,)
         self.spend(8 * sum(len(part) for part in parts if isinstance(part, dict)))
         self.stack[-1].set_state(state)
 
 
 def key(value: Any) -> Any:
-    """A value that may be a key: plain, or a tuple of plain ones (deeper ones could lead the hash into the C stack).
+    """Check that a value may be a key: a plain value or a tuple of plain values, and return it.
+
+    Hashing deeper tuples could overflow the C stack.
 
     Raises:
         ValueError: any other value.
@@ -224,7 +226,7 @@ def _short(value: Any) -> str:
 
 
 def _split_name(machine: Machine, text: str) -> None:
-    module, _, name = text.partition(" ")  # pickletools joins the two lines by a space
+    module, _, name = text.partition(" ")  # pickletools joins module and name by a space
     machine.find(module, name)
 
 

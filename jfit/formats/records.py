@@ -1,10 +1,10 @@
-"""RecordIO: records of bytes one after the other (.rec), an index of where they begin (.idx), headers of image records.
+"""RecordIO files: a sequence of byte records (.rec), an index of their offsets (.idx), and headers of image records.
 
-A record is one or more parts.  A part is the magic number, a word that holds its kind and its length, the bytes, and zeros up
-to a multiple of 4.  Bytes that hold the magic number at a multiple of 4 are cut there, and the number itself is left out: a
-reader that starts anywhere can find the next record.
+A record is one or more parts.  A part is the magic number, a 32-bit word with its kind (3 bits) and length (29 bits), its
+bytes, and zeros up to a multiple of 4.  Data that contains the magic number at a multiple of 4 is split there, and the magic
+number is not stored, so that in a file it only occurs at the start of a part.
 
-    kind 0  a whole record        kind 1  first part        kind 2  a part between        kind 3  last part
+    kind 0  a whole record        kind 1  first part        kind 2  middle part        kind 3  last part
 
 Source: the RecordIO files of Apache MXNet 1.9.1 (facts of the format only).
 """
@@ -24,20 +24,20 @@ import numpy as np
 from jfit.formats.atomic import FormatError
 
 MAGIC = b"\x0a\x23\xd7\xce"  # 0xced7230a, little endian
-MOST = (1 << 29) - 1  # bytes of a part: its length has 29 bits
+MOST = (1 << 29) - 1  # maximum length of a part in bytes
 _HEAD = struct.Struct("<4sI")
 _IMAGE = struct.Struct("<IfQQ")
-_DAMAGED = "the file is damaged or cut off: restore it from another copy, or write it again."
+_DAMAGED = "the file is damaged or truncated: restore it from another copy, or write it again."
 
 
 class RecordWriter:
-    """Appends records to a new file (a file of that name is emptied).
+    """Write records to a new file; an existing file is overwritten.
 
-    A process that dies leaves the records written so far, the last of them perhaps cut short: reading gives all whole ones and
-    then a `FormatError` with the byte at which the cut one begins.
+    If the process dies, the file contains the records written so far, and the last one may be truncated: `RecordReader` returns
+    all complete records and then raises a `FormatError` with the offset of the truncated one.
 
     Args:
-        path: the file to make.
+        path: the file to create.
 
     Example:
         >>> import tempfile
@@ -54,46 +54,44 @@ class RecordWriter:
         self.path, self._file = os.fspath(path), open(path, "wb")  # noqa: SIM115  closed by close()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Appends a record.
+        """Append a record.
 
         Args:
-            data: its content.
+            data: content of the record.
 
         Returns:
-            The byte at which it begins, for an index.
+            int: byte offset of the record, for an index.
 
         Raises:
-            TypeError: no bytes.
-            ValueError: a part would be longer than 512 MB, which the format cannot say.
+            TypeError: `data` is not bytes.
+            ValueError: a part would be longer than the maximum of the format, 512 MB.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(
-                f"{self.path}: a record is bytes, found {type(data).__name__}; encode it first, text with .encode()."
-            )
+            raise TypeError(f"{self.path}: a record must be bytes, found {type(data).__name__}; encode text with .encode().")
         data = bytes(data)
-        parts = _cut(data)
+        parts = _split(data)
         longest = max(map(len, parts))
         if longest > MOST:
-            raise ValueError(f"{self.path}: a record of {len(data)} bytes is too long; parts of at most {MOST} bytes fit.")
+            raise ValueError(f"{self.path}: a record of {len(data)} bytes is too long, expected parts of at most {MOST} bytes.")
         start = self._file.tell()
         last = len(parts) - 1
         for number, part in enumerate(parts):
             kind = 0 if not last else 1 if not number else 3 if number == last else 2
             self._file.write(_HEAD.pack(MAGIC, kind << 29 | len(part)))
             self._file.write(part)
-        self._file.write(bytes(-len(parts[-1]) % 4))  # the parts before it are multiples of 4 long
+        self._file.write(bytes(-len(parts[-1]) % 4))  # all other parts have a length that is a multiple of 4
         return start
 
     def tell(self) -> int:
-        """The byte at which the next record will begin."""
+        """Byte offset of the next record."""
         return self._file.tell()
 
     def flush(self) -> None:
-        """Hand what was written to the operating system."""
+        """Write buffered records to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; may be called again."""
+        """Close the file; calling it again has no effect."""
         self._file.close()
 
     def __del__(self) -> None:
@@ -107,8 +105,8 @@ class RecordWriter:
         self.close()
 
 
-def _cut(data: bytes) -> list[bytes]:
-    """The parts between magic numbers that lie at multiples of 4."""
+def _split(data: bytes) -> list[bytes]:
+    """Split at magic numbers whose offset is a multiple of 4."""
     parts, start, at = [], 0, data.find(MAGIC)
     while at >= 0:
         if at % 4 == 0:
@@ -119,13 +117,13 @@ def _cut(data: bytes) -> list[bytes]:
 
 
 class RecordReader:
-    """Reads records one after the other, or from any byte at which one begins.
+    """Read records in sequence, or from the byte offset of any record.
 
     Args:
         path: the file.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -134,10 +132,10 @@ class RecordReader:
         self._at, self._pid = 0, os.getpid()
 
     def read(self) -> bytes | None:
-        """The next record, None at the end of the file.
+        """Return the next record, or None at the end of the file.
 
         Raises:
-            FormatError: there is no record, or the file ends within it; sizes are checked before anything is read.
+            FormatError: there is no valid record at this offset, or the file ends within it.
         """
         self._unshare()
         start = self._at
@@ -153,7 +151,7 @@ class RecordReader:
         return MAGIC.join(parts)
 
     def skip(self) -> int | None:
-        """Moves behind the next record without reading it; the byte at which it begins, None at the end of the file."""
+        """Skip the next record and return its byte offset, or None at the end of the file."""
         self._unshare()
         start = self._at
         if start == self.size:
@@ -164,24 +162,24 @@ class RecordReader:
         return start
 
     def seek(self, at: int) -> None:
-        """Moves to a byte at which a record begins.
+        """Go to the byte offset of a record.
 
         Raises:
-            FormatError: the file is shorter.
+            FormatError: the offset is outside of the file.
         """
         if not 0 <= at <= self.size:
             raise FormatError(
-                self.path, f"byte {at}", f"the file has {self.size} bytes", "the index is of another file: make it again."
+                self.path, f"byte {at}", f"the file has {self.size} bytes", "the index is of another file: rebuild it."
             )
         self._unshare()
         self._at = self._file.seek(at)
 
     def tell(self) -> int:
-        """The byte at which the next record begins."""
+        """Byte offset of the next record."""
         return self._at
 
     def close(self) -> None:
-        """Close the file; may be called again."""
+        """Close the file; calling it again has no effect."""
         self._file.close()
 
     def __del__(self) -> None:
@@ -195,7 +193,7 @@ class RecordReader:
         self.close()
 
     def _unshare(self) -> None:
-        """After a fork: opens the file again, since parent and child would move each other's place in it."""
+        """Reopen the file after a fork, because parent and child would share one file position."""
         if self._pid != os.getpid() and not self._file.closed:
             self._file.close()
             self._file, self._pid = open(self.path, "rb"), os.getpid()  # noqa: SIM115  closed by close()
@@ -205,17 +203,17 @@ class RecordReader:
         return {"path": self.path, "at": self._at, "closed": self._file.closed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """The same file at the same place, opened again: in another process too."""
+        """Reopen the file at the same position."""
         RecordReader.__init__(self, state["path"])
         self.seek(state["at"])
         if state["closed"]:
             self.close()
 
     def _part(self, start: int, keep: bool, first: bool = True) -> tuple[int, bytes]:
-        """Kind and bytes of the part here; the place moves behind it only where it is whole."""
+        """Read (or skip) the part at the current position and return its kind and bytes; on an error the position is kept."""
         where, left = f"byte {self._at} (record at byte {start})", self.size - self._at
         if left < _HEAD.size:
-            raise FormatError(self.path, where, f"a part begins with {_HEAD.size} bytes, {left} are left", _DAMAGED)
+            raise FormatError(self.path, where, f"the header of a part has {_HEAD.size} bytes, {left} are left", _DAMAGED)
         head = self._file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             raise FormatError(self.path, where, "the file ended while it was being read", _DAMAGED)
@@ -223,10 +221,10 @@ class RecordReader:
         kind, length = word >> 29, word & MOST
         try:
             if magic != MAGIC:
-                raise FormatError(self.path, where, f"found {magic.hex()}, needed the magic number {MAGIC.hex()}", _DAMAGED)
+                raise FormatError(self.path, where, f"found {magic.hex()}, expected the magic number {MAGIC.hex()}", _DAMAGED)
             if kind not in ((0, 1) if first else (2, 3)):
-                needed = "0 or 1, which begin a record" if first else "2 or 3, which continue one"
-                raise FormatError(self.path, where, f"a part of kind {kind}, needed {needed}", _DAMAGED)
+                expected = "0 or 1, the start of a record" if first else "2 or 3, the continuation of a record"
+                raise FormatError(self.path, where, f"found a part of kind {kind}, expected {expected}", _DAMAGED)
             padded = length + -length % 4
             if padded > left - _HEAD.size:
                 problem = f"a part needs {padded} bytes, {left - _HEAD.size} are left"
@@ -245,13 +243,16 @@ class RecordReader:
 
 
 def record_offsets(path: str | os.PathLike[str]) -> np.ndarray:
-    """The byte at which each record of a file begins, (records,) int64; reads their heads only.
+    """Byte offsets of all records of a file; reads only their headers.
 
     Args:
         path: a .rec file.
 
+    Returns:
+        (records,) int64.
+
     Raises:
-        FormatError: the file is damaged or cut off.
+        FormatError: the file is damaged or truncated.
 
     Example:
         >>> import tempfile
@@ -266,14 +267,17 @@ def record_offsets(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = int) -> dict[Any, int]:
-    """Key -> byte at which its record begins, in the order of an index file: a line is the key, a tab, the byte.
+    """Read an index file (.idx): lines of a key, a tab and the byte offset of its record.
 
     Args:
         path: a .idx file.
-        key_type: makes a key from its text.
+        key_type: function from the text of a key to the key, such as int or str.
+
+    Returns:
+        dict key -> byte offset, in the order of the file.
 
     Raises:
-        FormatError: a line is not that.
+        FormatError: a line has another form.
 
     Example:
         >>> import tempfile, pathlib
@@ -282,38 +286,39 @@ def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = in
         >>> read_index(path)
         {7: 0, 9: 12}
     """
-    found: dict[Any, int] = {}
+    offsets: dict[Any, int] = {}
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 key, at = line.rstrip("\n").split("\t")[:2]
-                place = int(at)
-                if not 0 <= place < 1 << 63:
+                offset = int(at)
+                if not 0 <= offset < 1 << 63:
                     raise ValueError(at)
-                found[key_type(key)] = place
+                offsets[key_type(key)] = offset
             except ValueError:
                 kind = getattr(key_type, "__name__", key_type)
-                problem = f"found {line[:60]!r}, needed a key of type {kind}, a tab and a byte number"
-                raise FormatError(
-                    path, f"line {number}", problem, "make the index again, or give the right key_type."
-                ) from None
-    return found
+                problem = f"found {line[:60]!r}, expected a key of type {kind}, a tab and a byte offset"
+                raise FormatError(path, f"line {number}", problem, "rebuild the index, or pass another key_type.") from None
+    return offsets
 
 
 IRHeader = namedtuple("HEADER", ["flag", "label", "id", "id2"])
-"""Header of an image record: number of labels (0: one number in `label`), label or labels, id and its higher bits."""
+"""Header of an image record: flag (size of the label array, or 0 if `label` is one number), label, id, id2 (high bits)."""
 
 
 def pack(header: Any, content: bytes) -> bytes:
-    """Header, labels and content as one record.
+    """Encode header, labels and content as one record.
 
     Args:
-        header: an `IRHeader` or (flag, label, id, id2). A number as label is written with flag 0; an array of n labels as n
-          float32 behind a header with flag n. The flag given counts for nothing.
-        content: the bytes of the image file.
+        header: an `IRHeader` or tuple (flag, label, id, id2).  The flag is ignored: it is written as 0 if the label is a
+            number, and as n if it is an array of n labels, which are stored as float32 after the header.
+        content: bytes of the image file.
+
+    Returns:
+        bytes of the record.
 
     Raises:
-        ValueError: id or id2 is no unsigned number of 64 bits.
+        ValueError: id or id2 is not an unsigned 64-bit integer.
 
     Example:
         >>> pack(IRHeader(0, [1.0, 2.0], 9, 0), b"xyz").hex()
@@ -331,18 +336,18 @@ def pack(header: Any, content: bytes) -> bytes:
 
 
 def unpack(record: bytes, path: str | os.PathLike[str] = "record", where: str = "header") -> tuple[Any, bytes]:
-    """Header and content of a record that `pack` made.
+    """Decode a record written by `pack`.
 
     Args:
-        record: the record.
-        path: the file it came from, for messages.
-        where: its place there, for messages.
+        record: bytes of the record.
+        path: file that contains it, for messages.
+        where: its position in the file, for messages.
 
     Returns:
-        An `IRHeader`, whose label is a number (flag 0) or (flag,) float32, and the content.
+        (IRHeader, content): the label of the header is a float (flag 0) or a (flag,) float32 array.
 
     Raises:
-        FormatError: the record is too short for a header or for the labels that it announces.
+        FormatError: the record is too short for a header and its labels.
 
     Example:
         >>> header, content = unpack(pack(IRHeader(0, [1.0, 2.0], 9, 0), b"xyz"))
@@ -356,8 +361,8 @@ def unpack(record: bytes, path: str | os.PathLike[str] = "record", where: str = 
         needed += 4 * header.flag
     if header is None or len(record) < needed:
         labels = "" if header is None else f" with {header.flag} labels"
-        problem = f"the header of an image record{labels} takes {needed} bytes, the record has {len(record)}"
-        raise FormatError(path, where, problem, "it is no image record, or damaged: pack it again.")
+        problem = f"the header of an image record{labels} has {needed} bytes, the record has {len(record)}"
+        raise FormatError(path, where, problem, "it is damaged or not an image record: pack it again.")
     if not header.flag:
         return header, record[_IMAGE.size :]
     labels = np.frombuffer(record, np.dtype("<f4"), header.flag, _IMAGE.size)

@@ -1,4 +1,4 @@
-"""Arrays by name in a safetensors file: every dtype, every layout, checked against the bytes that are there."""
+"""Read and write safetensors files; sizes in a header are checked against the size of the file before allocation."""
 
 import errno
 import json
@@ -35,7 +35,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 _MAX_HEADER = 100_000_000
 _MAX_RANK = 64
-_REMEDY = "the file is damaged or no safetensors file: restore it from another copy, or save it again."
+_REMEDY = "the file is damaged or not a safetensors file: restore it from another copy, or save it again."
 
 
 class _Entry(NamedTuple):
@@ -49,19 +49,19 @@ class _Entry(NamedTuple):
 def save_tensors(
     path: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None, sync: bool = True
 ) -> Path:
-    """Writes arrays by name, atomically, in the safetensors format; no second copy of them is made in memory.
+    """Write a dict of arrays to a safetensors file, atomically and without a second copy in memory.
 
     Args:
         path: the file.
-        arrays: name -> numpy or jax array of any shape and layout; bool, integers, float16, bfloat16, float32, float64.
-        metadata: text -> text, kept in the header.
-        sync: wait until the bytes are on the disk.
+        arrays: name -> NumPy or JAX array of any shape and layout; bool, integers, float16, bfloat16, float32 or float64.
+        metadata: dict of str -> str, stored in the header.
+        sync: whether to wait until the bytes are on the disk (fsync).
 
     Returns:
-        The path.
+        pathlib.Path of the file.
 
     Raises:
-        TypeError: an array has a dtype that the format does not know.
+        TypeError: an array has an unsupported dtype, or the name "__metadata__".
         OSError: the file cannot be written.
 
     Example:
@@ -85,15 +85,15 @@ def save_tensors(
 
 
 def write_tensors(file: BinaryIO, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes arrays by name to an open file; all bytes are made in memory first, which `save_tensors` does without.
+    """Write a dict of arrays to an open file in the safetensors format; unlike `save_tensors`, it needs a copy in memory.
 
     Args:
-        file: a binary file (or anything with `write`).
-        arrays: as for `save_tensors`.
-        metadata: text -> text, kept in the header.
+        file: a binary file, or another object with `write(bytes)`.
+        arrays: name -> array, as for `save_tensors`.
+        metadata: dict of str -> str, stored in the header.
 
     Raises:
-        TypeError: an array has a dtype that the format does not know.
+        TypeError: an array has an unsupported dtype, or the name "__metadata__".
 
     Example:
         >>> import io
@@ -108,11 +108,16 @@ def write_tensors(file: BinaryIO, arrays: Mapping[str, Any], metadata: Mapping[s
 
 
 def checksum(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[int, int]:
-    """(crc32, number of bytes) of a file that `save_tensors` wrote, of what was meant: the data is taken from the arrays.
+    """(crc32, size in bytes) of the correct content of a file written by `save_tensors`, computed from the arrays.
+
+    A checkpoint compares it with the file later, to detect damage, including damage during the write.
 
     Args:
         path: the file; only its header is read.
-        arrays: what was given to `save_tensors`.
+        arrays: the arrays passed to `save_tensors`.
+
+    Returns:
+        (int, int).
 
     Example:
         >>> import tempfile
@@ -135,36 +140,36 @@ def checksum(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[i
 def _all_plain(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     plain = {str(name): _plain(str(name), value) for name, value in arrays.items()}
     if "__metadata__" in plain:
-        raise TypeError("array '__metadata__': safetensors keeps this name for itself; rename the array.")
+        raise TypeError("array '__metadata__': the safetensors format reserves this name; rename the array.")
     return plain
 
 
 def _plain(name: str, value: Any) -> np.ndarray:
-    """A C-contiguous little-endian array of a dtype that the format knows."""
-    # The library writes memory as it lies: values of a transposed array would come back in another order, without an error.
-    # Not ascontiguousarray: that makes a () array a (1,) one.
+    """Convert to a C-contiguous little-endian array and check the dtype."""
+    # The library writes the memory of an array without its strides: a transposed array would be read back in another order.
+    # Not np.ascontiguousarray, which reshapes () to (1,).
     array = np.asarray(value, order="C")
     array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     if array.dtype not in _DTYPES.values():
         raise TypeError(
-            f"array {name!r} has dtype {array.dtype}, needed one of {', '.join(str(dtype) for dtype in _DTYPES.values())}, "
-            "because safetensors files hold no other here; cast it first."
+            f"array {name!r} has dtype {array.dtype}, expected one of {', '.join(str(dtype) for dtype in _DTYPES.values())}, "
+            "the dtypes that jfit stores in safetensors files; cast it first."
         )
     return array
 
 
 def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Reads arrays by name; the header is checked against the size of the file before anything is allocated.
+    """Read a safetensors file; its header is checked against the size of the file before allocation.
 
     Args:
         path: a safetensors file.
 
     Returns:
-        (arrays by name, metadata). The arrays can be written to.
+        (dict name -> writable NumPy array, dict of metadata str -> str).
 
     Raises:
-        FormatError: the file is damaged, cut off, or no safetensors file.
-        FileNotFoundError: there is no such file.
+        FormatError: the file is damaged, truncated, or not a safetensors file.
+        FileNotFoundError: the file does not exist.
 
     Example:
         >>> import tempfile
@@ -183,7 +188,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
         file.seek(0)
         try:
             tensors = dict(safetensors.deserialize(file.read()))
-        except safetensors.SafetensorError as error:  # it changed since its header was checked
+        except safetensors.SafetensorError as error:  # the file changed after the header was checked
             raise FormatError(path, "data", f"the file cannot be read ({error})", _REMEDY) from error
     arrays = {e.name: np.frombuffer(tensors[e.name]["data"], e.dtype).reshape(e.shape) for e in entries}
     return arrays, metadata
@@ -191,33 +196,31 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
 
 def _read_header(path: Any, file: Any, size: int) -> tuple[dict[str, Any], int]:
     if size < 8:
-        raise FormatError(path, "byte 0", f"found {size} bytes, needed at least 8 for the header's length", _REMEDY)
+        raise FormatError(path, "byte 0", f"found {size} bytes, expected at least 8 for the length of the header", _REMEDY)
     (length,) = struct.unpack("<Q", file.read(8))
     if length > min(size - 8, _MAX_HEADER):
-        raise FormatError(
-            path, "byte 0", f"the header claims {length} bytes, the file has {size - 8} after its length", _REMEDY
-        )
+        raise FormatError(path, "byte 0", f"the header should have {length} bytes, but {size - 8} bytes follow", _REMEDY)
     try:
         header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise FormatError(path, "header", f"it is not valid JSON ({error})", _REMEDY) from error
     if not isinstance(header, dict):
-        raise FormatError(path, "header", f"found a JSON {type(header).__name__}, needed an object", _REMEDY)
+        raise FormatError(path, "header", f"found a JSON {type(header).__name__}, expected an object", _REMEDY)
     return header, 8 + length
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return fields
 
 
 def _metadata(path: Any, field: Any) -> dict[str, str]:
     if field is None:
         return {}
     if not isinstance(field, dict) or not all(isinstance(value, str) for value in field.values()):
-        raise FormatError(path, "header field '__metadata__'", "needed an object of texts", _REMEDY)
+        raise FormatError(path, "header field '__metadata__'", "expected an object of strings", _REMEDY)
     return field
 
 
@@ -226,22 +229,22 @@ def _entry(path: Any, name: str, field: Any, present: int) -> _Entry:
     try:
         kind, shape, (start, stop) = field["dtype"], field["shape"], field["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
-        raise FormatError(path, where, "its entry lacks dtype, shape or two data_offsets", _REMEDY) from error
+        raise FormatError(path, where, "its entry has no dtype, shape or two data_offsets", _REMEDY) from error
     if not isinstance(kind, str) or kind not in _DTYPES:
         raise FormatError(path, where, f"dtype {kind!r} is not one of {', '.join(_DTYPES)}", "cast it where the file was made.")
     if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(_is_size(n) for n in shape):
-        raise FormatError(path, where, f"shape {str(shape)[:80]} is no list of at most {_MAX_RANK} sizes", _REMEDY)
+        raise FormatError(path, where, f"shape {str(shape)[:80]} is not a list of at most {_MAX_RANK} sizes", _REMEDY)
     if not (_is_size(start) and _is_size(stop) and start <= stop <= present):
-        raise FormatError(path, where, f"data_offsets {start}..{stop} lie outside the {present} data bytes present", _REMEDY)
+        raise FormatError(path, where, f"data_offsets {start}..{stop} are outside of the {present} data bytes", _REMEDY)
     dtype = _DTYPES[kind]
-    # Python integers: a hostile shape cannot overflow here.
+    # Python integers, so that a malicious shape cannot overflow.
     if (needed := math.prod(shape) * dtype.itemsize) != stop - start:
         raise FormatError(
             path, where, f"shape {tuple(shape)} of {kind} needs {needed} bytes, its entry has {stop - start}", _REMEDY
         )
     if math.prod(filter(None, shape)) >= 2**59:
-        # Nothing to allocate, yet numpy multiplies the other sizes and may overflow.
-        raise FormatError(path, where, f"shape {tuple(shape)} has a size no real array has", _REMEDY)
+        # The array is empty, but NumPy multiplies the other sizes and may overflow.
+        raise FormatError(path, where, f"shape {tuple(shape)} has impossibly large sizes", _REMEDY)
     return _Entry(name, dtype, tuple(shape), start, stop)
 
 
@@ -250,11 +253,11 @@ def _is_size(value: Any) -> bool:
 
 
 def _check_cover(path: Any, entries: list[_Entry], present: int) -> None:
-    """Tensors lie one after another without gaps or overlaps: otherwise a small file could name huge arrays many times."""
+    """Check that the tensors cover the data without gaps or overlaps (else a small file could define many huge arrays)."""
     end = 0
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
         if entry.start != end:
-            raise FormatError(path, f"tensor {entry.name!r}", f"its data begins at byte {entry.start}, needed {end}", _REMEDY)
+            raise FormatError(path, f"tensor {entry.name!r}", f"its data begins at byte {entry.start}, expected {end}", _REMEDY)
         end = entry.stop
     if end != present:
         raise FormatError(path, f"data byte {end}", f"{present - end} bytes belong to no tensor", _REMEDY)
