@@ -30,7 +30,7 @@ def test_an_unknown_input_name_raises_with_the_nearest_name():
 
 def test_a_missing_label_is_named():
     refused(r"input 'softmax_label' is missing.*The graph needs 'data', 'softmax_label'", data={"data": X})
-    refused(r"input .data. has 20 rows, input .softmax_label. has 2; all inputs need one entry", data=(X, [Y, Y]))
+    refused(r"input .data. has 20 rows, input .softmax_label. has 2; all inputs need the same number of rows", data=(X, [Y, Y]))
 
 
 def test_missing_and_extra_arrays_raise_with_both_numbers():
@@ -245,7 +245,7 @@ def test_a_bad_row_weight_in_a_stream_names_its_batch():
 
 
 def test_a_batch_of_zero_weights_changes_nothing_and_score_raises_as_fit_does():
-    refused("all 20 row weights are 0, so nothing can be learned", data=(X, Y, ONES * 0))
+    refused("all 20 row weights are 0, so the mean loss is undefined", data=(X, Y, ONES * 0))
     run, once = (train(data=[(X, Y, ONES), *more], num_epoch=1) for more in ([(X, Y, ONES * 0)], []))
     assert run.history.column("loss") == once.history.column("loss")
     for name, value in once.params.items():

@@ -117,13 +117,13 @@ def test_arrays_are_cast_to_a_dtype_that_devices_support(given, dtype):
     [
         ({"data": X, "label": Y[:4]}, "input 'data' has 10 rows, input 'label' has 4"),
         ({"data": X[:0]}, "empty data: input 'data' has 0 rows"),
-        ({}, "empty data: no arrays were given"),
-        ({"data": np.array(["a", "b"])}, "input 'data' has dtype <U1, numbers are needed"),
-        ({"data": np.array([1, None])}, "input 'data' has dtype object, numbers are needed"),
+        ({}, "empty data: there are no arrays"),
+        ({"data": np.array(["a", "b"])}, "input 'data' has dtype <U1, expected real numbers"),
+        ({"data": np.array([1, None])}, "input 'data' has dtype object, expected real numbers"),
         ({"data": [[1, 2], [3]]}, "input 'data' is not rectangular"),
-        ({"data": np.array([1, 2**31])}, "holds 2147483648, which int32 cannot"),
-        ({"data": np.array([1.0, 1e300])}, "holds 1e+300, which float32 cannot"),
-        ({"data": np.float32(3)}, "is the single number 3.0"),
+        ({"data": np.array([1, 2**31])}, "contains 2147483648, which is out of range of int32"),
+        ({"data": np.array([1.0, 1e300])}, "contains 1e+300, which is out of range of float32"),
+        ({"data": np.float32(3)}, "is the scalar 3.0"),
     ],
 )
 def test_invalid_arrays_raise_with_the_expected_form(arrays, message):
@@ -150,7 +150,7 @@ def test_the_last_batch_is_short_and_a_batch_may_exceed_the_data():
     assert arrays.num_batches(4) == 3 and arrays.num_batches(100) == 1
     assert [len(b.inputs["data"]) for b in arrays.batches(0, 100)] == [10]
     assert arrays.nbytes == X.nbytes + Y.nbytes
-    with pytest.raises(ValueError, match="batch_size is 0, at least 1 is needed"):
+    with pytest.raises(ValueError, match="batch_size is 0, expected at least 1"):
         arrays.num_batches(0)
 
 
@@ -194,7 +194,7 @@ def test_array_data_and_stream_data_are_returned_unchanged():
         ({"data": X}, ValueError, "input 'label' is missing. The graph needs 'data', 'label', the data has 'data'"),
         (X, ValueError, "input 'label' is missing"),
         (([X, X], Y), ValueError, "input 'data' has 2 rows, input 'label' has 10"),
-        ((X, [Y], X, Y), ValueError, "data is a tuple of 4, (x, y) or (x, y, weight) is needed"),
+        ((X, [Y], X, Y), ValueError, "data is a tuple of length 4, expected (x, y) or (x, y, weight)"),
         (None, TypeError, "data is None (NoneType)"),
         ("x.csv", TypeError, "data is 'x.csv' (str)"),
     ],

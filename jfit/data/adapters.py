@@ -1,7 +1,6 @@
-"""Whatever people feed to `fit`, as one of two things: arrays in memory or a stream of batches.
+"""`as_data`: convert the data argument of `fit` to `ArrayData` (arrays in memory) or `StreamData` (an iterable of batches).
 
-`as_data` decides which, by the shape of what it is given and never by asking for a library: torch, grain, tf.data, pandas and
-MXNet iterators are recognised by the methods they have.
+Objects of torch, grain, tf.data, pandas and MXNet are recognized by their methods, without importing these libraries.
 """
 
 from __future__ import annotations
@@ -28,28 +27,29 @@ def as_data(
     require_labels: bool = True,
     axes: Axes | None = None,
 ) -> ArrayData | StreamData:
-    """Training or evaluation data from anything people have it in.
+    """Convert training or evaluation data to `ArrayData` or `StreamData`.
 
     Args:
-        data: `(x, y)` or `(x, y, weight)`; a dict of arrays by input name; `x` alone; an iterable over batches (list of
-            batches, torch or grain loader, tf.data.Dataset, MXNet iterator); a callable `f(epoch)` or `f()` that returns one.
-            `x` and `y` may be lists, tuples or dicts of arrays.  A batch is a `Batch`, a dict, `(x, y)`, `(x, y, weight)`
-            or `x`.
-        batch_size: rows of a batch; streams bring batches of their own size.
-        input_names: data inputs in order, as a list of arrays is matched.
-        label_names: label inputs in order.
-        shuffle: a new order of array data every epoch (streams are read as they come).
-        seed: fixes the orders.
-        train_pad: rows an MXNet iterator wraps weigh 1 in training (as MXNet has it) or 0; in metrics they weigh 0.
+        data: `(x, y)`, `(x, y, weight)` or `x`, where `x` and `y` are an array or a list, tuple or dict of arrays; a dict input
+            name -> array; an iterable of batches (list of batches, torch or grain loader, tf.data.Dataset, MXNet iterator); or
+            a callable `f(epoch)` or `f()` that returns such an iterable.  A batch is a `Batch`, a dict input name -> array,
+            `(x, y)`, `(x, y, weight)` or `x`.
+        batch_size: number of rows per batch for arrays; ignored for an iterable of batches.
+        input_names: names of the data inputs, in the order of a list of arrays `x`.
+        label_names: names of the label inputs, in the order of a list of arrays `y`.
+        shuffle: whether to shuffle arrays in every epoch; an iterable is read in its order.
+        seed: integer seed of the shuffle.
+        train_pad: whether padding rows of an MXNet iterator have weight 1 (True, as in MXNet) or 0 (False) in the loss; their
+            weight in metrics is 0.
         require_labels: whether data without labels is an error; False for prediction.
-        axes: input name -> axis of the rows in the batches of a stream, where it is not 0 (arrays have their rows first).
+        axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first.
 
     Returns:
-        `ArrayData` or `StreamData`; one that is passed in comes back as it is.
+        ArrayData or StreamData; `data` itself if it is one of them.
 
     Raises:
-        ValueError: empty data, wrong or missing input names, unequal row counts; the message says what was needed.
-        TypeError: nothing that holds batches.
+        ValueError: empty data, wrong or missing input names, or unequal numbers of rows.
+        TypeError: unsupported type of `data`.
 
     Example:
         >>> import numpy as np
@@ -58,7 +58,7 @@ def as_data(
         (6, ['data', 'label'])
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, at least 1 is needed.")
+        raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
     if isinstance(data, (ArrayData, StreamData)):
         return data
     names = Names.of(input_names, label_names, require_labels, axes)
@@ -79,34 +79,34 @@ def _is_stream(data: Any) -> bool:
 
 
 def _arrays(data: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
-    """Arrays by input name, and row weights where the data has them."""
+    """Split data in memory into (dict input name -> array, row weights or None)."""
     if data is None or isinstance(data, (str, bytes, int, float)):
         raise TypeError(
-            f"data is {data!r} ({type(data).__name__}); needed is (x, y), a dict of arrays by input name, an array, "
-            "or an iterable over batches."
+            f"data is {data!r} ({type(data).__name__}), expected (x, y), a dict of arrays by input name, an array, "
+            "or an iterable of batches."
         )
     if isinstance(data, Mapping):
         return dict(data), None
     if isinstance(data, Batch):
-        return dict(data.inputs), _shared_weight(data) if names.require_labels else None  # predict takes no weights
+        return dict(data.inputs), _shared_weight(data) if names.require_labels else None  # predict ignores weights
     if not isinstance(data, tuple):
         data = (data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(
-            f"data is a tuple of {len(data)}, (x, y) or (x, y, weight) is needed; for several inputs pass x as a list or a "
-            f"dict, such as {{{', '.join(repr(n) for n in names.all)}}}."
+            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); for several inputs pass x as a list or "
+            f"as a dict with the names {', '.join(repr(n) for n in names.all)}."
         )
     x, y, weight = (*data, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
 
 
 def _shared_weight(batch: Batch) -> Any | None:
-    """The weights of a `Batch` given as a whole data set, whose rows weigh the same in training and in metrics."""
+    """Row weights of a `Batch` that is passed as the whole data set; raise if `weight` and `metric_weight` differ."""
     if batch.metric_weight is not None and not np.array_equal(
         np.ones_like(batch.metric_weight) if batch.weight is None else batch.weight, batch.metric_weight
     ):
         raise ValueError(
-            "the data is one Batch whose weight and metric_weight differ, but arrays have one weight per row for both; pass a "
-            "list of batches ([batch]) to keep two weights."
+            "the data is one Batch whose weight and metric_weight differ, but arrays in memory have one weight per row; "
+            "pass a list of batches ([batch]) to use two weights."
         )
     return batch.weight

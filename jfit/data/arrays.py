@@ -1,7 +1,6 @@
-"""Arrays in memory as training data: checked once, shuffled as a function of (seed, epoch), cut into batches.
+"""`ArrayData`: training data from arrays in memory, shuffled by (seed, epoch) and split into batches.
 
-The position in an epoch is one integer, the index of the next batch; seed, epoch and position are all that is needed to
-continue exactly where a run stopped.
+The position in an epoch is the index of the next batch.  Seed, epoch and position are enough to resume a run exactly.
 """
 
 from __future__ import annotations
@@ -14,22 +13,23 @@ import numpy as np
 from jfit.data.batch import Batch, check_weights
 
 _MASK64 = (1 << 64) - 1
-# Without 64-bit types on the device a wider array would be cut silently there; here the cut is checked.
+# JAX without x64 converts 64-bit arrays to 32 bits silently; `to_array` checks that the values fit.
 _NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
 
 def to_array(value: Any, name: str) -> np.ndarray:
-    """A host array with a dtype that devices have, from anything array-like.
+    """Convert an array-like to a NumPy array with a dtype of at most 32 bits.
 
     Args:
-        value: numpy or jax array, torch tensor, pandas frame or series, (nested) list of numbers; sparse matrices become dense.
-        name: the input's name, for messages.
+        value: NumPy or JAX array, torch tensor, pandas DataFrame or Series, (nested) list of numbers, or sparse matrix (which
+            becomes dense).
+        name: name of the input, for messages.
 
     Returns:
-        The array; float64 becomes float32, int64 int32, uint64 uint32; other dtypes, uint8 among them, are kept.
+        NumPy array; float64 is converted to float32, int64 to int32, uint64 to uint32; other dtypes are kept.
 
     Raises:
-        ValueError: not numbers, lists of unequal lengths, or values that the narrower dtype cannot hold.
+        ValueError: values that are not numbers, lists of unequal lengths, or values out of range of the 32-bit dtype.
 
     Example:
         >>> to_array([[1, 2], [3, 4]], "data").dtype
@@ -38,8 +38,8 @@ def to_array(value: Any, name: str) -> np.ndarray:
     array = _host(value, name)
     if array.dtype.kind not in "biuf" and not array.dtype.name.startswith(("bfloat16", "float8")):
         raise ValueError(
-            f"input {name!r} has dtype {array.dtype}, numbers are needed (float, int, uint8 or bool) because devices hold "
-            "nothing else; encode text as integers and turn object columns into numbers first."
+            f"input {name!r} has dtype {array.dtype}, expected real numbers (float, int or bool); encode text as integers and "
+            "convert object columns to numbers."
         )
     return _narrow(array, name)
 
@@ -49,25 +49,25 @@ def _host(value: Any, name: str) -> np.ndarray:
         return value
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # torch
         value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # numpy() of torch knows no bfloat16
+        if str(value.dtype) == "torch.bfloat16":  # torch's numpy() does not support bfloat16
             value = value.float()
         return value.numpy()
     if hasattr(value, "to_numpy"):  # pandas, polars
         return np.asarray(value.to_numpy())
     if hasattr(value, "todense"):  # SparseArray, scipy, BCOO
         return np.asarray(value.todense())
-    if hasattr(value, "asnumpy"):  # MXNet's box
+    if hasattr(value, "asnumpy"):  # NDArray
         return np.asarray(value.asnumpy())
     try:
         return np.asarray(value)
     except ValueError as err:
         raise ValueError(
-            f"input {name!r} is not rectangular ({err}); every row needs the same shape: pad the rows to one length."
+            f"input {name!r} is not rectangular ({err}); all rows must have the same shape: pad them to one length."
         ) from err
 
 
 def _narrow(array: np.ndarray, name: str) -> np.ndarray:
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # devices know the machine's own byte order only
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # JAX arrays have native byte order
     target = _NARROW.get(array.dtype.name)
     if target is None:
         return array
@@ -83,23 +83,23 @@ def _narrow(array: np.ndarray, name: str) -> np.ndarray:
             return array.astype(target)
     bad = array[(array < low) | (array > high)].flat[0]
     raise ValueError(
-        f"input {name!r} ({array.dtype}) holds {bad}, which {np.dtype(target)} cannot ({low} to {high}); devices work with "
-        "32 bits: rescale or re-index the values."
+        f"input {name!r} ({array.dtype}) contains {bad}, which is out of range of {np.dtype(target)} ({low} to {high}); jfit "
+        "uses 32-bit arrays on devices: rescale or re-index the values."
     )
 
 
 class ArrayData:
-    """Rows of named arrays, batch by batch; epoch e is read in the order f(seed, e).
+    """Training data from arrays in memory; the order of the rows in an epoch is a function of (seed, epoch).
 
     Args:
-        arrays: input name -> array of n rows (axis 0); labels are inputs too.
-        shuffle: a new order every epoch; False keeps the order given.
-        seed: integer that fixes all orders.
-        weight: how much each row counts in the loss and in metrics, (n,), finite and at least 0; None for all 1.
+        arrays: dict input name -> array-like of n rows (axis 0), labels included.
+        shuffle: whether to shuffle the rows in every epoch.
+        seed: integer seed of the shuffle.
+        weight: (n,) row weights for the loss and metrics, finite and non-negative; None: all 1.
 
     Raises:
-        ValueError: no arrays, no rows, unequal row counts, values that are not numbers, a weight that is nan, infinite or
-            negative, or no weight above 0.
+        ValueError: no arrays, no rows, unequal numbers of rows, values that are not numbers, a weight that is nan, infinite or
+            negative, or weights that are all 0.
 
     Example:
         >>> import numpy as np
@@ -122,13 +122,13 @@ class ArrayData:
             check_weights(self.weight, "weight")
             if not self.weight.any():
                 raise ValueError(
-                    f"all {self.num_rows} row weights are 0, so nothing can be learned and there is no mean loss; at least one "
-                    "row needs a weight above 0 (leave the weights out and every row counts 1)."
+                    f"all {self.num_rows} row weights are 0, so the mean loss is undefined; expected at least one positive "
+                    "weight (without weights every row has weight 1)."
                 )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays together: what keeping them on a device would take."""
+        """Total size of all arrays in bytes."""
         return sum(a.nbytes for a in self.arrays.values())
 
     @property
@@ -137,11 +137,11 @@ class ArrayData:
         return {name: (a.shape[1:], a.dtype) for name, a in self.arrays.items()}
 
     def num_batches(self, batch_size: int) -> int:
-        """Batches in an epoch, a short last one included."""
+        """Number of batches per epoch, a short last batch included."""
         return -(-self.num_rows // _positive(batch_size))
 
     def order(self, epoch: int) -> np.ndarray:
-        """The rows of an epoch in reading order: a permutation that depends on (seed, epoch) only.
+        """Row indices of an epoch in reading order: a permutation that is a function of (seed, epoch).
 
         Args:
             epoch: index of the epoch, from 0.
@@ -159,23 +159,23 @@ class ArrayData:
         """
         if not self.shuffle:
             return np.arange(self.num_rows, dtype=np.int32)
-        # Raw draws are fixed for all NumPy versions, Generator.permutation is not: a resumed run must see the same order.
+        # Raw draws are the same in all NumPy versions, Generator.permutation is not: a resumed run needs the same order.
         draws = np.random.Philox(key=np.array([self.seed & _MASK64, epoch & _MASK64], np.uint64)).random_raw(self.num_rows)
-        # The row's number in the low bits makes all keys distinct: any sort gives the same order, and twice as fast as argsort.
+        # The row index in the low bits makes all keys distinct: any sort gives the same order, and is twice as fast as argsort.
         low = np.uint64((1 << (self.num_rows - 1).bit_length()) - 1)
         keys = np.sort((draws & ~low) | np.arange(self.num_rows, dtype=np.uint64))
         return (keys & low).astype(np.int32)
 
     def batches(self, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from batch `start` on; the last may be short, nothing is padded.
+        """Iterate over the batches of an epoch, starting at batch `start`; the last batch may be short (no padding).
 
         Args:
             epoch: index of the epoch, from 0.
-            batch_size: rows of a batch.
-            start: index of the first batch to give, the saved position of an interrupted epoch.
+            batch_size: number of rows per batch.
+            start: index of the first batch, the saved position of an interrupted epoch.
 
         Returns:
-            Iterator of `Batch`.  Without shuffling the arrays are views of the data: do not write into them.
+            Iterator of `Batch`.  Without shuffling, the arrays are views of the data: do not write into them.
 
         Example:
             >>> import numpy as np
@@ -189,7 +189,7 @@ class ArrayData:
             yield self.take(pick)
 
     def take(self, pick: slice | np.ndarray) -> Batch:
-        """The rows that a slice or an index array picks, as one batch."""
+        """Batch of the rows selected by a slice or an array of row indices."""
         weight = None if self.weight is None else self.weight[pick]
         if isinstance(pick, slice):
             return Batch({name: a[pick] for name, a in self.arrays.items()}, weight, weight)
@@ -200,22 +200,22 @@ def _common_rows(arrays: Mapping[str, np.ndarray]) -> int:
     first, count = "", None
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise ValueError(f"input {name!r} is the single number {array}, an array with one entry per row is needed.")
+            raise ValueError(f"input {name!r} is the scalar {array}, expected an array with one entry per row.")
         if count is None:
             first, count = name, len(array)
         elif len(array) != count:
             raise ValueError(
                 f"input {first!r} has {count} rows, input {name!r} has {len(array)}; "
-                "all inputs need one entry per sample on axis 0."
+                "all inputs need the same number of rows (axis 0)."
             )
     if not count:
         raise ValueError(
-            f"empty data: {f'input {first!r} has 0 rows' if arrays else 'no arrays were given'}; at least one row is needed."
+            f"empty data: {f'input {first!r} has 0 rows' if arrays else 'there are no arrays'}; expected at least one row."
         )
     return count
 
 
 def _positive(batch_size: int) -> int:
     if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, at least 1 is needed.")
+        raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
     return batch_size
