@@ -25,27 +25,27 @@ DECIDED = {
         "overwrites gamma of a BatchNorm with fix_gamma by 1 on every forward pass, and lets weight decay move it in between",
         "that gamma is exactly 1 always, and is not trained; its optimizer state in files is zero; what its update changes for "
         "others (Nadam's schedule, the groups of LARS, who sees LBSGD's late rate) is as in MXNet",
-        "test_mx_train.py::test_gamma_with_fix_gamma_is_one_and_stays_one",
+        "test_mx_train.py::test_gamma_with_fix_gamma_is_always_one",
     ),
     "padded_rows": Decided(
         "counts the rows that an iterator wrapped around in score() and in training metrics",
         "those rows train, as in MXNet, but never count",
-        "test_mxnet_module_fit.py::test_rows_that_the_iterator_wrapped_around_train_but_never_count",
+        "test_mxnet_module_fit.py::test_padding_rows_are_trained_on_but_excluded_from_metrics",
     ),
     "device_metric": Decided(
         "metrics that average per update call (mse, f1 ...) are averaged over the slices of the devices",
         "a batch is one update, whatever devices it lay on",
-        "test_mxnet_module_fit.py::test_a_metric_sees_the_whole_batch_whatever_devices_it_lay_on",
+        "test_mxnet_module_fit.py::test_a_metric_receives_the_whole_batch_on_any_number_of_devices",
     ),
     "unknown_names": Decided(
         "init_params and set_params(allow_missing=False) silently ignore names that the network does not have",
         "they raise, unless allow_extra=True",
-        "test_mxnet_module.py::test_unknown_names_in_set_params_are_refused_with_the_nearest_name",
+        "test_mxnet_module.py::test_unknown_names_in_set_params_raise_with_the_nearest_name",
     ),
     "state_counts": Decided(
         "`.states` files hold no update counts, so Adam starts at t = 0 when a training is resumed",
         "files that jfit writes hold them, so resuming equals going on; MXNet's own files load as MXNet loads them",
-        "test_mxnet_train.py::test_a_resumed_training_is_bit_for_bit_the_one_that_went_on",
+        "test_mxnet_train.py::test_a_resumed_training_equals_the_uninterrupted_one_bit_for_bit",
     ),
     "device_statistics": Decided(
         "each device keeps moving statistics of its own until get_params averages them, so an evaluation in between uses "
@@ -56,17 +56,17 @@ DECIDED = {
     "output_axis": Decided(
         "joins the devices' outputs along axis 0 unless the output carries a `__layout__` attribute",
         "joins them along the axis where their rows are, which follows from the layout of the data",
-        "test_mxnet_module_passes.py::test_a_layout_says_which_axis_holds_the_rows",
+        "test_mxnet_module_passes.py::test_the_layout_determines_the_batch_axis",
     ),
     "rolled_rows": Decided(
         "an iterator that rolls over reports old rows as `pad`, so predict cuts off as many new ones",
         "the report is the same, but rows that rolled over are new: they count, and nothing is cut off",
-        "test_mxnet_module_fit.py::test_rows_that_rolled_over_are_new_and_count",
+        "test_mxnet_module_fit.py::test_rows_that_rolled_over_are_included",
     ),
     "idle_gradients": Decided(
         "a Monitor also reports `<node>_backward_output<i>` for gradients that nobody asked for, whatever their memory holds",
         "it reports the gradient itself",
-        "test_mxnet_monitor.py::test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too",
+        "test_mxnet_monitor.py::test_every_recorded_statistic_of_mxnet_is_reproduced_including_gradients",
     ),
     "set_params_on_store": Decided(
         "where the key-value store updates, set_params after init_optimizer is undone by the next update: the store keeps a "
@@ -82,33 +82,33 @@ DECIDED = {
     "fresh_predict": Decided(
         "FeedForward.predict (and MXNet.jl's with overwrite=false) may use the weights of an earlier predict",
         "it always uses the weights of now",
-        "test_mxnet_feedforward_julia.py::test_predict_without_overwrite_wants_the_same_shapes_and_is_never_stale",
+        "test_mxnet_feedforward_julia.py::test_predict_without_overwrite_requires_equal_shapes_and_uses_current_parameters",
     ),
     "julia_validation": Decided(
         "MXNet.jl validates in training mode",
         "validation is an evaluation, as everywhere else; trained weights are the same",
-        "test_mxnet_feedforward_julia.py::test_validation_is_an_evaluation",
+        "test_mxnet_feedforward_julia.py::test_validation_runs_in_evaluation_mode",
     ),
     "validation_tail": Decided(
         "FeedForward rolls the tail of eval_data=(X, y) over to the next validation",
         "every row counts once in each validation",
-        "test_mxnet_feedforward.py::test_every_validation_row_counts_once_in_each_epoch",
+        "test_mxnet_feedforward.py::test_every_validation_row_is_used_once_in_each_epoch",
     ),
     "stale_gradient": Decided(
         "Trainer raises about a stale gradient after others were pushed already",
         "it raises before anything is written",
-        "test_mxnet_trainer.py::test_a_stale_gradient_is_raised_and_nothing_was_written",
+        "test_mxnet_trainer.py::test_a_stale_gradient_raises_before_any_update",
     ),
     "lazy_update": Decided(
         "Ftrl with row_sparse weights, LARS and LBSGD update only the rows that a row_sparse gradient holds; SGD with 16-bit "
         "weights and float32 masters updates all; AdaGrad with decay raises",
         "SGD, Adam, AdaGrad and GroupAdaGrad update the rows of the gradient, masters and decay included; all others every row",
-        "test_optim_rows.py::test_named_rows_move_as_in_a_whole_update_and_no_other_moves",
+        "test_optim_rows.py::test_the_given_rows_are_updated_as_in_a_dense_update_and_no_others",
     ),
     "whole_passes": Decided(
         "outputs and gradients of the last batch are there after fit",
         "a pass of fit whose steps shared dispatches keeps none; one with a callback that sees every batch does",
-        "test_mxnet_epochs.py::test_a_pass_of_few_dispatches_keeps_no_outputs",
+        "test_mxnet_epochs.py::test_an_epoch_of_few_dispatches_keeps_no_outputs",
     ),
     "concat_open_part": Decided(
         "infer_shape_partial of a Concat adds up the parts it knows and takes the rest for 0",
@@ -148,7 +148,7 @@ DECIDED = {
     "svrg_full_names": Decided(
         "SVRGModule assigns the gradient to every parameter with `full` in its name, so that `fullyconnected0` never learns",
         "it learns as any other; only `<parameter>_full` is a full gradient",
-        "test_mx_svrg.py::test_a_layer_with_full_in_its_name_learns",
+        "test_mx_svrg.py::test_a_layer_with_full_in_its_name_is_trained",
     ),
     "svrg_first_step": Decided(
         "SVRGModule overwrites the devices' parameters by zeros where the key-value store updates, until the first update",
@@ -158,7 +158,7 @@ DECIDED = {
     "svrg_begin_epoch": Decided(
         "a fit of SVRGModule fails if begin_epoch is no multiple of update_freq, or if a parameter is fixed",
         "it takes the full gradient first; fixed parameters are left alone",
-        "test_mx_svrg.py::test_a_fit_that_begins_between_full_gradients_takes_one_first",
+        "test_mx_svrg.py::test_a_fit_that_begins_between_full_gradients_computes_one_first",
     ),
     "csv_rounds": Decided(
         "CSVIter and LibSVMIter leave the rows that filled up the last batch out of the next epoch",
@@ -189,7 +189,7 @@ DECIDED = {
     "adamax_zero": Decided(
         "Adamax makes a weight NaN whose gradients were all 0 so far (0 / 0), such as a gamma that is fixed",
         "such a weight is unchanged; every other one has MXNet's numbers",
-        "test_optim_rules.py::test_adamax_rests_where_no_gradient_ever_came",
+        "test_optim_rules.py::test_adamax_is_unchanged_where_every_gradient_was_zero",
     ),
     "dcasgd_momentum": Decided(
         "DCASGD with momentum raises ValueError at the first update",
@@ -199,7 +199,7 @@ DECIDED = {
     "lamb_master": Decided(
         "LAMB with multi_precision, updated one by one, never changes the float32 masters, so weights stay near the start",
         "masters are updated, as MXNet does where several parameters are updated by one call",
-        "test_optim_rules.py::test_lamb_alone_moves_its_master",
+        "test_optim_rules.py::test_lamb_updates_its_float32_master_weight",
     ),
     "layer_norms": Decided(
         "LARS and LAMB with multi_precision take the norms of 16-bit weights, squared in 16 bits",
@@ -210,24 +210,24 @@ DECIDED = {
         "clip_gradient=0 clips nothing in SGD, Adam and other kernels, and sets gradients to 0 in AdaGrad, Nadam and others; "
         "a negative bound clips nothing, or mixes values up",
         "a bound that is not positive clips nothing, whatever the optimizer",
-        "test_optim_rules.py::test_a_bound_that_is_not_positive_clips_nothing",
+        "test_optim_rules.py::test_a_clipping_bound_that_is_not_positive_disables_clipping",
     ),
     "nadam_devices": Decided(
         "a Module that updates on several devices without its store multiplies Nadam's one schedule for each copy of each "
         "parameter, so the copies drift apart",
         "it is multiplied once for each parameter, so copies stay equal and are those of one device",
-        "test_mxnet_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
+        "test_mxnet_optimizer_named.py::test_shared_scalars_are_equal_on_any_number_of_devices",
     ),
     "lars_devices": Decided(
         "a Module that updates on several devices without its store shows a new rate to LARS's momentum on the first device "
         "only, so the copies drift apart",
         "every device sees it as one device does, so copies stay equal and are those of one device",
-        "test_mxnet_optimizer_named.py::test_what_parameters_share_is_the_same_on_any_number_of_devices",
+        "test_mxnet_optimizer_named.py::test_shared_scalars_are_equal_on_any_number_of_devices",
     ),
     "half_overflow": Decided(
         "with multi_precision a weight of 16 bits that is inf is finite again once its master is",
         "it is inf while its master is beyond its type, as in MXNet, and NaN when the master comes back",
-        "test_optim_rules.py::test_a_weight_beyond_its_type_is_inf_and_stays_so_as_in_mxnet",
+        "test_optim_rules.py::test_an_overflowing_weight_becomes_inf_and_stays_inf_as_in_mxnet",
     ),
     "test_counts": Decided(
         "the optimizer named test counts no updates",
@@ -238,23 +238,23 @@ DECIDED = {
         "LBSGD's first sum is the first gradient's own buffer, which the second gradient overwrites; between sums it runs an "
         "update with rate 0, which spreads a NaN of the gradient",
         "a Module repeats the buffer; an Updater and a Trainer average all gradients; between sums nothing changes",
-        "test_mxnet_optimizer_named.py::test_sums_of_lbsgd_are_kept_beside_the_states",
+        "test_mxnet_optimizer_named.py::test_lbsgds_gradient_sums_are_separate_from_the_states",
     ),
     "adadelta_gradient": Decided(
         "AdaDelta multiplies the caller's gradient by rescale_grad in place",
         "gradients stay as they are",
-        "test_mxnet_optimizer_named.py::test_adadelta_leaves_the_gradient_alone",
+        "test_mxnet_optimizer_named.py::test_adadelta_does_not_modify_the_gradient",
     ),
     "half_updates": Decided(
         "without multi_precision weights of 16 bits are updated in 16-bit arithmetic with 16-bit state; RMSProp, AdaDelta and "
         "others fail",
         "the arithmetic and the state are float32, and the weight is rounded after every update; bfloat16 too",
-        "test_mxnet_optimizer.py::test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them",
+        "test_mxnet_optimizer.py::test_16_bit_weights_are_rounded_without_master_weights_and_not_with_them",
     ),
     "momentum_of_rates": Decided(
         "LARS scales momentum by rate / last rate only for the first of its calls with a new rate: four parameters, or one",
         "so does the class; `jfit.optim.lars` scales it for all parameters unless told the size of a call (group)",
-        "test_optim_rules.py::test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call",
+        "test_optim_rules.py::test_momentum_is_rescaled_for_a_new_learning_rate",
     ),
     "image_epochs": Decided(
         "ImageRecordIter leaves the rows that a batch wrapped out of the next epoch; with round_batch=False a short batch "
@@ -281,12 +281,12 @@ DECIDED = {
     "pickled_writer": Decided(
         "a copy of an open record writer in another process empties the file",
         "an open writer cannot be pickled",
-        "test_records.py::test_a_reader_goes_to_another_process_and_starts_there",
+        "test_records.py::test_a_reader_is_reopened_in_another_process",
     ),
     "pearsonr_global": Decided(
         "the global value of a micro PearsonCorrelation is always 0.0",
         "it is that of everything since reset()",
-        "test_mxnet_metric.py::test_the_global_value_of_a_micro_correlation_is_that_of_everything",
+        "test_mxnet_metric.py::test_the_global_value_of_a_micro_correlation_is_over_all_rows",
     ),
     "pcc_labels": Decided(
         "PCC reads labels and outputs of each batch, and grows by a class for each number that is new",
@@ -301,6 +301,6 @@ DECIDED = {
     "metric_index": Decided(
         "CompositeEvalMetric.get_metric gives a ValueError back where there is no such metric",
         "it raises it",
-        "test_mxnet_metric.py::test_mistakes_raise_the_classes_that_mxnet_raises",
+        "test_mxnet_metric.py::test_invalid_use_raises_mxnets_error_classes",
     ),
 }

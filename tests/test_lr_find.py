@@ -187,7 +187,7 @@ def test_the_curve_has_a_logarithmic_axis_and_marks_the_suggestion():
     assert "data:image/png;base64," in seen._repr_html_()
 
 
-def test_without_matplotlib_a_text_table_is_returned(monkeypatch):
+def test_without_matplotlib_the_html_has_no_figure_and_plot_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     seen = curve(np.linspace(2, 1, 20))
     assert "<img" not in seen._repr_html_() and "suggestion" in seen._repr_html_()

@@ -15,7 +15,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "rnn_cells.json").read_t
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_graph_is_that_of_mxnet_node_by_node(name):
+def test_the_graph_equals_mxnets_node_by_node(name):
     found, wanted = graph(named(mx, CASES[name])), expanded(GOLDEN, name)
     for have, want in zip(found["nodes"], wanted["nodes"], strict=True):
         assert have == want
@@ -67,7 +67,7 @@ def test_fused_and_single_cells_compute_the_same_with_the_same_weights(mode):
     np.testing.assert_array_equal(back[f"{mode}_parameters"].asnumpy(), args[f"{mode}_parameters"].asnumpy())
 
 
-def test_weights_that_do_not_fit_are_refused():
+def test_weights_of_wrong_size_or_name_raise():
     cell = mx.rnn.FusedRNNCell(3, prefix="f_")
     with pytest.raises(KeyError, match="no array is named 'f_parameters', which this cell needs"):
         cell.unpack_weights({})
@@ -81,7 +81,7 @@ def test_weights_that_do_not_fit_are_refused():
         mx.rnn.FusedRNNCell(3, mode="elman")
 
 
-def test_checkpoints_hold_single_gates_and_load_into_other_cells(tmp_path):
+def test_checkpoints_store_weights_per_gate_and_load_into_other_cells(tmp_path):
     cell = mx.rnn.FusedRNNCell(2, num_layers=1, mode="lstm")
     net = cell.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0]
     size = net.infer_shape(data=(1, 2, 3))[0][1]
@@ -99,7 +99,7 @@ def test_checkpoints_hold_single_gates_and_load_into_other_cells(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ what cells refuse
-def test_what_a_cell_cannot_do_is_said():
+def test_unsupported_use_of_a_cell_raises():
     data, lstm = mx.sym.Variable("data"), mx.rnn.LSTMCell(3)
     both = mx.rnn.BidirectionalCell(mx.rnn.RNNCell(2, prefix="l_"), mx.rnn.RNNCell(2, prefix="r_"))
     for cell in (both, mx.rnn.FusedRNNCell(3)):
@@ -130,7 +130,7 @@ def test_what_a_cell_cannot_do_is_said():
         mx.rnn.BaseRNNCell().begin_state()
 
 
-def test_a_modified_cell_is_used_through_its_modifier():
+def test_a_wrapped_cell_can_only_be_called_through_its_modifier():
     cell = mx.rnn.RNNCell(3)
     around = mx.rnn.ResidualCell(cell)
     with pytest.raises(ValueError, match=r"inside a modifier cell .* call the modifier"):
@@ -142,7 +142,7 @@ def test_a_modified_cell_is_used_through_its_modifier():
     assert around.pack_weights(around.unpack_weights(arrays)).keys() == arrays.keys()
 
 
-def test_weights_are_given_to_the_whole_or_to_its_parts():
+def test_shared_weights_belong_to_the_composite_cell_or_to_its_children():
     params = mx.rnn.RNNParams("all_")
     shared = mx.rnn.SequentialRNNCell(params=params)
     part = mx.rnn.RNNCell(3, prefix="a_")
@@ -152,7 +152,7 @@ def test_weights_are_given_to_the_whole_or_to_its_parts():
         shared.add(mx.rnn.RNNCell(3, prefix="b_", params=params))
 
 
-def test_zoneout_is_the_cell_itself_in_evaluation_and_keeps_old_values_in_training():
+def test_zoneout_is_the_identity_in_evaluation_and_keeps_previous_values_in_training():
     def net(cell):
         return cell.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0]
 
@@ -168,7 +168,7 @@ def test_zoneout_is_the_cell_itself_in_evaluation_and_keeps_old_values_in_traini
     np.testing.assert_allclose(first[~kept], evaluated(plain, args)[0][:, 0][~kept], rtol=1e-5)
 
 
-def test_the_old_name_of_unroll_warns():
+def test_rnn_unroll_is_deprecated():
     with pytest.warns(UserWarning, match="rnn_unroll is deprecated; call cell.unroll"):
         outputs, _ = mx.rnn.rnn_unroll(mx.rnn.RNNCell(3), 2, mx.sym.Variable("data"))
     assert len(outputs) == 2
@@ -180,7 +180,7 @@ def test_batches_of_sentences_are_those_of_mxnet_for_the_same_seeds(layout):
     assert batches(mx, layout) == GOLDEN["batches"][layout]
 
 
-def test_sentences_that_fit_nowhere_are_told(capsys):
+def test_sentences_that_fit_no_bucket_raise_or_are_dropped(capsys):
     mx.rnn.BucketSentenceIter([[1, 2], [1, 2, 3]], 1, buckets=[2])
     assert "discarded 1 sentences longer than the largest bucket" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"no bucket has a sentence: buckets are \[1\], sentences have 2 to 3 words"):
@@ -189,7 +189,7 @@ def test_sentences_that_fit_nowhere_are_told(capsys):
         mx.rnn.BucketSentenceIter([[1, 2]], 1, layout="NTC")
 
 
-def test_words_become_numbers():
+def test_words_are_encoded_as_integers():
     coded, vocab = mx.rnn.encode_sentences([["a", "b"], ["b", "c", "a"]], start_label=1, invalid_label=0)
     assert coded == [[1, 2], [2, 3, 1]] and vocab == {"\n": 0, "a": 1, "b": 2, "c": 3}
     with pytest.raises(ValueError, match="the word 'z' is not in the vocabulary"):
@@ -207,7 +207,7 @@ def test_a_language_model_over_buckets_trains_as_in_mxnet():
         np.testing.assert_allclose(found["args"][name], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_cells_start_with_the_biases_they_ask_for():
+def test_cells_start_with_their_forget_bias():
     images = mx.rnn.ConvLSTMCell((1, 1, 4, 4), 2, h2h_bias_initializer="ones", prefix="c_")
     outputs, _ = images.unroll(1, mx.sym.Variable("data"), layout="NTCHW", merge_outputs=True)
     words, _ = mx.rnn.LSTMCell(2, forget_bias=3.0, prefix="l_").unroll(1, mx.sym.Flatten(outputs).reshape((0, 1, -1)))
@@ -220,7 +220,7 @@ def test_cells_start_with_the_biases_they_ask_for():
 
 
 @pytest.mark.slow
-def test_a_language_model_learns_in_buckets(tmp_path):
+def test_a_language_model_over_buckets_reduces_its_loss(tmp_path):
     """Sentences count up modulo 7: the next word follows from the one before."""
     mx.random.seed(0)
     np.random.seed(0)

@@ -43,13 +43,13 @@ def test_a_store_updates_the_rows_that_were_pushed():
     assert found.asnumpy()[0, 0] == 0.75
 
 
-def test_gradients_of_any_number_of_rows_share_few_programs():
+def test_gradients_with_different_numbers_of_rows_share_few_programs():
     rows = [gradient({"values": [[1.0]] * n, "indices": list(range(n))}, (9, 1)).by_rows for n in (0, 1, 3, 4)]
     assert [len(r.indices) for r in rows] == [1, 1, 4, 4]
     assert [float(r.dense(9).sum()) for r in rows] == [0, 1, 3, 4]
 
 
-def test_retain_keeps_the_stored_rows_that_are_named():
+def test_retain_keeps_the_selected_stored_rows():
     some = gradient({"values": [[1.0], [2.0], [3.0]], "indices": [0, 2, 3]}, (5, 1))
     kept = some.retain(mx.nd.array([3, 0, 1]))
     assert kept.indices.asnumpy().tolist() == [0, 3] and kept.asnumpy()[:, 0].tolist() == [1, 0, 0, 3, 0]

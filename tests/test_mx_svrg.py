@@ -42,7 +42,7 @@ def test_a_training_is_that_of_mxnet_step_by_step_and_line_by_line(name):
             np.testing.assert_allclose(have[key], want[key], rtol=2e-5, atol=2e-6, err_msg=key)
 
 
-def test_the_full_gradient_is_the_mean_of_the_batches_gradients_and_carries_the_one_before():
+def test_the_full_gradient_is_the_mean_over_batches_plus_the_previous_one():
     train, module = linear()
     module.init_optimizer(optimizer_params=(("learning_rate", 0.01),))
     gradients = []
@@ -59,7 +59,7 @@ def test_the_full_gradient_is_the_mean_of_the_batches_gradients_and_carries_the_
     np.testing.assert_allclose(module._param_dict[0]["fc1_weight"].asnumpy(), twice, rtol=1e-6)
 
 
-def test_the_gradient_of_an_update_is_reduced():
+def test_the_gradient_of_an_update_is_variance_reduced():
     train, module = linear()
     module.init_optimizer(optimizer_params=(("learning_rate", 0.01),))
     module.update_full_grads(train)
@@ -71,7 +71,7 @@ def test_the_gradient_of_an_update_is_reduced():
 
 
 @pytest.mark.slow
-def test_svrg_arrives_where_plain_gradients_stall():
+def test_svrg_converges_where_sgd_stalls():
     """No parameters fit all rows, so that mini-batches never agree: SVRG's loss falls below, to the least there is."""
     x = np.random.RandomState(0).normal(size=(32, 3)).astype("float32")
     y = x @ np.array([1, 2, 3], "float32") + x[:, 0] ** 2
@@ -87,7 +87,7 @@ def test_svrg_arrives_where_plain_gradients_stall():
     assert error[SVRGModule] < 1e-3 < 0.05 < error[mx.mod.Module]
 
 
-def test_a_layer_with_full_in_its_name_learns():
+def test_a_layer_with_full_in_its_name_is_trained():
     names = ("fc1", "fullyconnected0")
     found = []
     for name in names:
@@ -107,14 +107,14 @@ def test_the_first_gradient_is_taken_at_the_parameters_on_several_devices():
     np.testing.assert_allclose(one, two, rtol=1e-6)
 
 
-def test_a_fit_that_begins_between_full_gradients_takes_one_first():
+def test_a_fit_that_begins_between_full_gradients_computes_one_first():
     train, module = linear()
     for epoch in (1, 3):
         module.fit(train, begin_epoch=epoch, num_epoch=epoch + 1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
         assert np.abs(module._param_dict[0]["fc1_weight"].asnumpy()).min() > 0
 
 
-def test_a_full_gradient_that_was_interrupted_is_taken_anew():
+def test_an_interrupted_full_gradient_is_computed_again():
     train, module = linear()
     module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
 
@@ -130,7 +130,7 @@ def test_a_full_gradient_that_was_interrupted_is_taken_anew():
     np.testing.assert_array_equal(module.get_params()[0]["fc1_weight"].asnumpy(), before)
 
 
-def test_fixed_parameters_stay():
+def test_fixed_parameters_are_unchanged():
     train, module = linear(fixed_param_names=["fc1_bias"])
     module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
     params = module.get_params()[0]
@@ -138,7 +138,7 @@ def test_fixed_parameters_stay():
     assert np.all(params["fc1_weight"].asnumpy() != 1)
 
 
-def test_both_modules_draw_the_same_numbers_for_a_batch():
+def test_both_modules_draw_the_same_random_numbers_for_a_batch():
     """At the snapshot the two gradients are equal, dropout and all, so what remains is mu."""
     data = mx.sym.Dropout(mx.sym.Variable("data"), p=0.5)
     net = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(data, num_hidden=1, name="fc"), mx.sym.Variable("label"))
@@ -158,7 +158,7 @@ def test_both_modules_draw_the_same_numbers_for_a_batch():
         module.update()
 
 
-def test_what_the_store_adds_up_is_shared_out_among_the_devices():
+def test_the_sum_in_the_store_is_divided_among_the_devices():
     """MXNet's own test of it: four values for one device."""
     store, values = mx.kv.create("local"), [mx.nd.ones((1, 2)) for _ in range(4)]
     _, module = linear()
@@ -186,7 +186,7 @@ def test_a_store_updates_parameters_and_keeps_full_gradients():
 
 
 @pytest.mark.slow
-def test_states_and_parameters_come_back_from_a_checkpoint(tmp_path):
+def test_states_and_parameters_are_restored_from_a_checkpoint(tmp_path):
     train, module = linear()
     how = {"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.01, "momentum": 0.9}}
     module.fit(train, num_epoch=2, eval_metric="mse", **how)
@@ -202,7 +202,7 @@ def test_states_and_parameters_come_back_from_a_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_reshape_predict_and_score_reach_both_modules():
+def test_reshape_predict_and_score_apply_to_both_modules():
     train, module = linear()
     module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
     module.reshape([("data", (6, 2))], [("label", (6,))])
@@ -215,7 +215,7 @@ def test_reshape_predict_and_score_reach_both_modules():
     assert module.predict(train).shape == (12, 1)
 
 
-def test_what_cannot_be_is_refused_in_a_sentence():
+def test_invalid_arguments_raise():
     net = mx.sym.LinearRegressionOutput(mx.sym.Variable("data"), mx.sym.Variable("label"))
     with pytest.raises(TypeError, match="update_freq in SVRGModule is None; it must be an integer"):
         SVRGModule(net, label_names=["label"])

@@ -13,7 +13,7 @@ def net():
     return mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
 
 
-def test_every_way_to_make_a_symbol_gives_one_that_binds(tmp_path):
+def test_every_function_that_creates_a_symbol_returns_one_that_can_be_bound(tmp_path):
     net().save(str(tmp_path / "n.json"))
     made = [
         mx.sym.Variable("x"),
@@ -45,7 +45,7 @@ def test_an_initializer_of_a_variable_becomes_its_attribute():
     assert mx.sym.Variable("w", init=mx.init.One()).attr("__init__") == '["one", {}]'
 
 
-def test_shapes_that_contradict_each_other_are_mxnet_errors():
+def test_contradictory_shapes_raise_mxnet_errors():
     with pytest.raises(mx.MXNetError, match="fc"):
         net().infer_shape(data=(2, 4), fc_weight=(3, 5))
     with pytest.raises(mx.MXNetError, match="'dat'"):
@@ -58,14 +58,14 @@ def test_types_are_numpy_scalar_types():
     assert net().infer_type(data="float16")[0] == [np.float16] * 3
 
 
-def test_simple_bind_makes_arrays_of_the_inferred_shapes():
+def test_simple_bind_allocates_arrays_of_the_inferred_shapes():
     ex = net().simple_bind(mx.cpu(), data=(2, 4), grad_req={"fc_weight": "write"}, type_dict={"data": "float16"})
     assert {n: a.shape for n, a in ex.arg_dict.items()} == {"data": (2, 4), "fc_weight": (3, 4), "fc_bias": (3,)}
     assert ex.grad_dict["data"] is None and ex.grad_dict["fc_weight"].shape == (3, 4)
     assert ex.arg_dict["fc_weight"].dtype is np.float16
 
 
-def test_simple_bind_shares_what_it_is_told_to():
+def test_simple_bind_shares_the_requested_arrays():
     first = net().simple_bind(mx.cpu(), data=(2, 4))
     second = net().simple_bind(mx.cpu(), data=(5, 4), shared_exec=first, shared_arg_names=["fc_weight", "fc_bias"])
     assert second.arg_dict["fc_weight"] is first.arg_dict["fc_weight"]
@@ -73,12 +73,12 @@ def test_simple_bind_shares_what_it_is_told_to():
     assert second.arg_dict["data"] is not first.arg_dict["data"]
 
 
-def test_simple_bind_says_which_shapes_are_unknown():
+def test_simple_bind_raises_with_the_unknown_shapes():
     with pytest.raises(mx.MXNetError, match=r"fc_weight .* cannot be inferred from \{\}"):
         net().simple_bind(mx.cpu())
 
 
-def test_bind_says_which_array_is_missing():
+def test_bind_raises_with_the_missing_array():
     one = mx.nd.ones((1, 2))
     with pytest.raises(ValueError, match="'fc_weight' is missing in args"):
         net().bind(mx.cpu(), {"data": one})

@@ -34,7 +34,7 @@ def clear_gradients(module):
 @pytest.mark.repetitions(8)
 @pytest.mark.filterwarnings("ignore:Optimizer created manually outside Module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_recorded_training_is_repeated(case, tmp_path, monkeypatch):
+def test_a_recorded_training_is_reproduced(case, tmp_path, monkeypatch):
     run = Trajectory(mx, case)
     run.environment(monkeypatch)
     run.init_optimizer()
@@ -54,7 +54,7 @@ def test_a_recorded_training_is_repeated(case, tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:Optimizer created manually outside Module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_store_scale_names_multipliers_and_slices_are_chosen_as_mxnet_did(case, monkeypatch):
+def test_store_scale_names_multipliers_and_slices_are_those_of_mxnet(case, monkeypatch):
     run = Trajectory(mx, case)
     run.environment(monkeypatch)
     run.init_optimizer()
@@ -67,7 +67,7 @@ def test_store_scale_names_multipliers_and_slices_are_chosen_as_mxnet_did(case, 
     assert [list(pair) for pair in pairwise(edges)] == case["slices"]
 
 
-def test_every_optimizer_of_mxnet_is_there_by_name_and_by_class():
+def test_every_mxnet_optimizer_exists_by_name_and_by_class():
     assert set(mx.optimizer.opt_registry) >= MXNETS
     for name in MXNETS:
         made = mx.optimizer.create(name.upper())
@@ -76,7 +76,7 @@ def test_every_optimizer_of_mxnet_is_there_by_name_and_by_class():
     assert mx.optimizer.contrib.GroupAdaGrad is mx.optimizer.opt_registry["groupadagrad"]
 
 
-def test_gamma_with_fix_gamma_is_one_and_stays_one():
+def test_gamma_with_fix_gamma_is_always_one():
     net = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="bn")
     module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
     module.bind([("data", (4, 2))], [("softmax_label", (4,))])

@@ -33,7 +33,7 @@ def test_drawings_are_those_of_mxnet(found, name):
     assert plain(found[name]) == plain(GOLDEN[name])
 
 
-def test_unknown_shapes_and_things_that_are_no_symbols_are_refused():
+def test_unknown_shapes_and_non_symbols_raise():
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
     with pytest.raises(ValueError, match=r"the shapes \{\} do not tell all shapes; give those of all inputs"):
         mx.viz.print_summary(net, {})
@@ -43,14 +43,14 @@ def test_unknown_shapes_and_things_that_are_no_symbols_are_refused():
         mx.viz.print_summary(net, {"dat": (2, 3)})
 
 
-def test_nodes_of_one_name_are_warned_of():
+def test_duplicate_node_names_warn():
     pytest.importorskip("graphviz")
     net = mx.sym.Variable("x") + mx.sym.Variable("x")
     with pytest.warns(RuntimeWarning, match="several nodes are named x"):
         mx.viz.plot_network(net)
 
 
-def test_drawing_without_the_package_says_how_to_get_it(monkeypatch):
+def test_drawing_without_graphviz_raises_with_install_instructions(monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ImportError, match="pip install"):
         mx.viz.plot_network(mx.sym.Variable("x"))

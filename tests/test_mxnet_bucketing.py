@@ -139,7 +139,7 @@ def test_a_bucket_compiles_once_and_never_again(optimizer, lengths):
     assert not seen["compiles"] and not seen["traces"] and not seen["host_syncs"], dict(seen)
 
 
-def test_prepare_binds_the_next_bucket_and_goes_back():
+def test_prepare_binds_the_next_bucket_and_returns_to_the_current_one():
     module = ready()
     step(module, batch_of(5))
     before = module.symbol
@@ -149,7 +149,7 @@ def test_prepare_binds_the_next_bucket_and_goes_back():
     assert module.get_outputs()[0].shape == (BATCH * 5, WORDS)
 
 
-def test_what_waits_in_a_bucket_is_run_before_another_begins():
+def test_a_deferred_step_of_a_bucket_runs_before_another_bucket_starts():
     lazy, eager = ready(), ready()
     eager.set_params(*lazy.get_params())
     for module, read in ((lazy, False), (eager, True)):
@@ -184,7 +184,7 @@ def test_one_scheduler_counts_the_steps_of_all_buckets():
     assert scheduler.base_lr == 0.25
 
 
-def test_gradients_that_add_add_over_buckets():
+def test_grad_req_add_accumulates_over_buckets():
     module = BucketingModule(sym_gen, 5)
     module.bind(*shapes(5), grad_req="add")
     module.init_params(jfit.init.Xavier())
@@ -230,7 +230,7 @@ def test_fit_trains_over_buckets_and_logs(caplog):
     assert dict(module.score(data, "ce"))["cross-entropy"] < first / 2
 
 
-def test_fit_again_keeps_parameters_and_counts(caplog):
+def test_a_second_fit_keeps_parameters_and_update_counts(caplog):
     data = Sentences([5, 3], 5)
     module = BucketingModule(sym_gen, 5)
     module.fit(data, num_epoch=1)
@@ -244,7 +244,7 @@ def test_fit_again_keeps_parameters_and_counts(caplog):
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kvstore", ["local", None])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_bucket_without_some_parameters_leaves_them_alone(optimizer, kvstore):
+def test_parameters_missing_in_a_bucket_are_unchanged_by_it(optimizer, kvstore):
     module = ready(
         optimizer=optimizer, params={"learning_rate": 0.1}, context=[jfit.cpu(0), jfit.cpu(1)][: 2 if kvstore else 1]
     )
@@ -261,7 +261,7 @@ def test_a_bucket_without_some_parameters_leaves_them_alone(optimizer, kvstore):
     assert sorted(set(counts.values())) == [2, 3]
 
 
-def test_a_bucket_with_fewer_parameters_learns_what_a_module_of_its_own_learns():
+def test_a_bucket_with_fewer_parameters_trains_as_a_separate_module():
     module, single = ready(optimizer="adam", params={"learning_rate": 0.1}), Module(sym_gen(1)[0])
     single.bind(*shapes(1))
     single.init_params(None, *module.get_params(), allow_extra=True)
@@ -274,13 +274,13 @@ def test_a_bucket_with_fewer_parameters_learns_what_a_module_of_its_own_learns()
         np.testing.assert_allclose(np.asarray(found[name]), np.asarray(want[name]), rtol=1e-6, atol=1e-7)
 
 
-def test_a_bucket_with_a_parameter_of_its_own_is_named():
+def test_a_bucket_with_an_additional_parameter_raises_with_its_name():
     module = ready(default=1)
     with pytest.raises(ValueError, match=r"bucket 3 has the parameter 'h2h_weight', which the default bucket 1 lacks"):
         module.forward(batch_of(3))
 
 
-def test_a_parameter_whose_shape_depends_on_the_key_is_named():
+def test_a_parameter_whose_shape_depends_on_the_bucket_raises_with_its_name():
     def flat(key):
         net = sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc")
         return sym.SoftmaxOutput(net, name="softmax"), ("data",), ("softmax_label",)
@@ -294,7 +294,7 @@ def test_a_parameter_whose_shape_depends_on_the_key_is_named():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("frozen", ["h2h_weight", "embed_weight"])
-def test_fixed_parameters_stay_in_every_bucket(frozen):
+def test_fixed_parameters_are_unchanged_in_every_bucket(frozen):
     module = ready(fixed_param_names=[frozen])
     before, _ = module.get_params()
     for length in (5, 1, 3):
@@ -350,19 +350,19 @@ def test_a_batch_without_descriptions_is_described_by_its_arrays():
     assert module.get_outputs()[0].shape == (BATCH * 3, WORDS)
 
 
-def test_a_bucket_takes_batches_of_other_sizes():
+def test_a_bucket_accepts_batches_of_other_sizes():
     module = ready()
     for rows in (4, 2, 6, 4):
         module.forward(batch_of(3, rows=rows), is_train=False)
         assert module.get_outputs()[0].shape == (rows * 3, WORDS)
 
 
-def test_a_batch_without_key_is_refused():
+def test_a_batch_without_bucket_key_raises():
     with pytest.raises(ValueError, match="the batch has no bucket_key"):
         ready().forward(DataBatch([np.zeros((BATCH, 5), "float32")]))
 
 
-def test_gradients_of_the_inputs_come_from_the_current_bucket():
+def test_input_gradients_are_those_of_the_current_bucket():
     def gen(length):
         net = sym.sum(sym.Variable("data"), axis=1, keepdims=True)
         return (
@@ -389,7 +389,7 @@ def test_names_before_and_after_binding():
     assert [d.shape for d in module.label_shapes] == [(BATCH, 5)]
 
 
-def test_sym_gen_is_called_once_a_key_and_names_start_at_zero():
+def test_sym_gen_is_called_once_per_key_and_automatic_names_start_at_zero():
     called = []
 
     def gen(key):
@@ -414,7 +414,7 @@ def test_sym_gen_is_called_once_a_key_and_names_start_at_zero():
         (lambda: BucketingModule(sym_gen, 5, fixed_param_names=["nope"]), "nope"),
     ],
 )
-def test_what_it_cannot_be_made_of(make, match):
+def test_invalid_constructor_arguments_raise(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
@@ -430,7 +430,7 @@ def test_a_monitor_sees_every_bucket():
 
 
 # ------------------------------------------------------------------------------------------------ files
-def test_a_checkpoint_has_mxnets_files_and_comes_back(tmp_path):
+def test_a_checkpoint_has_mxnets_files_and_can_be_loaded(tmp_path):
     module = ready()
     for length in (5, 3):
         step(module, batch_of(length))
@@ -472,7 +472,7 @@ def test_resuming_with_optimizer_states_equals_continuing(tmp_path, optimizer):
     same_params(module, again)
 
 
-def test_graphs_and_parameters_can_be_given_as_dicts():
+def test_graphs_and_parameters_can_be_passed_as_dicts():
     module = ready()
     again = BucketingModule.load_dict({5: sym_gen(5)[0], 3: sym_gen(3)[0]}, sym_gen, 5, *module.get_params())
     assert sorted(again.get_params()[0]) == sorted(module.get_params()[0])
@@ -484,7 +484,7 @@ def test_graphs_and_parameters_can_be_given_as_dicts():
         BucketingModule.load_dict({}, None, 5, {}, {})
 
 
-def test_keys_that_the_format_cannot_hold_are_refused_before_a_file_is_written(tmp_path):
+def test_unsupported_bucket_keys_raise_before_a_file_is_written(tmp_path):
     module = BucketingModule(lambda key: sym_gen(key[0]), (5, 1))
     module.bind(*shapes(5))
     module.init_params()
@@ -493,7 +493,7 @@ def test_keys_that_the_format_cannot_hold_are_refused_before_a_file_is_written(t
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_list_of_buckets_is_named(tmp_path):
+def test_a_damaged_list_of_buckets_raises(tmp_path):
     module = ready()
     module.save_checkpoint(str(tmp_path / "rnn"), 1)
     jfit.formats.mxnet_arrays.save_arrays(tmp_path / "rnn.buckets", {"keys": np.zeros(2, "int32")})

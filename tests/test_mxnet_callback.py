@@ -43,7 +43,7 @@ def run(callback, counted, batches, epoch=0, clock=None, seconds=0.5, first=0):
         callback(C.BatchEndParam(epoch=epoch, nbatch=nbatch, eval_metric=counted, locals=None))
 
 
-def test_a_speedometer_tells_of_windows_and_the_first_holds_one_batch_more(log, clock):
+def test_a_speedometer_logs_windows_and_the_first_has_one_more_batch(log, clock):
     acc = metric.create("acc")
     meter = C.Speedometer(8, frequent=2)
     run(meter, acc, 5, clock=clock)
@@ -56,12 +56,12 @@ def test_a_speedometer_tells_of_windows_and_the_first_holds_one_batch_more(log, 
     assert log()[2:] == ["Epoch[1] Batch [0-2]\tSpeed: 16.00 samples/sec\taccuracy=0.666667"]
 
 
-def test_without_auto_reset_a_line_tells_of_the_epoch_so_far(log, clock):
+def test_without_auto_reset_a_line_reports_the_epoch_so_far(log, clock):
     run(C.Speedometer(8, 2, auto_reset=False), metric.create(["acc", "ce"]), 5, clock=clock)
     assert log()[1].startswith("Epoch[0] Batch [0-4]\tSpeed: 16.00 samples/sec\taccuracy=0.600000\tcross-entropy=")
 
 
-def test_speed_is_infinite_where_no_time_passed_and_needs_no_metric(log, clock):
+def test_speed_is_infinite_after_no_time_and_needs_no_metric(log, clock):
     run(C.Speedometer(8, 2), None, 3, epoch=4)
     assert log() == ["Iter[4] Batch [2]\tSpeed: inf samples/sec"]
 
@@ -81,7 +81,7 @@ def test_between_its_lines_a_speedometer_never_waits():
     assert not seen["host_syncs"]
 
 
-def test_a_bar_grows_to_its_length(log):
+def test_the_progress_bar_grows_to_its_length(log):
     bar = C.ProgressBar(total=4, length=8)
     run(bar, None, 4, first=1)
     assert log() == ["[==------] 25%\r", "[====----] 50%\r", "[======--] 75%\r", "[========] 100%\r"]
@@ -96,7 +96,7 @@ def test_validation_metrics_are_logged_by_name(log):
     assert len(log()) == 2
 
 
-def test_checkpoints_come_every_period_with_the_number_of_epochs_done(tmp_path, log):
+def test_checkpoints_are_written_every_period_with_the_number_of_epochs(tmp_path, log):
     net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
     save = C.do_checkpoint(str(tmp_path / "net"), period=2)
     for epoch in range(4):
@@ -110,7 +110,7 @@ def test_checkpoints_come_every_period_with_the_number_of_epochs_done(tmp_path, 
     assert sorted(load_arrays(tmp_path / "net-0004.params")) == ["arg:fc_weight", "aux:m"]
 
 
-def test_casts_of_mixed_precision_stay_out_of_the_file_unless_asked_for(tmp_path):
+def test_casts_of_mixed_precision_are_saved_only_on_request(tmp_path):
     net = jfit.sym.relu(jfit.sym.amp_cast(jfit.sym.Variable("data"), dtype="float16", name="c"), name="r")
     files.save_checkpoint(str(tmp_path / "x"), 1, net, {}, {})
     files.save_checkpoint(str(tmp_path / "y"), 1, net, {}, {}, remove_amp_cast=False)
@@ -138,7 +138,7 @@ def test_saving_waits_once_for_all_arrays(tmp_path):
     assert seen["host_syncs"] == 1
 
 
-def test_files_of_other_names_are_refused_with_the_name(tmp_path):
+def test_files_of_other_names_raise_with_the_name(tmp_path):
     path = str(tmp_path / "x-0001.params")
     save_arrays(path, {"weight": np.ones(2, "float32")})
     with pytest.raises(FormatError, match=r"x-0001.params: name 'weight': Invalid param file"):
@@ -148,7 +148,7 @@ def test_files_of_other_names_are_refused_with_the_name(tmp_path):
         files.read_params(path)
 
 
-def test_an_empty_file_is_only_worth_a_warning(tmp_path, log):
+def test_an_empty_file_only_warns(tmp_path, log):
     files.save_checkpoint(str(tmp_path / "x"), 1, None, {}, {})
     assert files.load_params(str(tmp_path / "x"), 1) == ({}, {})
     assert log()[-1] == f"Params file '{tmp_path}/x-0001.params' is empty"

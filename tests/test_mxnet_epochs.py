@@ -80,7 +80,7 @@ def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
     assert_same_bits(whole, each)
 
 
-def test_a_scheduler_moves_within_a_dispatch_as_it_does_between_batches():
+def test_a_scheduler_changes_the_learning_rate_within_a_dispatch_as_between_batches():
     make = lambda: lr_scheduler.FactorScheduler(step=5, factor=0.7, base_lr=0.1)  # noqa: E731
     whole, each = trained(scheduler=make), trained(lambda param: None, scheduler=make)
     assert int(whole.state.step) == int(each.state.step) == 3 * 12
@@ -113,12 +113,12 @@ def test_a_speedometer_writes_the_same_lines_either_way(caplog, frequent, auto_r
     assert len(fast) >= 9
 
 
-def test_two_callbacks_meet_where_either_looks(caplog):
+def test_a_dispatch_ends_at_the_nearest_boundary_of_two_callbacks(caplog):
     both = lambda kind: [kind(BATCH, 4, False), log_train_metric(6)]  # noqa: E731
     assert lines(caplog, lambda: trained(both(Speedometer))) == lines(caplog, lambda: trained(both(EachBatch)))
 
 
-def test_a_callback_says_itself_how_often_it_looks():
+def test_a_callback_declares_its_period():
     seen = []
 
     def look(param):
@@ -130,13 +130,13 @@ def test_a_callback_says_itself_how_often_it_looks():
     assert all(0 <= s[2] <= 1 for s in seen)
 
 
-def test_a_subclass_that_inherits_how_often_is_called_each_batch():
+def test_a_subclass_that_inherits_the_period_is_called_every_batch():
     assert looks_every([Speedometer(4, 6), log_train_metric(4)]) == 2
     assert looks_every([EachBatch(4, 6)]) is None
     assert looks_every([]) == 0
 
 
-def test_whoever_overrides_a_method_is_asked_for_every_batch():
+def test_overridden_methods_are_called_for_every_batch():
     class Mine(jfit.Module):
         calls = 0
 
@@ -159,7 +159,7 @@ def test_later_epochs_and_fits_compile_nothing_and_wait_once_an_epoch():
     assert seen["host_syncs"] == 4
 
 
-def test_ctrl_c_within_a_pass_keeps_what_was_learned_and_where_it_stopped():
+def test_ctrl_c_within_an_epoch_keeps_parameters_and_position():
     iterator, counted = data(), []
 
     def interrupt(param):
@@ -191,7 +191,7 @@ def test_a_callback_that_raises_leaves_module_and_metric_usable():
     assert int(module.state.step) == 1
 
 
-def test_a_user_metric_and_other_iterators_go_batch_by_batch():
+def test_a_user_metric_and_other_iterators_run_batch_by_batch():
     module = jfit.Module(network())
     mine = metric.np(lambda label, pred: float((pred.argmax(1) == label).mean()))
     assert not ran_whole(lambda: module.fit(data(), eval_metric=mine, num_epoch=1))
@@ -207,7 +207,7 @@ def test_a_user_metric_and_other_iterators_go_batch_by_batch():
     assert not ran_whole(lambda: jfit.Module(network()).fit(iterator, num_epoch=1))
 
 
-def test_a_pass_of_few_dispatches_keeps_no_outputs():
+def test_an_epoch_of_few_dispatches_keeps_no_outputs():
     module = trained(epochs=1, iterator=data(last_batch_handle="discard"))
     with pytest.raises(RuntimeError, match="no outputs yet; call forward"):
         module.get_outputs()

@@ -61,7 +61,7 @@ def softmax(params, x):
 
 
 # ------------------------------------------------------------------------------------------------ what was recorded
-def test_the_recorded_training_is_repeated():
+def test_the_recorded_training_is_reproduced():
     want = arrays_of("fit", "feedforward.npz")
     ff = recorded()
     ff.fit(recorded_data(), eval_data=recorded_data(), batch_end_callback=Speedometer(BATCH, 4))
@@ -92,7 +92,7 @@ def test_batches_are_counted_from_one_and_the_callback_sees_the_metric():
     assert seen == [(0, 1, 1), (0, 2, 2), (0, 3, 3)]
 
 
-def test_one_device_learns_what_a_module_learns():
+def test_one_device_trains_as_a_module_does():
     ff = model(momentum=0.9, wd=0.1)
     ff.fit(jfit.NDArrayIter(X, Y, 8))
     mod = Module(net())
@@ -104,7 +104,7 @@ def test_one_device_learns_what_a_module_learns():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kvstore", ["local", "device"])
-def test_three_devices_learn_what_one_learns(kvstore):
+def test_three_devices_train_as_one(kvstore):
     results = []
     for ctx in (DEVICES[0], DEVICES):
         ff = model(ctx=ctx)
@@ -128,7 +128,7 @@ def test_devices_without_a_store_are_averaged_at_the_end():
 
 
 # ------------------------------------------------------------------------------------------------ predictions
-def test_predictions_are_of_the_parameters_of_now():
+def test_predictions_use_the_current_parameters():
     ff = model()
     before = ff.predict(X)
     np.testing.assert_allclose(before, softmax(START, X), rtol=1e-5)
@@ -140,7 +140,7 @@ def test_predictions_are_of_the_parameters_of_now():
     np.testing.assert_array_equal(ff.predict(X), before)
 
 
-def test_another_network_is_predicted_with_anew():
+def test_predictions_use_a_replaced_network():
     ff = model()
     ff.predict(X)
     ff.symbol = net().get_internals()["fc_output"]
@@ -159,7 +159,7 @@ def test_predicting_again_compiles_nothing():
     assert seen["compiles"] == 0
 
 
-def test_predict_gives_the_data_back_and_stops_where_told():
+def test_predict_can_return_the_data_and_stop_after_some_batches():
     outputs, data, label = model().predict(jfit.NDArrayIter(X, Y, 8), return_data=True)
     np.testing.assert_array_equal(data, X)
     np.testing.assert_array_equal(label, Y)
@@ -179,7 +179,7 @@ def test_several_outputs_are_a_list():
     np.testing.assert_allclose(second, X @ START["fc_weight"].T, rtol=1e-4, atol=1e-6)
 
 
-def test_the_score_of_a_metric_object_goes_on_and_that_of_a_name_does_not():
+def test_the_score_of_a_metric_object_accumulates_and_that_of_a_name_does_not():
     ff, metric = model(), create("acc")
     first = ff.score((X, Y), metric)
     assert metric.num_inst == 22
@@ -188,13 +188,13 @@ def test_the_score_of_a_metric_object_goes_on_and_that_of_a_name_does_not():
     assert ff.score((X, Y), ["acc", "ce"])[0] == first
 
 
-def test_score_takes_a_number_of_batches_and_calls_back_from_zero():
+def test_score_accepts_a_number_of_batches_and_numbers_callbacks_from_zero():
     seen = []
     model().score(jfit.NDArrayIter(X, Y, 8), num_batch=2, batch_end_callback=lambda p: seen.append((p.epoch, p.nbatch)))
     assert seen == [(0, 0), (0, 1)]
 
 
-def test_a_metric_in_python_gets_labels_and_outputs_by_position():
+def test_a_python_metric_receives_labels_and_outputs_by_position():
     def right(label, output):
         return float((output.argmax(1) == label).mean())
 
@@ -215,13 +215,13 @@ def test_arrays_are_shuffled_and_their_tail_rolls_over():
     assert seen[-1] == (2, 3, 24)  # rows that rolled over are new, so they count
 
 
-def test_a_large_batch_size_means_one_batch():
+def test_a_batch_size_larger_than_the_data_gives_one_batch():
     seen = []
     model(numpy_batch_size=128, num_epoch=1).fit(X, Y, batch_end_callback=lambda p: seen.append(p.nbatch))
     assert seen == [1]
 
 
-def test_inputs_are_recognised_by_their_endings():
+def test_inputs_are_recognized_by_the_suffix_of_their_name():
     out = jfit.sym.FullyConnected(jfit.sym.Variable("my_data"), num_hidden=2, name="fc")
     out = jfit.sym.SoftmaxOutput(out, jfit.sym.Variable("my_label"), name="softmax")
     ff = FeedForward(out, num_epoch=1, arg_params=START, learning_rate=0.5)
@@ -231,7 +231,7 @@ def test_inputs_are_recognised_by_their_endings():
         FeedForward(out, num_epoch=1).fit(jfit.NDArrayIter(X, Y, 8))
 
 
-def test_every_validation_row_counts_once_in_each_epoch():
+def test_every_validation_row_is_used_once_in_each_epoch():
     seen = []
 
     def note(param):
@@ -241,7 +241,7 @@ def test_every_validation_row_counts_once_in_each_epoch():
     assert seen == [(3, 22), (3, 22)]
 
 
-def test_validation_does_not_drop_out():
+def test_validation_uses_no_dropout():
     values = []
     ff = FeedForward(net(dropout=0.9), num_epoch=1, arg_params=START, learning_rate=0.0)
 
@@ -252,7 +252,7 @@ def test_validation_does_not_drop_out():
     assert values[0] == pytest.approx(-np.log(softmax(START, X)[np.arange(22), Y.astype(int)]).mean(), rel=1e-5)
 
 
-def test_epoch_size_cuts_passes_and_goes_on_where_it_stopped(caplog):
+def test_epoch_size_limits_an_epoch_and_the_next_one_continues(caplog):
     with caplog.at_level(logging.INFO):
         model(num_epoch=3, epoch_size=2).fit(jfit.NDArrayIter(X, Y, 8))
     lines = [r.getMessage() for r in caplog.records]
@@ -262,7 +262,7 @@ def test_epoch_size_cuts_passes_and_goes_on_where_it_stopped(caplog):
     assert ends == [1, 2, 3, 4, 5] * 2
 
 
-def test_an_iterator_that_never_gives_a_batch_is_told():
+def test_an_iterator_without_batches_raises():
     class Empty(DataIter):
         provide_data = property(lambda self: [DataDesc("data", (8, 3))])
         provide_label = property(lambda self: [DataDesc("softmax_label", (8,))])
@@ -272,14 +272,14 @@ def test_an_iterator_that_never_gives_a_batch_is_told():
 
 
 # ------------------------------------------------------------------------------------------------ parameters
-def test_given_parameters_are_kept_and_missing_ones_drawn():
+def test_given_parameters_are_kept_and_missing_ones_initialized():
     ff = model(arg_params={"fc_weight": START["fc_weight"]}, num_epoch=0)
     ff.fit(X, Y)
     np.testing.assert_array_equal(np.asarray(ff.arg_params["fc_weight"]), START["fc_weight"])
     assert np.asarray(ff.arg_params["fc_bias"]).tolist() == [0.0, 0.0]
 
 
-def test_names_the_network_lacks_raise_unless_they_may_be_there():
+def test_parameters_that_the_network_does_not_have_raise_unless_allowed():
     extra = {**START, "old_weight": np.zeros(3, "float32")}
     with pytest.raises(ValueError, match="old_weight"):
         model(arg_params=extra).fit(X, Y)
@@ -288,7 +288,7 @@ def test_names_the_network_lacks_raise_unless_they_may_be_there():
     ff.fit(X, Y)
 
 
-def test_parameters_come_back_for_epoch_callbacks_and_at_the_end():
+def test_parameters_are_updated_for_epoch_callbacks_and_at_the_end():
     seen = []
     ff = model(num_epoch=3, begin_epoch=1)
 
@@ -301,7 +301,7 @@ def test_parameters_come_back_for_epoch_callbacks_and_at_the_end():
     np.testing.assert_array_equal(seen[1][1], np.asarray(ff.arg_params["fc_weight"]))
 
 
-def test_an_optimizer_object_keeps_its_scale_and_learns_the_names():
+def test_an_optimizer_object_keeps_its_scale_and_receives_the_names():
     sgd = SGD(learning_rate=0.5, rescale_grad=1 / 8)
     ff, same = model(optimizer=sgd), model()
     for each in (ff, same):
@@ -312,7 +312,7 @@ def test_an_optimizer_object_keeps_its_scale_and_learns_the_names():
         model(rescale_grad=2).fit(X, Y)
 
 
-def test_an_optimizer_object_goes_on_counting_in_the_next_fit():
+def test_an_optimizer_object_continues_its_counts_in_the_next_fit():
     adam = Adam(learning_rate=0.1, rescale_grad=1 / 8)
     ff = model(optimizer=adam, num_epoch=1)
     ff.fit(jfit.NDArrayIter(X, Y, 11))
@@ -324,7 +324,7 @@ def test_an_optimizer_object_goes_on_counting_in_the_next_fit():
     np.testing.assert_allclose(np.abs(np.asarray(ff.arg_params["fc_weight"]) - weights), step, rtol=1e-3)
 
 
-def test_an_interrupt_keeps_what_was_learned():
+def test_an_interrupt_keeps_the_trained_parameters():
     def stop(param):
         if param.nbatch == 2:
             raise KeyboardInterrupt
@@ -337,7 +337,7 @@ def test_an_interrupt_keeps_what_was_learned():
 
 
 # ------------------------------------------------------------------------------------------------ files
-def test_saved_models_are_loaded_and_go_on(tmp_path):
+def test_saved_models_can_be_loaded_and_trained_further(tmp_path):
     ff = model()
     ff.fit(jfit.NDArrayIter(X, Y, 8))
     prefix = str(tmp_path / "net")
@@ -354,7 +354,7 @@ def test_saved_models_are_loaded_and_go_on(tmp_path):
         FeedForward(net(), arg_params=START).save(prefix)
 
 
-def test_create_makes_and_trains():
+def test_create_builds_and_trains_a_model():
     ff = FeedForward.create(net(), X, Y, num_epoch=2, learning_rate=0.5, arg_params=START, numpy_batch_size=8)
     assert ff.num_epoch == 2 and isinstance(ff.arg_params["fc_weight"], jax.Array)
 
@@ -435,6 +435,6 @@ def test_a_monitor_sees_the_training():
         (lambda: model().predict(X[:, :2]), ValueError, "fc_weight"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(call, error, message):
+def test_invalid_use_raises(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -68,7 +68,7 @@ def logged(caplog, call):
 
 
 # ------------------------------------------------------------------------------------------------ init_model
-def test_init_model_names_and_draws_and_keeps_what_fits():
+def test_init_model_initializes_and_keeps_parameters_of_matching_shape():
     model = FeedForward(net())
     arguments, params, aux = model.init_model("one", **SHAPES)
     assert arguments == ["data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "softmax_label"]
@@ -80,7 +80,7 @@ def test_init_model_names_and_draws_and_keeps_what_fits():
     assert np.asarray(model.arg_params["fc1_weight"]).max() == 0
 
 
-def test_a_parameter_of_another_shape_is_warned_of_and_drawn_anew(caplog):
+def test_a_parameter_of_another_shape_warns_and_is_initialized_again(caplog):
     model = FeedForward(net())
     model.init_model("one", **SHAPES)
     model.init_model("zero", data=(10, 7), softmax_label=(10,))
@@ -99,7 +99,7 @@ def test_moving_statistics_are_parameters_of_the_model_too():
 
 
 # ------------------------------------------------------------------------------------------------ training
-def test_train_is_the_training_of_the_python_tradition():
+def test_train_equals_fit_of_the_python_interface():
     julia, python = started(), started()
     julia.train(sgd(momentum=0.9), data(), n_epoch=3, verbosity=0)
     other = FeedForward(net(), num_epoch=3, learning_rate=0.5, momentum=0.9, arg_params=python.arg_params)
@@ -107,7 +107,7 @@ def test_train_is_the_training_of_the_python_tradition():
     assert_same(julia.arg_params, other.arg_params)
 
 
-def test_fit_with_an_optimizer_is_train():
+def test_fit_with_an_optimizer_equals_train():
     a, b = started(), started()
     a.train("sgd", data(), n_epoch=2, verbosity=0, optimizer_params={"learning_rate": 0.5})
     b.fit(sgd(), data(), eval_metric="ce", n_epoch=2, verbosity=0)
@@ -134,7 +134,7 @@ def test_ten_rows_on_three_devices_are_four_three_three(kvstore):
     assert_same(model.arg_params, {n: np.mean([p[n] for p in pieces], 0) for n in pieces[0]})
 
 
-def test_a_scale_of_zero_becomes_one_over_the_batch_and_one_is_warned_of():
+def test_a_gradient_scale_of_zero_becomes_one_over_the_batch_size_and_one_warns():
     optimizer = sgd()
     started().train(optimizer, data(), n_epoch=0, verbosity=0)
     assert optimizer.rescale_grad == 0.1
@@ -142,14 +142,14 @@ def test_a_scale_of_zero_becomes_one_over_the_batch_and_one_is_warned_of():
         started().train(SGD(learning_rate=0.01), data(), n_epoch=0, verbosity=0)
 
 
-def test_every_parameter_decays_also_biases():
+def test_weight_decay_applies_to_biases_too():
     model = started()
     before = host(model.arg_params)
     model.train(sgd(rescale_grad=1e-12, wd=0.5), data(20), n_epoch=1, verbosity=0)
     assert_same(model.arg_params, {n: 0.75 * v for n, v in before.items()})
 
 
-def test_force_init_draws_before_the_training():
+def test_force_init_initializes_before_the_training():
     model = started()
     model.train(sgd(), data(), n_epoch=0, verbosity=0)
     assert np.asarray(model.arg_params["fc1_weight"]).any()
@@ -158,7 +158,7 @@ def test_force_init_draws_before_the_training():
 
 
 @pytest.mark.parametrize(("by", "want"), [("epoch", [1, 1, 0.5, 0.5]), (":batch", [1, 0.5, 0.25, 0.125])])
-def test_the_scheduler_counts_epochs_or_batches_and_goes_on(by, want):
+def test_the_scheduler_counts_epochs_or_batches_and_continues(by, want):
     scheduler = FactorScheduler(1, 0.5, base_lr=1.0)
     optimizer, rates = SGD(lr_scheduler=scheduler, rescale_grad=0), []
     rate, own = optimizer.rate, type(optimizer).rate
@@ -194,13 +194,13 @@ def test_each_level_of_verbosity_adds_its_messages(caplog):
     assert extra == ["## Training summary", "accuracy", "time", "## Validation summary", "accuracy"]
 
 
-def test_the_store_that_was_chosen_is_told(caplog):
+def test_the_chosen_store_is_logged(caplog):
     call = lambda: started(DEVICES).train(sgd(), data(), n_epoch=0, verbosity=2)  # noqa: E731
     assert "Auto-select kvstore type = local_update_cpu" in logged(caplog, call)
     assert "Initializing KVStore..." in caplog.text
 
 
-def test_validation_is_an_evaluation(caplog):
+def test_validation_runs_in_evaluation_mode(caplog):
     symbol = net(dropout=0.9)
     model = started(symbol=symbol)
     loss = model.score((X, Y), "ce")
@@ -227,7 +227,7 @@ class Epochs(AbstractEpochCallback):
         self.seen.append((state.curr_epoch, state.curr_batch, state.curr_iter, [name for name, _ in metric]))
 
 
-def test_callbacks_are_called_at_the_beginnings_too():
+def test_callbacks_are_called_at_the_start_too():
     batches, epochs, model = Batches(), Epochs(), started()
     before = host(model.arg_params)
     model.train(sgd(), data(), n_epoch=2, verbosity=0, callbacks=[batches, epochs])
@@ -236,13 +236,13 @@ def test_callbacks_are_called_at_the_beginnings_too():
     assert_same(epochs.first, before, 0)
 
 
-def test_the_state_is_right_where_only_epochs_are_watched():
+def test_the_state_is_correct_with_epoch_callbacks_only():
     epochs = Epochs()
     started().train(sgd(), data(), n_epoch=2, verbosity=0, callbacks=[epochs])
     assert [s[:3] for s in epochs.seen] == [(0, 0, 0), (1, 2, 2), (2, 2, 4)]
 
 
-def test_every_n_means_every_n(caplog):
+def test_every_n_batches_and_epochs_callbacks_have_period_n(caplog):
     seen = []
     calls = [
         every_n_batch(lambda state: seen.append(("batch", state.curr_batch)), 2),
@@ -254,7 +254,7 @@ def test_every_n_means_every_n(caplog):
     assert len(lines) == 2 and all(line.startswith("Speed: ") and line.endswith("samples/sec") for line in lines)
 
 
-def test_an_interrupt_keeps_what_was_learned():
+def test_an_interrupt_keeps_the_trained_parameters():
     def stop(state):
         raise KeyboardInterrupt
 
@@ -273,7 +273,7 @@ def test_predict_calls_back_batch_by_batch_and_returns_nothing():
     np.testing.assert_array_equal(np.concatenate(parts), model.predict(data(8)))
 
 
-def test_predict_without_overwrite_wants_the_same_shapes_and_is_never_stale(caplog):
+def test_predict_without_overwrite_requires_equal_shapes_and_uses_current_parameters(caplog):
     model = started()
     before = model.predict(data(), overwrite=False)
     model.train(sgd(), data(), n_epoch=1, verbosity=0)
@@ -325,6 +325,6 @@ def test_checkpoints_are_written_each_n_epochs_and_read_again(tmp_path):
         (lambda: AbstractEpochCallback()(None, OptimizationState(1), []), NotImplementedError, "__call__"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(call, error, message):
+def test_invalid_use_raises(call, error, message):
     with pytest.raises(error, match=message):
         call()

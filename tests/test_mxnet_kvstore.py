@@ -34,7 +34,7 @@ def first(value):
 
 
 @pytest.mark.parametrize("name", ["local", "device", "nccl", "local_allreduce_cpu", "dist_sync"])
-def test_a_push_adds_up_over_devices_on_the_device_of_the_first(name):
+def test_a_push_sums_over_devices_on_the_first_device(name):
     store = store_with("w", name=name)
     store.push("w", [full(i + 1.0, device=i + 2) for i in range(3)])
     assert first(store.pull("w")) == 6.0
@@ -58,7 +58,7 @@ def test_without_updater_the_last_push_wins():
     assert first(store.pull(3)) == 2.0
 
 
-def test_the_store_keeps_nothing_of_the_callers_memory():
+def test_the_store_copies_pushed_values():
     store, mine = KVStore(), full(1.0)
     store.init(3, mine)
     mine[:] = 9
@@ -68,7 +68,7 @@ def test_the_store_keeps_nothing_of_the_callers_memory():
     assert first(store.pull(3)) == 9.0
 
 
-def test_a_pull_writes_into_cells_where_they_are():
+def test_a_pull_writes_into_mutable_arrays_on_their_device():
     store = store_with("w", value=4.0)
     cells = [MutableArray(full(0.0, device=0)), MutableArray(full(0.0, device=5)), full(0.0)]
     assert store.pull("w", out=cells) is None
@@ -81,7 +81,7 @@ def test_a_jax_array_cannot_be_pulled_into():
         store_with("w").pull("w", out=jnp.zeros((2, 3)))
 
 
-def test_pushpull_gives_every_device_the_sum():
+def test_pushpull_writes_the_sum_to_every_device():
     store = store_with(1)
     cells = [MutableArray(full(1.0, device=0)), MutableArray(full(2.0, device=1))]
     assert store.pushpull(1, cells) is None
@@ -94,7 +94,7 @@ def test_pushpull_gives_every_device_the_sum():
     assert first(store.pushpull(1, full(8.0, device=4))) == 8.0
 
 
-def test_broadcast_initializes_and_gives_the_value_to_all():
+def test_broadcast_initializes_and_writes_the_value_to_all():
     store, cells = KVStore(), [MutableArray(full(0.0, device=i)) for i in range(2)]
     store.broadcast("w", full(3.0), cells)
     assert [first(c) for c in cells] == [3.0, 3.0]
@@ -136,7 +136,7 @@ def test_rows_are_pulled_in_any_order_and_the_others_are_zero():
         (lambda s: s.load_optimizer_states("x"), AssertionError, "it has no optimizer"),
     ],
 )
-def test_wrong_use_is_said_in_a_sentence(call, error, message):
+def test_invalid_use_raises(call, error, message):
     with pytest.raises(error, match=message):
         call(store_with(3))
 
@@ -145,7 +145,7 @@ def test_mxnets_errors_are_runtime_errors():
     assert issubclass(MXNetError, RuntimeError)
 
 
-def test_an_updater_gets_key_sum_and_cell_in_mxnets_order():
+def test_an_updater_receives_key_sum_and_stored_value_in_mxnets_order():
     seen = []
 
     def updater(key, value, stored):
@@ -214,14 +214,14 @@ def test_optimizer_states_in_a_file_continue_the_updates(tmp_path):
     assert np.array_equal(store.pull("w"), other.pull("w"))
 
 
-def test_states_of_a_distributed_store_are_not_saved(tmp_path):
+def test_saving_states_of_a_distributed_store_raises(tmp_path):
     store = store_with("w", name="dist_sync")
     store.set_optimizer(SGD())
     with pytest.raises(AssertionError, match="because it is distributed"):
         store.save_optimizer_states(str(tmp_path / "w.states"))
 
 
-def test_two_bits_send_thresholds_and_keep_the_rest_for_later():
+def test_two_bit_compression_sends_thresholds_and_keeps_the_residual():
     store = store_with(3)
     store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     seen = []
@@ -241,7 +241,7 @@ def test_every_device_compresses_its_own_gradient_and_a_process_its_sum():
     assert first(device.pull("w")) == 1.0
 
 
-def test_compression_of_random_gradients_loses_nothing_but_what_the_residual_keeps(rng):
+def test_compressed_gradients_plus_residual_equal_the_gradients(rng):
     store = KVStore("device")
     store.init("w", np.zeros(50, "float32"))
     store.set_gradient_compression({"type": "2bit", "threshold": 0.25})
@@ -263,12 +263,12 @@ def test_compression_of_random_gradients_loses_nothing_but_what_the_residual_kee
         ({"type": "2bit", "treshold": 1}, ValueError, "unknown name 'treshold'"),
     ],
 )
-def test_compression_parameters_that_mean_nothing_are_refused(params, error, message):
+def test_invalid_compression_parameters_raise(params, error, message):
     with pytest.raises(error, match=message):
         KVStore("device").set_gradient_compression(params)
 
 
-def test_compression_is_for_device_and_distributed_stores():
+def test_compression_requires_a_device_or_distributed_store():
     with pytest.raises(MXNetError, match="not supported for a 'local' kvstore"):
         KVStore("local").set_gradient_compression({"type": "2bit"})
     KVStore("local_allreduce_device").set_gradient_compression({"type": "2bit"})
@@ -285,7 +285,7 @@ def test_stores_are_created_by_name():
         create("horovod")
 
 
-def test_a_registered_store_is_found_by_its_class_name():
+def test_a_registered_store_is_created_by_its_class_name():
     @KVStoreBase.register
     class Mirror(KVStoreBase):
         type = "mirror"
@@ -317,17 +317,17 @@ class Sized:
         (KVStore("device"), 1, 1, ("device", True)),
     ],
 )
-def test_the_python_tradition_chooses_a_store(kvstore, devices, size, want):
+def test_the_store_is_chosen_as_in_mxnets_python_interface(kvstore, devices, size, want):
     store, update = select(kvstore, devices, {"w": Sized(size), "b": Sized()})
     assert (getattr(store, "type", None), update) == want
 
 
-def test_the_environment_keeps_updates_out_of_the_store(monkeypatch):
+def test_an_environment_variable_disables_updates_in_the_store(monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     assert select("device", 2, {})[1] is False
 
 
-def test_only_a_store_or_a_name_is_a_store():
+def test_a_store_must_be_a_name_or_an_object():
     with pytest.raises(TypeError, match="kvstore is 3"):
         select(3, 2, {})
 
@@ -343,12 +343,12 @@ def test_only_a_store_or_a_name_is_a_store():
         (None, 2, 1, (None, False)),
     ],
 )
-def test_the_julia_tradition_chooses_a_store(kvstore, devices, size, want):
+def test_the_store_is_chosen_as_in_mxnet_jl(kvstore, devices, size, want):
     store, update = select_julia(kvstore, devices, {"w": Sized(size)})
     assert (getattr(store, "type", None), update) == want
 
 
-def test_helpers_move_only_what_must_move():
+def test_transfers_skip_arrays_that_are_already_in_place():
     here = full(1.0, device=0)
     assert device_put_all([here], [here.sharding])[0] is here
     assert sum_groups([[here]])[0] is here
@@ -358,7 +358,7 @@ def test_helpers_move_only_what_must_move():
     assert only_rows(jnp.ones(2, jnp.float16), np.array([], "int64")).tolist() == [0, 0]
 
 
-def test_arrays_that_travel_together_arrive_as_they_were(rng):
+def test_arrays_transferred_together_are_unchanged(rng):
     shapes = [(), (3,), (2, 5), (0, 4), (1, 1, 2), (7,)]
     values = [jax.device_put(rng.normal(size=s).astype("float32"), DEVICES[1]) for s in shapes]
     values += [jax.device_put(rng.integers(0, 9, s).astype("int32"), DEVICES[2]) for s in shapes]
@@ -368,7 +368,7 @@ def test_arrays_that_travel_together_arrive_as_they_were(rng):
     assert [v.devices().pop() for v in there] == [*places, *[DEVICES[5]] * len(values)]
 
 
-def test_the_mxnet_spelling_works_in_ndarrays():
+def test_mx_kv_works_with_ndarrays():
     store = mxkv.create("device")
     store.init("w", NDArray(full(1.0)))
     kinds = []
@@ -386,7 +386,7 @@ def test_the_mxnet_spelling_works_in_ndarrays():
     assert isinstance(store, KVStore) and mxkv.KVStore.OPTIMIZER == "optimizer"
 
 
-def test_an_ndarray_that_is_pushed_may_be_written_afterwards():
+def test_a_pushed_ndarray_may_be_overwritten_afterwards():
     store = mxkv.create("local")
     store.init("w", NDArray(full(1.0)))
     value = NDArray(full(2.0))
@@ -396,7 +396,7 @@ def test_an_ndarray_that_is_pushed_may_be_written_afterwards():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_what_a_pull_gives_is_not_the_memory_of_the_store(dtype):
+def test_a_pull_returns_a_copy(dtype):
     store = KVStore()
     store.init("w", np.zeros(2, dtype))
     store.push("w", np.ones(2, dtype))
@@ -407,7 +407,7 @@ def test_what_a_pull_gives_is_not_the_memory_of_the_store(dtype):
     assert store.pull("w").tolist() == [1, 1]
 
 
-def test_arrays_given_to_a_store_may_be_donated_afterwards():
+def test_arrays_passed_to_a_store_may_be_donated_afterwards():
     store, first, second = KVStore(), jnp.zeros(2), jnp.ones(2)
     run = jax.jit(lambda x: x + 1, donate_argnums=0)
     store.init("w", first)

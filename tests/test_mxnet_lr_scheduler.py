@@ -25,7 +25,7 @@ def make(case):
 
 
 @every_case
-def test_values_in_sequence_are_mxnets_and_leave_its_base(case):
+def test_values_and_base_learning_rate_in_sequence_are_mxnets(case):
     scheduler = make(case)
     counts, want = zip(*case["sequential"], strict=True)
     np.testing.assert_allclose([scheduler(n) for n in counts], want, rtol=1e-15, atol=1e-18)
@@ -40,13 +40,13 @@ def test_values_when_numbers_are_skipped_are_mxnets(case):
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN["errors"]))
-def test_errors_are_mxnets_kinds_and_say_what_is_needed(name):
+def test_errors_have_mxnets_classes_and_name_the_expected_value(name):
     assert GOLDEN["errors"][name][0] == "ValueError"
     with pytest.raises(ValueError, match="need"):
         ERRORS[name]()
 
 
-def test_arguments_of_the_wrong_type_are_refused():
+def test_arguments_of_the_wrong_type_raise():
     with pytest.raises(AssertionError, match=r"step is \(1, 2\), expected a non-empty list"):
         room.MultiFactorScheduler((1, 2))
     with pytest.raises(AssertionError, match=r"max_update is 1\.5"):
@@ -61,12 +61,12 @@ def test_arguments_of_the_wrong_type_are_refused():
         room.LRScheduler()(1)
 
 
-def test_going_back_does_not_bring_the_old_rate_back():
+def test_a_smaller_update_count_does_not_restore_the_old_learning_rate():
     scheduler = room.FactorScheduler(2, 0.5, base_lr=1.0)
     assert [scheduler(3), scheduler(1)] == [0.5, 0.5]
 
 
-def test_past_the_end_poly_and_cosine_keep_the_rate_they_gave_last():
+def test_after_max_update_poly_and_cosine_keep_their_last_learning_rate():
     for scheduler in (room.PolyScheduler(10, pwr=1), room.CosineScheduler(10)):
         assert [scheduler(5), scheduler(30)] == [0.005, 0.005]
 
@@ -87,7 +87,7 @@ def test_changes_are_logged_as_mxnet_logs_them(caplog):
 
 @every_case
 @pytest.mark.parametrize("done", [0, 7])
-def test_the_pure_schedule_continues_from_where_the_scheduler_is(case, done):
+def test_the_pure_schedule_continues_from_the_schedulers_state(case, done):
     scheduler = make(case)
     counts, want = zip(*case["sequential"], strict=True)
     for n in counts[:done]:
@@ -98,14 +98,14 @@ def test_the_pure_schedule_continues_from_where_the_scheduler_is(case, done):
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"][2:4], ids=["factor", "multifactor"])
-def test_the_pure_schedule_follows_a_base_that_was_moved(case):
+def test_the_pure_schedule_uses_a_changed_base_learning_rate(case):
     scheduler = make(case)
     scheduler.base_lr = 0.7
     pure = scheduler.schedule
     np.testing.assert_allclose([float(pure(n)) for n in range(1, 30)], [scheduler(n) for n in range(1, 30)], rtol=2e-6)
 
 
-def test_what_has_no_pure_twin_says_none():
+def test_a_scheduler_without_pure_equivalent_returns_none():
     class Own(room.FactorScheduler):
         def __call__(self, num_update):
             return 1.0

@@ -60,7 +60,7 @@ def test_every_recorded_value_of_mxnet_is_reproduced_batch_by_batch(case):
             assert same([list(x) for x in metric.get_global_name_value()], want["global_name_value"])
 
 
-def test_names_choose_what_a_metric_sees():
+def test_output_and_label_names_select_the_arrays_of_a_metric():
     with np.load(FOLDER / "metrics.npz") as arrays:
         label, pred = arrays["dict/label"], arrays["dict/pred"]
     metric = M.Accuracy(output_names=["a_output"], label_names=["a_label"], name="accA")
@@ -70,7 +70,7 @@ def test_names_choose_what_a_metric_sees():
         metric.update_dict({"a_label": label}, {"b_output": pred})
 
 
-def test_metrics_of_a_composite_may_each_look_at_their_own_output():
+def test_metrics_of_a_composite_may_use_different_outputs():
     first, second = np.array([0, 1]), np.array([0, 0])
     metric = M.create(
         [M.Accuracy(output_names=["a"], label_names=["la"]), M.Accuracy(name="b", output_names=["b"], label_names=["lb"])]
@@ -81,7 +81,7 @@ def test_metrics_of_a_composite_may_each_look_at_their_own_output():
     assert seen["traces:metric_fold"] == 1
 
 
-def test_a_function_may_give_a_sum_and_a_count():
+def test_a_function_may_return_a_sum_and_a_count():
     with np.load(FOLDER / "metrics.npz") as arrays:
         label, pred = arrays["custom/label"], arrays["custom/pred"]
     metric = M.np(lambda a, b: (float(np.abs(a - b).sum()), a.size), name="l1sum")
@@ -92,7 +92,7 @@ def test_a_function_may_give_a_sum_and_a_count():
         metric.get_config()
 
 
-def test_mistakes_raise_the_classes_that_mxnet_raises():
+def test_invalid_use_raises_mxnets_error_classes():
     ones = np.ones
     with pytest.raises(AssertionError, match="Please use Accuracy if top_k is no more than 1"):
         M.create("top_k_accuracy", top_k=1)
@@ -114,7 +114,7 @@ def test_mistakes_raise_the_classes_that_mxnet_raises():
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["acc", "ce", "mse", "f1", "loss", "perplexity"])
-def test_wrapped_rows_never_count(name):
+def test_padding_rows_are_excluded(name):
     rng = np.random.default_rng(1)
     label, pred = rng.integers(0, 2, 6).astype("float32"), rng.dirichlet(np.ones(2), 6).astype("float32")
     if name == "mse":
@@ -129,7 +129,7 @@ def test_wrapped_rows_never_count(name):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("time_major", [False, True])
-def test_the_steps_of_a_wrapped_sequence_never_count_in_either_layout(time_major):
+def test_time_steps_of_padding_rows_are_excluded_in_either_layout(time_major):
     labels = np.array([[0, 1, 2], [2, 1, 0]])  # (batch, steps)
     right = np.eye(3, dtype="float32")[labels]  # (batch, steps, classes)
     right[1] = np.eye(3)[[0, 0, 1]]  # the second sequence is wrong, and padding
@@ -141,7 +141,7 @@ def test_the_steps_of_a_wrapped_sequence_never_count_in_either_layout(time_major
     assert metric.num_inst == 3
 
 
-def test_row_weights_that_fit_no_output_are_refused():
+def test_row_weights_of_a_wrong_shape_raise():
     with pytest.raises(ValueError, match="4 row weights do not match an output of shape \\(6, 3\\)"):
         M.create("ce").fold([np.zeros(6)], [np.ones((6, 3))], np.ones(4))
 
@@ -190,7 +190,7 @@ def test_outputs_that_were_put_on_devices_compile_once(where):
     assert metric.get() == ("accuracy", 1.0)
 
 
-def test_sums_move_along_when_outputs_come_from_other_devices():
+def test_running_sums_follow_the_device_of_the_outputs():
     metric = M.create("acc")
     for device in (jax.devices()[3], jax.devices()[0]):
         metric.fold([jax.device_put(np.zeros(2), jax.devices()[5])], [jax.device_put(np.eye(2), device)])
@@ -209,7 +209,7 @@ class Bias(M.EvalMetric):
             self.global_num_inst += len(difference)
 
 
-def test_a_metric_of_the_users_counts_in_python_as_in_mxnet():
+def test_a_user_metric_in_python_runs_as_in_mxnet():
     metric = M.create(["acc", Bias("bias", has_global_stats=True)])
     bias = metric.get_metric(1)
     assert bias.pure is None
@@ -225,7 +225,7 @@ def test_a_metric_of_the_users_counts_in_python_as_in_mxnet():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("shell", [Module, mx.mod.Module])
-def test_a_users_metric_under_a_module_gets_boxes_without_the_wrapped_rows(shell):
+def test_a_user_metric_of_a_module_receives_arrays_without_padding_rows(shell):
     net = jfit.sym.LinearRegressionOutput(jfit.sym.Variable("data"), jfit.sym.Variable("label"), name="out")
     data = np.arange(5, dtype="float32").reshape(5, 1)
     metric = M.create(["mae", Bias("bias", has_global_stats=True)])
@@ -237,7 +237,7 @@ def test_a_users_metric_under_a_module_gets_boxes_without_the_wrapped_rows(shell
     assert metric.get_metric(1).num_inst == 5
 
 
-def test_a_class_of_box_reaches_the_users_metric_unchanged():
+def test_a_user_metric_receives_arrays_of_the_given_class():
     class Shell(MutableArray):
         pass
 
@@ -252,7 +252,7 @@ def test_a_class_of_box_reaches_the_users_metric_unchanged():
     assert [x.shape for x in seen] == [(2,), (2,)]
 
 
-def test_a_metric_of_the_users_may_count_by_name():
+def test_a_user_metric_may_select_arrays_by_name():
     class ByName(M.EvalMetric):
         def update_dict(self, label, pred):
             self.sum_metric += float(pred["b"].asnumpy().sum()) + len(label)
@@ -264,7 +264,7 @@ def test_a_metric_of_the_users_may_count_by_name():
     assert metric.get() == (["accuracy", "by_name"], [0.5, pytest.approx((4 + 3) / 3)])
 
 
-def test_a_subclass_of_a_named_metric_may_count_in_python():
+def test_a_subclass_of_a_built_in_metric_may_override_update():
     class Half(M.Accuracy):
         def update(self, labels, preds):
             self.sum_metric += 0.5
@@ -297,7 +297,7 @@ def test_sums_can_be_read_and_written():
         cells.update([np.array([0, 1])], [np.eye(2)])
 
 
-def test_a_program_that_counts_by_itself_hands_its_sums_over():
+def test_running_sums_of_a_train_program_are_merged_into_the_metric():
     metric = M.create(["acc", "ce"])
     rules = M.pure_metrics(metric)
     count = jax.jit(lambda label, output: [r.update(r.init(), r.stats((label,), (output,), (None,))) for r in rules])
@@ -314,7 +314,7 @@ def test_a_program_that_counts_by_itself_hands_its_sums_over():
         M.create(lambda label, pred: 0.0).set_sums((0, 0))
 
 
-def test_metrics_of_the_pure_room_and_instances_are_taken_as_they_are():
+def test_pure_metrics_and_instances_are_accepted():
     metric = M.create(pure.accuracy())
     metric.update([np.array([0, 1])], [np.eye(2)])
     assert metric.get() == ("accuracy", 1.0)
@@ -340,14 +340,14 @@ def test_a_registered_class_is_found_by_its_names():
         assert metric.get_config()["value"] == 7.0
 
 
-def test_a_list_keeps_what_its_instances_have_counted():
+def test_a_list_of_instances_keeps_their_sums():
     one = M.create("acc")
     one.update([np.array([1, 0])], [np.array([[0.0, 1.0], [0.0, 1.0]])])
     assert M.create([one]).get() == (["accuracy"], [0.5]) and one.get()[1] == 0.5
     assert M.CompositeEvalMetric([one]).get()[1] == [0.5]
 
 
-def test_the_classes_of_pcc_grow_and_sums_stay():
+def test_the_number_of_classes_of_pcc_grows_and_its_sums_are_kept():
     metric = M.create("pcc")
     metric.update([np.array([0, 1, 1])], [np.eye(3, 2)])
     assert metric.k == 2
@@ -365,7 +365,7 @@ def test_the_classes_of_pcc_grow_and_sums_stay():
     assert math.isnan(local.get_global()[1])
 
 
-def test_the_global_value_of_a_micro_correlation_is_that_of_everything():
+def test_the_global_value_of_a_micro_correlation_is_over_all_rows():
     x, y = np.random.default_rng(0).normal(size=(2, 12)).astype("float32")
     metric = M.create("pearsonr", average="micro")
     metric.update([y[:6]], [x[:6]])
@@ -376,7 +376,7 @@ def test_the_global_value_of_a_micro_correlation_is_that_of_everything():
     assert (metric.num_inst, metric.global_num_inst) == (1, 2)
 
 
-def test_a_configuration_makes_the_metric_again():
+def test_a_metric_round_trips_through_its_configuration():
     for made in (M.create("acc", axis=2, name="a"), M.create(["acc", "ce"]), M.create("pcc"), M.create("pearsonr")):
         config = made.get_config()
         for again in (M.create(config), M.create(json.dumps(config))):
@@ -389,7 +389,7 @@ def test_a_configuration_makes_the_metric_again():
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["acc", "mcc", "pcc", "pearsonr"])
-def test_metrics_are_copied_and_pickled_with_what_they_have_counted(name):
+def test_metrics_are_copied_and_pickled_with_their_sums(name):
     metric = M.create(name)
     metric.update([np.array([0, 1, 0])], [np.array([0.0, 1.0, 1.0])] if name == "pearsonr" else [np.eye(3, 2)])
     for again in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
@@ -397,7 +397,7 @@ def test_metrics_are_copied_and_pickled_with_what_they_have_counted(name):
         assert again.num_inst == 2 * metric.num_inst and again.get()[1] == pytest.approx(metric.get()[1])
 
 
-def test_metrics_beside_mxnets_are_taken_as_instances(caplog):
+def test_metrics_unknown_to_mxnet_are_accepted_as_instances(caplog):
     label, output = np.array([0, 1, 1, 0]), np.array([0.1, 0.4, 0.9, 0.5], "float32")
     exact, table = M.create(pure.roc_auc(bins=None)), M.create(pure.confusion_matrix(2))
     for metric in (exact, table):

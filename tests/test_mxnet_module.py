@@ -17,12 +17,12 @@ from jfit.mxnet.module.states import export_states
 
 # ------------------------------------------------------------------------------------------------ names
 @pytest.mark.parametrize("kind", ["data_names", "state_names", "fixed_param_names"])
-def test_a_name_that_the_symbol_lacks_is_refused_with_those_it_has(kind):
+def test_an_unknown_data_name_raises_with_the_names_of_the_symbol(kind):
     with pytest.raises(ValueError, match=r"'nope' is not found.*softmax_label"):
         Module(linear(), **{kind: ["nope"]})
 
 
-def test_a_label_name_that_the_symbol_lacks_is_a_warning_only(caplog):
+def test_an_unknown_label_name_only_warns(caplog):
     module = Module(SYM.FullyConnected(V("data"), num_hidden=2, name="fc"))
     assert "softmax_label" in caplog.text
     module.bind([("data", (2, 4))])
@@ -31,7 +31,7 @@ def test_a_label_name_that_the_symbol_lacks_is_a_warning_only(caplog):
     assert module.get_outputs()[0].shape == (2, 2)
 
 
-def test_it_says_what_it_is_bound_to():
+def test_properties_describe_the_bound_shapes():
     module = bound(rows=6)
     assert (module.data_names, module.label_names, module.output_names) == (["data"], ["softmax_label"], ["softmax_output"])
     assert [(d.name, d.shape) for d in module.data_shapes] == [("data", (6, 4))]
@@ -48,13 +48,13 @@ def test_labels_may_be_none():
     assert module.label_names == [] and module.label_shapes == []
 
 
-def test_a_logger_of_the_users_gets_the_warnings(caplog):
+def test_warnings_go_to_the_users_logger(caplog):
     module = bound(logger=logging.getLogger("mine"))
     module.bind([("data", (6, 4))])
     assert caplog.records[-1].name == "mine" and "Already bound" in caplog.text
 
 
-def test_a_context_is_a_context_or_a_device_or_a_list_and_groups_are_accepted():
+def test_a_context_may_be_a_context_a_device_or_a_list():
     for context in (jfit.cpu(1), jax.devices()[1], [jfit.cpu(1)]):
         module = Module(linear(), context=context, group2ctxs={"dev1": [jfit.cpu(2)]})
         module.bind([("data", (2, 4))], [("softmax_label", (2,))])
@@ -63,7 +63,7 @@ def test_a_context_is_a_context_or_a_device_or_a_list_and_groups_are_accepted():
         assert module.get_outputs()[0].devices() == {jax.devices()[1]}
 
 
-def test_work_loads_are_one_for_each_device():
+def test_the_number_of_work_loads_must_equal_that_of_devices():
     with pytest.raises(ValueError, match="work_load_list has 3 entries, needed one for each of 2 devices"):
         Module(linear(), context=cpus(2), work_load_list=[1, 2, 3])
 
@@ -87,7 +87,7 @@ def test_methods_called_too_early_are_assertion_errors_as_in_mxnet():
             early()
 
 
-def test_outputs_and_gradients_before_their_pass_are_refused():
+def test_reading_outputs_and_gradients_before_their_pass_raises():
     module = ready()
     with pytest.raises(RuntimeError, match=r"call forward\(batch\) first"):
         module.get_outputs()
@@ -121,7 +121,7 @@ def test_a_second_bind_is_ignored_and_force_rebind_keeps_the_parameters(caplog):
     steps(module, 1, rows=3)
 
 
-def test_bound_for_scoring_it_has_no_gradients():
+def test_a_module_bound_for_prediction_has_no_gradients():
     module = bound(bind={"for_training": False})
     module.forward(batch_of(6))
     with pytest.raises(AssertionError, match="re-bind with for_training=True"):
@@ -135,7 +135,7 @@ def test_bound_for_scoring_it_has_no_gradients():
     ["add", ["null", "add", "add", "null"], {"fc_weight": "add", "fc_bias": "add"}],
     ids=["word", "list", "dict"],
 )
-def test_gradients_accumulate_where_add_is_asked_for(grad_req):
+def test_gradients_accumulate_with_grad_req_add(grad_req):
     module = ready(bind={"grad_req": grad_req})
     error, x = error_of(module)
     for times in (1, 2, 3):
@@ -144,7 +144,7 @@ def test_gradients_accumulate_where_add_is_asked_for(grad_req):
         assert np.allclose(module.gradients()["fc_bias"], times * error.sum(0), atol=1e-5)
 
 
-def test_a_parameter_with_null_stays_as_it_is():
+def test_a_parameter_with_grad_req_null_is_unchanged():
     module = ready(bind={"grad_req": {"fc_bias": "null"}})
     before = host(module.get_params()[0])
     after = host(steps(module, 2).get_params()[0])
@@ -152,7 +152,7 @@ def test_a_parameter_with_null_stays_as_it_is():
     assert not np.array_equal(before["fc_weight"], after["fc_weight"])
 
 
-def test_requests_that_make_no_sense_are_refused():
+def test_invalid_grad_req_raises():
     for given, words in (
         ("most", "needed one of write, add, null"),
         (["write"], "lists 1 words, needed one for each of the 4 arguments"),
@@ -162,7 +162,7 @@ def test_requests_that_make_no_sense_are_refused():
             Module(linear()).bind([("data", (6, 4))], [("softmax_label", (6,))], grad_req=given)
 
 
-def test_fixed_parameters_do_not_move_but_their_moving_statistics_do(tmp_path):
+def test_fixed_parameters_are_unchanged_but_moving_statistics_are_updated(tmp_path):
     module = ready(normed(), fixed_param_names=["fc1_weight", "bn_gamma"], params={"learning_rate": 0.5, "momentum": 0.9})
     before, aux = (host(x) for x in module.get_params())
     after, aux2 = (host(x) for x in steps(module, 3).get_params())
@@ -173,12 +173,12 @@ def test_fixed_parameters_do_not_move_but_their_moving_statistics_do(tmp_path):
     assert {module._optimizer.idx2name[index] for index in states} == set(before) - still
 
 
-def test_more_devices_than_rows_are_refused():
+def test_more_devices_than_rows_raise():
     with pytest.raises(ValueError, match=r"Too many slices\. Some splits are empty"):
         bound(rows=2, devices=3)
 
 
-def test_uneven_slices_of_a_network_that_loses_its_rows_are_refused():
+def test_uneven_slices_of_a_network_without_row_tracking_raise():
     mixed = SYM.MakeLoss(SYM.sum(SYM.dot(V("data"), V("data"), transpose_a=True)), name="loss")
     module = Module(mixed, label_names=None, context=cpus(3))
     module.bind([("data", (10, 4))])
@@ -188,7 +188,7 @@ def test_uneven_slices_of_a_network_that_loses_its_rows_are_refused():
 
 
 # ------------------------------------------------------------------------------------------------ reshape
-def test_other_batch_sizes_are_a_reshape_and_compile_once_each():
+def test_other_batch_sizes_reshape_and_compile_once_each():
     module = steps(ready(rows=6), 2)
     scale = module._optimizer.rescale_grad
     for rows in (4, 9):
@@ -215,7 +215,7 @@ def test_reshape_by_hand_keeps_the_parameters():
 
 
 # ------------------------------------------------------------------------------------------------ parameters
-def test_init_params_draws_what_is_missing_only_where_that_is_allowed():
+def test_init_params_initializes_missing_parameters_only_if_allowed():
     module = Module(linear())
     module.bind([("data", (6, 4))], [("softmax_label", (6,))])
     given = {"fc_bias": np.ones(3, "float32")}
@@ -230,7 +230,7 @@ def test_init_params_draws_what_is_missing_only_where_that_is_allowed():
     assert not np.asarray(module.get_params()[0]["fc_weight"]).any()
 
 
-def test_parameters_that_are_there_are_only_replaced_by_force():
+def test_existing_parameters_are_replaced_only_with_force_init():
     module = bound()
     before = host(module.get_params()[0])
     with pytest.warns(UserWarning, match="init_params call ignored"):
@@ -240,7 +240,7 @@ def test_parameters_that_are_there_are_only_replaced_by_force():
     assert (np.asarray(module.get_params()[0]["fc_weight"]) == 1).all()
 
 
-def test_an_initializer_named_by_the_variable_wins():
+def test_the_initializer_of_a_variable_takes_precedence():
     weight = V("fc_weight", init=jfit.init.Constant(7.0))
     module = Module(SYM.FullyConnected(V("data"), weight, num_hidden=2, name="fc"), label_names=None)
     module.bind([("data", (2, 4))])
@@ -248,13 +248,13 @@ def test_an_initializer_named_by_the_variable_wins():
     assert (np.asarray(module.get_params()[0]["fc_weight"]) == 7).all()
 
 
-def test_values_of_another_shape_are_refused_by_name():
+def test_values_of_another_shape_raise_with_the_name():
     module = bound()
     with pytest.raises(ValueError, match=r"fc_bias: the given value has shape \(5,\), the network needs \(3,\)"):
         module.set_params({"fc_bias": np.zeros(5), "fc_weight": np.zeros((3, 4))}, {})
 
 
-def test_set_params_replaces_all_or_with_allow_missing_the_given_ones():
+def test_set_params_replaces_all_parameters_or_the_given_ones_with_allow_missing():
     module = bound()
     before = host(module.get_params()[0])
     module.set_params({"fc_bias": np.full(3, 9.0)}, {}, allow_missing=True)
@@ -268,7 +268,7 @@ def test_set_params_replaces_all_or_with_allow_missing_the_given_ones():
 
 
 @pytest.mark.parametrize("allow_missing", [False, True])
-def test_unknown_names_in_set_params_are_refused_with_the_nearest_name(allow_missing):
+def test_unknown_names_in_set_params_raise_with_the_nearest_name(allow_missing):
     """MXNet ignores them where allow_missing=False (decided.unknown_names)."""
     module = bound()
     params, _ = module.get_params()
@@ -280,7 +280,7 @@ def test_unknown_names_in_set_params_are_refused_with_the_nearest_name(allow_mis
     module.set_params(extra, {}, allow_missing=allow_missing, allow_extra=True)
 
 
-def test_what_get_params_gave_outlives_the_next_steps():
+def test_get_params_returns_copies_that_later_steps_do_not_change():
     module = ready(devices=2)
     params, _ = module.get_params()
     kept = host(params)
@@ -288,7 +288,7 @@ def test_what_get_params_gave_outlives_the_next_steps():
     assert all(np.array_equal(kept[name], params[name]) for name in kept)
 
 
-def test_what_the_caller_does_to_its_arrays_later_does_not_matter():
+def test_set_params_copies_the_arrays():
     module = bound()
     mine = host(module.get_params()[0])
     module.set_params(mine, {})
@@ -313,7 +313,7 @@ def test_parameter_files_are_written_and_read(tmp_path):
         assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_a_checkpoint_is_loaded_with_everything_a_module_takes(tmp_path):
+def test_a_checkpoint_is_loaded_with_all_constructor_arguments(tmp_path):
     module = steps(ready(normed(), rows=6, params={"learning_rate": 0.5, "momentum": 0.9}), 2)
     module.save_checkpoint(str(tmp_path / "net"), 7, save_optimizer_states=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["net-0007.params", "net-0007.states", "net-symbol.json"]
@@ -341,13 +341,13 @@ def test_moving_statistics_are_the_mean_over_the_devices_after_every_step():
     assert np.allclose(module.state.aux["bn_moving_mean"], want, atol=1e-5)
 
 
-def test_research_code_gets_the_train_state():
+def test_the_train_state_is_accessible():
     module = steps(ready(), 3)
     assert isinstance(module.state, jfit.TrainState) and int(module.state.step) == 3
     assert set(module.state.params) == set(values_for(module)[0])
 
 
-def test_an_optimizer_of_the_users_is_called_for_each_parameter():
+def test_a_user_optimizer_is_called_for_each_parameter():
     class Sign(O.Optimizer):
         def create_state(self, index, weight):
             return None

@@ -38,7 +38,7 @@ def assert_same_bits(one, two):
 # ------------------------------------------------------------------------------------------------ the numbers of fit
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 3])
-def test_fit_is_the_loop_that_one_would_write(devices):
+def test_fit_equals_a_hand_written_loop(devices):
     by_hand = Module(normed(), context=cpus(devices))
     data = iterator()
     by_hand.bind(data.provide_data, data.provide_label)
@@ -54,7 +54,7 @@ def test_fit_is_the_loop_that_one_would_write(devices):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("last_batch_handle", ["pad", "discard", "roll_over"])
-def test_a_callback_that_looks_at_every_batch_changes_no_bit(last_batch_handle):
+def test_a_callback_called_for_every_batch_changes_no_bit(last_batch_handle):
     modules, logs = [], []
     for callback in (None, lambda told: None):
         np.random.seed(0)
@@ -74,7 +74,7 @@ def test_a_callback_that_looks_at_every_batch_changes_no_bit(last_batch_handle):
     assert logs[0] == logs[1] and len(logs[0]) == 6
 
 
-def test_rows_that_the_iterator_wrapped_around_train_but_never_count():
+def test_padding_rows_are_trained_on_but_excluded_from_metrics():
     """MXNet counts them (decided.padded_rows): 6 rows in batches of 4 are 8 rows for it."""
     x, y = data_of(6)
     module = Module(linear())
@@ -102,7 +102,7 @@ def test_rows_that_the_iterator_wrapped_around_train_but_never_count():
 
 
 @pytest.mark.parametrize("name", ["mse", "mae"])
-def test_a_metric_sees_the_whole_batch_whatever_devices_it_lay_on(name):
+def test_a_metric_receives_the_whole_batch_on_any_number_of_devices(name):
     """MXNet averages over the slices, here of 3, 3 and 4 rows (decided.device_metric)."""
     net = SYM.LinearRegressionOutput(SYM.FullyConnected(V("data"), num_hidden=1, name="fc"), name="lin")
     found = []
@@ -121,7 +121,7 @@ def test_fit_needs_the_number_of_epochs():
         Module(linear()).fit(iterator())
 
 
-def test_callbacks_come_one_by_one_or_in_lists_in_their_order():
+def test_callbacks_may_be_single_or_lists_called_in_order():
     calls = []
 
     def note(kind):
@@ -141,7 +141,7 @@ def test_callbacks_come_one_by_one_or_in_lists_in_their_order():
     assert calls == [(kind, epoch, *rest) for epoch in (3, 4) for kind, *rest in once]
 
 
-def test_an_epoch_callback_gets_symbol_and_parameters_of_its_own():
+def test_an_epoch_callback_receives_the_symbol_and_copies_of_the_parameters():
     kept = []
     module = Module(normed())
     fitted(2, module=module, epoch_end_callback=lambda epoch, symbol, args, aux: kept.append((symbol, host(args), host(aux))))
@@ -150,7 +150,7 @@ def test_an_epoch_callback_gets_symbol_and_parameters_of_its_own():
     assert not np.array_equal(kept[0][1]["fc1_weight"], kept[1][1]["fc1_weight"])
 
 
-def test_a_batch_callback_sees_the_loop_and_may_reset_the_metric_without_touching_the_epochs_line():
+def test_a_batch_callback_may_reset_the_metric_without_changing_the_epoch_log():
     seen = []
 
     def callback(told):
@@ -165,7 +165,7 @@ def test_a_batch_callback_sees_the_loop_and_may_reset_the_metric_without_touchin
     assert [x for x in log if "Train-" in x] == [x for x in plain if "Train-" in x] != []
 
 
-def test_the_validation_has_a_metric_of_its_own():
+def test_validation_uses_a_separate_metric():
     with captured_log() as log:
         fitted(1, eval_data=iterator(8, seed=1), eval_metric="acc", validation_metric=["ce", "acc"])
     assert [line.split("=")[0] for line in log] == [
@@ -174,13 +174,13 @@ def test_the_validation_has_a_metric_of_its_own():
     ]  # fmt: skip
 
 
-def test_log_lines_go_to_the_modules_logger(caplog):
+def test_log_lines_are_written_to_the_modules_logger(caplog):
     caplog.set_level(logging.INFO, logger="mine")
     fitted(1, module=Module(linear(), logger=logging.getLogger("mine")))
     assert {r.name for r in caplog.records} == {"mine"} and "Epoch[0] Train-accuracy=" in caplog.text
 
 
-def test_given_parameters_start_the_training_and_missing_ones_are_drawn_where_allowed():
+def test_training_starts_from_given_parameters_and_missing_ones_are_initialized_if_allowed():
     given = {"fc_weight": np.ones((3, 4), "float32")}
     still = {"optimizer_params": {"learning_rate": 0.0}, "num_epoch": 1}
     with pytest.raises(RuntimeError, match="fc_bias is not presented"):
@@ -195,14 +195,14 @@ def test_given_parameters_start_the_training_and_missing_ones_are_drawn_where_al
     assert (np.asarray(module.get_params()[0]["fc_weight"]) == 5).all()
 
 
-def test_a_second_fit_goes_on_where_the_first_ended():
+def test_a_second_fit_continues_the_first():
     twice = fitted(2)
     fitted(3, module=twice, begin_epoch=2)
     assert_same_bits(twice, fitted(3))
     assert int(twice.state.step) == 18
 
 
-def test_force_rebind_takes_the_shapes_of_the_new_iterator():
+def test_force_rebind_uses_the_shapes_of_the_new_iterator():
     module = fitted(1)
     module.fit(iterator(12, 6), num_epoch=1, force_rebind=True, **FAST)
     assert module.data_shapes[0].shape == (6, 4) and int(module.state.step) == 6 + 2
@@ -255,7 +255,7 @@ def test_auxiliary_states_may_be_given_too():
     assert (np.asarray(module.get_params()[1]["bn_moving_mean"]) == 3).all()
 
 
-def test_an_iterator_that_is_none_of_jfits_will_do():
+def test_iterators_of_other_libraries_are_accepted():
     class Plain:
         provide_data, provide_label, resets = [("data", (4, 4))], [("softmax_label", (4,))], 0
 
@@ -294,7 +294,7 @@ def test_accumulated_gradients_are_updated_with_every_batch_as_mxnet_does():
     assert int(module.state.step) == 2 and not np.array_equal(before["fc_bias"], module.get_params()[0]["fc_bias"])
 
 
-def test_devices_that_learn_alone_get_the_mean_at_the_end_of_every_epoch():
+def test_devices_without_exchange_are_averaged_at_the_end_of_every_epoch():
     module = Module(linear(), context=cpus(2))
     module.fit(iterator(16), kvstore=None, num_epoch=2, initializer=jfit.init.Constant(0.1), **FAST)
     both = np.asarray(module.state.params["fc_weight"])
@@ -304,7 +304,7 @@ def test_devices_that_learn_alone_get_the_mean_at_the_end_of_every_epoch():
 # ------------------------------------------------------------------------------------------------ interrupts
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("failure", ["ctrl-c", "callback", "epoch callback", "iterator"])
-def test_whatever_stops_fit_the_module_can_be_used_and_goes_on(failure):
+def test_after_any_exception_in_fit_the_module_can_continue(failure):
     class Breaking(jfit.NDArrayIter):
         def getdata(self):
             if self.batches_read == 4:
@@ -370,7 +370,7 @@ def test_epochs_after_the_first_compile_nothing(devices, callback):
     assert seen["traces"] == 0 and seen["compiles"] == 0
 
 
-def test_many_batches_wait_for_the_device_a_few_times_only():
+def test_many_batches_cause_few_host_waits():
     data = iterator(400)
     module = Module(linear())
     module.fit(data, num_epoch=1, **FAST)
@@ -379,7 +379,7 @@ def test_many_batches_wait_for_the_device_a_few_times_only():
     assert seen["host_syncs"] <= 2 * (1 + 100 // 8)
 
 
-def test_an_idle_monitor_costs_no_program_and_changes_no_bit():
+def test_an_inactive_monitor_compiles_nothing_and_changes_no_bit():
     plain, watched = fitted(1, batch_end_callback=lambda told: None), Module(linear())
     monitor = Monitor(1000, pattern="fc.*")
     fitted(1, module=watched, monitor=monitor)
@@ -395,7 +395,7 @@ def test_an_idle_monitor_costs_no_program_and_changes_no_bit():
     assert seen["traces"] == 0 and seen["compiles"] == 0 and seen["host_syncs"] == 0
 
 
-def test_fit_with_a_monitor_prints_what_it_sees():
+def test_fit_with_a_monitor_prints_its_statistics():
     with captured_log() as log:
         fitted(1, monitor=Monitor(2, pattern="fc_weight"))
     shown = [line for line in log if "Batch:" in line]
@@ -403,7 +403,7 @@ def test_fit_with_a_monitor_prints_what_it_sees():
 
 
 # ------------------------------------------------------------------------------------------------ score, predict
-def test_score_takes_some_batches_and_calls_its_callbacks():
+def test_score_accepts_a_number_of_batches_and_callbacks():
     module, calls = fitted(1), []
     data = iterator(22)
     found = module.score(
@@ -420,7 +420,7 @@ def test_score_takes_some_batches_and_calls_its_callbacks():
     assert found == [("accuracy", pytest.approx((got == y[:12]).mean()))]
 
 
-def test_score_without_reset_goes_on_where_the_iterator_is():
+def test_score_without_reset_continues_at_the_iterators_position():
     module, data = fitted(1), iterator(12)
     next(data)
     numbers = []
@@ -432,7 +432,7 @@ def test_score_without_reset_goes_on_where_the_iterator_is():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 3])
-def test_predict_gives_the_rows_in_order_without_wrapped_ones(devices):
+def test_predict_returns_the_rows_in_order_without_padding(devices):
     module = fitted(1, devices=devices)
     x, _ = data_of(22)
     whole = np.asarray(module.predict(jfit.NDArrayIter(x, batch_size=4)))
@@ -446,20 +446,20 @@ def test_predict_gives_the_rows_in_order_without_wrapped_ones(devices):
     assert [(out[0].shape, k, b.pad) for out, k, b in module.iter_predict(iterator(), num_batch=6)][-1] == ((2, 3), 5, 2)
 
 
-def test_predict_takes_an_array_as_one_batch():
+def test_predict_accepts_an_array_as_one_batch():
     module = bound(rows=6, bind={"for_training": False})
     assert module.predict(data_of(6)[0]).shape == (6, 3)
     assert module.predict(data_of(9)[0]).shape == (9, 3)
 
 
-def test_predict_of_nothing_is_nothing_and_several_outputs_are_a_list():
+def test_predict_of_no_batches_is_an_empty_list_and_several_outputs_are_a_list():
     fc = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
     module = bound(SYM.Group([SYM.SoftmaxOutput(fc, name="softmax"), fc]), rows=4)
     assert module.predict(iterator(), num_batch=0) == []
     assert [out.shape for out in module.predict(iterator())] == [(22, 3), (22, 3)]
 
 
-def test_batches_with_different_numbers_of_outputs_do_not_merge(monkeypatch):
+def test_merging_batches_with_different_numbers_of_outputs_raises(monkeypatch):
     module, counts = bound(rows=4), iter([1, 2])
     outputs = module.get_outputs
     monkeypatch.setattr(module, "_without_padding", lambda pad: outputs() * next(counts))
@@ -473,7 +473,7 @@ def test_predict_and_score_need_parameters():
             method(Module(linear()))
 
 
-def test_score_leaves_the_training_as_it_was():
+def test_score_does_not_change_the_training():
     one, two = ready(normed(), rows=4), ready(normed(), rows=4)
     steps(one, 2, rows=4)
     steps(two, 1, rows=4)
@@ -482,7 +482,7 @@ def test_score_leaves_the_training_as_it_was():
     assert_same_bits(one, two)
 
 
-def test_rows_that_rolled_over_are_new_and_count():
+def test_rows_that_rolled_over_are_included():
     """MXNet reports them as `pad`, which predict then cuts off; they are rows of the last epoch that nobody has seen."""
     x, y = data_of(6)
     module, seen = bound(rows=4), []

@@ -15,7 +15,7 @@ EACH = pytest.mark.parametrize("devices", [1, 2, 3])
 
 
 # ------------------------------------------------------------------------------------------------ outputs, gradients
-def test_outputs_come_whole_or_in_the_uneven_slices_of_the_devices():
+def test_outputs_are_merged_or_per_device():
     module = bound(rows=10, devices=3)
     module.forward(batch_of(10), is_train=False)
     (whole,), (parts,) = module.get_outputs(), module.get_outputs(merge_multi_context=False)
@@ -25,7 +25,7 @@ def test_outputs_come_whole_or_in_the_uneven_slices_of_the_devices():
 
 
 @pytest.mark.parametrize(("loads", "rows"), [([1, 2], [2, 5]), ([3, 1], [5, 2])])
-def test_work_loads_decide_the_slices(loads, rows):
+def test_work_loads_determine_the_slices(loads, rows):
     module = bound(rows=7, devices=2, work_load_list=loads)
     module.forward(batch_of(7))
     assert [part.shape[0] for part in module.get_outputs(merge_multi_context=False)[0]] == rows
@@ -43,7 +43,7 @@ def test_input_gradients_are_those_of_the_rows(devices):
     assert np.allclose(np.concatenate([np.asarray(p) for p in parts]), whole)
 
 
-def test_input_gradients_can_be_used_beside_an_update():
+def test_input_gradients_are_available_after_an_update():
     module = ready(bind={"inputs_need_grad": True})
     for _ in range(2):
         error, _ = error_of(module)
@@ -61,7 +61,7 @@ def test_the_gradients_of_a_step_that_ran_as_one_program_can_be_read_after_it():
 
 
 @EACH
-def test_a_plain_output_takes_its_gradient_from_the_caller(devices):
+def test_an_output_without_a_loss_uses_the_callers_gradient(devices):
     net = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
     module = Module(net, label_names=None, context=cpus(devices))
     module.bind([("data", (10, 4))])
@@ -79,7 +79,7 @@ def test_a_plain_output_takes_its_gradient_from_the_caller(devices):
         assert np.allclose(module.gradients()["fc_bias"], head.sum(0), atol=1e-5)
 
 
-def test_a_loss_beside_a_blocked_output_needs_no_head_gradients():
+def test_a_loss_and_an_output_behind_block_grad_need_no_head_gradients():
     fc = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
     net = SYM.Group([SYM.SoftmaxOutput(fc, name="softmax"), SYM.BlockGrad(fc, name="seen")])
     module = ready(net)
@@ -92,7 +92,7 @@ def test_a_loss_beside_a_blocked_output_needs_no_head_gradients():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("counts", [(5, 5), (3, 7)])
-def test_batches_that_were_sliced_before_are_taken_as_they_are(counts):
+def test_batches_already_split_per_device_are_accepted(counts):
     whole, apart = ready(rows=10, devices=2), ready(rows=10, devices=2)
     x, y = data_of(10)
     cut = counts[0]
@@ -112,7 +112,7 @@ def test_batches_that_were_sliced_before_are_taken_as_they_are(counts):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_layout_says_which_axis_holds_the_rows(devices):
+def test_the_layout_determines_the_batch_axis(devices):
     module = Module(SYM.MakeLoss(SYM.square(V("data")), name="loss"), label_names=None, context=cpus(devices))
     module.bind([DataDesc("data", (5, 6), layout="TN")], inputs_need_grad=True)
     module.init_params()
@@ -137,7 +137,7 @@ def test_a_batch_without_labels_is_enough_for_outputs():
     assert module.get_outputs()[0].shape == (6, 3)
 
 
-def test_forward_takes_its_mode_from_bind_unless_told():
+def test_forward_uses_the_mode_of_bind_by_default():
     net = SYM.SoftmaxOutput(SYM.Dropout(SYM.FullyConnected(V("data"), num_hidden=3, name="fc"), p=0.9), name="softmax")
     module = bound(net)
     outputs = []
@@ -150,7 +150,7 @@ def test_forward_takes_its_mode_from_bind_unless_told():
     assert np.array_equal(scoring.get_outputs()[0], outputs[2])
 
 
-def test_outputs_that_are_read_first_have_the_random_numbers_of_the_step():
+def test_outputs_read_before_the_step_use_its_random_numbers():
     net = SYM.MakeLoss(SYM.Dropout(SYM.broadcast_mul(V("data"), V("scale", shape=(1, 4))), p=0.5), name="loss")
     module = Module(net, label_names=None)
     module.bind([("data", (6, 4))])
@@ -170,7 +170,7 @@ def stateful(devices=1):
     return module
 
 
-def test_states_begin_with_zeros_and_are_set_from_arrays_or_to_a_number():
+def test_states_are_initially_zero_and_settable_from_arrays_or_a_number():
     module, h = stateful(), np.arange(24, dtype="float32").reshape(6, 4)
     assert "h" not in module.get_params()[0]
     assert not np.asarray(module.get_states()[0]).any()
@@ -185,7 +185,7 @@ def test_states_begin_with_zeros_and_are_set_from_arrays_or_to_a_number():
     assert np.array_equal(without, module.get_outputs()[0])
 
 
-def test_states_of_several_devices_come_and_go_in_slices():
+def test_states_of_several_devices_are_read_and_set_per_device():
     module, h = stateful(2), np.arange(24, dtype="float32").reshape(6, 4)
     module.set_states(states=[h])
     (parts,) = module.get_states(merge_multi_context=False)
@@ -194,7 +194,7 @@ def test_states_of_several_devices_come_and_go_in_slices():
     assert np.array_equal(module.get_states()[0], np.concatenate([h[3:], h[:3]]))
 
 
-def test_states_are_either_arrays_or_a_number_and_fit():
+def test_invalid_states_raise():
     module = stateful()
     for given in ({}, {"states": [np.zeros((6, 4))], "value": 0}):
         with pytest.raises(ValueError, match=r"either states= .* or value="):
@@ -204,7 +204,7 @@ def test_states_are_either_arrays_or_a_number_and_fit():
 
 
 # ------------------------------------------------------------------------------------------------ sharing
-def test_modules_that_share_see_each_others_updates():
+def test_modules_with_shared_parameters_use_each_others_updates():
     first = ready(rows=6, params={"learning_rate": 0.5, "momentum": 0.9})
     second = Module(linear())
     second.bind([("data", (3, 4))], [("softmax_label", (3,))], shared_module=first)
@@ -219,7 +219,7 @@ def test_modules_that_share_see_each_others_updates():
         assert np.array_equal(first.get_params()[0][name], second.get_params()[0][name])
 
 
-def test_a_network_with_a_part_of_the_parameters_can_share():
+def test_a_network_with_a_subset_of_the_parameters_can_share():
     first = ready(normed(), params={"learning_rate": 0.5, "momentum": 0.9})
     part = SYM.SoftmaxOutput(SYM.FullyConnected(V("data"), num_hidden=5, name="fc1"), name="softmax")
     second = Module(part)
@@ -232,12 +232,12 @@ def test_a_network_with_a_part_of_the_parameters_can_share():
     steps(first, 1)
 
 
-def test_sharing_needs_a_module_that_is_bound_and_has_parameters():
+def test_sharing_requires_a_bound_module_with_parameters():
     with pytest.raises(ValueError, match="shared_module is not bound or has no parameters"):
         Module(linear()).bind([("data", (3, 4))], [("softmax_label", (3,))], shared_module=Module(linear()))
 
 
-def test_an_optimizer_is_borrowed_with_its_state():
+def test_a_borrowed_optimizer_shares_its_state():
     first = steps(ready(params={"learning_rate": 0.5, "momentum": 0.9}), 2)
     second = Module(linear())
     second.bind([("data", (6, 4))], [("softmax_label", (6,))], shared_module=first)
@@ -277,7 +277,7 @@ def test_an_instance_keeps_its_scale_and_decays_everything_as_in_mxnet():
     assert np.allclose(after["fc_weight"], before["fc_weight"] - 0.1 * (error.T @ x + 0.5 * before["fc_weight"]), atol=1e-6)
 
 
-def test_something_else_is_no_optimizer():
+def test_an_invalid_optimizer_raises():
     with pytest.raises(TypeError, match="an optimizer is a name or an Optimizer"):
         bound().init_optimizer(optimizer=3)
     with pytest.raises(ValueError, match="Cannot find optimizer sdg"):
@@ -312,14 +312,14 @@ def test_the_store_is_chosen_as_mxnet_does(store, devices, kind, updates):
     assert (module._kvstore and module._kvstore.type, module._update_on_kvstore) == (kind, updates)
 
 
-def test_a_store_of_the_users_is_used_as_it_is(monkeypatch):
+def test_a_user_store_is_used(monkeypatch):
     store = K.create("local")
     assert ready(kvstore=store)._kvstore is store
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     assert not ready(kvstore=store)._update_on_kvstore
 
 
-def test_compression_needs_the_device_store_and_two_bits():
+def test_compression_requires_the_device_store_and_two_bits():
     two = {"type": "2bit", "threshold": 0.5}
     with pytest.raises(ValueError, match="not supported for this type of kvstore: local; use 'device'"):
         ready(devices=2, compression_params=two)
@@ -328,7 +328,7 @@ def test_compression_needs_the_device_store_and_two_bits():
     steps(ready(devices=2, kvstore="device", compression_params=two), 2)
 
 
-def test_without_a_store_each_device_learns_from_its_own_rows():
+def test_without_a_store_each_device_is_trained_on_its_own_rows():
     together, apart = (ready(rows=6, devices=2, kvstore=kv, params={"learning_rate": 0.5}) for kv in ("device", None))
     before = host(apart.get_params()[0])
     steps(apart, 1)

@@ -47,7 +47,7 @@ def params(module):
     return {k: np.asarray(v) for k, v in module.get_params()[0].items()}
 
 
-def test_devices_that_had_parameters_of_their_own_may_share_them_again():
+def test_devices_with_separate_parameters_may_share_them_again():
     module = one_step(ready(2, None))
     mean = params(module)
     module.init_optimizer("device", force_init=True)
@@ -55,7 +55,7 @@ def test_devices_that_had_parameters_of_their_own_may_share_them_again():
     one_step(module)
 
 
-def test_networks_that_share_parameters_may_learn_different_ones():
+def test_networks_with_shared_parameters_may_train_different_ones():
     first = one_step(ready(momentum=0.9))
     frozen = Module(network(), fixed_param_names=["fc1_weight", "fc1_bias"])
     frozen.bind([("data", (8, 5))], [("softmax_label", (8,))], shared_module=first)
@@ -69,7 +69,7 @@ def test_networks_that_share_parameters_may_learn_different_ones():
     assert np.array_equal(params(one_step(first))["fc1_bias"], before)
 
 
-def test_outputs_of_a_waiting_pass_are_those_of_the_parameters_at_forward_though_another_module_updates():
+def test_outputs_use_the_parameters_at_forward_even_if_a_sharing_module_updates():
     first = one_step(ready())
     second = Module(network())
     second.bind([("data", (8, 5))], [("softmax_label", (8,))], shared_module=first)
@@ -81,7 +81,7 @@ def test_outputs_of_a_waiting_pass_are_those_of_the_parameters_at_forward_though
     assert not np.array_equal(np.asarray(second.predict(X[:8])), expected)
 
 
-def test_a_network_that_does_not_fit_is_not_bound_to_shared_parameters():
+def test_binding_a_mismatched_network_to_shared_parameters_raises():
     other = Module(network())
     with pytest.raises(ValueError, match=r"'fc1_weight' has shape \(4, 9\) in this network, the shared module has it with"):
         other.bind([("data", (8, 9))], [("softmax_label", (8,))], shared_module=ready())
@@ -90,7 +90,7 @@ def test_a_network_that_does_not_fit_is_not_bound_to_shared_parameters():
     other.init_params()
 
 
-def test_an_optimizer_is_borrowed_only_with_the_parameters_it_knows():
+def test_borrowing_an_optimizer_requires_its_parameters():
     second = Module(network())
     second.bind([("data", (8, 5))], [("softmax_label", (8,))])
     second.init_params()
@@ -98,7 +98,7 @@ def test_an_optimizer_is_borrowed_only_with_the_parameters_it_knows():
         second.borrow_optimizer(ready())
 
 
-def test_a_step_that_fails_changes_nothing_and_is_not_tried_again(monkeypatch):
+def test_a_failed_step_changes_nothing_and_is_not_retried(monkeypatch):
     module = one_step(ready(optimizer="adam"))
     before = params(module)
 
@@ -157,7 +157,7 @@ def test_updating_twice_uses_the_gradients_twice():
         assert np.allclose(value, start[name] - 2 * 0.1 * gradients[name] / 8, atol=1e-6)
 
 
-def test_compression_without_a_store_is_left_out():
+def test_compression_without_a_store_is_ignored():
     compressed = Module(network(), compression_params={"type": "2bit", "threshold": 0.5})
     compressed.bind([("data", (8, 5))], [("softmax_label", (8,))])
     plain = ready()
@@ -167,14 +167,14 @@ def test_compression_without_a_store_is_left_out():
     assert all(np.array_equal(found[k], wanted[k]) for k in wanted)
 
 
-def test_parameters_take_the_precision_of_the_data():
+def test_parameters_get_the_dtype_of_the_data():
     module = Module(network())
     module.bind([DataDesc("data", (8, 5), np.float16)], [("softmax_label", (8,))])
     module.init_params()
     assert {v.dtype.name for v in params(module).values()} == {"float16"}
 
 
-def test_data_that_nobody_needs_any_more_leaves_the_devices():
+def test_unused_data_is_freed_from_the_devices():
     module, data = Module(network()), jfit.NDArrayIter(X, Y, 8)
     module.fit(data, num_epoch=1)
     held, gone = module._runner, weakref.ref(data)
@@ -197,7 +197,7 @@ def test_ctrl_c_stops_between_two_batches_of_a_validation():
     assert seen == [0]
 
 
-def test_a_method_put_on_the_instance_is_called_for_every_batch():
+def test_a_method_assigned_to_the_instance_is_called_for_every_batch():
     module, calls = Module(network()), []
     update = module.update
     module.update = lambda: (calls.append(1), update())
@@ -205,14 +205,14 @@ def test_a_method_put_on_the_instance_is_called_for_every_batch():
     assert len(calls) == 5
 
 
-def test_batches_are_numbered_from_zero_though_one_was_taken_before():
+def test_batches_are_numbered_from_zero_even_if_one_was_read_before():
     data, seen = jfit.NDArrayIter(X, Y, 8), []
     data.next()
     Module(network()).fit(data, num_epoch=1, batch_end_callback=lambda param: seen.append(param.nbatch))
     assert seen == [0, 1, 2, 3]
 
 
-def test_what_is_random_in_evaluation_too_is_drawn_anew_each_time():
+def test_random_operators_draw_new_numbers_in_every_evaluation():
     module = Module(SYM.Dropout(SYM.Variable("data"), p=0.5, mode="always"), label_names=None)
     module.bind([("data", (8, 5))], for_training=False)
     module.init_params()
@@ -246,12 +246,12 @@ UNBOUND = {
 
 @pytest.mark.parametrize("module", shells(), ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("method", UNBOUND)
-def test_a_method_that_comes_too_early_says_what_to_call_first(module, method):
+def test_a_method_called_too_early_raises_with_the_missing_call(module, method):
     with pytest.raises(AssertionError, match=rf"Module\.{method}: it is not bound.*; call bind\(.*\).* first\.$"):
         UNBOUND[method](module)
 
 
-def test_each_thing_that_is_missing_is_named():
+def test_missing_optimizer_parameters_or_gradients_raise_with_the_call_to_make():
     module = shells()[0]
     with pytest.raises(
         AssertionError, match=r"^Module\.save_optimizer_states: it has no optimizer; call init_optimizer\(\) first"

@@ -77,7 +77,7 @@ def numbers_of(got):
     return [float(text) for _, _, text in got]
 
 
-def test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too():
+def test_every_recorded_statistic_of_mxnet_is_reproduced_including_gradients():
     spec, net, batches, size = recorded()
     net.install_monitor(Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"]))
     for batch, want in zip(batches, spec["toc"], strict=True):
@@ -90,7 +90,7 @@ def test_every_recorded_statistic_of_mxnet_is_reproduced_gradients_too():
         assert all(v.endswith("\t") for _, _, v in got)
 
 
-def test_an_idle_monitor_captures_nothing_and_never_waits():
+def test_an_inactive_monitor_captures_nothing_and_never_waits():
     spec, net, batches, _ = recorded()
     net.install_monitor(Monitor(3, pattern=spec["pattern"]))
     net.batch = batches[0]
@@ -106,7 +106,7 @@ def test_an_idle_monitor_captures_nothing_and_never_waits():
     assert seen == {"host_syncs": 2}  # two looks, and nothing compiled
 
 
-def test_unsorted_results_come_in_the_order_of_the_computation():
+def test_unsorted_results_are_in_the_order_of_computation():
     _, net, batches, _ = recorded()
     net.install_monitor(Monitor(1, pattern=".*(fc2|act|softmax).*"))
     net.batch = batches[0]
@@ -128,14 +128,14 @@ def test_lines_of_the_log_are_mxnets(caplog):
     assert [r.getMessage() for r in caplog.records] == [f"Batch: {1:7d} {'fc1_output':30s} 2.0\t"]
 
 
-def test_a_users_statistic_may_give_several_numbers_or_arrays():
+def test_a_user_statistic_may_return_several_numbers_or_arrays():
     monitor = Monitor(1, stat_func=lambda x: [x.asnumpy().min(), jnp.max(x.__jax_array__()), np.ones(2)], pattern="a")
     monitor.tic()
     monitor.collect({"a": jnp.array([1.0, 5.0]), "b": jnp.zeros(2)})
     assert monitor.toc() == [(1, "a", "1.0\t5.0\t[1. 1.]\t")]
 
 
-def test_an_executor_calls_back_and_is_heard_only_on_steps_that_are_looked_at():
+def test_executor_callbacks_are_recorded_only_in_monitored_steps():
     class Executor:
         arg_dict, aux_dict = {"w": np.ones(4, "float32")}, {"mean": np.zeros(2, "float32")}
 
@@ -153,7 +153,7 @@ def test_an_executor_calls_back_and_is_heard_only_on_steps_that_are_looked_at():
     assert found == [[(1, "fc_output", "3.0\t"), (1, "w", "1.0\t"), (1, "mean", "0.0\t")], []]
 
 
-def test_arrays_of_several_places_are_measured_together():
+def test_arrays_on_several_devices_are_measured_together():
     monitor = Monitor(1)
     monitor.tic()
     monitor.collect({"a": jax.device_put(jnp.ones(2), jax.devices()[3]), "b": jnp.ones(2), "c": np.ones(2)})
@@ -172,7 +172,7 @@ def feed(batch):
     return DataBatch([v for k, v in batch.items() if "label" not in k], [batch["softmax_label"]], pad=0)
 
 
-def test_a_module_under_a_monitor_gives_mxnets_statistics():
+def test_a_monitored_module_gives_mxnets_statistics():
     spec, net, batches, _ = recorded()
     monitor = Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"])
     shell = module(net.symbol, batches[0], monitor=monitor)
@@ -187,7 +187,7 @@ def test_a_module_under_a_monitor_gives_mxnets_statistics():
         assert numbers_of(got) == pytest.approx(expected(want), rel=5e-5)
 
 
-def test_a_monitor_changes_nothing_and_an_idle_step_costs_what_it_costs_without():
+def test_a_monitor_does_not_change_results_and_inactive_steps_cost_nothing():
     _, net, batches, _ = recorded()
     monitor = Monitor(4)
     found = []
@@ -226,7 +226,7 @@ def test_each_device_reports_its_own_slice():
     np.testing.assert_allclose(np.concatenate(seen[:2]), shell.get_outputs()[0], rtol=1e-6)
 
 
-def test_head_gradients_of_the_user_reach_the_monitor():
+def test_head_gradients_of_the_user_are_monitored():
     seen = {}
     monitor = Monitor(1, stat_func=lambda x: x.asnumpy(), pattern="s_backward")
     shell = Module(SYM.square(SYM.Variable("data"), name="s"), label_names=None)
@@ -291,7 +291,7 @@ def test_outputs_are_those_of_the_pass_with_the_same_random_numbers():
     assert list(quiet) == ["drop_output"]
 
 
-def test_all_inputs_of_operators_are_seen_where_asked_for():
+def test_monitor_all_includes_the_inputs_of_operators():
     _, params, aux, batch = deep_inputs()
     found = capture_outputs(deep(), list(batch), "(conv|bn|softmax)_", monitor_all=True)(params, aux, batch, KEY, 0, 0)
     assert list(found)[:4] == ["conv_data", "conv_weight", "conv_bias", "conv_output"]
@@ -307,7 +307,7 @@ def test_a_pattern_that_matches_nothing_captures_nothing():
         assert made({}, {}, {"data": np.ones(2)}, KEY, 0, 0) == {}
 
 
-def test_gradients_given_from_outside_flow_through_plain_outputs():
+def test_head_gradients_flow_through_outputs_without_a_loss():
     net = SYM.square(SYM.tanh(SYM.Variable("data"), name="t"), name="s")
     x = np.array([0.5, -1.0], "float32")
     flows = capture_gradients(net)({}, {}, {"data": x}, KEY, 0, 0, [np.array([1.0, 2.0], "float32")])
@@ -315,7 +315,7 @@ def test_gradients_given_from_outside_flow_through_plain_outputs():
     np.testing.assert_allclose(flows["t_backward_output"], 2 * np.tanh(x) * [1, 2] * (1 - np.tanh(x) ** 2), rtol=1e-5)
 
 
-def test_recurrent_networks_without_begin_states_can_be_looked_into():
+def test_recurrent_networks_without_begin_states_can_be_monitored():
     net = SYM.RNN(SYM.Variable("data"), state_size=3, num_layers=1, mode="lstm", name="rnn")
     loss = SYM.MakeLoss(SYM.mean(net, name="m"), name="loss")
     x = np.ones((4, 2, 3), "float32")

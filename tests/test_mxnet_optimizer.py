@@ -54,7 +54,7 @@ def case(request):
 
 @pytest.mark.repetitions(4)
 @pytest.mark.parametrize("as_lists", [True, False])
-def test_the_updater_follows_mxnet_also_where_an_index_lags_behind(case, as_lists):
+def test_the_updater_follows_mxnet_even_if_an_index_is_updated_less_often(case, as_lists):
     optimizer = of_case(case)
     updater = get_updater(optimizer)
     weights = {i: MutableArray(jnp.asarray(value(i, shape))) for i, shape in SHAPES.items()}
@@ -86,7 +86,7 @@ def problem(count=160, dtype="float32"):
     return list(keys), [jnp.full((3, 2), 1 + k, dtype) for k in keys], [jnp.full((3, 2), 0.5, dtype) for _ in keys]
 
 
-def test_160_parameters_are_one_program_and_nothing_that_is_data_compiles_again():
+def test_160_parameters_are_one_program_and_changed_scalars_do_not_recompile():
     optimizer = Adam(learning_rate=0.25, wd=0.125, beta1=0.875)
     indices, weights, grads = problem()
     weights, states = apply_update(optimizer, indices, weights, grads, [None] * 160)
@@ -105,7 +105,7 @@ def test_160_parameters_are_one_program_and_nothing_that_is_data_compiles_again(
     assert seen["traces:apply_update"] == 1
 
 
-def test_it_is_the_pure_transformation_bit_for_bit():
+def test_the_updater_equals_the_pure_transformation_bit_for_bit():
     optimizer = SGD(learning_rate=0.1, momentum=0.9, wd=0.3, rescale_grad=0.125, param_idx2name={0: "a_weight", 1: "b_bias"})
     optimizer.set_lr_mult({"b_bias": 0.3})
     indices, weights, grads = problem(2)
@@ -122,7 +122,7 @@ def test_it_is_the_pure_transformation_bit_for_bit():
         np.testing.assert_array_equal(states[i][0], after.slots["momentum"][i])
 
 
-def test_a_decay_is_data_so_another_one_compiles_nothing():
+def test_a_changed_weight_decay_does_not_recompile():
     optimizer, (indices, weights, grads) = SGD(momentum=0.9, wd=0.1), problem(2)
     weights, states = apply_update(optimizer, indices, weights, grads, [None, None])
     optimizer.wd = 0.2
@@ -142,7 +142,7 @@ class Hooked:
 
 
 @pytest.mark.parametrize("rule", ["SGD", "NAG"])
-def test_rates_and_decays_that_a_subclass_gives_count(rule):
+def test_learning_rates_and_decays_overridden_by_a_subclass_are_used(rule):
     kind = type("Mine", (Hooked, getattr(room, rule)), {})
     mine = kind(learning_rate=0.25, wd=0.1, param_dict={1: SimpleNamespace(lr_mult=0.5, wd_mult=0.0)})
     assert not mine.is_pure and mine.takes_lists
@@ -151,7 +151,7 @@ def test_rates_and_decays_that_a_subclass_gives_count(rule):
     assert [w.asnumpy().item() for w in weights] == [0.25, 0.625]
 
 
-def test_a_count_and_a_rate_that_a_subclass_gives_count():
+def test_update_counts_and_learning_rates_overridden_by_a_subclass_are_used():
     class Even(SGD):
         def _update_count(self, index):
             super()._update_count(index)
@@ -166,7 +166,7 @@ def test_a_count_and_a_rate_that_a_subclass_gives_count():
     assert mine.num_update == 2 and weight.asnumpy().item() == 0.0 and not mine.is_pure
 
 
-def test_states_of_another_network_are_refused_before_anything_is_counted():
+def test_states_of_another_network_raise_before_any_update_is_counted():
     updater, weight = get_updater(SGD(momentum=0.9)), MutableArray(jnp.ones(2))
     updater.set_states({0: np.ones(3, "float32")})
     with pytest.raises(ValueError, match=r"state 'momentum' of parameter 0 has shape \(3,\), expected \(2,\)"):
@@ -174,7 +174,7 @@ def test_states_of_another_network_are_refused_before_anything_is_counted():
     assert updater.optimizer.num_update == 0 and weight.asnumpy().tolist() == [1, 1]
 
 
-def test_states_are_made_where_the_weight_lies():
+def test_states_are_created_on_the_device_of_the_weight():
     where = jax.devices()[3]
     weight = jax.device_put(jnp.ones(2), where)
     new, states = apply_update(Adam(), [0], [weight], [jax.device_put(jnp.ones(2), where)], [None])
@@ -184,7 +184,7 @@ def test_states_are_made_where_the_weight_lies():
     assert not seen["compiles"]
 
 
-def test_lists_of_other_lengths_are_refused_before_anything_is_counted():
+def test_lists_of_different_lengths_raise_before_any_update_is_counted():
     optimizer = SGD()
     with pytest.raises(ValueError, match="2 indices, 1 weights"):
         apply_update(optimizer, [0, 1], [jnp.ones(1)], [jnp.ones(1)], [None])
@@ -203,7 +203,7 @@ def test_defaults_and_hyper_key():
     )
 
 
-def test_create_ignores_case_and_names_the_nearest():
+def test_create_ignores_case_and_raises_with_the_nearest_name():
     assert type(create("SGD")) is SGD
     assert isinstance(create("ccsgd", momentum=0.5), SGD)
     with pytest.raises(ValueError, match=r"Cannot find optimizer adamm: the nearest names are .*'adam'"):
@@ -214,7 +214,7 @@ def test_create_ignores_case_and_names_the_nearest():
         SGD(foo=1)
 
 
-def test_a_rate_beside_a_scheduler_replaces_its_base_and_prints_so(capsys):
+def test_a_learning_rate_with_a_scheduler_replaces_its_base_and_prints_a_warning(capsys):
     drop = FactorScheduler(2, 0.5, base_lr=0.25)
     assert SGD(lr_scheduler=drop).learning_rate == 0.25
     assert capsys.readouterr().out == ""
@@ -232,7 +232,7 @@ def test_a_rate_beside_a_scheduler_replaces_its_base_and_prints_so(capsys):
     assert Adam(lr_scheduler=FactorScheduler(2, base_lr=0.25)).rate() == 0.001
 
 
-def test_set_learning_rate_raises_where_a_scheduler_decides():
+def test_set_learning_rate_raises_with_a_scheduler():
     optimizer = SGD()
     optimizer.set_learning_rate(0.5)
     assert optimizer.learning_rate == 0.5
@@ -240,7 +240,7 @@ def test_set_learning_rate_raises_where_a_scheduler_decides():
         SGD(lr_scheduler=FactorScheduler(2)).set_learning_rate(0.5)
 
 
-def test_multipliers_come_from_parameters_then_index_then_name_and_setters_start_afresh():
+def test_multipliers_are_looked_up_by_parameter_then_index_then_name():
     data = jfit.sym.Variable("data", lr_mult=3.0, wd_mult=2.0)
     net = jfit.sym.FullyConnected(data, name="fc", num_hidden=2)
     optimizer = SGD(wd=0.1, sym=net, param_idx2name={0: "fc_weight", 1: "fc_bias", 2: "data"})
@@ -257,7 +257,7 @@ def test_multipliers_come_from_parameters_then_index_then_name_and_setters_start
     assert optimizer._get_wds([0, 1]) == [pytest.approx(0.025), 0.0]
 
 
-def test_counts_are_kept_per_device_and_begin_where_told():
+def test_update_counts_are_per_device_and_start_at_begin_num_update():
     optimizer = SGD(begin_num_update=5)
     optimizer.count([0, 1])
     optimizer._set_current_context(3)
@@ -272,7 +272,7 @@ def test_counts_are_kept_per_device_and_begin_where_told():
     assert (optimizer._index_update_count, optimizer.num_update) == ({0: 21, 1: 6}, 21)
 
 
-def test_pickles_and_copies_leave_the_parameters_behind_and_keep_counting():
+def test_pickles_and_copies_drop_the_parameters_and_keep_the_counts():
     optimizer = Adam(param_idx2name={0: "a_weight"}, lr_scheduler=FactorScheduler(2, 0.5, base_lr=0.001))
     optimizer.param_dict = {0: SimpleNamespace(lr_mult=1, wd_mult=1)}
     optimizer._set_current_context(2)
@@ -285,7 +285,7 @@ def test_pickles_and_copies_leave_the_parameters_behind_and_keep_counting():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them(dtype):
+def test_16_bit_weights_are_rounded_without_master_weights_and_not_with_them(dtype):
     half = MutableArray(jnp.ones(2, dtype))
     updater = get_updater(SGD(learning_rate=0.5, momentum=0.5))
     with pytest.warns(UserWarning, match=f"a weight is {dtype}.*multi_precision=True"):
@@ -301,7 +301,7 @@ def test_sixteen_bit_weights_are_rounded_without_masters_and_not_with_them(dtype
         assert half.value.dtype == dtype and master.dtype == np.float32
 
 
-def test_masters_lie_in_states_as_mxnet_nests_them_and_only_of_sixteen_bit_weights():
+def test_states_contain_master_weights_nested_as_in_mxnet_only_for_16_bit_weights():
     half, full = MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(2))
     for kind, last in [(SGD, True), (room.NAG, True), (room.LARS, True), (room.LBSGD, False), (Adam, False), (RMSProp, False)]:
         optimizer = kind(multi_precision=True, **({"momentum": 0.5} if hasattr(kind(), "momentum") else {}))
@@ -314,7 +314,7 @@ def test_masters_lie_in_states_as_mxnet_nests_them_and_only_of_sixteen_bit_weigh
     assert SGD(multi_precision=True).create_state_multi_precision(0, full) is None
 
 
-def test_states_with_masters_come_back_from_files_and_mixed_weights_are_one_dispatch():
+def test_states_with_master_weights_round_trip_and_mixed_dtypes_are_one_dispatch():
     def run(updater, weights, steps):
         for t in steps:
             updater([0, 1], [jnp.full(2, 0.25 + t, jnp.float16), jnp.full(3, 0.5)], weights)
@@ -332,7 +332,7 @@ def test_states_with_masters_come_back_from_files_and_mixed_weights_are_one_disp
         room.state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
 
 
-def test_a_class_of_ones_own_is_given_the_master():
+def test_a_user_optimizer_class_receives_the_master_weight():
     class Halving(Optimizer):
         def create_state(self, index, weight):
             return MutableArray(jnp.zeros(weight.shape))
@@ -350,7 +350,7 @@ def test_a_class_of_ones_own_is_given_the_master():
 # ---- states
 
 
-def test_states_take_mxnets_nesting_and_back():
+def test_states_convert_to_mxnets_nesting_and_back():
     one = np.ones(2, "float32")
     for optimizer, slots, nested in [
         (SGD(), (), None),
@@ -370,7 +370,7 @@ def test_states_take_mxnets_nesting_and_back():
         Adam().update("w", MutableArray(one), one, None)
 
 
-def test_states_are_of_the_weights_own_kind_of_box():
+def test_states_have_the_array_class_of_the_weight():
     class Mine(MutableArray):
         pass
 
@@ -379,7 +379,7 @@ def test_states_are_of_the_weights_own_kind_of_box():
     assert Optimizer().create_state(0, Mine(jnp.ones(2))) is None
 
 
-def test_bytes_carry_counts_so_that_resuming_equals_continuing():
+def test_saved_states_contain_update_counts_so_that_resuming_equals_continuing():
     grad = np.float32([0.5, -1.0])
     first = get_updater(Adam(learning_rate=0.1))
     weight = MutableArray(jnp.ones(2))
@@ -394,7 +394,7 @@ def test_bytes_carry_counts_so_that_resuming_equals_continuing():
     assert second.optimizer.num_update == 4
 
 
-def test_the_optimizers_settings_go_with_its_states_when_asked():
+def test_dump_optimizer_saves_the_settings_with_the_states():
     def make(**kwargs):
         return SGD(momentum=0.5, **kwargs)
 
@@ -430,14 +430,14 @@ def test_the_optimizers_settings_go_with_its_states_when_asked():
         ({"class": "LARS", "momentum": 0.9, "shared": {"rate": {}}}, "damaged"),
     ],
 )
-def test_damaged_settings_are_refused_with_a_sentence(settings, message):
+def test_damaged_settings_raise(settings, message):
     name = settings.get("class", "SGD")
     updater = get_updater(room.create(name))
     with pytest.raises(FormatError, match=f"^x.states: .*{message}"):
         updater.set_states(dump_states({}, {}, 1, {"class": name, **settings}), "x.states")
 
 
-def test_settings_of_an_mxnet_trainer_are_taken_over():
+def test_settings_of_an_mxnet_trainer_are_loaded():
     schedule = Inert("mxnet.lr_scheduler.FactorScheduler", vars(FactorScheduler(1, 0.5, base_lr=0.5)))
     attributes = {
         "lr": 0.5,
@@ -454,7 +454,7 @@ def test_settings_of_an_mxnet_trainer_are_taken_over():
     assert (optimizer.wd, optimizer.beta1, optimizer.counts(), optimizer.rate()) == (0.25, 0.75, {0: 3}, 0.125)
 
 
-def test_states_from_outside_move_to_their_weight_and_compile_nothing_twice():
+def test_assigned_states_move_to_the_weights_device_without_recompiling():
     updater = get_updater(SGD(learning_rate=0.5, momentum=0.25, wd=0.75))
     updater.set_states({0: np.ones(2, "float32"), 1: None})
     where = jax.devices()[1]
@@ -467,7 +467,7 @@ def test_states_from_outside_move_to_their_weight_and_compile_nothing_twice():
     assert not seen
 
 
-def test_a_weight_that_cannot_be_written_says_so():
+def test_an_immutable_weight_raises():
     with pytest.raises(TypeError, match=r"the weight of 0 is a jax\.Array"):
         get_updater(SGD())(0, np.ones(2), jnp.ones(2))
 
@@ -483,7 +483,7 @@ def registered():
     Optimizer.opt_registry.update(known)
 
 
-def test_a_users_class_works_through_the_updater(registered):
+def test_a_user_class_works_through_the_updater(registered):
     @Optimizer.register
     class Halving(Optimizer):
         def create_state(self, index, weight):
@@ -510,7 +510,7 @@ def test_a_users_class_works_through_the_updater(registered):
         Optimizer().update(0, weights[0], weights[0], None)
 
 
-def test_a_users_class_works_on_ndarrays_and_on_views_of_them(registered):
+def test_a_user_class_works_on_ndarrays_and_their_views(registered):
     @mx.optimizer.register
     class Heavy(mx.optimizer.Optimizer):
         def create_state(self, index, weight):
@@ -547,5 +547,5 @@ def test_registering_a_name_twice_warns(registered):
         Optimizer.register(type("SGD", (Optimizer,), {}))
 
 
-def test_the_state_is_the_engines_own():
+def test_the_state_is_that_of_jfit_optim():
     assert isinstance(SGD().transform().init({"w": jnp.ones(1)}), OptState)

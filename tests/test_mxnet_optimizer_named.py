@@ -31,7 +31,7 @@ def quick_first(names):
 
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", quick_first(CASES))
-def test_an_updater_repeats_mxnet(name):
+def test_an_updater_reproduces_mxnet(name):
     got, want = updates(mx, CASES[name]), GOLDEN[name]
     assert got.shape == want.shape
     # MXNet takes the norms of LARS and LAMB from the 16-bit weights, jfit from their masters
@@ -41,7 +41,7 @@ def test_an_updater_repeats_mxnet(name):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", quick_first(MODULES))
-def test_a_module_repeats_mxnet(name):
+def test_a_module_reproduces_mxnet(name):
     np.testing.assert_allclose(trained(mx, name), GOLDEN[f"module_{name}"], rtol=3e-5, atol=3e-6)
 
 
@@ -53,7 +53,7 @@ def momentum_of(updates, sd=0.004):
     return np.prod([0.9 * (1 - 0.5 * 0.96 ** (t * sd)) for t in updates])
 
 
-def test_the_schedule_of_nadam_is_an_attribute_and_no_value_of_it_compiles_again():
+def test_nadams_m_schedule_is_an_attribute_and_setting_it_does_not_recompile():
     optimizer = room.Nadam(learning_rate=0.1)
     updater, weights = get_updater(optimizer), [MutableArray(jnp.ones(2)), MutableArray(jnp.ones(2))]
     updater([0, 1], [jnp.ones(2)] * 2, weights)
@@ -70,7 +70,7 @@ def test_the_schedule_of_nadam_is_an_attribute_and_no_value_of_it_compiles_again
     assert optimizer.m_schedule == pytest.approx(0.25 * momentum_of([3]))
 
 
-def test_rates_of_lars_and_what_it_leaves_alone():
+def test_lars_scales_learning_rates_except_for_excluded_parameters():
     optimizer = room.LARS(momentum=0.9, learning_rate=0.5, wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias", 2: "b_gamma"})
     assert (optimizer.cur_lr, optimizer.last_lr) == (None, None)
     assert optimizer.wd_mult == {"a_bias": 0.0, "b_gamma": 0.0}
@@ -84,7 +84,7 @@ def test_rates_of_lars_and_what_it_leaves_alone():
     assert (room.LARS().cur_lr, room.LARS(momentum=0.9, momentum_correction=False).cur_lr) == (None, None)
 
 
-def test_a_momentum_that_is_set_later_brings_the_scalars_that_it_needs():
+def test_setting_momentum_later_adds_its_shared_scalars():
     optimizer, weight = room.LARS(learning_rate=0.5, eta=0.1), MutableArray(jnp.ones(2))
     get_updater(optimizer)(0, jnp.ones(2), weight)
     assert optimizer.cur_lr is None
@@ -102,7 +102,7 @@ def test_test_adds_gradients_and_counts_its_updates():
     assert optimizer.num_update == 2
 
 
-def test_what_groupadagrad_cannot_update_is_refused():
+def test_groupadagrad_raises_for_vectors_and_weight_decay():
     updater = get_updater(room.GroupAdaGrad())
     with pytest.raises(AssertionError, match=r"shape \(2,\); GroupAdaGrad needs matrices"):
         updater(0, jnp.ones(2), MutableArray(jnp.ones(2)))
@@ -114,13 +114,13 @@ def test_what_groupadagrad_cannot_update_is_refused():
     assert updater.states[0].shape == (3, 1)
 
 
-def test_adadelta_leaves_the_gradient_alone():
+def test_adadelta_does_not_modify_the_gradient():
     grad = MutableArray(jnp.ones(2))
     get_updater(room.AdaDelta(rescale_grad=0.5))(0, grad, MutableArray(jnp.ones(2)))
     assert grad.asnumpy().tolist() == [1, 1]
 
 
-def test_sums_of_lbsgd_are_kept_beside_the_states():
+def test_lbsgds_gradient_sums_are_separate_from_the_states():
     optimizer = room.LBSGD(momentum=0.9, batch_scale=2, warmup_epochs=0, learning_rate=0.5)
     updater, weight = get_updater(optimizer), MutableArray(jnp.ones(2))
     updater(0, jnp.ones(2), weight)
@@ -129,7 +129,7 @@ def test_sums_of_lbsgd_are_kept_beside_the_states():
     assert weight.asnumpy().tolist() == [1 - 0.5 * 2 * 2] * 2
 
 
-def test_noise_of_sgld_has_its_size_and_is_repeatable():
+def test_sgld_noise_has_the_expected_scale_and_is_reproducible():
     def run(seed, apart=False):
         mx.random.seed(seed)
         updater, weights = (
@@ -205,7 +205,7 @@ def test_a_module_that_loads_its_states_goes_on_bit_for_bit(name, devices, store
         np.testing.assert_array_equal(value, want[key])
 
 
-def test_an_optimizer_that_is_replaced_takes_its_scalars_along():
+def test_shared_scalars_are_kept_when_the_optimizer_is_replaced():
     module = module_of("nadam", RESUMED["nadam"])
     one_step(module, 0)
     old, schedule = module._optimizer, pytest.approx(momentum_of([1] * 4))
@@ -218,7 +218,7 @@ def test_an_optimizer_that_is_replaced_takes_its_scalars_along():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", ["nadam", "lars", pytest.param("sgld", marks=pytest.mark.slow)])
-def test_what_parameters_share_is_the_same_on_any_number_of_devices(name, monkeypatch):
+def test_shared_scalars_are_equal_on_any_number_of_devices(name, monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     found = []
     for devices in (1, 3):
@@ -241,7 +241,7 @@ def test_what_parameters_share_is_the_same_on_any_number_of_devices(name, monkey
         ("lbsgd", {"momentum": 0.9, "batch_scale": 2, "warmup_epochs": 1, "lr_scheduler": ("FactorScheduler", 2)}),
     ],
 )
-def test_many_steps_a_dispatch_are_steps_one_by_one(name, settings):
+def test_many_steps_per_dispatch_equal_single_steps(name, settings):
     rows = np.concatenate([np.sin(np.arange(24) * (t + 1)).reshape(6, 4) for t in range(6)]).astype("float32")
     label = np.tile([0, 1, 2, 2, 1, 0], 6).astype("float32")
 
@@ -261,7 +261,7 @@ def test_many_steps_a_dispatch_are_steps_one_by_one(name, settings):
         np.testing.assert_array_equal(value, want[key])
 
 
-def test_a_module_in_float16_learns_through_its_masters(tmp_path):
+def test_a_float16_module_trains_with_master_weights(tmp_path):
     module = module_of("adam", {"learning_rate": 1e-5, "multi_precision": True}, dtype="float16")
     assert module.parameters.state.params["z1_weight"].dtype == np.float16
     before = params_of(module)
@@ -281,7 +281,7 @@ def test_a_module_in_float16_learns_through_its_masters(tmp_path):
         )
 
 
-def test_multipliers_and_names_are_in_the_bytes_as_in_mxnets():
+def test_saved_states_contain_multipliers_and_names_as_in_mxnet():
     first = get_updater(room.Adam(wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias"}))
     first.optimizer.set_lr_mult({0: 0.5})
     second = get_updater(room.Adam())
@@ -291,7 +291,7 @@ def test_multipliers_and_names_are_in_the_bytes_as_in_mxnets():
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_gluons_trainer_updates_masters(update_on_kvstore, tmp_path):
+def test_gluons_trainer_updates_master_weights(update_on_kvstore, tmp_path):
     parameter = mx.gluon.Parameter("w", shape=(2,), dtype="float16")
     parameter.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
     settings = {"learning_rate": 1e-4, "multi_precision": True}

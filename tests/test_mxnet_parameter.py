@@ -48,13 +48,13 @@ def test_the_same_seed_gives_the_same_values():
     ("own", "given", "default", "want"),
     [(None, None, "one", 1.0), ("zero", None, "one", 0.0), ("zero", "one", "zero", 1.0)],
 )
-def test_the_given_initializer_wins_then_the_own_then_the_default(own, given, default, want):
+def test_the_argument_initializer_precedes_that_of_the_parameter_and_the_default(own, given, default, want):
     param = Parameter("w", shape=(2,), init=own)
     param.initialize(given, default_init=default)
     assert param.data().tolist() == [want, want]
 
 
-def test_the_name_plays_no_part_except_for_initializers_by_name():
+def test_the_parameter_name_matters_only_for_initializers_by_name():
     bias = Parameter("fc_bias", shape=(2,))
     bias.initialize("one")
     assert bias.data().tolist() == [1.0, 1.0]
@@ -63,7 +63,7 @@ def test_the_name_plays_no_part_except_for_initializers_by_name():
     assert weight.data().tolist() == [1.0, 1.0]
 
 
-def test_a_plain_parameter_takes_initializers_that_write_and_treats_a_bias_as_a_weight():
+def test_initializers_that_write_in_place_are_accepted_and_biases_are_initialized_as_weights():
     def threes(desc, cell):
         assert (desc, type(cell)) == ("fc_bias", MutableArray)
         cell[:] = 3
@@ -83,7 +83,7 @@ def test_a_second_initialization_is_ignored_with_a_warning_unless_forced():
     assert param.data().tolist()[0] == [0.0] * 3
 
 
-def test_a_shape_may_become_known_later():
+def test_initialization_is_deferred_until_the_shape_is_known():
     param = made(shape=(2, 0), allow_deferred_init=True)
     with pytest.raises(DeferredInitializationError, match=r"its shape \(2, 0\) is not fully known"):
         param.data()
@@ -114,7 +114,7 @@ def test_a_shape_may_become_known_later():
         (lambda: made().row_sparse_data(np.array([0])), RuntimeError, r"use data\(\) instead"),
     ],
 )
-def test_wrong_use_is_said_in_a_sentence(call, error, message):
+def test_invalid_use_raises(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -143,14 +143,14 @@ def test_grad_req_can_be_switched_off_and_on():
     assert made(differentiable=False).grad_req == "null"
 
 
-def test_the_callers_array_is_copied():
+def test_set_data_copies_the_array():
     param, mine = made(shape=(4096,)), np.ones(4096, "float32")
     param.set_data(mine)
     mine[:] = 7
     assert float(param.data()[0]) == 1.0
 
 
-def test_moving_to_other_contexts_takes_the_mean():
+def test_reset_ctx_uses_the_mean_over_contexts():
     param = made(shape=(2,), ctx=TWO)
     param._data[1][:] = 3.0
     param.reset_ctx(jfit.cpu(4))
@@ -163,11 +163,11 @@ def test_a_cast_changes_data_and_gradient():
     assert param.data().dtype == jnp.float16 and param.grad().dtype == jnp.float16
 
 
-def test_a_parameter_is_a_variable_too():
+def test_a_parameter_has_a_variable():
     assert made(shape=(2, 0), allow_deferred_init=True).var().name == "w"
 
 
-def test_get_makes_finds_and_completes():
+def test_get_creates_or_returns_a_parameter_and_infers_missing_sizes():
     params = ParameterDict("net_")
     weight = params.get("w", shape=(2, 0), allow_deferred_init=True)
     assert params.get("w", shape=(0, 3)) is weight and weight.shape == (2, 3)
@@ -180,7 +180,7 @@ def test_get_makes_finds_and_completes():
     assert repr(params).startswith("net_ (\n  Parameter net_w (shape=(2, 3)")
 
 
-def test_constants_keep_their_value_and_never_learn():
+def test_constants_keep_their_value():
     params = ParameterDict()
     scale = params.get_constant("scale", [1.0, 2.0])
     params.initialize()
@@ -195,7 +195,7 @@ def test_constants_keep_their_value_and_never_learn():
     assert isinstance(scale, Constant)
 
 
-def test_what_holds_for_all_parameters_is_set_at_once():
+def test_setattr_of_the_dict_applies_to_all_parameters():
     params = ParameterDict()
     for name in ("b", "a"):
         params.get(name, shape=(2,))
@@ -217,7 +217,7 @@ def test_what_holds_for_all_parameters_is_set_at_once():
         clash.update(params)
 
 
-def test_files_hold_the_mean_and_load_what_fits(tmp_path):
+def test_files_contain_the_mean_over_contexts_and_load_matching_parameters(tmp_path):
     params, path = ParameterDict("net_"), tmp_path / "x.params"
     params.get("w", shape=(2,), init="one")
     params.get("b", shape=(1,), init="zero")
@@ -247,7 +247,7 @@ def test_files_hold_the_mean_and_load_what_fits(tmp_path):
         ([np.ones(2, "float32")], {}, "without names"),
     ],
 )
-def test_a_file_that_does_not_fit_says_so(tmp_path, saved, kwargs, message):
+def test_a_mismatched_file_raises(tmp_path, saved, kwargs, message):
     params, path = ParameterDict(), tmp_path / "x.params"
     params.get("w", shape=(2,))
     params.initialize()
@@ -256,7 +256,7 @@ def test_a_file_that_does_not_fit_says_so(tmp_path, saved, kwargs, message):
         params.load(path, **kwargs)
 
 
-def test_prefixes_missing_extra_and_other_dtypes_load_when_told_so(tmp_path):
+def test_prefixes_missing_extra_and_other_dtypes_load_with_their_options(tmp_path):
     params, path = ParameterDict(), tmp_path / "x.params"
     params.get("w", shape=(2,), init="zero")
     params.get("v", shape=(2,), init="zero")
@@ -268,7 +268,7 @@ def test_prefixes_missing_extra_and_other_dtypes_load_when_told_so(tmp_path):
     assert params["w"].data().dtype == jnp.float16
 
 
-def test_the_mxnet_spelling_gives_the_cells_themselves():
+def test_mx_gluon_parameter_returns_writable_ndarrays():
     weight = gluon.Parameter("w", shape=(2,), init=initializer.One())
     weight.initialize(ctx=[context.cpu(0), context.cpu(1)])
     cell = weight.data(context.cpu(1))
@@ -293,13 +293,13 @@ def test_the_mxnet_spelling_gives_the_cells_themselves():
         (jfit.init.One(), 1.0),
     ],
 )
-def test_the_mxnet_spelling_takes_both_kinds_of_initializers(init, want):
+def test_mx_gluon_parameter_accepts_both_kinds_of_initializers(init, want):
     weight = gluon.Parameter("w_weight", shape=(2,))
     weight.initialize(init)
     assert weight.data().asnumpy().tolist() == [want, want]
 
 
-def test_the_mxnet_spelling_initializes_a_dict_and_splits_batches():
+def test_mx_gluon_initializes_a_dict_and_splits_batches():
     params = gluon.ParameterDict("net_")
     params.get("bias", shape=(3,))
     params.initialize(initializer.One())
@@ -322,12 +322,12 @@ def test_gradients_are_clipped_by_their_common_norm():
         gluon.utils.clip_global_norm([NDArray(np.float32([np.inf]))], 1.0)
 
 
-def test_the_mxnet_trainer_takes_parameters_only():
+def test_mx_gluon_trainer_accepts_only_parameters():
     with pytest.raises(ValueError, match="found ArrayImpl in it"):
         gluon.Trainer({"w": jnp.ones(1)}, "sgd")
 
 
-def test_a_write_stays_on_the_device_of_the_cell():
+def test_a_write_keeps_the_device_of_the_array():
     cell = MutableArray(jax.device_put(jnp.zeros(3), jax.devices()[1]))
     for new in (np.ones(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices()[2]), 2):
         cell[:] = new
@@ -337,7 +337,7 @@ def test_a_write_stays_on_the_device_of_the_cell():
 
 
 @pytest.mark.parametrize("make", [np.zeros, jnp.zeros])
-def test_leading_axes_of_size_one_may_be_too_many_in_a_write(make):
+def test_surplus_leading_axes_of_size_one_are_dropped_in_a_write(make):
     cell = MutableArray(make((2, 2)))
     cell[0, 1] = np.array([5.0])
     cell[1] = np.array([[7.0, 8.0]])
@@ -353,7 +353,7 @@ def donate(array):
     return jax.jit(lambda x: x + 1, donate_argnums=0)(array)
 
 
-def test_values_given_may_be_donated_afterwards():
+def test_values_passed_in_may_be_donated_afterwards():
     param, first, second = made((2,)), jnp.ones(2), jnp.full(2, 3.0)
     late = Parameter("late", shape=(0,), allow_deferred_init=True)
     late.initialize()
@@ -363,14 +363,14 @@ def test_values_given_may_be_donated_afterwards():
     assert late.data().tolist() == [1, 1] and param.data().tolist() == [3, 3]
 
 
-def test_an_initializer_that_fails_leaves_the_values():
+def test_a_failed_initializer_keeps_the_values():
     param = made((2,))
     with pytest.raises(ValueError, match="nosuch"):
         param.initialize(init="nosuch", ctx=jfit.cpu(1), force_reinit=True)
     assert param.data().tolist() == [1, 1] and param.grad().tolist() == [0, 0] and len(param.list_ctx()) == 1
 
 
-def test_a_parameter_by_rows_without_a_trainer_is_not_saved(tmp_path):
+def test_saving_a_row_sparse_parameter_without_a_trainer_raises(tmp_path):
     params = ParameterDict()
     params.get("w", shape=(2, 2), stype="row_sparse", init="one")
     params.initialize()
@@ -378,7 +378,7 @@ def test_a_parameter_by_rows_without_a_trainer_is_not_saved(tmp_path):
         params.save(tmp_path / "a.params")
 
 
-def test_a_constant_says_the_type_that_it_has():
+def test_a_constant_reports_its_dtype():
     scale = Constant("c", np.ones(2))
     scale.initialize()
     assert scale.dtype is np.float32 and scale.data().dtype == np.float32

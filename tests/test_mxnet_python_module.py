@@ -49,7 +49,7 @@ class Scale(PythonModule):
         return [self.gradient]
 
 
-def test_a_loss_module_gives_its_data_and_the_functions_gradient():
+def test_a_loss_module_outputs_its_data_and_the_functions_gradient():
     loss = bound(name="mine", grad_func=softmax_gradient)
     assert loss.output_names == ["mine_output"] and loss.output_shapes == [("mine_output", (2, 3))]
     loss.init_params()
@@ -64,7 +64,7 @@ def test_a_loss_module_gives_its_data_and_the_functions_gradient():
     assert found.dtype == jnp.float32
 
 
-def test_a_gradient_in_numpy_comes_back_on_the_device_in_single_precision():
+def test_a_numpy_gradient_is_converted_to_a_float32_device_array():
     loss = bound(grad_func=lambda scores, labels: np.asarray(scores, "float64"))
     loss.forward(DataBatch([np.ones((2, 3), "float32")], [np.zeros(2)]))
     loss.backward()
@@ -77,7 +77,7 @@ def test_without_training_labels_are_not_needed():
     assert loss.get_outputs()[0].shape == (2, 3)
 
 
-def test_padded_rows_do_not_count_in_its_metric():
+def test_padding_rows_are_excluded_from_its_metric():
     loss, metric = bound(), metrics.create("acc")
     batch = DataBatch([np.eye(2, 3, dtype="float32")], [np.array([0.0, 0.0], "float32")], pad=1)
     loss.forward(batch)
@@ -85,7 +85,7 @@ def test_padded_rows_do_not_count_in_its_metric():
     assert metric.get() == ("accuracy", 1.0)
 
 
-def test_a_module_without_labels_counts_in_no_metric():
+def test_a_module_without_labels_updates_no_metric():
     module, metric = Scale(), metrics.create("acc")
     module.bind(SHAPES[0])
     module.update_metric(metric, [np.zeros(2)])
@@ -107,7 +107,7 @@ def test_a_module_without_labels_counts_in_no_metric():
         (lambda: PythonModule(["data"], None, ["out"]).bind(SHAPES[0]), NotImplementedError, "_compute_output_shapes"),
     ],
 )
-def test_what_is_refused(call, error, match):
+def test_invalid_use_raises(call, error, match):
     with pytest.raises(error, match=match):
         call()
 

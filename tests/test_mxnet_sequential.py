@@ -83,7 +83,7 @@ def start():
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("optimizer", "params"), OPTIMIZERS)
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_two_pieces_train_as_the_whole_network(optimizer, params, devices):
+def test_two_parts_train_as_the_whole_network(optimizer, params, devices):
     context, (arg, aux), found = [jfit.cpu(i) for i in range(devices)], start(), []
     one, chain = whole(context), chained(context)
     for module in (one, chain):
@@ -106,7 +106,7 @@ def test_predictions_and_gradients_are_those_of_the_whole_network():
     np.testing.assert_allclose(np.asarray(one.predict(data)), np.asarray(chain.predict(data)), rtol=1e-5)
 
 
-def test_stages_may_live_on_different_devices():
+def test_stages_may_be_on_different_devices():
     one, (arg, aux) = whole(), start()
     chain = SequentialModule()
     chain.add(Module(features(sym.Variable("data")), label_names=None, context=jfit.cpu(1)))
@@ -120,7 +120,7 @@ def test_stages_may_live_on_different_devices():
     same_params(chain, one, 1e-5)
 
 
-def test_nothing_goes_through_the_host_between_the_stages():
+def test_data_between_stages_stays_on_devices():
     chain = bound(chained())
     chain.init_optimizer()
     metric, batch = metrics.create("acc"), batch_of()
@@ -138,7 +138,7 @@ def test_nothing_goes_through_the_host_between_the_stages():
     assert isinstance(chain._modules[1].passes._pass.batch.inputs["data"], jax.Array)
 
 
-def test_other_batch_sizes_go_through_the_chain():
+def test_other_batch_sizes_are_accepted_by_the_chain():
     chain = bound(chained(wired=False))
     for count in (8, 5, 11):
         chain.forward(batch_of(count), is_train=False)
@@ -146,7 +146,7 @@ def test_other_batch_sizes_go_through_the_chain():
 
 
 # ------------------------------------------------------------------------------------------------ building
-def test_names_and_shapes_are_those_of_the_ends():
+def test_names_and_shapes_are_those_of_the_first_and_last_module():
     chain = SequentialModule()
     assert chain.data_names == [] and chain.output_names == []
     chain = bound(chained())
@@ -170,7 +170,7 @@ def test_only_later_layers_give_gradients_of_their_data_unless_asked():
     assert [m.inputs_need_grad for m in chain._modules] == [False, False]
 
 
-def test_without_labels_taken_there_are_none():
+def test_without_a_module_that_takes_labels_there_are_no_labels():
     chain = SequentialModule().add(Module(features(sym.Variable("data")), label_names=None))
     bound(chain)
     assert chain.label_shapes is None
@@ -180,7 +180,7 @@ def test_without_labels_taken_there_are_none():
     assert np.isnan(metric.get()[1])
 
 
-def test_metrics_count_every_module_that_takes_labels():
+def test_metrics_are_updated_by_every_module_that_takes_labels():
     chain = chained().add(PythonLossModule(grad_func=lambda s, y: s), take_labels=True, auto_wiring=True)
     bound(chain)
     metric = metrics.create("acc")
@@ -189,12 +189,12 @@ def test_metrics_count_every_module_that_takes_labels():
     assert metric.num_inst == 16
 
 
-def test_an_unknown_keyword_is_named():
+def test_an_unknown_keyword_raises_with_its_name():
     with pytest.raises(AssertionError, match=r'Unknown meta "take_label", a typo\?'):
         SequentialModule().add(whole(), take_label=True)
 
 
-def test_the_same_parameter_name_in_two_layers_is_named():
+def test_a_duplicate_parameter_name_in_two_layers_raises():
     chain = SequentialModule()
     chain.add(Module(sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc"), label_names=None))
     chain.add(Module(sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc"), label_names=None), auto_wiring=True)
@@ -217,12 +217,12 @@ def test_the_same_parameter_name_in_two_layers_is_named():
         (lambda: bound(chained()).set_params({}, {}), RuntimeError, "is not presented"),
     ],
 )
-def test_what_is_refused(call, error, match):
+def test_invalid_use_raises(call, error, match):
     with pytest.raises(error, match=match):
         call()
 
 
-def test_a_number_of_arrays_that_a_layer_does_not_take_is_named():
+def test_a_wrong_number_of_arrays_between_layers_raises():
     chain = SequentialModule().add(Module(sym.Group([features(sym.Variable("data"))] * 2), label_names=None))
     chain.add(Module(head(sym.Variable("data"))), take_labels=True, auto_wiring=True)
     with pytest.raises(AssertionError, match=r"layer 1 takes 1 data arrays .* gives 2"):
@@ -254,7 +254,7 @@ def test_binding_twice_warns_and_force_rebind_keeps_parameters(caplog):
     assert chain.output_shapes == [("softmax_output", (4, 3))]
 
 
-def test_a_monitor_sees_every_layer():
+def test_a_monitor_covers_every_layer():
     chain = bound(chained())
     chain.init_optimizer()
     monitor = Monitor(1, pattern="act_output|softmax_output")
@@ -266,7 +266,7 @@ def test_a_monitor_sees_every_layer():
 
 
 # ------------------------------------------------------------------------------------------------ chains of other modules
-def test_a_chain_of_bucketing_modules():
+def test_bucketing_modules_can_be_chained():
     def steps(key):
         net = sym.FullyConnected(sym.Variable("data"), num_hidden=4, flatten=False, name="fc")
         return net, ("data",), ()

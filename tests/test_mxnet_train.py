@@ -31,7 +31,7 @@ def trained(case, monkeypatch, read=()):
 
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("case", SHORT, **ids)
-def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
+def test_one_program_per_step_reproduces_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)
     states, _ = export_states(run.module.parameters)
     run.check_states({str(index): flat(state) for index, state in states.items()})
@@ -40,14 +40,14 @@ def test_one_program_a_step_gives_mxnets_training(case, monkeypatch):
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("read", [("gradients",), ("outputs", "gradients")], ids="+".join)
 @pytest.mark.parametrize("name", ["sgd_1", "grad_add", "md2_kvnone", "md2_2bit_device", "md3_uneven_local"])
-def test_reading_in_between_gives_the_same_training(name, read, monkeypatch):
+def test_reading_outputs_in_between_gives_the_same_training(name, read, monkeypatch):
     """Outputs alone are read by test_mx_train, in every case."""
     trained(next(c for c in CASES if c["name"] == name), monkeypatch, read)
 
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("case", [c for c in CASES if c["name"] in TWINS], **ids)
-def test_the_shard_map_twin_gives_the_same_training(case, monkeypatch):
+def test_the_shard_map_implementation_gives_the_same_training(case, monkeypatch):
     monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
     trained(case, monkeypatch, ("gradients",) if case["n_ctx"] == 3 else ())
 
@@ -117,20 +117,20 @@ def assert_same_bits(found):
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_resumed_training_is_bit_for_bit_the_one_that_went_on(name, tmp_path):
+def test_a_resumed_training_equals_the_uninterrupted_one_bit_for_bit(name, tmp_path):
     assert_same_bits(resumed_and_continued(tmp_path, 1, "local", *OPTIMIZERS[name]))
 
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("store", ["local", "device", None, "not on the store"])
-def test_on_two_devices_too_whoever_updates(store, tmp_path, monkeypatch):
+def test_a_training_on_two_devices_resumes_with_and_without_updates_in_the_store(store, tmp_path, monkeypatch):
     if store == "not on the store":
         monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
         store = "device"
     assert_same_bits(resumed_and_continued(tmp_path, 2, store, *OPTIMIZERS["adam"]))
 
 
-def test_states_of_another_network_are_refused(tmp_path):
+def test_states_of_another_network_raise(tmp_path):
     module = ready(Module(net()), None, *OPTIMIZERS["adam"])
     module.save_optimizer_states(str(tmp_path / "a.states"))
     small = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
@@ -142,7 +142,7 @@ def test_states_of_another_network_are_refused(tmp_path):
         other.load_optimizer_states(str(tmp_path / "a.states"))
 
 
-def test_steps_after_the_first_compile_nothing_though_the_rate_changes():
+def test_steps_after_the_first_compile_nothing_even_if_the_learning_rate_changes():
     module = ready(Module(net(), context=[jfit.cpu(0), jfit.cpu(1)]), "device", *OPTIMIZERS["sgd_momentum"])
     steps = batches(8)
     for batch in steps[:2]:

@@ -80,7 +80,7 @@ def trainer_of(case, params, **kwargs):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_recorded_gluon_training_is_repeated(case):
+def test_a_recorded_gluon_training_is_reproduced(case):
     arrays = np.load(GOLDEN / Path(case["file"]).name)
     contexts = [jfit.cpu(i) for i in range(case["n_ctx"])]
     params = made(case, arrays, contexts)
@@ -95,7 +95,7 @@ def test_a_recorded_gluon_training_is_repeated(case):
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_several_devices_learn_what_one_learns_wherever_the_update_happens(update_on_kvstore):
+def test_several_devices_train_as_one_with_and_without_updates_in_the_store(update_on_kvstore):
     case = next(c for c in CASES if c["name"] == "gluon_l1_2ctx")
     arrays = np.load(GOLDEN / "l1_2ctx.npz")
     contexts = [jfit.cpu(i) for i in range(3)]
@@ -138,25 +138,25 @@ def test_one_dispatch_updates_all_parameters_and_later_steps_compile_nothing():
     assert seen["compiles"] == 0 and seen["host_syncs"] == 0
 
 
-def test_dicts_are_taken_by_sorted_name_and_lists_as_they_are():
+def test_dicts_are_sorted_by_name_and_lists_keep_their_order():
     b, a = one(name="b"), one(name="a")
     assert [p.name for p in Trainer({"b": b, "a": a}, "sgd").params] == ["a", "b"]
     assert [p.name for p in Trainer([b, a], "sgd").params] == ["b", "a"]
 
 
-def test_biases_decay_because_names_play_no_part():
+def test_weight_decay_applies_to_biases_too():
     bias = one(name="fc_bias", grad=0.0)
     Trainer([bias], "sgd", {"learning_rate": 0.1, "wd": 0.5}).step(1)
     assert bias.data().tolist() == pytest.approx([0.95, 0.95])
 
 
-def test_rescale_is_the_optimizers_own_scale_over_the_batch_size():
+def test_rescale_grad_is_the_optimizers_scale_divided_by_the_batch_size():
     param = one()
     Trainer([param], SGD(learning_rate=1.0, rescale_grad=2.0)).step(4)
     assert param.data().tolist() == [0.5, 0.5]
 
 
-def test_a_stale_gradient_is_raised_and_nothing_was_written():
+def test_a_stale_gradient_raises_before_any_update():
     fresh, stale = one(name="a"), one(name="b")
     trainer = Trainer([fresh, stale], "sgd", {"learning_rate": 1.0})
     trainer.step(1)
@@ -168,7 +168,7 @@ def test_a_stale_gradient_is_raised_and_nothing_was_written():
     assert fresh.data().tolist() == [-1.0, -1.0] and stale.data().tolist() == [0.0, 0.0]
 
 
-def test_parameters_without_gradient_stay():
+def test_parameters_without_gradient_are_unchanged():
     fixed, learning = one(name="a", grad_req="null"), one(name="b")
     Trainer([fixed, learning], "sgd", {"learning_rate": 1.0}).step(1)
     assert fixed.data().tolist() == [1.0, 1.0] and learning.data().tolist() == [0.0, 0.0]
@@ -185,7 +185,7 @@ def test_gradients_may_be_clipped_between_allreduce_and_update():
     assert [d.tolist() for d in param.list_data()] == [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_allreduce_and_update_apart_are_refused_where_the_store_updates():
+def test_separate_allreduce_and_update_raise_where_the_store_updates():
     trainer = Trainer([one(ctx=TWO)], "sgd")
     with pytest.raises(AssertionError, match=r"allreduce_grads\(\) cannot be used"):
         trainer.allreduce_grads()
@@ -214,12 +214,12 @@ def test_the_store_follows_the_number_of_contexts_and_the_arguments():
         (None, {"kvstore": "dist_async", "update_on_kvstore": False}, "asynchronous training updates in the store"),
     ],
 )
-def test_an_impossible_place_for_the_update_is_refused(ctx, kwargs, message):
+def test_an_impossible_update_on_kvstore_raises(ctx, kwargs, message):
     with pytest.raises(ValueError, match=message):
         Trainer([one(ctx=ctx)], "sgd", **kwargs).step(1)
 
 
-def test_a_store_of_ones_own_that_cannot_update_only_adds_up():
+def test_a_user_store_that_cannot_update_only_sums():
     class Adds(KVStoreBase):
         type = "adds"
 
@@ -240,7 +240,7 @@ def test_a_store_of_ones_own_that_cannot_update_only_adds_up():
         Trainer([one(ctx=TWO)], "sgd", kvstore=Adds(), update_on_kvstore=True).step(1)
 
 
-def test_another_batch_size_is_raised_where_a_distributed_store_updates():
+def test_a_changed_batch_size_raises_where_a_distributed_store_updates():
     param = one()
     trainer = Trainer([param], "sgd", kvstore="dist_sync")
     trainer.step(2)
@@ -249,7 +249,7 @@ def test_another_batch_size_is_raised_where_a_distributed_store_updates():
         trainer.step(4)
 
 
-def test_setting_data_reaches_the_store():
+def test_set_data_also_writes_to_the_store():
     param = one(ctx=TWO, grad=0.0)
     trainer = Trainer([param], "sgd", {"learning_rate": 1.0})
     trainer.step(1)
@@ -258,14 +258,14 @@ def test_setting_data_reaches_the_store():
     assert [d.tolist() for d in param.list_data()] == [[7.0, 7.0]] * 2
 
 
-def test_setting_data_is_refused_once_a_distributed_store_has_it():
+def test_set_data_raises_after_initialization_of_a_distributed_store():
     param = one(grad=0.0)
     Trainer([param], "sgd", kvstore="dist_sync").step(1)
     with pytest.raises(RuntimeError, match="distributed, so it cannot be recreated"):
         param.set_data(np.zeros(2, "float32"))
 
 
-def test_compression_needs_a_device_store_and_sends_thresholds():
+def test_compression_requires_a_device_store_and_sends_thresholds():
     param = one(ctx=TWO, grad=0.75)
     two_bit = {"type": "2bit", "threshold": 0.5}
     Trainer([param], "sgd", {"learning_rate": 1.0}, compression_params=two_bit).step(1)
@@ -314,7 +314,7 @@ def test_the_states_that_mxnets_trainer_wrote_are_read_with_their_counts():
     assert shapes == {i: params[name].shape for i, name in enumerate(case["trainer_param_order"])}
 
 
-def test_a_rate_that_was_set_by_hand_survives(tmp_path):
+def test_a_manually_set_learning_rate_is_kept(tmp_path):
     trainer = Trainer([one()], "sgd", {"learning_rate": 0.1})
     trainer.set_learning_rate(0.01)
     trainer.step(1)
@@ -324,14 +324,14 @@ def test_a_rate_that_was_set_by_hand_survives(tmp_path):
     assert resumed.learning_rate == 0.01
 
 
-def test_a_scheduler_gives_the_rate_and_refuses_another():
+def test_with_a_scheduler_set_learning_rate_raises():
     trainer = Trainer([one()], "sgd", {"lr_scheduler": lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.25)})
     assert trainer.learning_rate == 0.25
     with pytest.raises(UserWarning, match="lr_scheduler"):
         trainer.set_learning_rate(1.0)
 
 
-def test_an_optimizer_in_python_is_called_with_cells():
+def test_a_user_optimizer_receives_mutable_arrays():
     class Halve(Optimizer):
         def create_state(self, index, weight):
             return None
@@ -357,7 +357,7 @@ def test_an_optimizer_in_python_is_called_with_cells():
         (lambda: Trainer([one()], "sgd").step(1, grads={}), ValueError, "only for a trainer over a pytree"),
     ],
 )
-def test_what_cannot_be_trained_is_said_in_a_sentence(call, error, message):
+def test_untrainable_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -368,7 +368,7 @@ def by_rows(name="w"):
     return param
 
 
-def test_parameters_stored_by_rows_need_a_store_that_updates():
+def test_row_sparse_parameters_require_a_store_that_updates():
     with pytest.raises(TypeError, match="need a KVStore"):
         Trainer([by_rows()], "sgd", kvstore=None).step(1)
     with pytest.raises(ValueError, match="can be updated in the store only"):
@@ -377,7 +377,7 @@ def test_parameters_stored_by_rows_need_a_store_that_updates():
 
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
 @pytest.mark.parametrize("contexts", [TWO[:1], TWO])
-def test_of_gradients_by_rows_the_rows_that_are_not_zero_are_updated(stype, contexts):
+def test_row_sparse_gradients_update_only_nonzero_rows(stype, contexts):
     param = Parameter("w", shape=(3, 2), init="one", stype=stype, grad_stype="row_sparse")
     param.initialize(ctx=contexts)
     trainer = Trainer([param], "sgd", {"learning_rate": 0.5, "wd": 0.5})
@@ -389,7 +389,7 @@ def test_of_gradients_by_rows_the_rows_that_are_not_zero_are_updated(stype, cont
     assert (param.stype, param.grad_stype) == (stype, "row_sparse")
 
 
-def test_a_parameter_stored_by_rows_has_one_trainer_and_gives_rows():
+def test_a_row_sparse_parameter_has_one_trainer_and_returns_rows():
     param = by_rows()
     Trainer([param], "sgd")
     assert param.row_sparse_data(np.array([2, 0, 2])).tolist() == [[1, 1], [0, 0], [1, 1]]
@@ -425,7 +425,7 @@ def test_gradients_of_a_pytree_on_several_devices_are_added_up():
     assert [squeezed.allreduce_grads(each)["w"].item() for _ in range(2)] == [0.5, 1.0]
 
 
-def test_a_pytree_resumes_and_says_what_is_missing(tmp_path):
+def test_a_pytree_resumes_and_missing_leaves_raise(tmp_path):
     hyper = {"learning_rate": 0.1, "momentum": 0.9}
     trainer = Trainer({"w": jnp.ones(2)}, "sgd", hyper)
     half = trainer.step(1, grads={"w": jnp.ones(2)})
@@ -450,7 +450,7 @@ def test_a_given_store_is_used():
     assert isinstance(store._stored[0], MutableArray) and store.pull(0).tolist() == [-1.0, -1.0]
 
 
-def test_an_update_that_fails_leaves_the_gradients_fresh():
+def test_a_failed_update_keeps_the_gradients_fresh():
     param = one()
     trainer = Trainer([param], "sgd", {"learning_rate": 0.5, "momentum": 0.9}, kvstore=None)
     param.set_grad(np.ones(param.shape, "float32"))
@@ -462,7 +462,7 @@ def test_an_update_that_fails_leaves_the_gradients_fresh():
     assert trainer.optimizer.num_update == 1 and param.data().ravel()[0] == 0.5
 
 
-def test_the_leaves_of_a_pytree_are_copies_on_the_way_in_and_out():
+def test_the_leaves_of_a_pytree_are_copied_in_and_out():
     given = {"w": jnp.ones(2), "n": np.arange(2), "d": np.ones(2)}
     trainer = Trainer(given, "adam", {"learning_rate": 0.1})
     donate = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -475,7 +475,7 @@ def test_the_leaves_of_a_pytree_are_copies_on_the_way_in_and_out():
 
 
 @pytest.mark.parametrize("kvstore", ["dist_sync", KVStore()])
-def test_a_pytree_with_a_store_is_refused(kvstore):
+def test_a_pytree_with_a_store_raises(kvstore):
     with pytest.raises(ValueError, match="a pytree is updated without a store"):
         Trainer({"w": jnp.ones(2)}, "sgd", kvstore=kvstore)
     with pytest.raises(ValueError, match="an array of object"):

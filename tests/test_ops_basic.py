@@ -109,37 +109,37 @@ DIFFERENTIABLE = [
 
 @pytest.mark.repetitions(13)
 @pytest.mark.parametrize(("name", "arrays", "attrs"), DIFFERENTIABLE, ids=[d[0] for d in DIFFERENTIABLE])
-def test_gradients_are_those_of_differences(name, arrays, attrs):
+def test_gradients_equal_finite_differences(name, arrays, attrs):
     with jax.enable_x64(True):
         values = tuple(jnp.asarray(a, jnp.float64) for a in arrays)
         jax.test_util.check_grads(lambda *a: call(name, *a, **attrs), values, order=1, modes=["fwd", "rev"])
 
 
-def test_ties_of_maximum_and_minimum_go_to_the_left():
+def test_gradients_of_ties_in_maximum_and_minimum_go_to_the_left_input():
     for name in ("_maximum", "_minimum", "broadcast_maximum", "broadcast_minimum"):
         assert gradient(name, [1.0], [1.0], which=0) == 1 and gradient(name, [1.0], [1.0], which=1) == 0
     assert gradient("_maximum_scalar", [1.0], scalar=1) == 1
 
 
-def test_every_tied_maximum_gets_the_whole_gradient():
+def test_every_tied_maximum_receives_the_full_gradient():
     assert gradient("max", [[2.0, 2.0, 1.0]], axis=1).tolist() == [[1, 1, 0]]
     assert gradient("min", [[2.0, 1.0, 1.0]]).tolist() == [[0, 1, 1]]
 
 
-def test_kinks_have_the_recorded_gradients():
+def test_gradients_at_kinks_are_those_of_mxnet():
     assert gradient("abs", [0.0]) == 0 and gradient("relu", [0.0]) == 0
     assert gradient("clip", [-1.0, 1.0, 1.5], a_min=-1, a_max=1).tolist() == [1, 1, 0]
     assert gradient("norm", [0.0, 0.0]).tolist() == [0, 0]
 
 
-def test_lengths_do_not_overflow():
+def test_norms_do_not_overflow():
     assert call("norm", np.float16([300, 400])).tolist() == [500]
     assert call("norm", np.int8([60, 80])).tolist() == [100]
     assert call("norm", np.int32([30000, 40000])).tolist() == [50000]
 
 
 @pytest.mark.parametrize("name", ["sign", "floor", "ceil", "round", "rint", "fix", "trunc", "logical_not", "zeros_like"])
-def test_steps_have_zero_gradient(name):
+def test_piecewise_constant_functions_have_zero_gradient(name):
     assert gradient(name, [-1.5, 0.5, 2.2]).tolist() == [0, 0, 0]
 
 
@@ -149,7 +149,7 @@ def test_rounding_of_halves():
     assert call("rint", halves).tolist() == [-2, -1, 0, 1, 2]
 
 
-def test_comparisons_answer_in_the_dtype_of_the_data():
+def test_comparisons_return_the_dtype_of_the_data():
     assert call("_greater", np.int32([1, 3]), np.int32([2, 2])).dtype == jnp.int32
     assert call("_greater_scalar", np.int32([0, 1]), scalar=0.5).tolist() == [0, 1]
     assert call("broadcast_equal", np.float32([[1], [2]]), np.float32([[1, 2]])).tolist() == [[1, 0], [0, 1]]
@@ -188,7 +188,7 @@ def test_reshape_legacy_target():
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_reshape_finds_the_rows_it_says(data):
+def test_reshape_tracks_the_rows(data):
     factors = data.draw(st.lists(st.sampled_from([1, 2, 3]), min_size=2, max_size=5))
     cuts = [data.draw(st.lists(st.booleans(), min_size=len(factors), max_size=len(factors))) for _ in range(2)]
     shape, out = (_grouped(factors, c) for c in cuts)
@@ -303,12 +303,12 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("attempt", "message"), ERRORS, ids=[str(k) for k in range(len(ERRORS))])
-def test_errors_say_what_was_found_and_needed(attempt, message):
+def test_errors_name_the_actual_and_expected_value(attempt, message):
     with pytest.raises(ValueError, match=message):
         attempt()
 
 
-def test_ids_outside_are_clipped_or_wrapped():
+def test_out_of_range_indices_are_clipped_or_wrapped():
     a = np.arange(5, dtype=np.float32)
     assert call("take", a, np.float32([-1, 6])).tolist() == [0, 4]
     assert call("take", a, np.float32([-1, 6]), mode="wrap").tolist() == [4, 1]
@@ -328,7 +328,7 @@ def test_created_arrays():
     assert call("_full", shape=(2,), value=7, dtype="int64").dtype in (jnp.int32, jnp.int64)
 
 
-def test_a_tanh_that_is_nearly_1_has_a_slope():
+def test_tanh_near_1_has_a_nonzero_gradient():
     x = np.linspace(-12, 12, 100_001, dtype="float32")
     y, slopes = jax.jit(jax.vmap(jax.value_and_grad(tanh)))(x)
     true = np.tanh(x.astype("float64"))

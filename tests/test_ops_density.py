@@ -21,7 +21,7 @@ def _run(name, *arrays, **attrs):
     return op.fn(Ctx(rows=(None,) * len(arrays), node="pdf"), op.parse(attrs), *arrays)
 
 
-def test_half_precision_is_computed_in_single():
+def test_half_precision_is_computed_in_float32():
     sample, mean, deviation = (jnp.full((2,), v, jnp.bfloat16) for v in (0.5, 0.25, 2.0))
     out = _run("_random_pdf_normal", sample, mean, deviation, is_log=True)
     exact = -0.5 * (0.125**2) - np.log(2.0) - 0.5 * np.log(2 * np.pi)
@@ -36,7 +36,7 @@ def test_rows_stay_on_the_leading_axis():
     assert lookup("_random_pdf_dirichlet").rows({}, [RowLayout(1, 1, 3, 1), None], [(4, 3), (4, 3)], [(4,)]) == [LOST]
 
 
-def test_shapes_that_do_not_meet():
+def test_mismatched_shapes_raise():
     with pytest.raises(ValueError, match=r"mu has shape .3,. and sample has .2, 3.*leading axes"):
         _run("_random_pdf_normal", jnp.ones((2, 3)), jnp.ones(3), jnp.ones(2))
     with pytest.raises(ValueError, match="same last axis"):

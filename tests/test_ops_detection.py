@@ -65,7 +65,7 @@ def tuple_of(result):
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize(("name", "attrs", "inputs"), PICTURES, ids=IDS)
-def test_what_is_found_in_a_picture_does_not_depend_on_the_other(name, attrs, inputs):
+def test_detections_of_an_image_do_not_depend_on_other_images(name, attrs, inputs):
     same = 2 if name == "_contrib_MultiProposal" else -1  # the sizes of the pictures
     mixed = [np.stack([v[0], v[0] * 0.5]) if len(v) == 2 and k != same else v for k, v in enumerate(inputs)]
     for one, two in zip(tuple_of(call(name, attrs, *inputs)), tuple_of(call(name, attrs, *mixed)), strict=True):
@@ -74,7 +74,7 @@ def test_what_is_found_in_a_picture_does_not_depend_on_the_other(name, attrs, in
 
 
 @pytest.mark.parametrize(("name", "attrs", "inputs"), PICTURES, ids=IDS)
-def test_rows_stay_with_their_picture(name, attrs, inputs):
+def test_rows_are_tracked_by_image(name, attrs, inputs):
     op, batch = lookup(name), RowLayout(0, 1, 2, 1)
     parsed, shapes = op.parse(attrs), [v.shape for v in inputs]
     outs = [o.shape for o in tuple_of(jax.eval_shape(lambda *v: call(name, attrs, *v), *inputs))]
@@ -85,7 +85,7 @@ def test_rows_stay_with_their_picture(name, attrs, inputs):
     assert set(op.rows(parsed, (LOST, *rows[1:]), shapes, outs)) == {LOST}
 
 
-def test_rows_on_the_axis_of_boxes_are_lost():
+def test_rows_on_the_box_axis_are_lost():
     nms, iou = lookup("_contrib_box_nms"), lookup("_contrib_box_iou")
     assert nms.rows(nms.parse({}), (RowLayout(0, 1, 9, 1),), [(9, 6)], [(9, 6)]) == [LOST]
     one, two = RowLayout(0, 1, 3, 1), RowLayout(0, 1, 5, 1)
@@ -102,7 +102,7 @@ def test_rows_on_the_axis_of_boxes_are_lost():
 @pytest.mark.parametrize(
     ("name", "attrs", "inputs"), [*PICTURES, ("_contrib_box_iou", {}, (boxes(2), boxes(3)))], ids=[*IDS, "_contrib_box_iou"]
 )
-def test_half_precision_is_kept(name, attrs, inputs):
+def test_half_precision_keeps_its_dtype(name, attrs, inputs):
     halves = [jnp.asarray(v, "float16") for v in inputs]
     wide = [v.astype(jnp.float32) for v in halves]
     for got, want in zip(tuple_of(call(name, attrs, *halves)), tuple_of(call(name, attrs, *wide)), strict=True):
@@ -112,13 +112,13 @@ def test_half_precision_is_kept(name, attrs, inputs):
     assert {o.dtype for o in tuple_of(shapes)} == {jnp.dtype("bfloat16")}
 
 
-def test_a_box_that_was_suppressed_gets_no_gradient():
+def test_a_suppressed_box_has_no_gradient():
     data = np.array([[0, 0.9, 0, 0, 1, 1], [0, 0.8, 0, 0, 1, 0.9], [0, 0.7, 2, 2, 3, 3]], "float32")
     grad = jax.grad(lambda d: jnp.sum(call("_contrib_box_nms", {"out_format": "center"}, d)))(data)
     np.testing.assert_array_equal(grad, [[1] * 6, [0] * 6, [1] * 6])
 
 
-def test_too_few_hard_negatives_are_all_taken():
+def test_all_hard_negatives_are_used_if_there_are_too_few():
     """MXNet stops here; compiled code takes what there is."""
     anchors = np.array([[[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.45], [0.6, 0.6, 1, 1]]], "float32")
     label = np.array([[[1, 0, 0, 0.5, 0.5]]], "float32")
@@ -149,12 +149,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "attrs", "shapes", "sentence"), REFUSED)
-def test_wrong_inputs_are_refused_with_a_sentence(name, attrs, shapes, sentence):
+def test_invalid_inputs_raise(name, attrs, shapes, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(name, attrs, *(np.ones(s, "float32") for s in shapes))
 
 
-def test_inputs_of_proposals_follow_from_scores():
+def test_input_shapes_of_proposals_are_inferred_from_the_scores():
     op = lookup("_contrib_Proposal")
     assert op.fill is not None and op.fill(op.parse(REGIONS), [(1, 4, 5, 6), None, None], [None]) == [
         (1, 4, 5, 6),

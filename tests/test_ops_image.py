@@ -35,7 +35,7 @@ def test_factors_are_drawn_from_their_range():
 
 
 @pytest.mark.parametrize("name", ["left_right", "top_bottom"])
-def test_flips_happen_half_the_time(name):
+def test_flips_have_probability_one_half(name):
     batch = np.tile(np.arange(12, dtype=np.float32).reshape(1, 2, 2, 3), (200, 1, 1, 1))
     flipped = np.asarray(_run(f"_image_flip_{name}", batch))
     out = np.asarray(_run(f"_image_random_flip_{name}", batch))
@@ -51,7 +51,7 @@ def test_odd_widths_flip_too():
     np.testing.assert_array_equal(_run("_image_flip_top_bottom", BYTES[:3]), BYTES[2::-1])
 
 
-def test_lighting_is_drawn():
+def test_lighting_is_random():
     floats = np.zeros((300, 1, 1, 3), np.float32)
     drawn = np.asarray(_run("_image_random_lighting", floats, alpha_std=0.1)).reshape(300, 3)
     colours = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
@@ -81,7 +81,7 @@ def test_hue_of_bytes_is_within_one_step():
     np.testing.assert_allclose(floats.max(-1) + floats.min(-1), BYTES.max(-1).astype("f") + BYTES.min(-1), atol=1e-3)
 
 
-def test_each_row_has_its_own_change_wherever_it_is():
+def test_the_augmentation_of_a_row_does_not_depend_on_its_position():
     batch = np.stack([BYTES] * 4).astype("f")
 
     def part(low, high):
@@ -152,7 +152,7 @@ def test_errors(name, attrs, sentence):
         _run(name, BYTES, **attrs)
 
 
-def test_more_errors():
+def test_invalid_shapes_and_dtypes_raise():
     with pytest.raises(ValueError, match="expected an image"):
         _run("_image_to_tensor", BYTES[0])
     with pytest.raises(ValueError, match="expected uint8 or floats"):

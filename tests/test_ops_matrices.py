@@ -81,11 +81,11 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "arrays", "rows", "attrs", "want"), ROWS, ids=[f"{r[0]}-{k}" for k, r in enumerate(ROWS)])
-def test_a_row_changes_its_own_entries_alone(name, arrays, rows, attrs, want):
+def test_a_row_affects_only_its_own_outputs(name, arrays, rows, attrs, want):
     assert rows_after(name, arrays, rows, **attrs) == want
 
 
-def test_shapes_are_filled_in_from_each_other():
+def test_missing_shapes_are_inferred_from_each_other():
     assert filled("linalg_gemm", (2, 3), (0, 4), None) == [(2, 3), (3, 4), (2, 4)]
     assert filled("linalg_gemm2", (5, 0, 2), (0, 6, 0), transpose_a=True) == [(5, 6, 2), (5, 6, 0)]
     assert filled("linalg_gemm2", (3, 0), (3, 6), transpose_a=True) == [(3, 0), (3, 6)]
@@ -97,7 +97,7 @@ def test_shapes_are_filled_in_from_each_other():
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["linalg_potrf", "linalg_inverse", "linalg_det", "linalg_gelqf", "_linalg_syevd"])
-def test_half_precision_is_worked_out_in_float32(name, dtype):
+def test_half_precision_is_computed_in_float32(name, dtype):
     matrix = spd(2)
     narrow = jax.jit(lambda a: call(name, a))(jnp.asarray(matrix, dtype))
     exact = call(name, jnp.asarray(matrix, dtype).astype(jnp.float32))
@@ -106,7 +106,7 @@ def test_half_precision_is_worked_out_in_float32(name, dtype):
         np.testing.assert_allclose(np.asarray(a, np.float32), b, rtol=1e-2, atol=1e-2)
 
 
-def test_what_has_no_factor_gives_nan():
+def test_a_matrix_without_a_factorization_gives_nan():
     assert np.isnan(call("linalg_potrf", -spd())).any()
 
 
@@ -139,6 +139,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("attempt", "message"), ERRORS, ids=[str(k) for k in range(len(ERRORS))])
-def test_errors_say_what_was_found_and_needed(attempt, message):
+def test_errors_name_the_actual_and_expected_value(attempt, message):
     with pytest.raises(ValueError, match=message):
         attempt()

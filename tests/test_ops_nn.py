@@ -55,7 +55,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("op", "attrs"), HEADS)
-def test_rows_of_weight_zero_change_no_head_gradient(op, attrs):
+def test_zero_weight_rows_do_not_change_head_gradients(op, attrs):
     record, _, full = node(op, weight=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]), **attrs)
     _, _, short = node(op, **attrs)
     data = draw(5, 4)
@@ -67,13 +67,13 @@ def test_rows_of_weight_zero_change_no_head_gradient(op, attrs):
 
 
 @pytest.mark.parametrize(("shape", "rows"), [((4,), 1), ((4, 3), 4), ((4, 3, 2), 12), ((5, 4, 1), 20), ((), 1)])
-def test_make_loss_counts_the_rows_of_a_batch_as_mxnet(shape, rows):
+def test_make_loss_normalizes_by_rows_as_mxnet(shape, rows):
     _, _, head = node("MakeLoss", normalization="batch", grad_scale=120)
     got = jax.grad(lambda x: head(x, weight=None).sum())(draw(*shape))
     np.testing.assert_allclose(got, np.full(shape, 120 / rows), rtol=1e-6)
 
 
-def test_multi_output_and_preserve_shape_leave_padding_out_of_the_denominator():
+def test_multi_output_and_preserve_shape_exclude_padding_from_the_denominator():
     cases = [({"multi_output": True}, (4, 3, 5), (4, 5)), ({"preserve_shape": True}, (4, 5, 3), (4, 5)), ({}, (4, 5, 3), (4,))]
     for attrs, size, labels in cases:
         for rule in ("batch", "valid"):
@@ -103,7 +103,7 @@ def test_labels_out_of_range_and_absent_labels_do_not_crash():
     np.testing.assert_allclose(head(data, None, train=False), out)
 
 
-def test_head_losses_are_the_true_values_per_row():
+def test_head_losses_are_the_loss_of_each_row():
     record, parsed, _ = node("SoftmaxOutput", use_ignore=True, ignore_label=2)
     out = jnp.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
     loss, count = record.loss(parsed, out, jnp.array([0.0, 2.0]))
@@ -116,7 +116,7 @@ def test_head_losses_are_the_true_values_per_row():
 BN = (jnp.array([1.0, 2.0, 0.5]), jnp.array([0.0, 1.0, -1.0]), jnp.zeros(3), jnp.ones(3))
 
 
-def test_batch_norm_leaves_padded_rows_out_of_its_statistics_and_gradients():
+def test_batch_norm_excludes_padding_rows_from_statistics_and_gradients():
     _, _, full = node("BatchNorm", weight=jnp.array([1.0, 1, 1, 0]), fix_gamma=False)
     _, _, short = node("BatchNorm", fix_gamma=False)
     data, pull = draw(4, 3, 2, 2), draw(4, 3, 2, 2, seed=1).at[3].set(0.0)
@@ -131,7 +131,7 @@ def test_batch_norm_leaves_padded_rows_out_of_its_statistics_and_gradients():
     np.testing.assert_allclose(got[3], 0)
 
 
-def test_batch_norm_without_any_row_keeps_its_state_and_stays_finite():
+def test_batch_norm_of_zero_weight_rows_keeps_its_state_and_is_finite():
     _, _, bn = node("BatchNorm", weight=jnp.zeros(4))
     (out, _, _), aux = bn(draw(4, 3), *BN)
     assert np.isfinite(out).all()
@@ -182,13 +182,13 @@ FILLS = [
 
 
 @pytest.mark.parametrize(("op", "attrs", "known", "filled"), FILLS)
-def test_parameter_shapes_follow_from_partly_known_data(op, attrs, known, filled):
+def test_parameter_shapes_are_inferred_from_partly_known_data(op, attrs, known, filled):
     record, parsed, _ = node(op, **attrs)
     assert record.fill(parsed, known, [None] * 3) == filled
     assert len(record.fill(parsed, [None] * len(known), [None] * 3)) == len(known)
 
 
-def test_wrong_shapes_are_said_in_a_sentence():
+def test_invalid_shapes_raise():
     record, parsed, _ = node("Convolution", kernel=(3, 3), num_filter=4)
     with pytest.raises(ValueError, match=r"data has shape \(2, 784\), expected 4 axes NCHW because kernel is \(3, 3\)"):
         record.fill(parsed, [(2, 784), None, None], [None])
@@ -237,7 +237,7 @@ def test_channels_last_equals_channels_first(op, attrs, size, params):
 
 
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 3)])
-def test_ties_send_the_gradient_of_max_pooling_to_the_first_maximum(kernel):
+def test_max_pooling_sends_the_gradient_of_ties_to_the_first_maximum(kernel):
     _, _, pool = node("Pooling", kernel=kernel, stride=(2, 2) if kernel == (2, 2) else (3, 3))
     grad = jax.grad(lambda x: pool(x).sum())(jnp.zeros((1, 1, 6, 6)))
     step = kernel[0]
@@ -256,7 +256,7 @@ SMOOTH = [
 
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize(("op", "attrs", "sizes"), SMOOTH)
-def test_gradients_equal_numeric_ones(op, attrs, sizes):
+def test_gradients_equal_numeric_gradients(op, attrs, sizes):
     record, _, f = node(op, **attrs)
     with jax.enable_x64(True):
         args = [jnp.asarray(np.random.RandomState(k).uniform(0.5, 2.0, s)) for k, s in enumerate(sizes)]
@@ -271,7 +271,7 @@ def test_gradients_equal_numeric_ones(op, attrs, sizes):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize(("op", "attrs", "size", "params"), LAID_OUT[1:7:2] + LAID_OUT[-1:])
-def test_half_precision_stays_half(dtype, op, attrs, size, params):
+def test_half_precision_keeps_its_dtype(dtype, op, attrs, size, params):
     record, _, f = node(op, **attrs)
     args = [draw(*s, seed=k).astype(dtype) for k, s in enumerate((size, *params))] + list(BN[2:] if record.aux else ())
 
@@ -284,7 +284,7 @@ def test_half_precision_stays_half(dtype, op, attrs, size, params):
     assert pull(out)[0].dtype == dtype
 
 
-def test_dropout_keeps_the_mean_and_does_nothing_in_evaluation():
+def test_dropout_keeps_the_mean_and_is_the_identity_in_evaluation():
     _, _, drop = node("Dropout", p=0.25)
     data = jnp.ones((100, 40))
     out = drop(data)
@@ -295,7 +295,7 @@ def test_dropout_keeps_the_mean_and_does_nothing_in_evaluation():
     assert np.unique(shared(data), axis=0).shape[0] == 1
 
 
-def test_instance_norm_looks_at_all_pixels_of_a_channel(rng):
+def test_instance_norm_normalizes_over_all_pixels_of_a_channel(rng):
     op = lookup("InstanceNorm")
     data = rng.normal(3, 2, (2, 3, 4, 5)).astype("float32")
     out = op.fn(Ctx(rows=(None,) * 3), op.parse({}), jnp.asarray(data), jnp.ones(3), jnp.zeros(3))
@@ -303,7 +303,7 @@ def test_instance_norm_looks_at_all_pixels_of_a_channel(rng):
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_made_loss_is_reported_times_its_grad_scale():
+def test_make_loss_reports_the_loss_times_grad_scale():
     op = lookup("MakeLoss")
     losses, counts = op.loss(op.parse({"grad_scale": 3.0}), jnp.array([[1.0, 3.0]]), None)
     assert (losses.tolist(), counts.tolist()) == ([6], [1])

@@ -90,11 +90,11 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "arrays", "rows", "attrs", "want"), ROWS, ids=[f"{r[0]}-{k}" for k, r in enumerate(ROWS)])
-def test_a_row_changes_its_own_entries_alone(name, arrays, rows, attrs, want):
+def test_a_row_affects_only_its_own_outputs(name, arrays, rows, attrs, want):
     assert rows_after(name, arrays, rows, **attrs) == want
 
 
-def test_rows_of_a_point_process():
+def test_a_hawkes_process_tracks_its_rows():
     draws = np.random.RandomState(0)
     lda, lags = draws.rand(3, 2).astype(np.float32), draws.rand(3, 4).astype(np.float32)
     marks = draws.randint(0, 2, (3, 4)).astype(np.int32)
@@ -134,26 +134,26 @@ def test_count_sketch():
     assert filled("_contrib_count_sketch", (2, 4), None, None, out_dim=3) == [(2, 4), (1, 4), (1, 4)]
 
 
-def test_entries_that_are_not_zero():
+def test_getnnz_counts_nonzero_entries():
     x = np.float32([[1, 0, 2], [0, 0, 3]])
     assert call("_contrib_getnnz", x).tolist() == [3]
     assert call("_contrib_getnnz", x, axis=0).tolist() == [1, 0, 2]
     assert call("_contrib_getnnz", x, axis=1).tolist() == [2, 1]
 
 
-def test_rows_that_are_retained():
+def test_sparse_retain_zeroes_the_other_rows():
     x = draw(3, 2)
     y = call("_sparse_retain", x, np.float32([2, 0]))
     assert y.tolist() == [x[0].tolist(), [0, 0], x[2].tolist()]
     assert gradient("_sparse_retain", x, np.int32([1])).tolist() == [[0, 0], [1, 1], [0, 0]]
 
 
-def test_writing_into_places():
+def test_scatter_writes_at_indices():
     y = call("_scatter_set_nd", np.zeros((2, 3), np.float32), np.float32([7, 8]), np.int32([[0, 1], [1, -1]]), shape=(2, 3))
     assert y.tolist() == [[0, 7, 0], [0, 0, 8]]
 
 
-def test_sums_of_squares():
+def test_square_sum():
     x = np.float32([[1, 2], [3, 4]])
     assert call("_square_sum", x).tolist() == [30]
     assert call("_square_sum", x, axis=1, keepdims=True).tolist() == [[5], [25]]
@@ -163,25 +163,25 @@ def test_sums_of_squares():
     assert wide.dtype == jnp.float16 and np.isinf(wide).all()
 
 
-def test_copies_hand_on():
+def test_copies_return_the_input():
     x = draw(2, 3)
     for name in ("_copyto", "_CrossDeviceCopy"):
         assert call(name, x).tolist() == x.tolist()
 
 
-def test_zeros_by_the_number_of_a_dtype():
+def test_zeros_accept_the_number_of_a_dtype():
     assert call("_zeros_without_dtype", shape=(2,)).dtype == jnp.float32
     assert call("_zeros_without_dtype", shape=(2,), dtype=4).dtype == jnp.int32
     assert call("_zeros_without_dtype", shape=(2,), dtype=12).dtype == jnp.bfloat16
 
 
-def test_numbers_outside_are_clipped():
+def test_out_of_range_indices_are_clipped():
     x = np.arange(3, dtype=np.float32)
     assert call("gather_nd", x, np.int32([[-9, -1, 9]])).tolist() == [0, 2, 2]
     assert call("scatter_nd", np.float32([1, 2]), np.int32([[-1, 9]]), shape=(3,)).tolist()[:2] == [0, 0]
 
 
-def test_unraveling_keeps_the_shape_of_the_numbers():
+def test_unravel_keeps_the_shape_of_the_indices():
     assert call("unravel_index", np.int32([[0, 7], [19, 5]]), shape=(4, 5)).tolist() == [[[0, 1], [3, 1]], [[0, 2], [4, 0]]]
 
 
@@ -203,7 +203,7 @@ def test_half_precision(dtype):
         assert gradient(name, x, **attrs).dtype == dtype, name
 
 
-def test_several_arrays_meet_in_one_dtype():
+def test_several_arrays_are_promoted_to_one_dtype():
     types = lookup("amp_multicast").types
     assert types is not None
     for kinds, narrow, want in [
@@ -234,12 +234,12 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("attempt", "message"), ERRORS, ids=[str(k) for k in range(len(ERRORS))])
-def test_errors_say_what_was_found_and_needed(attempt, message):
+def test_errors_name_the_actual_and_expected_value(attempt, message):
     with pytest.raises(ValueError, match=message):
         attempt()
 
 
-def test_unsigned_numbers_are_sorted_downwards_too():
+def test_unsigned_integers_are_sorted_in_descending_order_too():
     given = np.array([0, 2, 1, 2], np.uint8)  # -0 is the least of the negatives
     assert call("argsort", given, is_ascend=False).tolist() == [1, 3, 2, 0]
     assert call("topk", given, k=2, ret_typ="value").tolist() == [2, 2]

@@ -34,7 +34,7 @@ def _run(name, *arrays, weight=None, rows=None, **attrs):
 
 # ------------------------------------------------------------------------------------------ models of MXNet
 @pytest.mark.parametrize("name", ["mlp-int8-none", "lenet-auto-naive", "lenet-int8-naive"])
-def test_model_of_mxnet(name):
+def test_a_model_quantized_by_mxnet_gives_its_outputs(name):
     symbol, params, aux = mx.model.load_checkpoint(str(MODELS / name), 0)
     recorded = np.load(MODELS / f"{name}.npz")
     shape = recorded["data"].shape
@@ -51,7 +51,7 @@ def test_model_of_mxnet(name):
 
 
 # ------------------------------------------------------------------------------------------ what MXNet's CPU build does not run
-def test_int8_convolution_is_that_of_floats():
+def test_int8_convolution_equals_a_float_convolution():
     draw = np.random.default_rng(0)
     data, weight = draw.integers(-127, 128, (2, 3, 5, 5)).astype("int8"), draw.integers(-127, 128, (4, 3, 3, 3)).astype("int8")
     bias = draw.integers(-127, 128, 4).astype("int8")
@@ -74,7 +74,7 @@ def test_uint8_batch_norm_is_within_one_step():
     assert (float(low[0]), float(high[0])) == (-4, 3) and len(aux) == 2
 
 
-def test_asymmetric_quantisation():
+def test_asymmetric_quantization():
     data = np.linspace(-2, 3, 11, dtype=np.float32).reshape(1, 11)
     q, scale, shift = _run("quantize_asym", data)
     assert q.dtype == jnp.uint8 and (q[0, 0], q[0, -1]) == (0, 255)
@@ -88,7 +88,7 @@ def test_relu_of_uint8_stays_uint8():
     assert q.dtype == jnp.uint8 and q.tolist() == [[0, 200]]
 
 
-def test_convolution_by_floats_is_exact():
+def test_int8_convolution_computed_in_floats_is_exact():
     draw = np.random.default_rng(1)
     data, weight = draw.integers(0, 256, (2, 40, 6, 6)).astype("int32"), draw.integers(-128, 128, (3, 40, 3, 3)).astype("int8")
     attrs, ctx = lookup("_contrib_quantized_conv").parse({"kernel": (3, 3), "num_filter": 3}), Ctx(rows=(None, None))
@@ -97,7 +97,7 @@ def test_convolution_by_floats_is_exact():
     np.testing.assert_array_equal(*both)
 
 
-def test_recurrent_operator_is_that_of_floats():
+def test_the_quantized_recurrent_operator_is_close_to_the_float_one():
     draw = np.random.default_rng(2)
     data = draw.uniform(-1, 1, (5, 2, 3)).astype("f")
     count = 4 * 4 * (3 + 4 + 2)
@@ -123,7 +123,7 @@ def test_files_list_moving_statistics_where_mxnet_does():
 
 
 # ------------------------------------------------------------------------------------------ rows
-def test_rows_of_weight_zero_do_not_reach_the_range():
+def test_zero_weight_rows_do_not_affect_the_range():
     rows, data = RowLayout(0, 1, 3, 1), np.float32([[1, -2], [0.5, 1], [100, -100]])
     q, low, high = _run("quantize_v2", data, rows=(rows,), weight=jnp.array([1.0, 1.0, 0.0]))
     assert (float(low[0]), float(high[0])) == (-2, 2)
@@ -135,7 +135,7 @@ def test_rows_of_weight_zero_do_not_reach_the_range():
     np.testing.assert_array_equal(q[:2], _run("requantize", sums[:2], *ends)[0])
 
 
-def test_where_rows_go():
+def test_rows_are_tracked():
     op, rows = lookup("_contrib_quantize_v2"), RowLayout(0, 1, 4, 1)
     shapes, outs = [(4, 3)], [(4, 3), (1,), (1,)]
     assert op.rows(op.parse({}), [rows], shapes, outs) == [rows, LOST, LOST]

@@ -52,7 +52,7 @@ def _distance(drawn, law):
     ("name", "attrs", "law"),
     [*CONTINUOUS[:2], COUNTING[0], *(pytest.param(*c, marks=SLOW) for c in CONTINUOUS[2:] + COUNTING[1:])],
 )
-def test_distribution(name, attrs, law):
+def test_draws_have_the_declared_distribution(name, attrs, law):
     drawn = run(f"_random_{name}", shape=(COUNT,), **attrs)
     assert drawn.shape == (COUNT,) and drawn.dtype == jnp.float32
     assert _distance(drawn, law) < FAR
@@ -60,7 +60,7 @@ def test_distribution(name, attrs, law):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("name", "attrs", "law"), [*CONTINUOUS[:3], CONTINUOUS[4], COUNTING[0]])
-def test_distribution_of_samples(name, attrs, law):
+def test_samples_have_the_declared_distribution(name, attrs, law):
     parameters = [jnp.full(2, v, jnp.float32) for v in attrs.values()]
     sampled = run(f"_sample_{name}", *parameters, seed=2, shape=(COUNT,))
     assert sampled.shape == (2, COUNT)
@@ -70,14 +70,14 @@ def test_distribution_of_samples(name, attrs, law):
 
 
 @pytest.mark.parametrize(("name", "attrs", "law"), [*CONTINUOUS[:2], CONTINUOUS[4]])
-def test_distribution_like_an_array(name, attrs, law):
+def test_draws_like_an_array_have_its_shape_and_distribution(name, attrs, law):
     like = run(f"_random_{name}_like", jnp.zeros((COUNT // 4, 4), jnp.float32), seed=1, **attrs)
     assert like.shape == (COUNT // 4, 4)
     assert _distance(like, law) < FAR
 
 
 @pytest.mark.parametrize("name", ["gamma", "poisson", "negative_binomial", "generalized_negative_binomial"])
-def test_all_laws_have_their_three_operators(name):
+def test_every_distribution_has_three_operators(name):
     law = next(t for t in TABLE if t.name == name)
     data = jax.ShapeDtypeStruct((2, 3), jnp.float16)
     like = jax.eval_shape(lambda x: run(f"_random_{name}_like", x), data)
@@ -113,7 +113,7 @@ def test_multinomial():
     assert run("sample_multinomial", p[0], shape=(2, 2), dtype="uint8").dtype == jnp.uint8
 
 
-def test_multinomial_whose_probabilities_are_the_batch():
+def test_multinomial_with_probabilities_along_the_batch_axis():
     ctx = Ctx(key=jax.random.key(0), rows=(RowLayout(0, 1, 4, 1),), row_ids=jnp.arange(4))
     op = lookup("_sample_multinomial")
     assert op.fn(ctx, op.parse({"shape": 3}), jnp.ones(4) / 4).shape == (3,)
@@ -136,7 +136,7 @@ def test_multinomial_log_probability_and_its_gradient():
     np.testing.assert_allclose(grad, want, rtol=1e-6)
 
 
-def test_multinomial_of_sums_other_than_one():
+def test_multinomial_probabilities_need_not_sum_to_one():
     # MXNet compares a uniform number with running sums: what lies beyond one is never drawn, what is left falls to the last
     assert (np.asarray(run("_sample_multinomial", jnp.array([1.0, 1.0, 20.0]), shape=50)) == 0).all()
     few = np.asarray(run("_sample_multinomial", jnp.array([0.0, 0.1, 0.0]), shape=200))
@@ -176,7 +176,7 @@ def test_dtypes(dtype):
     assert run("_sample_multinomial", jnp.ones(2, dtype), get_prob=True)[1].dtype == dtype
 
 
-def test_no_gradient_passes():
+def test_random_operators_have_no_gradient():
     grad = jax.grad(lambda m: jnp.sum(run("_sample_normal", m, jnp.ones(3))))(jnp.ones(3))
     assert (np.asarray(grad) == 0).all()
     assert (np.asarray(jax.grad(lambda m: jnp.sum(run("_random_normal_like", m)))(jnp.ones(3))) == 0).all()
@@ -191,7 +191,7 @@ def test_no_gradient_passes():
         ("_sample_multinomial", [jnp.full((4, 3), 1 / 3)], {"shape": 5}),
     ],
 )
-def test_a_row_gets_the_same_numbers_wherever_it_is(name, arrays, attrs):
+def test_the_random_numbers_of_a_row_do_not_depend_on_its_position(name, arrays, attrs):
     def part(low, high):
         rows = RowLayout(0, 1, high - low, 1)
         cut = [a[low:high] for a in arrays]
@@ -203,7 +203,7 @@ def test_a_row_gets_the_same_numbers_wherever_it_is(name, arrays, attrs):
     assert len(np.unique(np.asarray(whole).reshape(4, -1), axis=0)) > 1
 
 
-def test_rows_of_the_other_operators():
+def test_rows_of_the_other_operators_are_tracked():
     rows = RowLayout(0, 1, 4, 1)
     assert lookup("_shuffle").rows({}, [rows], [(4, 2)], [(4, 2)]) == [LOST]
     assert lookup("_random_normal").rows({}, [], [], [(4, 2)]) == [None]
@@ -230,7 +230,7 @@ def test_prediction_and_score_draw_the_same_numbers_again():
     assert scores[0] == scores[1]
 
 
-def test_fit_and_module_evaluate_graphs_that_draw():
+def test_fit_and_module_evaluate_graphs_with_random_operators():
     import jfit.mx as mx
 
     x, y = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
@@ -248,7 +248,7 @@ def test_fit_and_module_evaluate_graphs_that_draw():
     np.testing.assert_array_equal(*outputs)
 
 
-def test_a_shape_the_graph_tells():
+def test_the_shape_of_a_draw_is_inferred_from_the_graph():
     noise = jfit.sym.random_normal(shape=(0, 3), name="noise")
     net = jfit.sym.elemwise_add(jfit.sym.Variable("data"), noise)
     assert net.infer_shape(data=(4, 3))[1] == [(4, 3)]
@@ -281,7 +281,7 @@ def test_parameter_shapes_of_samples():
         ("_sample_unique_zipfian", {"range_max": 2}, "they are distinct"),
     ],
 )
-def test_attributes_that_are_no_distribution(name, attrs, need):
+def test_invalid_distribution_parameters_raise(name, attrs, need):
     with pytest.raises(ValueError, match=need):
         run(name, shape=(2, 3), **attrs)
 

@@ -66,7 +66,7 @@ def deformed_loop(data, rois, trans, scale, dim, group, bins, part, samples, std
 
 
 @pytest.mark.parametrize(("dim", "bins", "group"), [(2, 3, 3), (1, 4, 2), (2, 2, 3)])
-def test_position_sensitive_pooling_is_the_mean_of_what_each_bin_touches(dim, bins, group):
+def test_position_sensitive_pooling_is_the_mean_over_each_bin(dim, bins, group):
     data = DRAW.normal(size=(2, dim * group * group, 7, 8)).astype("float32")
     attrs = {"spatial_scale": 0.5, "output_dim": dim, "pooled_size": bins, "group_size": 0 if group == bins else group}
     got = call("_contrib_PSROIPooling", attrs, data, ROIS)
@@ -74,7 +74,7 @@ def test_position_sensitive_pooling_is_the_mean_of_what_each_bin_touches(dim, bi
 
 
 @pytest.mark.parametrize(("group", "bins", "part", "classes", "samples"), [(2, 2, 0, 1, 2), (2, 4, 2, 2, 3), (3, 3, 1, 1, 1)])
-def test_deformable_pooling_is_the_mean_of_samples_that_moved(group, bins, part, classes, samples):
+def test_deformable_pooling_is_the_mean_of_shifted_samples(group, bins, part, classes, samples):
     dim, size = 2, part or bins
     data = DRAW.normal(size=(2, dim * group * group, 7, 8)).astype("float32")
     trans = DRAW.normal(size=(len(ROIS), 2 * classes, size, size)).astype("float32")
@@ -88,7 +88,7 @@ def test_deformable_pooling_is_the_mean_of_samples_that_moved(group, bins, part,
     np.testing.assert_allclose(still, want, rtol=1e-4, atol=1e-5)
 
 
-def test_inside_the_data_plain_and_modulated_convolution_agree():
+def test_plain_and_modulated_convolution_agree_inside_the_data():
     data, weight = DRAW.normal(size=(1, 2, 6, 6)).astype("float32"), DRAW.normal(size=(3, 2, 2, 2)).astype("float32")
     offset = DRAW.uniform(-0.4, 0.4, (1, 8, 3, 3)).astype("float32")
     attrs = {"kernel": (2, 2), "stride": (1, 1), "dilate": (2, 2), "num_filter": 3, "no_bias": True}
@@ -118,7 +118,7 @@ GRADIENTS = [
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize(("name", "attrs", "inputs", "moved"), GRADIENTS, ids=[g[0] for g in GRADIENTS])
-def test_gradients_are_those_of_differences(name, attrs, inputs, moved):
+def test_gradients_equal_finite_differences(name, attrs, inputs, moved):
     draw = np.random.default_rng(5)
     moved = range(moved) if isinstance(moved, int) else moved
     with jax.enable_x64(True):
@@ -147,7 +147,7 @@ HALF = [
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize(("name", "attrs", "inputs"), HALF, ids=[h[0] for h in HALF])
-def test_half_precision_is_kept(name, attrs, inputs):
+def test_half_precision_keeps_its_dtype(name, attrs, inputs):
     draw = np.random.default_rng(5)
     values = [jnp.asarray(draw.normal(size=i) if isinstance(i, tuple) else np.round(i), "float16") for i in inputs]
     got = call(name, attrs, *values)
@@ -157,7 +157,7 @@ def test_half_precision_is_kept(name, attrs, inputs):
     np.testing.assert_allclose(np.asarray(got, "float32"), want, rtol=3e-3, atol=3e-3)
 
 
-def test_regions_carry_their_rows_to_what_is_pooled():
+def test_pooled_regions_have_the_rows_of_their_regions():
     op = lookup("_contrib_ROIAlign")
     attrs, shapes, outs = op.parse(HALF[0][1]), [(2, 2, 7, 8), (6, 5)], [(6, 2, 2, 2)]
     pictures, regions = RowLayout(0, 1, 2, 1), RowLayout(0, 1, 2, 3)
@@ -167,7 +167,7 @@ def test_regions_carry_their_rows_to_what_is_pooled():
     assert op.rows(attrs, (pictures, LOST), shapes, outs) == [LOST]
 
 
-def test_a_region_of_no_picture_is_zero():
+def test_a_region_of_an_invalid_image_is_zero():
     rois = np.array([[-1, 0, 0, 3, 3], [0, 0, 0, 3, 3]], "float32")
     got = call("_contrib_ROIAlign", HALF[0][1], np.ones((1, 1, 4, 4), "float32"), rois)
     assert not got[0].any() and got[1].all()
@@ -207,12 +207,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "attrs", "shapes", "sentence"), REFUSED)
-def test_wrong_inputs_are_refused_with_a_sentence(name, attrs, shapes, sentence):
+def test_invalid_inputs_raise(name, attrs, shapes, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(name, attrs, *(ONES(s, "float32") for s in shapes))
 
 
-def test_weights_of_deformable_convolutions_follow_from_data():
+def test_weight_shapes_of_deformable_convolutions_are_inferred_from_data():
     op = lookup("_contrib_ModulatedDeformableConvolution")
     attrs = op.parse({**CONV, "num_filter": 6})
     wanted = [(2, 4, 5, 5), (2, 16, 3, 3), (2, 8, 3, 3), (6, 2, 2, 2), (6,)]

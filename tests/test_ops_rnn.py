@@ -121,20 +121,20 @@ def test_dropout_acts_between_layers_in_training_only():
     assert not np.allclose(still, one) and not np.allclose(one, two)
 
 
-def test_every_layer_drops_numbers_of_its_own():
+def test_every_layer_draws_a_different_dropout_mask():
     attrs = lookup("RNN").parse({"state_size": 5, "num_layers": 3, "mode": "gru", "p": 0.5})
     ctx = Ctx(train=True, key=jax.random.key(0), rows=(None,) * 3)
     one, two = (rnn._dropped(ctx, attrs, jnp.ones((2, 4, 5)), layer) for layer in (1, 2))
     assert not np.array_equal(one, two)
 
 
-def test_dropout_of_one_layer_changes_nothing():
+def test_dropout_with_one_layer_has_no_effect():
     attrs, *values = problem("gru", layers=1, p=0.9)
     ctx = Ctx(train=True, key=jax.random.key(0), rows=(None,) * 3)
     np.testing.assert_array_equal(call(attrs, *values)[0], call(attrs, *values, ctx=ctx)[0])
 
 
-def test_rows_draw_the_same_dropout_in_any_slice():
+def test_the_dropout_mask_of_a_row_does_not_depend_on_the_slice():
     attrs, data, parameters, state, cell = problem("gru", bidirectional=False, p=0.5)
     whole = Ctx(train=True, key=jax.random.key(3), rows=(RowLayout(1, 1, 4, 1),) * 3, row_ids=jnp.arange(4))
     half = dataclasses.replace(whole, rows=(RowLayout(1, 1, 2, 1),) * 3, row_ids=jnp.arange(2, 4))
@@ -144,7 +144,7 @@ def test_rows_draw_the_same_dropout_in_any_slice():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_shapes_follow_from_the_data(mode):
+def test_shapes_are_inferred_from_the_data(mode):
     op = lookup("RNN")
     attrs = op.parse({"state_size": 5, "num_layers": 2, "mode": mode, "bidirectional": True})
     n = len(op.input_names(attrs))
@@ -154,7 +154,7 @@ def test_shapes_follow_from_the_data(mode):
     assert op.fill(attrs, [(7, 0, 3), None, (4, 6, 5), *[None] * (n - 3)], [None])[0] == (7, 6, 3)
 
 
-def test_errors_say_what_was_found_and_needed():
+def test_errors_name_the_actual_and_expected_value():
     op = lookup("RNN")
     attrs = op.parse({"state_size": 5, "num_layers": 1, "mode": "gru"})
     with pytest.raises(ValueError, match=r"data has shape \(4, 5\), RNN expects \(time, batch, inputs\)"):
@@ -163,7 +163,7 @@ def test_errors_say_what_was_found_and_needed():
         op.fill(attrs, [(4, 2, 3), (7,), None], [None])
 
 
-def test_rows_stay_on_axis_one_or_are_lost():
+def test_rows_are_tracked_on_axis_one_only():
     op = lookup("RNN")
     attrs = op.parse({"state_size": 5, "num_layers": 1, "mode": "gru", "state_outputs": True})
     shapes, outs = [(4, 2, 3), (150,), (1, 2, 5)], [(4, 2, 5), (1, 2, 5)]
@@ -172,14 +172,14 @@ def test_rows_stay_on_axis_one_or_are_lost():
     assert op.rows(attrs, [RowLayout(0, 1, 4, 1), None, None], shapes, outs) == [LOST, LOST]
 
 
-def test_half_precision_stays_half():
+def test_half_precision_keeps_its_dtype():
     attrs, *values = problem("lstm", layers=1)
     out = call(attrs, *(v.astype(np.float16) for v in values))
     assert {o.dtype for o in out} == {np.dtype(np.float16)}
 
 
 @pytest.mark.parametrize("mode", ["gru", "lstm"])
-def test_gradients_are_those_of_differences(mode):
+def test_gradients_equal_finite_differences(mode):
     with jax.enable_x64(True):
         attrs, *values = problem(mode, layers=1, bidirectional=False)
         data, parameters, state, cell = (jnp.asarray(v, jnp.float64) for v in values)

@@ -74,7 +74,7 @@ WITHIN_ROWS = [
 
 
 @pytest.mark.parametrize(("op", "shapes", "attrs"), WITHIN_ROWS, ids=[w[0] for w in WITHIN_ROWS])
-def test_a_row_does_not_see_the_others(op, shapes, attrs):
+def test_a_row_does_not_depend_on_the_others(op, shapes, attrs):
     arrays = [normal(*s) for s in shapes]
     short = [a[:3] if len(a) == 5 else a for a in arrays]
     whole, part = first(run(op, *arrays, **attrs)), first(run(op, *short, **attrs))
@@ -83,7 +83,7 @@ def test_a_row_does_not_see_the_others(op, shapes, attrs):
     assert rows_of(op, rows, shapes, [whole.shape], **attrs)[0] == RowLayout(0, 1, 5, 1)
 
 
-def test_rows_go_where_the_axes_go():
+def test_rows_are_tracked_through_axis_permutations():
     batch, second = RowLayout(0, 1, 5, 1), RowLayout(1, 1, 5, 1)
     assert rows_of("CTCLoss", [second, batch], [(4, 5, 3), (5, 2)], [(5,)]) == [batch]
     assert rows_of("CTCLoss", [batch, None], [(4, 5, 3), (5, 2)], [(5,)]) == [LOST]
@@ -95,7 +95,7 @@ def test_rows_go_where_the_axes_go():
     assert rows_of("ROIPooling", [batch, None], shapes, outs, pooled_size=(2, 2), spatial_scale=1)[0] is LOST
 
 
-def test_rows_of_weight_zero_push_nothing():
+def test_zero_weight_rows_have_zero_gradient():
     weight, data = jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]), jax.nn.sigmoid(normal(5, 3))
     for op, other in (("SVMOutput", jnp.array([0.0, 1.0, 2.0, 0.0, 1.0])), ("IdentityAttachKLSparseReg", jnp.full(3, 0.4))):
 
@@ -108,7 +108,7 @@ def test_rows_of_weight_zero_push_nothing():
         assert not np.any(full[3:])
 
 
-def test_rows_of_weight_zero_change_no_statistics():
+def test_zero_weight_rows_do_not_change_statistics():
     weight = jnp.array([1.0, 1.0, 1.0, 0.0, 0.0])
     data, *others = normal(5, 3), normal(3), normal(3), jnp.zeros(3), jnp.ones(3)
     for op, attrs in (("BatchNorm_v1", {}), ("_contrib_SyncBatchNorm", {"key": "k"}), ("_contrib_BatchNormWithReLU", {})):
@@ -119,7 +119,7 @@ def test_rows_of_weight_zero_change_no_statistics():
 
 
 @pytest.mark.optimized
-def test_batch_norm_with_relu_is_both():
+def test_batch_norm_with_relu_equals_batch_norm_then_relu():
     arrays = [normal(4, 3, 2, 2), normal(3), normal(3), jnp.zeros(3), jnp.ones(3)]
     (both, *_), moved = run("_contrib_BatchNormWithReLU", *arrays, fix_gamma=False)
     (plain, *_), moved_plain = run("BatchNorm", *arrays, fix_gamma=False)
@@ -146,7 +146,7 @@ def test_ctc_sums_over_all_alignments(label):
     np.testing.assert_allclose(run("CTCLoss", scores, padded), [by_enumeration(np.asarray(scores[:, 0]), label)], rtol=1e-5)
 
 
-def test_label_lengths_alone_cut_the_labels():
+def test_label_lengths_truncate_the_labels():
     scores, labels = normal(5, 2, 4), jnp.array([[1.0, 2.0, 3.0], [2.0, 2.0, 1.0]])
     got = run("CTCLoss", scores, labels, jnp.array([1.0, 2.0]), use_label_lengths=True)
     np.testing.assert_allclose(got, run("CTCLoss", scores, jnp.array([[1.0, 0, 0], [2.0, 2.0, 0]])), rtol=1e-6)
@@ -192,7 +192,7 @@ HALVES = [
 ]
 
 
-def test_half_precision_stays_half_and_is_near():
+def test_half_precision_keeps_its_dtype_and_is_close():
     for op, shapes, attrs in HALVES:
         arrays = [normal(*s) for s in shapes]
         want = first(run(op, *arrays, **attrs))
@@ -203,7 +203,7 @@ def test_half_precision_stays_half_and_is_near():
                 np.testing.assert_allclose(got.astype("float32"), want, rtol=0.1, atol=0.1, err_msg=op)
 
 
-def test_gradient_of_correlation_matches_differences():
+def test_gradient_of_correlation_equals_finite_differences():
     arrays = [normal(1, 2, 4, 4), normal(1, 2, 4, 4, seed=1)]
     attrs = {"kernel_size": 3, "max_displacement": 1, "pad_size": 1}
     check_grads(lambda *a: run("Correlation", *a, **attrs), arrays, order=1, modes=["rev"], rtol=0.02, atol=0.02)
@@ -247,7 +247,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("op", "shapes", "attrs", "words"), FAULTS, ids=[f"{f[0]}-{f[3]}" for f in FAULTS])
-def test_errors_say_what_is_needed(op, shapes, attrs, words):
+def test_errors_name_the_expected_value(op, shapes, attrs, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         run(op, *(normal(*s) for s in shapes), **attrs)
 
@@ -265,7 +265,7 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("op", "attrs", "data", "want"), PARAMETERS, ids=[p[0] for p in PARAMETERS])
-def test_shapes_of_parameters_follow_from_data(op, attrs, data, want):
+def test_parameter_shapes_are_inferred_from_data(op, attrs, data, want):
     record = lookup(op)
     params = record.parse(attrs)
     assert record.fill(params, [data, *(None,) * len(want)], [None])[1:] == want
@@ -273,6 +273,6 @@ def test_shapes_of_parameters_follow_from_data(op, attrs, data, want):
 
 
 @pytest.mark.parametrize(("op", "attrs", "data"), [("GroupNorm", {"num_groups": 2}, (2, 3, 4)), ("InstanceNorm", {}, (2, 3))])
-def test_inference_refuses_data_without_groups_or_places(op, attrs, data):
+def test_inference_raises_for_invalid_group_and_spatial_sizes(op, attrs, data):
     with pytest.raises(ValueError, match=op):
         lookup(op).fill(lookup(op).parse(attrs), [data, None, None], [None])

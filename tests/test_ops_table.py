@@ -17,19 +17,19 @@ ROOT = Path(__file__).parents[1]
 load_all()
 
 
-def test_every_operator_has_a_row_and_a_sentence():
+def test_every_operator_has_a_row_and_a_description():
     rows = table()
     assert [r[0] for r in rows if not r[-1].endswith(".")] == []
     assert {r[0] for r in rows} == set(REGISTRY)
     assert str(len(rows)) in counts()
 
 
-def test_names_differ_from_each_other():
+def test_names_are_unique():
     names = [n for op in REGISTRY.values() for n in (op.name, *op.aliases)]
     assert len(names) == len(set(names))
 
 
-def test_two_modules_cannot_have_a_record_of_the_same_name():
+def test_registering_a_name_twice_raises():
     op = lookup("relu")
     with pytest.raises(ValueError, match=r"'relu' is already registered by elementwise .* again by elsewhere"):
         register(replace(op, family="elsewhere"))
@@ -39,7 +39,7 @@ def test_two_modules_cannot_have_a_record_of_the_same_name():
     assert lookup("relu") is register(op)
 
 
-def test_every_name_of_the_registry_is_supported_or_out_of_scope_for_a_reason():
+def test_every_mxnet_operator_is_supported_or_out_of_scope_with_a_reason():
     registry = (Path(__file__).parent / "golden" / "registry_names.txt").read_text().split()
     assert [n for n in registry if n not in ALIASES and n not in out_of_scope()] == []
     assert [n for n in out_of_scope() if n in ALIASES or n not in registry] == []
@@ -50,7 +50,7 @@ def test_every_name_of_the_registry_is_supported_or_out_of_scope_for_a_reason():
 @pytest.mark.parametrize(
     ("name", "reason"), [("sgd_update", "jfit.optim"), ("_backward_Activation", "differentiates"), ("_npi_add", "NumPy")]
 )
-def test_an_operator_out_of_scope_says_why(name, reason):
+def test_an_operator_out_of_scope_raises_with_the_reason(name, reason):
     with pytest.raises(OutOfScope, match=f"{name}.*out of scope.*{reason}"):
         lookup(name)
 

@@ -110,7 +110,7 @@ def test_nothing_is_stored_when_every_multiplier_is_one():
     assert state.wd_mult.tolist() == [0.0, 1.0]  # leaf order: fc_bias, fc_weight
 
 
-def test_multipliers_are_data():
+def test_multipliers_are_traced():
     w = f32(START)
     tx = optim.sgd(0.1, wd=0.1, lr_mult={"fc_bias": 2.0}, wd_mult={"fc_bias": 0.5})
     step, state = jax.jit(tx.update), tx.init(w)
@@ -124,7 +124,7 @@ def test_multipliers_are_data():
     assert step._cache_size() == 1
 
 
-def test_trees_of_other_names_decay_their_matrices():
+def test_without_mxnet_names_weight_decay_applies_to_matrices():
     tree = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
     assert optim.sgd(0.1, wd=0.1).init(tree).wd_mult.tolist() == [0.0, 1.0]
 
@@ -137,7 +137,7 @@ def test_sixteen_bit_parameters_keep_float32_state_and_their_dtype():
     assert {x.dtype for x in jax.tree.leaves(state.slots)} == {jnp.dtype(jnp.float32)}
 
 
-def test_state_buffers_are_their_own_and_can_be_donated():
+def test_state_buffers_are_not_shared_and_can_be_donated():
     w = f32(START)
     tx = optim.adam(0.1)
     state = tx.init(w)
@@ -168,7 +168,7 @@ def test_a_schedule_at_construction_counts_updates(name):
     assert float(own.update(w, own.init(w), w)[0]["a_bias"]) == -1.0
 
 
-def test_instances_come_back_unchanged():
+def test_instances_are_returned_unchanged():
     plain = optax.adam(0.1)
     found = optim.get(plain)
     assert tuple(found) == tuple(plain) and (found.learning_rate, found.takes_rate) == (None, False)
@@ -194,13 +194,13 @@ def test_instances_come_back_unchanged():
         (lambda: optim.sgd(0.1, wd=1, wd_mult="odd").init({"a": jnp.ones(1)}), ValueError, "wd_mult is 'odd'"),
     ],
 )
-def test_errors_are_sentences(make, error, message):
+def test_errors_describe_the_problem(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_a_count_per_leaf_gives_each_leaf_its_own_correction(name):
+def test_a_count_per_leaf_gives_each_leaf_its_own_bias_correction(name):
     tx = optim.get(name, learning_rate=0.05, wd=0.1, wd_mult=None).transform
     w, grads = f32(START), f32(GRADS[0])
     state = tx.init(w)
@@ -222,7 +222,7 @@ def test_a_count_per_leaf_gives_each_leaf_its_own_correction(name):
     np.testing.assert_array_equal(apart["fc_weight"], first["fc_weight"])
 
 
-def test_a_rate_per_leaf_is_data_and_a_schedule_follows_each_count():
+def test_a_learning_rate_per_leaf_is_traced_and_a_schedule_uses_each_count():
     w, grads = f32(START), f32(GRADS[0])
     tx = optim.get("sgd").transform
     moved, _ = tx.update(grads, tx.init(w), w, learning_rate=jnp.array([0.5, 0.0]))

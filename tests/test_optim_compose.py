@@ -64,7 +64,7 @@ def close(a: Any, b: Any) -> None:
 
 
 @every_rule
-def test_a_chain_sees_what_stands_before_it(rule):
+def test_an_optimizer_in_a_chain_receives_the_transformed_gradient(rule):
     clip = optax.clip_by_global_norm(0.1)
     found, _ = run(optax.chain(clip, made(rule)), [tree(1), tree(2)], tree(0))
     clipped = [clip.update(g, clip.init(g))[0] for g in (tree(1), tree(2))]
@@ -72,7 +72,7 @@ def test_a_chain_sees_what_stands_before_it(rule):
 
 
 @every_rule
-def test_a_mask_leaves_the_others_alone(rule):
+def test_masked_leaves_are_unchanged(rule):
     masked = optax.masked(made(rule), {"fc_weight": True, "fc_bias": False})
     updates, _ = masked.update(tree(1), masked.init(tree(0)), tree(0))
     alone, weight = made(rule), {"fc_weight": tree(0)["fc_weight"]}
@@ -81,7 +81,7 @@ def test_a_mask_leaves_the_others_alone(rule):
 
 
 @each_kind
-def test_gathered_steps_are_one_step_with_their_mean(rule):
+def test_multi_steps_equal_one_step_with_the_mean_gradient(rule):
     gathered = optax.MultiSteps(made(rule), 2)
     compiled = optax.GradientTransformation(gathered.init, jax.jit(gathered.update))
     found, state = run(compiled, [tree(1), tree(2), tree(3), tree(4)], tree(0))
@@ -91,7 +91,7 @@ def test_gathered_steps_are_one_step_with_their_mean(rule):
 
 
 @every_rule
-def test_the_rate_may_be_injected(rule):
+def test_the_learning_rate_may_be_injected(rule):
     make = optim.OPTIMIZERS[RULES[rule][0]].make
     others = [name for name in jfit.optim.registry.inspect.signature(make).parameters if name != "learning_rate"]
     injected = optax.inject_hyperparams(make, static_args=others)(learning_rate=0.1, **RULES[rule][1])
@@ -104,7 +104,7 @@ def test_the_rate_may_be_injected(rule):
 
 
 @every_rule
-def test_the_state_is_known_without_making_it_and_each_leaf_has_its_own_buffer(rule):
+def test_the_state_shape_can_be_evaluated_and_each_leaf_has_its_own_buffer(rule):
     for more in ({}, {"multi_precision": True}):
         transform, weights = made(rule, **more), tree(0, jnp.bfloat16 if more else jnp.float32)
         state = transform.init(weights)
@@ -115,7 +115,7 @@ def test_the_state_is_known_without_making_it_and_each_leaf_has_its_own_buffer(r
 
 
 @each_kind
-def test_one_program_for_all_rates_takes_its_state_as_a_gift(rule):
+def test_one_program_serves_all_learning_rates_and_donates_its_state(rule):
     transform, traces = made(rule), []
 
     def step(weights, state, g, rate):
@@ -137,7 +137,7 @@ def test_one_program_for_all_rates_takes_its_state_as_a_gift(rule):
 
 
 @each_kind
-def test_many_at_once_are_each_for_itself(rule):
+def test_a_vmapped_update_equals_single_updates(rule):
     transform = made(rule)
     weights, grads = (jax.tree.map(lambda *x: jnp.stack(x), tree(k), tree(k + 1)) for k in (0, 5))
     found, _ = jax.vmap(transform.update)(grads, jax.vmap(transform.init)(weights), weights)
@@ -146,7 +146,7 @@ def test_many_at_once_are_each_for_itself(rule):
 
 
 @every_rule
-def test_a_tree_is_its_leaves_one_by_one(rule):
+def test_updating_a_tree_equals_updating_its_leaves(rule):
     if RULES[rule][0] in TOGETHER:
         pytest.skip("what a parameter gets depends on how many came before it")
     grads = [tree(k) for k in range(1, 4)]
@@ -173,7 +173,7 @@ def test_the_order_of_leaves_changes_nothing(rule):
 
 
 @every_rule
-def test_a_zero_gradient_without_decay_moves_nothing(rule):
+def test_a_zero_gradient_without_weight_decay_gives_a_zero_update(rule):
     name = RULES[rule][0]
     if name in ("ftrl", "sgld"):
         pytest.skip("Ftrl makes weights anew, SGLD adds noise")
@@ -184,7 +184,7 @@ def test_a_zero_gradient_without_decay_moves_nothing(rule):
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.lists(st.floats(-10, 10, width=16), min_size=3, max_size=3), min_size=1, max_size=4), st.booleans())
-def test_adamax_is_finite_and_mxnets_wherever_that_is(rows, decays):
+def test_adamax_is_finite_and_equals_mxnet_where_mxnet_is_finite(rows, decays):
     transform, wd = optim.adamax(0.1, wd=0.1 if decays else 0.0, wd_mult=None), 0.1 if decays else 0.0
     weights, start = {"w": jnp.array([1.0, -2.0, 0.0])}, np.array([1.0, -2.0, 0.0])
     state, mean, size = transform.init(weights), np.zeros(3), np.zeros(3)
@@ -208,7 +208,7 @@ def test_ftrl_keeps_exact_zeros(row, dtype):
     assert np.array_equal(np.asarray(found["w"], np.float32) == 0, still)
 
 
-def test_noise_is_of_the_rate_and_of_the_name_and_the_same_on_any_devices():
+def test_noise_depends_on_learning_rate_and_name_and_not_on_the_devices():
     weights = {"a_weight": jnp.zeros(10000), "b_weight": jnp.zeros(10000)}
     transform = optim.sgld(0.04)
     first, state = transform.update(weights, transform.init(weights), weights)
@@ -251,13 +251,13 @@ def test_an_optimizer_of_optax_is_the_same_by_name_and_by_instance(name):
 
 
 @pytest.mark.parametrize("name", ["sophia", "dpsgd"])
-def test_what_a_train_step_cannot_serve_is_refused(name):
+def test_a_train_step_raises_for_unsupported_optimizers(name):
     with pytest.raises(ValueError, match=f"optimizer '{name}' .* Use another"):
         optim.get(name)
     assert name not in optax_names()
 
 
-def test_an_optimizer_is_optaxs_pair_and_says_what_a_step_must_know():
+def test_an_optimizer_is_an_optax_transformation_with_additional_attributes():
     named, own, foreign = optim.get("lion"), optim.sgd(0.5), optim.get(optax.sgd(0.25))
     assert all(isinstance(o, optax.GradientTransformationExtraArgs) and len(o) == 2 for o in (named, own, foreign))
     assert (own.takes_rate, own.base_rate, foreign.takes_rate, foreign.base_rate) == (True, 0.5, False, None)

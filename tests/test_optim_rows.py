@@ -45,7 +45,7 @@ def stepped(opt):
 
 @pytest.mark.repetitions(6)
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['name']}-{c['settings']}")
-def test_mxnets_lazy_and_whole_updates_are_reproduced(case):
+def test_mxnets_lazy_and_dense_updates_are_reproduced(case):
     name = {"groupadagrad": "group_adagrad"}.get(case["name"], case["name"])
     opt = jfit.optim.get(name, learning_rate=0.25, lr_mult={"w": case["lr_mult"]}, wd_mult=None, **case["settings"]).transform
     weights = {"w": jnp.asarray(case["before"])}
@@ -61,7 +61,7 @@ def test_mxnets_lazy_and_whole_updates_are_reproduced(case):
 @pytest.mark.repetitions(3)
 @lazily
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_named_rows_move_as_in_a_whole_update_and_no_other_moves(rule, dtype, rng):
+def test_the_given_rows_are_updated_as_in_a_dense_update_and_no_others(rule, dtype, rng):
     opt = optimizer(rule, multi_precision=dtype == "bfloat16")
     weights = {"w_weight": jnp.asarray(rng.normal(size=(9, 4)), dtype)}
     state = jax.tree.map(lambda s: s + jnp.asarray(0.25, s.dtype), opt.init(weights))  # slots that are not zero
@@ -99,7 +99,7 @@ def test_the_compiled_update_copies_no_table(rule):
     assert memory.temp_size_in_bytes < size * width * 4 / 10
 
 
-def test_a_rule_that_is_not_lazy_takes_rows_as_the_table_they_stand_for(rng):
+def test_a_rule_without_lazy_update_treats_rows_as_a_dense_gradient(rng):
     weights = {"w_weight": jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)}
     rows = SparseRows(jnp.array([3, 0, 3]), jnp.asarray(rng.normal(size=(3, 2)), jnp.float32))
     for opt in (jfit.optim.rmsprop(wd=0.1), jfit.optim.lamb(wd=0.1), jfit.optim.sgd(momentum=0.9, wd=0.1, lazy_update=False)):
@@ -118,7 +118,7 @@ def ways(rows, size):
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(st.integers(-9, 19), min_size=12, max_size=12), st.sampled_from([1, 12]))
-def test_coalescing_changes_no_sum_and_names_each_row_once(numbers, size):
+def test_coalescing_sums_duplicates_and_keeps_each_row_once(numbers, size):
     rows = SparseRows(jnp.asarray(numbers, jnp.int32), jnp.arange(24, dtype=jnp.float32).reshape(12, 2) + 1)
     dense, dense_once, applied, once = ways(rows, size)
     table = np.zeros((size, 2), np.float32)
@@ -138,7 +138,7 @@ def test_coalesced_rows_are_not_sorted_again():
     assert once.unique and coalesce(once, 4) is once
 
 
-def test_no_rows_at_all_change_nothing_but_the_count():
+def test_an_update_without_rows_changes_only_the_count():
     weights, opt = {"w_weight": jnp.ones((3, 2))}, jfit.optim.adam(wd=0.1)
     updates, state = opt.update(
         {"w_weight": SparseRows(jnp.zeros(0, jnp.int32), jnp.zeros((0, 2)))}, opt.init(weights), weights
@@ -147,13 +147,13 @@ def test_no_rows_at_all_change_nothing_but_the_count():
     assert int(state.count) == 1
 
 
-def test_rows_that_are_dropped_move_nothing():
+def test_out_of_range_rows_are_ignored():
     rows = coalesce(SparseRows(jnp.array([1, 2]), jnp.ones(2)), 3)
     assert apply_updates(jnp.zeros(3), without(rows, jnp.bool_(True), 3)).tolist() == [0, 0, 0]
     assert apply_updates(jnp.zeros(3), without(rows, jnp.array([False, True]), 3)).tolist() == [0, 1, 0]
 
 
-def test_apply_updates_is_optaxs_where_no_update_is_by_rows():
+def test_apply_updates_equals_optaxs_for_dense_updates():
     params = {"a": jnp.arange(3, dtype=jnp.bfloat16), "b": [jnp.ones(2)]}
     updates = {"a": jnp.full(3, 0.5), "b": [jnp.ones(2)]}
     both = apply_updates(params, updates), optax.apply_updates(params, updates)
@@ -162,13 +162,13 @@ def test_apply_updates_is_optaxs_where_no_update_is_by_rows():
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_values_of_rows_stand_for_them():
+def test_on_values_maps_a_function_over_the_values_of_sparse_rows():
     tree = {"a": SparseRows(jnp.array([1]), jnp.full((1, 2), 3.0)), "b": jnp.full(1, 4.0)}
     scaled = on_values(lambda t: jax.tree.map(lambda x: x * 2, t), tree)
     assert scaled["a"].values.tolist() == [[6, 6]] and scaled["a"].indices.tolist() == [1] and scaled["b"].tolist() == [8]
 
 
-def test_slots_may_have_other_rows_than_the_table():
+def test_slots_may_have_another_row_shape_than_the_table():
     delta, slot = in_rows(
         lambda g, w, s: (g + w, s + 1), SparseRows(jnp.array([1]), jnp.ones((1, 3))), jnp.ones((2, 3)), jnp.zeros((2, 1))
     )

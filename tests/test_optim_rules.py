@@ -53,13 +53,13 @@ def close(a: Any, b: Any) -> None:
     ],
     ids=["adamw", "lamb", "rmsprop", "adadelta", "adagrad", "adamax", "sgd"],
 )
-def test_the_rule_is_that_of_optax_where_both_follow_the_paper(own, theirs):
+def test_the_rule_equals_optaxs_where_both_follow_the_paper(own, theirs):
     gradients = [tree(k) for k in range(1, 5)]
     close(run(own, gradients, tree(0))[0], run(theirs, gradients, tree(0))[0])
 
 
 # ------------------------------------------------------------------------------------------------ where MXNet errs
-def test_adamax_rests_where_no_gradient_ever_came():
+def test_adamax_is_unchanged_where_every_gradient_was_zero():
     weights = {"w": jnp.array([1.0, 2.0])}
     found, state = run(optim.adamax(0.1), [{"w": jnp.array([0.0, 1.0])}] * 2, weights)
     np.testing.assert_allclose(found["w"], [1.0, 1.8], rtol=1e-6)
@@ -79,7 +79,7 @@ def test_dcasgd_has_momentum():
         np.testing.assert_allclose(found[name], w, rtol=2e-6, atol=1e-6)
 
 
-def test_lamb_alone_moves_its_master():
+def test_lamb_updates_its_float32_master_weight():
     weights = tree(0, jnp.float16)
     found, state = run(optim.lamb(0.1, multi_precision=True), [weights] * 2, weights)
     masters = state.slots["master"]
@@ -88,7 +88,7 @@ def test_lamb_alone_moves_its_master():
         np.testing.assert_array_equal(found[name], masters[name].astype(jnp.float16))
 
 
-def test_a_weight_beyond_its_type_is_inf_and_stays_so_as_in_mxnet():
+def test_an_overflowing_weight_becomes_inf_and_stays_inf_as_in_mxnet():
     weights = {"a_weight": jnp.array([60000, -jnp.inf, 1], jnp.float16)}
     steps = [{"a_weight": jnp.array([g, 0, 0], jnp.float16)} for g in (-10000, 0, 0)]
     found, state = run(optim.sgd(1.0, multi_precision=True), steps, weights)
@@ -97,7 +97,7 @@ def test_a_weight_beyond_its_type_is_inf_and_stays_so_as_in_mxnet():
 
 
 @pytest.mark.parametrize(("momentum", "after"), [(0.0, 1.9), (0.9, 2.0)])
-def test_the_sign_of_no_number_is_0_as_in_mxnet(momentum, after):
+def test_the_sign_of_nan_is_0_as_in_mxnet(momentum, after):
     steps = [{"a_weight": jnp.array(g, jnp.float32)} for g in ([1, np.nan, -1], [1, 1, -1])]
     found, _ = run(optim.signum(0.1, momentum), steps, {"a_weight": jnp.array([1.0, 2.0, 3.0])})
     np.testing.assert_allclose(found["a_weight"], [0.8, after, 3.2], rtol=1e-6)
@@ -105,14 +105,14 @@ def test_the_sign_of_no_number_is_0_as_in_mxnet(momentum, after):
 
 @pytest.mark.parametrize("bound", [0, 0.0, -1.0, None])
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "nadam"])
-def test_a_bound_that_is_not_positive_clips_nothing(name, bound):
+def test_a_clipping_bound_that_is_not_positive_disables_clipping(name, bound):
     make = optim.OPTIMIZERS[name].make
     found, _ = run(make(0.1, clip_gradient=bound), [tree(1)], tree(0))
     close(found, run(make(0.1), [tree(1)], tree(0))[0])
 
 
 # ------------------------------------------------------------------------------------------------ large batches
-def test_lars_spares_what_it_is_told_to():
+def test_lars_excludes_the_given_parameters():
     weights, gradients = tree(0), tree(1)
 
     def moved(**given: Any) -> dict[str, bool]:
@@ -140,7 +140,7 @@ def test_lars_decays_weights_only():
     assert decays(wd_mult=lambda name: 2.0) == [2.0, 2.0, 2.0]
 
 
-def test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call():
+def test_momentum_is_rescaled_for_a_new_learning_rate():
     plain = lambda **given: optim.lars(1.0, momentum=0.5, adapt=lambda name: False, wd_mult=None, **given)  # noqa: E731
     ones = {name: jnp.ones(()) for name in "abc"}
     zero = jax.tree.map(jnp.zeros_like, ones)
@@ -153,7 +153,7 @@ def test_momentum_follows_a_new_rate_for_all_parameters_or_for_those_of_one_call
 
 
 @pytest.mark.parametrize("make", [optim.nadam, lambda lr: optim.lars(lr, 0.9, group=4)])
-def test_shared_scalars_are_no_chain_through_the_parameters(make):
+def test_shared_scalars_do_not_serialize_the_parameters(make):
     def depth(n):  # how many operations follow from one another
         weights = {f"w{i:03d}_weight": jnp.ones(2) for i in range(n)}
         rule = make(0.1)
@@ -166,14 +166,14 @@ def test_shared_scalars_are_no_chain_through_the_parameters(make):
     assert depth(32) == depth(8)  # a chain through the turns is compiled into every rule: minutes for hundreds
 
 
-def test_a_warm_up_of_lbsgd_of_more_than_32_bits_never_ends():
+def test_an_lbsgd_warm_up_of_more_than_32_bits_never_ends():
     weight = {"fc_weight": jnp.ones(())}
     for length in ({"warmup_epochs": 10**9}, {"warmup_epochs": 5, "begin_epoch": 10**9}):
         rule = optim.lbsgd(0.5, warmup_strategy="power2", batch_scale=1, updates_per_epoch=10**3, **length)
         assert float(rule.update(weight, rule.init(weight), weight)[0]["fc_weight"]) == -0.5
 
 
-def test_lbsgd_moves_once_for_all_that_it_gathered():
+def test_lbsgd_updates_once_per_accumulated_gradients():
     transform = optim.lbsgd(0.1, momentum=0.9, batch_scale=3, warmup_epochs=0, wd=0.1, wd_mult=None)
     weights, state = tree(0), transform.init(tree(0))
     for k in range(1, 6):
@@ -185,7 +185,7 @@ def test_lbsgd_moves_once_for_all_that_it_gathered():
     close(weights, run(optim.sgd(0.3, momentum=0.9, wd=0.1, wd_mult=None), [mean], tree(0))[0])
 
 
-def test_a_first_sum_in_the_gradients_own_buffer_counts_the_second_twice():
+def test_lbsgd_adds_the_second_gradient_twice_as_mxnets_shared_buffer_does():
     given = {"batch_scale": 2, "warmup_epochs": 0}
     found, _ = run(optim.lbsgd(0.1, one_buffer=True, **given), [tree(1), tree(2), tree(3), tree(4)], tree(0))
     close(found, run(optim.lbsgd(0.1, **given), [tree(2), tree(2), tree(3), tree(4)], tree(0))[0])
@@ -214,13 +214,13 @@ def test_a_first_sum_in_the_gradients_own_buffer_counts_the_second_twice():
         (lambda: optim.get("ladam"), "unknown optimizer 'ladam'; the nearest names are 'adam'"),
     ],
 )
-def test_errors_are_sentences(make, message):
+def test_errors_describe_the_problem(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 # ------------------------------------------------------------------------------------------------ the table
-def test_every_optimizer_has_a_row_whose_state_is_what_it_keeps():
+def test_every_optimizer_has_a_table_row_with_its_state():
     rows = {row[0]: row for row in table()}
     assert {name for row in rows.values() for name in (row[0], *row[1].split(", ")) if name != "none"} == set(optim.OPTIMIZERS)
     assert rows["dcasgd"][3] == "momentum (momentum), previous"
@@ -231,7 +231,7 @@ def test_every_optimizer_has_a_row_whose_state_is_what_it_keeps():
     assert "lion" in plain()
 
 
-def test_what_is_registered_by_hand_is_in_the_table_too():
+def test_user_registered_optimizers_are_in_the_table():
     register("mine", lambda learning_rate=0.5: optim.sgd(learning_rate), "own")
     try:
         assert optim.get("own").learning_rate == 0.5

@@ -108,7 +108,7 @@ def test_a_function_as_a_model_runs_on_several_devices():
     assert_close(states[0].params, states[1].params)
 
 
-def test_time_major_batches_are_cut_along_their_own_axis():
+def test_time_major_batches_are_split_along_the_batch_axis():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 5, 2)).astype(np.float32)  # (time, batch, features)
     cut = split_batch(Batch({"data": x}), 2, {"data": 1})
@@ -154,7 +154,7 @@ def test_batch_norm_takes_its_statistics_per_device_without_padding(rows, device
 
 
 @pytest.mark.parametrize("rows", [8, 9])
-def test_synchronised_statistics_are_those_of_the_whole_batch(rows):
+def test_synchronized_statistics_are_those_of_the_whole_batch(rows):
     batch = batch_of(rows)
     wanted, told = trained(batch_norm_net(), batch, 1)
     state, out = trained(batch_norm_net(), batch, 8, sync_batch_stats=True)
@@ -164,7 +164,7 @@ def test_synchronised_statistics_are_those_of_the_whole_batch(rows):
     assert_replicas_equal(state)
 
 
-def test_auxiliary_counters_stay_whole_numbers():
+def test_auxiliary_counters_stay_integers():
     def counting(p, x, *, aux):
         return x @ p["w"], {"calls": aux["calls"] + 1, "mean": jnp.mean(x)}
 
@@ -181,7 +181,7 @@ def test_auxiliary_counters_stay_whole_numbers():
     assert float(state.aux["mean"]) == x.mean()
 
 
-def test_a_network_that_mixes_rows_refuses_uneven_slices():
+def test_a_network_that_mixes_rows_raises_for_uneven_slices():
     net = sym.sum(sym.Variable("data"), axis=0, keepdims=True, name="mixed")
     model = jfit.lower(sym.MakeLoss(sym.sum(sym.square(sym.FullyConnected(net, num_hidden=1, name="fc"))), name="loss"))
     batch = {"data": np.ones((3, 2), np.float32)}
@@ -192,7 +192,7 @@ def test_a_network_that_mixes_rows_refuses_uneven_slices():
 
 # ------------------------------------------------------------------------------------------ buffers and compiles
 @pytest.mark.parametrize("devices", [1, 2])
-def test_the_second_call_compiles_nothing_and_old_buffers_are_gone(devices):
+def test_the_second_call_compiles_nothing_and_old_buffers_are_donated(devices):
     batch = batch_of(8)
     state = program(mlp(), devices, "adam").place(jfit.init_state(mlp(), "adam", batch, metrics=ACC))
     state, told = program(mlp(), devices, "adam")(state, batch)
@@ -214,7 +214,7 @@ def aligned(size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_placing_copies(devices):
+def test_placing_copies_the_state(devices):
     given = {"jax": jnp.ones(32), "numpy": np.ones(32, np.float32), "aligned": aligned(32), "one": 1.0}
     given |= {"tied": given["jax"], "tied too": given["aligned"], "placed": place(given["jax"], 2)}
     placed = place(given, devices)
@@ -230,7 +230,7 @@ def test_placing_copies(devices):
     assert_equal([given["jax"], given["placed"], given["aligned"][1:]], [np.ones(32), np.ones(32), np.ones(31)])
 
 
-def test_a_state_that_lies_elsewhere_is_placed_first():
+def test_a_state_on_another_device_is_placed_first():
     batch = batch_of(8)
     state = jfit.init_state(mlp(), "adam", batch, metrics=ACC)
     wanted = program(mlp(), 2, "adam")(program(mlp(), 2, "adam").place(state), batch)[0]
@@ -241,7 +241,7 @@ def test_a_state_that_lies_elsewhere_is_placed_first():
     assert last(state, batch)[0].params["fc1_weight"].devices() == {jax.devices()[7]}
 
 
-def test_every_device_gets_whole_micro_batches():
+def test_every_device_receives_whole_micro_batches():
     cut = split_batch(Batch({"data": np.arange(4.0)}), 2, multiple=4)
     assert cut.inputs["data"].shape == (2, 4) and np.asarray(cut.weight).tolist() == [[1] * 4, [0] * 4]
 
@@ -273,7 +273,7 @@ def test_per_device_state_keeps_its_leading_axis():
         parallel.place(state._replace(local={"residual": np.zeros((3, 2))}))
 
 
-def test_one_device_leaves_per_device_state_as_it_is():
+def test_one_device_keeps_the_layout_of_per_device_state():
     state = jfit.init_state(mlp(), "sgd", batch_of(4))._replace(local={"residual": np.ones((1, 2), np.float32)})
     parallel = jfit.data_parallel(jfit.train_step(mlp()), 1)
     state, _ = parallel(parallel.place(state), batch_of(4))
@@ -281,7 +281,7 @@ def test_one_device_leaves_per_device_state_as_it_is():
 
 
 # ------------------------------------------------------------------------------------------ the twin
-def test_the_twin_on_shard_map_gives_the_same_results(monkeypatch):
+def test_the_shard_map_implementation_gives_the_same_results(monkeypatch):
     batch = weighted(batch_of(7), [1, 1, 0, 1, 1, 1, 1])
     wanted, told = trained(batch_norm_net(), batch, 2, outputs=True)
     monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
@@ -315,7 +315,7 @@ def test_programs_without_a_step_run_on_one_device_and_on_several():
 
 
 # ------------------------------------------------------------------------------------------ outputs
-def test_outputs_of_any_layout_are_merged_and_cut():
+def test_outputs_of_any_layout_are_merged_and_unpadded():
     rows = 5  # on 2 devices: 3 slots each
 
     def model(symbol):
@@ -347,17 +347,17 @@ def test_repeated_batches_are_merged_repeat_by_repeat():
 
 
 # ------------------------------------------------------------------------------------------ bad input
-def test_more_devices_than_exist_is_an_error_that_says_how_to_emulate():
+def test_too_many_devices_raise_and_the_error_explains_emulation():
     with pytest.raises(ValueError, match=r"devices=64 was asked for, but this machine has 8 cpu devices; emulate more .*=64"):
         jfit.data_parallel(jfit.train_step(mlp()), 64)
 
 
-def test_the_same_device_twice_is_an_error():
+def test_a_repeated_device_raises():
     with pytest.raises(ValueError, match=r"devices=\[cpu\(1\), cpu\(1\)\] names a device twice"):
         jfit.data_parallel(jfit.train_step(mlp()), [jfit.cpu(1), jfit.cpu(1)])
 
 
-def test_inputs_of_different_lengths_are_an_error():
+def test_inputs_of_different_lengths_raise():
     batch = batch_of(4)
     batch["softmax_label"] = batch["softmax_label"][:3]
     with pytest.raises(ValueError, match="input 'data' has 4 rows, input 'softmax_label' has 3"):
@@ -378,7 +378,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("kind", STEPS)
-def test_a_users_own_loop_is_kept_from_running_ahead_of_the_devices(kind, monkeypatch):
+def test_a_custom_loop_cannot_dispatch_far_ahead_of_the_devices(kind, monkeypatch):
     devices, report = STEPS[kind]
     waited: list = []
     monkeypatch.setattr(jax, "block_until_ready", lambda value: waited.append(value))

@@ -31,7 +31,7 @@ def read_all(path: Path) -> list[bytes]:
 
 
 # ------------------------------------------------------------------------------------------------ the format
-def test_files_are_mxnets_byte_for_byte(tmp_path):
+def test_files_equal_mxnets_byte_for_byte(tmp_path):
     writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "a.idx"), str(tmp_path / "a.rec"), "w")
     for key, content in enumerate(payloads()):
         writer.write_idx(key, content)
@@ -65,7 +65,7 @@ def test_any_bytes_are_read_as_they_were_written(tmp_path_factory, contents):
 
 @settings(max_examples=60, deadline=None)
 @given(records, st.integers(0, 200), st.binary(max_size=20))
-def test_a_cut_or_damaged_file_gives_whole_records_and_then_a_sentence(tmp_path_factory, contents, cut, noise):
+def test_a_truncated_or_damaged_file_yields_whole_records_and_then_raises(tmp_path_factory, contents, cut, noise):
     path = written(tmp_path_factory.mktemp("rec") / "a.rec", contents)
     data = path.read_bytes()
     path.write_bytes(data[:cut] + noise)
@@ -88,7 +88,7 @@ def test_a_cut_or_damaged_file_gives_whole_records_and_then_a_sentence(tmp_path_
         (struct.pack("<4sI", MAGIC, 7 << 29), "found a part of kind 7"),
     ],
 )
-def test_a_hostile_file_gives_a_sentence_with_its_byte(tmp_path, data, says):
+def test_a_malformed_file_raises_with_the_byte_offset(tmp_path, data, says):
     path = tmp_path / "bad.rec"
     path.write_bytes(written(tmp_path / "good.rec", [b"good"]).read_bytes() + data)
     for read in (read_all, record_offsets):
@@ -101,7 +101,7 @@ def test_a_hostile_file_gives_a_sentence_with_its_byte(tmp_path, data, says):
             reader.read()
 
 
-def test_a_writer_that_dies_leaves_the_whole_records(tmp_path):
+def test_a_killed_writer_leaves_readable_whole_records(tmp_path):
     path = written(tmp_path / "a.rec", [b"first", b"second"])
     path.write_bytes(path.read_bytes()[:-5])
     with RecordReader(path) as file:
@@ -110,7 +110,7 @@ def test_a_writer_that_dies_leaves_the_whole_records(tmp_path):
             file.read()
 
 
-def test_a_line_of_an_index_that_is_none_is_named(tmp_path):
+def test_an_invalid_line_of_an_index_raises(tmp_path):
     path = tmp_path / "a.idx"
     path.write_text("0\t0\nx\t12\n")
     with pytest.raises(FormatError, match=r"line 2: found 'x.t12.n', expected a key of type int"):
@@ -126,14 +126,14 @@ def test_a_line_of_an_index_that_is_none_is_named(tmp_path):
     st.binary(max_size=8),
 )
 @settings(max_examples=50, deadline=None)
-def test_a_header_is_read_as_it_was_packed(label, number, high, content):
+def test_a_header_round_trips(label, number, high, content):
     header, body = unpack(pack(IRHeader(3, label, number, high), content))
     assert (header.id, header.id2, body) == (number, high, content)
     assert header.flag == (len(label) if isinstance(label, list) else 0)
     assert np.array_equal(header.label, label)
 
 
-def test_a_record_too_short_for_its_labels_is_refused_before_they_are_read():
+def test_a_record_too_short_for_its_labels_raises():
     with pytest.raises(FormatError, match="the header of an image record has 24 bytes, the record has 3"):
         unpack(b"abc")
     with pytest.raises(FormatError, match="with 4294967295 labels has 17179869204 bytes, the record has 24"):
@@ -142,7 +142,7 @@ def test_a_record_too_short_for_its_labels_is_refused_before_they_are_read():
         pack(IRHeader(0, 1.0, -1, 0), b"")
 
 
-def test_an_image_without_loss_comes_back_blue_first():
+def test_a_lossless_image_round_trips_in_bgr_order():
     image = np.arange(60, dtype="uint8").reshape(4, 5, 3)
     header, found = mx.recordio.unpack_img(mx.recordio.pack_img(IRHeader(0, 4.0, 1, 0), image, 9, ".png"))
     assert header.label == 4 and np.array_equal(found, image)
@@ -150,7 +150,7 @@ def test_an_image_without_loss_comes_back_blue_first():
 
 
 # ------------------------------------------------------------------------------------------------ MXNet's shells
-def test_a_reader_goes_to_another_process_and_starts_there(tmp_path):
+def test_a_reader_is_reopened_in_another_process(tmp_path):
     reader = mx.recordio.MXRecordIO(str(written(tmp_path / "a.rec", [b"0", b"1"])), "r")
     reader.read()
     copy = pickle.loads(pickle.dumps(reader))
@@ -161,7 +161,7 @@ def test_a_reader_goes_to_another_process_and_starts_there(tmp_path):
         pickle.dumps(mx.recordio.MXRecordIO(str(tmp_path / "b.rec"), "w"))
 
 
-def test_a_forked_process_does_not_share_the_place(tmp_path, monkeypatch):
+def test_a_forked_process_has_its_own_position(tmp_path, monkeypatch):
     reader = mx.recordio.MXRecordIO(str(written(tmp_path / "a.rec", [b"0", b"1"])), "r")
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="call reset"):
@@ -170,7 +170,7 @@ def test_a_forked_process_does_not_share_the_place(tmp_path, monkeypatch):
     assert reader.read() == b"0"
 
 
-def test_reset_tell_flags_and_places(tmp_path):
+def test_reset_tell_flags_and_positions(tmp_path):
     path = str(tmp_path / "a.rec")
     writer = mx.recordio.MXRecordIO(path, "w")
     writer.write(b"lost")

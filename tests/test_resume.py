@@ -43,14 +43,14 @@ def dies(at_step: int) -> Callback:
 @pytest.mark.repetitions(1)
 # ------------------------------------------------------------------------------------------------ equal bits
 @pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
-def test_epochs_with_a_stop_between_them_equal_epochs_straight(tmp_path, given):
+def test_a_stopped_and_resumed_training_equals_an_uninterrupted_one(tmp_path, given):
     hard(num_epoch=2, checkpoint=tmp_path, **given)
     assert same(hard(checkpoint=tmp_path, resume=True, **given), hard(**given))
 
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
-def test_a_checkpoint_in_the_middle_of_an_epoch_continues_there(tmp_path, given):
+def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_there(tmp_path, given):
     with pytest.raises(Killed):
         hard(checkpoint=tmp_path, checkpoint_every=4, callbacks=[dies(11)], **given)
     newest = jfit.checkpoint.latest(tmp_path)
@@ -62,7 +62,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_continues_there(tmp_path, given)
     assert same(again, hard(**given))
 
 
-def test_a_checkpoint_at_the_last_step_of_an_epoch_closes_the_epoch_first(tmp_path):
+def test_a_checkpoint_at_the_last_step_of_an_epoch_finishes_the_epoch_first(tmp_path):
     with pytest.raises(Killed):
         hard(checkpoint=tmp_path, checkpoint_every=7, callbacks=[dies(8)])
     again = hard(checkpoint=tmp_path, resume=True)
@@ -71,13 +71,13 @@ def test_a_checkpoint_at_the_last_step_of_an_epoch_closes_the_epoch_first(tmp_pa
     assert again.history.column("loss") == whole.history.column("loss")
 
 
-def test_adam_and_batch_statistics_are_continued_too(tmp_path):
+def test_adam_and_batch_statistics_are_resumed_too(tmp_path):
     given = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "net": mlp(batch_norm=True)}
     train(num_epoch=1, checkpoint=tmp_path, **given)
     assert same(train(num_epoch=3, checkpoint=tmp_path, resume=True, **given), train(num_epoch=3, **given))
 
 
-def test_a_callable_of_batches_is_read_on_from_its_position(tmp_path):
+def test_a_callable_of_batches_continues_from_its_position(tmp_path):
     def batches(epoch):
         x, y = blobs(40, seed=epoch)
         return [(x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8)]
@@ -88,11 +88,11 @@ def test_a_callable_of_batches_is_read_on_from_its_position(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ where from
-def test_resume_without_a_checkpoint_starts_fresh(tmp_path):
+def test_resume_without_a_checkpoint_starts_a_new_run(tmp_path):
     assert same(train(checkpoint=tmp_path / "none", resume=True), train())
 
 
-def test_resume_takes_a_folder_of_its_own(tmp_path):
+def test_resume_accepts_another_folder(tmp_path):
     train(num_epoch=1, checkpoint=tmp_path / "a")
     again = train(num_epoch=2, checkpoint=tmp_path / "b", resume=tmp_path / "a")
     assert same(again, train(num_epoch=2))
@@ -105,7 +105,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert same(done, again) and again.position == done.position
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
+def test_a_damaged_newest_checkpoint_falls_back_to_the_previous(tmp_path):
     train(num_epoch=3, checkpoint=tmp_path)
     newest = jfit.checkpoint.latest(tmp_path)
     assert newest is not None
@@ -116,14 +116,14 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
     assert same(again, train(num_epoch=4))
 
 
-def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
+def test_a_checkpoint_of_another_network_raises_with_the_names(tmp_path):
     train(num_epoch=1, checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"params/fc1_bias has shape .* in the checkpoint, the run needs"):
         train(mlp(hidden=5), checkpoint=tmp_path, resume=True)
 
 
 # ------------------------------------------------------------------------------------------------ callbacks
-def test_a_csv_log_holds_every_epoch_once(tmp_path):
+def test_a_csv_log_contains_every_epoch_once(tmp_path):
     log = tmp_path / "history.csv"
     with pytest.raises(Killed):
         train(num_epoch=4, checkpoint=tmp_path / "c", checkpoint_every=5, callbacks=[csv_logger(log), dies(17)])
@@ -132,14 +132,14 @@ def test_a_csv_log_holds_every_epoch_once(tmp_path):
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
 
 
-def test_early_stopping_goes_on_counting(tmp_path):
+def test_early_stopping_continues_its_count(tmp_path):
     never_better = lambda: early_stopping("loss", patience=4, min_delta=1e9, restore_best=False)  # noqa: E731
     train(num_epoch=3, checkpoint=tmp_path, callbacks=[never_better()])
     again = train(num_epoch=9, checkpoint=tmp_path, resume=True, callbacks=[never_better()])
     assert len(again.history) == 5 and "early_stopping" in (again.stop_reason or "")
 
 
-def test_two_callbacks_of_one_name_keep_a_state_each(tmp_path):
+def test_two_callbacks_of_one_name_have_separate_states(tmp_path):
     def counter(step: int) -> Callback:
         return Callback(on=lambda event, state: state + step, init=lambda: 0, events=("epoch_end",), name="count")
 
@@ -162,7 +162,7 @@ run.save({folder!r} + "/final")
 
 
 @pytest.mark.slow
-def test_a_killed_process_that_is_started_again_ends_where_an_unharmed_one_does(tmp_path):
+def test_a_killed_and_restarted_process_gives_the_same_result(tmp_path):
     def start(pause: float) -> subprocess.Popen[bytes]:
         tests = Path(__file__).parent
         text = SCRIPT.format(tests=str(tests), folder=str(tmp_path), pause=pause)
@@ -184,7 +184,7 @@ def test_a_killed_process_that_is_started_again_ends_where_an_unharmed_one_does(
         assert np.asarray(value).tobytes() == final[f"params/{name}"].tobytes(), name
 
 
-def test_a_fresh_run_sets_the_checkpoints_of_an_earlier_one_aside(tmp_path):
+def test_a_new_run_moves_the_checkpoints_of_an_earlier_one_aside(tmp_path):
     train(num_epoch=3, checkpoint=tmp_path)
     train(num_epoch=1, checkpoint=tmp_path, seed=5)
     resumed = train(num_epoch=2, checkpoint=tmp_path, seed=5, resume=True)
@@ -252,7 +252,7 @@ class Stateful(Shuffled):
 
 
 @pytest.mark.parametrize(("loader", "stop"), [(Stateful, 10), (Stateful, "epoch"), (Shuffled, 10)])
-def test_a_loader_that_keeps_its_position_is_continued_exactly(tmp_path, loader, stop):
+def test_a_loader_with_a_position_is_resumed_exactly(tmp_path, loader, stop):
     given = {"num_epoch": 3, "checkpoint": tmp_path, "checkpoint_every": stop}
     straight = train(data=loader(5), num_epoch=3)
     with pytest.raises(Killed):
@@ -263,7 +263,7 @@ def test_a_loader_that_keeps_its_position_is_continued_exactly(tmp_path, loader,
 
 
 @pytest.mark.parametrize("kind", ["MapDataset", "IterDataset", "DataLoader"])
-def test_grain_is_continued_exactly_in_the_middle_of_an_epoch(tmp_path, kind):
+def test_grain_is_resumed_exactly_in_the_middle_of_an_epoch(tmp_path, kind):
     grain = pytest.importorskip("grain")
     rows = [{"data": x, "softmax_label": y} for x, y in zip(*blobs(), strict=True)]
 

@@ -8,7 +8,7 @@ import jfit
 from jfit import counters, sym
 
 
-def test_a_stream_that_fills_one_buffer_again_and_again_trains_on_the_right_rows():
+def test_a_stream_that_reuses_one_buffer_trains_on_the_right_rows():
     x, y = blobs(40)
 
     def refilled():
@@ -24,7 +24,7 @@ def test_a_stream_that_fills_one_buffer_again_and_again_trains_on_the_right_rows
     assert same(train(data=refilled), train(data=fresh))
 
 
-def test_saving_a_run_beside_checkpoints_deletes_none_of_them(tmp_path):
+def test_saving_a_run_into_a_checkpoint_folder_deletes_no_checkpoint(tmp_path):
     train(num_epoch=3, checkpoint=tmp_path)  # 7 steps an epoch
     before = {p.name for p in tmp_path.iterdir()}
     assert len(before) == 3, "as many as training keeps"
@@ -46,7 +46,7 @@ def test_scoring_again_with_several_metrics_compiles_nothing():
     assert seen["traces"] == 0
 
 
-def test_a_learning_rate_of_the_users_is_not_donated():
+def test_a_learning_rate_passed_by_the_user_is_not_donated():
     rate = jfit.optim.cosine(10)(1)
     state = jfit.init_state(
         jfit.lower(mlp()), "sgd", dict(zip(("data", "softmax_label"), blobs(8), strict=True)), learning_rate=rate
@@ -54,12 +54,12 @@ def test_a_learning_rate_of_the_users_is_not_donated():
     assert state.base_lr is not rate and state.base_lr.unsafe_buffer_pointer() != rate.unsafe_buffer_pointer()
 
 
-def test_none_by_position_is_refused():
+def test_a_positional_none_raises():
     with pytest.raises(ValueError, match="got None by position"):
         sym.FullyConnected(sym.Variable("x"), None, sym.Variable("b"), num_hidden=2)
 
 
-def test_multipliers_that_an_optimizer_cannot_take_are_named():
+def test_unsupported_multipliers_of_an_optimizer_raise():
     weight = sym.Variable("fc_weight", lr_mult=0.0)
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), weight, num_hidden=3, name="fc"), name="softmax")
     with pytest.warns(UserWarning, match="sets lr_mult for fc_weight, but only jfit's optimizers"):

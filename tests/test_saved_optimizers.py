@@ -74,7 +74,7 @@ def taken(name, attribute, value, own):
 
 @pytest.mark.parametrize("own", [False, True], ids=["made from the file", "taken over"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_an_attribute_of_a_scheduler_is_refused_or_gives_rates(name, own):
+def test_an_attribute_of_a_scheduler_raises_or_gives_finite_learning_rates(name, own):
     for field, value in vars(SCHEDULERS[name]()).items():
         assert taken(name, field, value, own)
         for hostile in (*HOSTILE, *STEPS):
@@ -107,12 +107,12 @@ def test_an_attribute_of_a_scheduler_is_refused_or_gives_rates(name, own):
         ("CosineScheduler", {"warmup_mode": "x"}, "attribute 'warmup_mode': found 'x', expected 'linear' or 'constant'"),
     ],
 )
-def test_the_error_names_file_scheduler_attribute_and_what_is_needed(name, changed, message):
+def test_the_error_names_file_scheduler_attribute_and_expected_value(name, changed, message):
     with pytest.raises(FormatError, match=f"^x.states: lr_scheduler {name}, .*{message}"):
         scheduled({**vars(SCHEDULERS[name]()), **changed}, name)
 
 
-def test_a_count_that_lags_so_far_behind_that_catching_up_never_ends_is_refused():
+def test_an_update_count_too_far_behind_to_catch_up_raises():
     attributes = vars(FactorScheduler(1, 0.999))
     assert scheduled(attributes, updates=10**5).rate() < 1e-7
     with pytest.raises(
@@ -124,7 +124,7 @@ def test_a_count_that_lags_so_far_behind_that_catching_up_never_ends_is_refused(
         get_updater(SGD()).set_states(dump_states({}, {}, 1, settings))
 
 
-def test_an_optimizer_stays_as_it_is_where_its_scheduler_is_refused():
+def test_an_optimizer_is_unchanged_if_its_scheduler_raises():
     optimizer = SGD(learning_rate=0.25, momentum=0.5, lr_scheduler=FactorScheduler(7))
     settings = {
         "class": "SGD",
@@ -142,7 +142,7 @@ def test_an_optimizer_stays_as_it_is_where_its_scheduler_is_refused():
     )
 
 
-def test_attributes_of_somebodys_own_scheduler_keep_their_kind():
+def test_attributes_of_a_user_scheduler_keep_their_type():
     class Own(LRScheduler):
         def __init__(self):
             super().__init__()
@@ -161,7 +161,7 @@ def test_attributes_of_somebodys_own_scheduler_keep_their_kind():
 @pytest.mark.parametrize(
     "kind", [k for n, k in sorted(Optimizer.opt_registry.items()) if n[0] != "_" and k.rule], ids=lambda k: k.__name__
 )
-def test_a_parameter_of_an_optimizer_is_refused_or_makes_a_rule(kind):
+def test_a_parameter_of_an_optimizer_raises_or_gives_a_valid_rule(kind):
     first = kind()
     for name, value in itertools.product(("lr", "wd", "clip_gradient", "begin_num_update", *first.parameters), HOSTILE):
         optimizer, now = kind(), getattr(first, name)
@@ -191,19 +191,19 @@ def test_a_parameter_of_an_optimizer_is_refused_or_makes_a_rule(kind):
         ({"num_update": 2**40}, "num_update: found 1099511627776, expected a whole number from 0 to"),
     ],
 )
-def test_update_counts_of_an_mxnet_trainer_are_checked(attributes, message):
+def test_update_counts_of_an_mxnet_trainer_are_validated(attributes, message):
     data = dump_states({}, optimizer=Inert("mxnet.optimizer.optimizer.SGD", attributes))
     with pytest.raises(FormatError, match=f"^x.states: {message}"):
         get_updater(SGD()).set_states(data, "x.states")
 
 
-def test_counts_of_numpys_integers_are_read():
+def test_numpy_integer_counts_are_read():
     attributes = {"num_update": np.int64(4), "_index_update_count": {0: np.int32(3)}}
     read = load_states(dump_states({}, optimizer=Inert("mxnet.optimizer.optimizer.SGD", attributes)))
     assert (read.counts, read.num_update) == ({0: 3}, 4)
 
 
-def test_an_optimizer_that_is_its_own_scheduler_is_refused(monkeypatch):
+def test_an_optimizer_that_is_its_own_scheduler_raises(monkeypatch):
     module = types.ModuleType("mxnet.optimizer.optimizer")
     module.SGD = type("SGD", (), {"__module__": module.__name__})
     for name in ("mxnet", "mxnet.optimizer"):
@@ -219,12 +219,12 @@ def test_an_optimizer_that_is_its_own_scheduler_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["abc", 5, {"a": 1}, (None, "x"), 10**5000], ids=["text", "number", "dict", "nested", "huge"])
-def test_a_state_that_is_no_array_is_refused(state):
+def test_a_state_that_is_not_an_array_raises(state):
     with pytest.raises(FormatError, match=r"^x.states: state '?0'?: found .*, (needed|expected) (an array|arrays)"):
         get_updater(SGD(momentum=0.5)).set_states(pickle.dumps({0: state}), "x.states")
 
 
-def test_an_integer_that_python_does_not_print_is_no_bare_error():
+def test_an_integer_too_large_to_print_raises_a_format_error():
     assert load_states(pickle.dumps({0: 10**5000, "__jfit__": {"digest": 0}})).states == {0: 10**5000}
     for settings in ({"class": 10**5000}, {"class": "SGD", "lr_scheduler": {"class": 10**5000}}):
         with pytest.raises(ValueError, match=r"saved with int, expected SGD|found a int with class"):
@@ -232,7 +232,7 @@ def test_an_integer_that_python_does_not_print_is_no_bare_error():
 
 
 @pytest.mark.parametrize(("name", "kind"), [("train/gluon/sched_mult", "sgd"), ("checkpoint/trainer_adam", "adam")])
-def test_a_damaged_file_of_mxnets_trainer_is_refused_or_gives_rates(name, kind):
+def test_a_damaged_file_of_mxnets_trainer_raises_or_gives_finite_learning_rates(name, kind):
     data, random = (GOLDEN / f"{name}.states").read_bytes(), np.random.default_rng(0)
     optimizer = create(kind)
     get_updater(optimizer).set_states(data)
@@ -252,7 +252,7 @@ def test_a_damaged_file_of_mxnets_trainer_is_refused_or_gives_rates(name, kind):
             assert np.isfinite(optimizer.rate())
 
 
-def test_trainer_store_and_module_name_the_file(tmp_path):
+def test_errors_of_trainer_store_and_module_name_the_file(tmp_path):
     path = tmp_path / "bad.states"
     attributes = {**vars(FactorScheduler(1)), "step": 0}
     path.write_bytes(dump_states({}, {}, 1, {"class": "SGD", "lr_scheduler": {**attributes, "class": "FactorScheduler"}}))

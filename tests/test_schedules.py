@@ -25,7 +25,7 @@ MAKE = {
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: f"{c['cls']}-{len(c['kwargs'])}")
-def test_values_are_mxnets_and_the_number_may_be_traced(case):
+def test_values_are_mxnets_and_the_update_count_may_be_traced(case):
     schedule = jax.jit(jax.vmap(MAKE[case["cls"]](**case["kwargs"])))
     counts, want = zip(*case["sequential"], strict=True)
     np.testing.assert_allclose(schedule(np.asarray(counts, np.int32)), want, rtol=2e-6, atol=1e-8)
@@ -61,7 +61,7 @@ def rates(schedule, counts, base=None):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(ANY, WARMUP, st.permutations(list(range(1, 41))))
-def test_any_order_of_asking_gives_what_the_stateful_class_gives_one_by_one(which, warmup, order):
+def test_any_order_of_update_counts_gives_the_values_of_the_stateful_class(which, warmup, order):
     cls, kwargs = which
     remembering = getattr(stateful, cls)(**kwargs, **warmup)
     want = np.array([remembering(n) for n in range(1, 41)])
@@ -74,13 +74,13 @@ def test_any_order_of_asking_gives_what_the_stateful_class_gives_one_by_one(whic
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(ANY, WARMUP, st.sampled_from([0.05, 0.4, 3.0]))
-def test_a_base_at_the_call_is_a_schedule_made_with_that_base(which, warmup, base):
+def test_base_lr_of_the_call_overrides_that_of_the_schedule(which, warmup, base):
     cls, kwargs = which
     moved, made = MAKE[cls](**kwargs, **warmup), MAKE[cls](**kwargs, **{**warmup, "base_lr": base})
     np.testing.assert_array_equal(rates(moved, range(1, 41), base=base), rates(made, range(1, 41)))
 
 
-def test_base_replaces_base_lr_without_a_second_trace():
+def test_base_lr_can_be_replaced_without_retracing():
     traces = []
 
     @jax.jit
@@ -93,7 +93,7 @@ def test_base_replaces_base_lr_without_a_second_trace():
     assert len(traces) == 1
 
 
-def test_decays_come_after_the_update_that_is_named_and_warm_ups_end_at_it():
+def test_decays_follow_the_given_update_and_warm_ups_end_at_it():
     multi, warm = room.multifactor([3], 0.5, base_lr=1.0), room.constant(1.0, warmup_steps=4)
     assert rates(multi, [1, 2, 3, 4]).tolist() == [1, 1, 1, 0.5]
     assert rates(room.factor(3, 0.5, base_lr=1.0), [3, 4, 6, 7]).tolist() == [1, 0.5, 0.5, 0.25]
@@ -113,7 +113,7 @@ def test_overridden_follows_mxnets_learning_rate_argument():
 
 
 # ------------------------------------------------------------------------------------------------ optax
-def test_an_optax_schedule_counts_from_zero_and_knows_no_base():
+def test_an_optax_schedule_counts_from_zero_and_has_no_base_learning_rate():
     schedule = as_schedule(optax.linear_schedule(1.0, 0.0, 10))
     assert schedule.absolute
     assert float(schedule(1, base=9.0)) == 1.0
@@ -128,12 +128,12 @@ def test_a_schedule_in_an_optax_optimizer_is_counted_from_one():
     assert found == [1, 1, 0.5, 0.5]
 
 
-def test_there_and_back_is_the_same_schedule():
+def test_converting_to_optax_and_back_gives_the_same_schedule():
     twice = as_schedule(as_optax(room.cosine(20, base_lr=0.4)))
     np.testing.assert_array_equal(rates(twice, range(1, 25)), rates(room.cosine(20, base_lr=0.4), range(1, 25)))
 
 
-def test_names_numbers_and_functions_of_two_are_schedules():
+def test_names_numbers_and_functions_of_two_arguments_are_schedules():
     assert float(as_schedule("cosine", max_update=4, base_lr=1.0)(2)) == pytest.approx(0.5)
     assert float(as_schedule(0.25)(7)) == 0.25
     assert float(as_schedule(lambda count, base: base / count)(2, 1.0)) == 0.5
@@ -161,7 +161,7 @@ RUN = {"updates": 60, "updates_per_epoch": 20}
         (as_schedule("constant", base_lr=1.0, warmup_steps=0.25), room.constant(1.0, warmup_steps=15)),
     ],
 )
-def test_lengths_in_epochs_and_parts_of_the_run_become_updates(asked, plain):
+def test_lengths_in_epochs_and_fractions_of_the_run_become_updates(asked, plain):
     known = asked.over(**RUN)
     assert known.pending is None and known.over(1, 1) is known
     np.testing.assert_array_equal(rates(known, range(1, 70)), rates(plain, range(1, 70)))
@@ -172,14 +172,14 @@ def test_lengths_are_rounded_to_the_nearest_update():
     assert [epochs(e).updates(per_epoch=10) for e in (0.04, 0.25, 2)] == [0, 3, 20]
 
 
-def test_functions_may_count_in_epochs_or_parts_of_the_run():
+def test_functions_may_count_in_epochs_or_fractions_of_the_run():
     decay = as_schedule(optax.exponential_decay(1.0, 1, 0.5), unit="epoch").over(**RUN)
     np.testing.assert_allclose(rates(decay, [1, 21, 41]), [1, 0.5, 0.25])
     linear = run_schedule(lambda done, base: base * (1 - done), {"unit": "fraction"}, None, 60, 20)
     np.testing.assert_allclose(rates(linear, [1, 31], base=2.0), [2, 1])
 
 
-def test_a_named_schedule_takes_its_end_and_its_base_from_the_run():
+def test_a_named_schedule_gets_its_end_and_base_learning_rate_from_the_run():
     found = run_schedule("cosine", {"warmup_steps": 1, "unit": "epoch"}, 0.4, 60, 20)
     np.testing.assert_array_equal(rates(found, range(1, 61)), rates(room.cosine(60, 0.4, warmup_steps=20), range(1, 61)))
 
@@ -212,12 +212,12 @@ def test_a_named_schedule_takes_its_end_and_its_base_from_the_run():
         (lambda: run_schedule(room.poly(3), {"unit": "epoch"}), "needs a schedule by name"),
     ],
 )
-def test_errors_say_what_was_found_and_needed(make, message):
+def test_errors_name_the_actual_and_expected_value(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_what_is_no_schedule_is_refused():
+def test_an_invalid_schedule_raises():
     with pytest.raises(TypeError, match="a schedule must be a name, a number, a Schedule or a function"):
         as_schedule([0.1])
 
@@ -233,5 +233,5 @@ def test_what_is_no_schedule_is_refused():
     ],
     ids=lambda schedule: schedule.name,
 )
-def test_lengths_of_more_than_32_bits_mean_never(schedule):
+def test_lengths_of_more_than_32_bits_are_never_reached(schedule):
     assert float(schedule(3)) == float(jax.jit(schedule)(jnp.int32(3))) == 0.5

@@ -22,27 +22,27 @@ def shown(cases, chosen):
 
 
 @pytest.mark.parametrize("sizes", [{"a": 7}, {"a": 5, "b": 4}, {"a": 2, "b": 3, "c": 4}, {"a": 9, "b": 1}], ids=str)
-def test_every_value_of_every_parameter_is_shown_by_few_cases(sizes):
+def test_few_cases_cover_every_value_of_every_parameter(sizes):
     cases = product(**sizes)
     chosen = fast_cases(cases)
     assert cases[0][0] in chosen and shown(cases, chosen) == shown(cases, [name for name, _ in cases])
     assert max(sizes.values()) <= len(chosen) <= max(sizes.values()) + len(sizes) - 1
 
 
-def test_a_limit_keeps_so_many_cases_and_different_values_first():
+def test_a_limit_keeps_that_many_cases_with_different_values_first():
     cases = product(a=4, b=4)
     assert [len(fast_cases(cases, limit)) for limit in (1, 3, 16, 99)] == [1, 3, 16, 16]
     assert fast_cases(cases, 1) == {cases[0][0]}
     assert len(shown(cases, fast_cases(cases, 3))) == 6
 
 
-def test_the_choice_depends_on_names_alone():
+def test_the_selection_depends_only_on_names():
     cases = product(a=6, b=6)
     turned = [cases[0], *reversed(cases[1:])]
     assert fast_cases(cases) == fast_cases(turned) and fast_cases(cases, 4) == fast_cases(turned, 4)
 
 
-def test_markers_decide_in_a_real_session(tmp_path):
+def test_markers_apply_in_a_pytest_session(tmp_path):
     (tmp_path / "conftest.py").write_text(
         "import selection\n\ndef pytest_collection_modifyitems(items):\n    selection.mark_repetitions(items)\n"
     )

@@ -56,7 +56,7 @@ def test_a_file_of_version_0_8_reads_as_mxnet_upgrades_it():
 
 
 # ------------------------------------------------------------------------------------------ round trips
-def test_a_graph_survives_the_way_through_text_and_file(tmp_path):
+def test_a_graph_round_trips_through_text_and_file(tmp_path):
     net = small_net()
     again = sym.load_json(net.tojson())
     assert again.tojson() == net.tojson()
@@ -65,7 +65,7 @@ def test_a_graph_survives_the_way_through_text_and_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["net-symbol.json"]
 
 
-def test_states_that_mxnet_lists_between_the_inputs_stand_there_in_a_file():
+def test_auxiliary_states_are_written_between_the_inputs_where_mxnet_lists_them():
     net = sym._contrib_quantized_batch_norm(V("x"), name="n", min_calib_range=-1.0, max_calib_range=1.0)
     nodes = json.loads(net.tojson())["nodes"]
     listed = [nodes[i]["name"] for i, *_ in nodes[-1]["inputs"]]
@@ -73,7 +73,7 @@ def test_states_that_mxnet_lists_between_the_inputs_stand_there_in_a_file():
     assert sym.load_json(net.tojson()).tojson() == net.tojson()
 
 
-def test_two_variables_of_one_name_stay_two():
+def test_two_variables_of_one_name_stay_separate():
     net = V("a") * V("a")
     assert sym.load_json(net.tojson()).list_arguments() == ["a", "a"]
 
@@ -130,12 +130,12 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (broken(put(["heads"], [["0", 0]])), "field 'heads': an input is"),
     ],
 )
-def test_a_broken_file_is_refused_by_a_sentence(text, message):
+def test_a_broken_file_raises(text, message):
     with pytest.raises(GraphError, match=message):
         sym.load_json(text)
 
 
-def test_counts_in_a_file_do_not_decide_how_much_memory_is_taken():
+def test_declared_counts_in_a_file_do_not_allocate_memory():
     graph = json.loads(small_net().tojson())
     for node in graph["nodes"]:
         if node["op"] == "SliceChannel":
@@ -189,7 +189,7 @@ PLACES = [p for p in places(json.loads(TEXT)) if p]
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(PLACES), ANY, st.booleans()), min_size=1, max_size=3))
-def test_a_mutated_file_reads_or_is_refused_by_a_sentence(changes):
+def test_a_mutated_file_is_read_or_raises(changes):
     graph = json.loads(TEXT)
     for path, value, remove in changes:
         part = graph
@@ -213,14 +213,14 @@ def test_a_mutated_file_reads_or_is_refused_by_a_sentence(changes):
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40) | ANY.map(lambda v: json.dumps(v)))
-def test_any_text_is_refused_by_a_sentence(text):
+def test_random_text_raises(text):
     with pytest.raises(GraphError):
         sym.load_json(text)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_are_refused_by_a_sentence(data):
+def test_random_bytes_raise(data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x-symbol.json"
         path.write_bytes(data)
@@ -228,7 +228,7 @@ def test_any_bytes_are_refused_by_a_sentence(data):
             sym.load(path)
 
 
-def test_a_warning_about_a_file_points_at_the_line_that_reads_it(tmp_path):
+def test_a_warning_about_a_file_points_at_the_callers_line(tmp_path):
     graph = json.loads(sym.Activation(V("x"), act_type="relu", name="r").tojson())
     graph["nodes"][1]["attrs"]["odd"] = "1"
     (tmp_path / "odd.json").write_text(json.dumps(graph))

@@ -58,7 +58,7 @@ def by_hand(params, batch, weight=None):
 
 
 # ------------------------------------------------------------------------------------------ the update
-def test_a_step_is_the_gradient_step_written_by_hand():
+def test_a_step_equals_a_hand_written_gradient_step():
     batch = batch_of(8)
     before, state, out = stepped(mlp(), batch, learning_rate=RATE)
     loss, gradient = by_hand(before.params, batch)
@@ -67,7 +67,7 @@ def test_a_step_is_the_gradient_step_written_by_hand():
     assert int(state.step) == 1 and int(out.first_bad_step) == -1 and out.outputs is None
 
 
-def test_rows_count_by_their_weights():
+def test_rows_are_weighted_by_their_row_weight():
     batch, weight = batch_of(6), [1, 0.5, 0, 2, 1, 0]
     before, state, out = stepped(mlp(), weighted(batch, weight), learning_rate=RATE)
     loss, gradient = by_hand(before.params, batch, weight)
@@ -75,7 +75,7 @@ def test_rows_count_by_their_weights():
     assert_close(out.loss, loss)
 
 
-def test_rescale_takes_a_number_in_place_of_the_mean():
+def test_rescale_replaces_the_mean_by_a_factor():
     batch = batch_of(4)
     mean = stepped(mlp(), batch, learning_rate=RATE)[1]
     half = stepped(mlp(), batch, learning_rate=RATE, rescale=0.25)[1]
@@ -112,7 +112,7 @@ def test_a_step_may_be_mapped_over_row_weights():
     assert_close(jax.tree.map(lambda x: x[2], states.params), alone.params)
 
 
-def test_metrics_and_loss_are_folded_into_the_state():
+def test_metrics_and_loss_are_added_to_the_running_sums_of_the_state():
     batch, metrics = batch_of(8), ACC
     _, state, out = stepped(mlp(), batch, metrics=metrics, steps=2, learning_rate=0.0, outputs=True)
     found = values(metrics, counters.read(state.metrics))
@@ -121,7 +121,7 @@ def test_metrics_and_loss_are_folded_into_the_state():
     assert found["loss"] == pytest.approx(float(out.loss), rel=1e-6)
 
 
-def test_outputs_come_only_when_asked_for():
+def test_outputs_are_returned_only_on_request():
     _, _, out = stepped(mlp(), batch_of(8), outputs=True)
     assert out.outputs[0].shape == (8, 3)
     with pytest.raises(ValueError, match="outputs=True needs micro_batches=1"):
@@ -134,7 +134,7 @@ def test_integer_labels_train_as_float_ones_do():
     assert_equal(stepped(mlp(), batch)[1].params, stepped(mlp(), whole)[1].params)
 
 
-def test_the_first_step_with_a_loss_that_is_not_finite_is_named():
+def test_the_first_step_with_a_non_finite_loss_is_recorded():
     good, bad = batch_of(4), batch_of(4)
     bad["data"] = bad["data"] + np.nan
     state = jfit.init_state(mlp(), "sgd", good)
@@ -146,7 +146,7 @@ def test_the_first_step_with_a_loss_that_is_not_finite_is_named():
     assert told == [-1, -1, 2, 2]
 
 
-def test_what_a_step_tells_outlives_the_donated_state():
+def test_the_report_of_a_step_stays_valid_after_donation_of_the_state():
     batch = batch_of(4)
     state = jfit.init_state(mlp(), "sgd", batch)
     step = jax.jit(jfit.train_step(mlp(), "sgd", outputs=True), donate_argnums=0)
@@ -159,7 +159,7 @@ def test_what_a_step_tells_outlives_the_donated_state():
 
 
 # ------------------------------------------------------------------------------------------ learning rate
-def test_changing_the_learning_rate_never_compiles_again():
+def test_changing_the_learning_rate_never_recompiles():
     batch = batch_of(4)
     program = jfit.data_parallel(jfit.train_step(mlp(), "sgd"))
     state = program.place(jfit.init_state(mlp(), "sgd", batch))
@@ -183,7 +183,7 @@ def test_schedules_by_name_scale_the_base_rate():
     assert rates[2] < rates[0] == pytest.approx(0.8) and float(state.base_lr) == pytest.approx(0.8)
 
 
-def test_schedules_of_optax_give_the_rate_itself():
+def test_optax_schedules_return_the_learning_rate():
     batch = batch_of(4)
     _, _, out = stepped(mlp(), batch, schedule=optax.exponential_decay(1.0, 1, 0.5), steps=2)
     assert float(out.lr) == 0.5
@@ -195,7 +195,7 @@ def test_a_schedule_as_the_rate_of_an_optimizer_by_name_is_reported():
     assert state.base_lr is None and float(out.lr) == 0.5
 
 
-def test_a_jfit_optimizer_as_an_instance_takes_its_rate_from_the_state():
+def test_a_jfit_optimizer_instance_uses_the_learning_rate_of_the_state():
     batch = batch_of(4)
     made, named = jfit.optim.sgd(0.25, momentum=0.9), jfit.optim.get("sgd", learning_rate=0.25, momentum=0.9)
     _, first, out = stepped(mlp(), batch, made, steps=2)
@@ -206,7 +206,7 @@ def test_a_jfit_optimizer_as_an_instance_takes_its_rate_from_the_state():
     assert float(stepped(mlp(), batch, made, schedule="constant")[2].lr) == 0.25
 
 
-def test_the_rate_inside_an_optax_instance_is_reported_and_not_ours_to_set():
+def test_the_learning_rate_of_an_optax_instance_is_reported_and_cannot_be_set():
     batch = batch_of(4)
     decaying = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.exponential_decay(1.0, 1, 0.5))
     _, state, out = stepped(mlp(), batch, decaying, steps=3)
@@ -238,7 +238,7 @@ def test_optimizers_by_name_equal_those_of_optax_where_the_formulas_coincide(nam
     assert_close(stepped(mlp(), batch, named, steps=3)[1].params, stepped(mlp(), batch, twin, steps=3)[1].params, 1e-5)
 
 
-def test_a_chain_clips_as_the_setting_does():
+def test_clipping_in_a_chain_equals_the_clipping_argument():
     batch, chain = batch_of(8), optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(RATE))
     assert_close(
         stepped(mlp(), batch, chain)[1].params, stepped(mlp(), batch, learning_rate=RATE, clip_norm=0.01)[1].params, 1e-6
@@ -261,7 +261,7 @@ def test_a_gradient_shorter_than_clip_norm_is_unchanged():
     assert_close(state.params, {k: v - by_hand(before.params, batch)[1][k] for k, v in before.params.items()})
 
 
-def test_rescaling_costs_a_16_bit_gradient_no_digits():
+def test_rescaling_keeps_the_precision_of_a_16_bit_gradient():
     start = {"w": jnp.zeros(1, jnp.bfloat16)}
     model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=optax.l2_loss, params=start)
     optimizer = jfit.optim.sgd(1.0, multi_precision=True)
@@ -270,14 +270,14 @@ def test_rescaling_costs_a_16_bit_gradient_no_digits():
     assert state.opt_state.slots["master"]["w"][0] == -np.float32(1 / 3)
 
 
-def test_without_an_exchange_gradients_stay_apart_and_sums_are_still_added():
+def test_without_an_exchange_gradients_stay_per_device_and_running_sums_are_added():
     rule = jfit.step.reduce.unreduced()
     both = jax.vmap(lambda g, count: rule.apply({"w": g}, count, None, "devices")[:2], axis_name="devices")
     gradients, counts = both(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0]))
     assert gradients["w"].tolist() == [1, 2] and counts.tolist() == [7, 7]
 
 
-def test_masked_parts_stay_with_optax_masks():
+def test_parameters_masked_by_optax_are_unchanged():
     mask = {"fc1_weight": True, "fc1_bias": False, "fc2_weight": True, "fc2_bias": False}
     optimizer = optax.chain(
         optax.masked(optax.sgd(RATE), mask), optax.masked(optax.set_to_zero(), {k: not v for k, v in mask.items()})
@@ -304,7 +304,7 @@ def test_the_loss_is_passed_to_transformations_that_take_it():
 
 
 @pytest.mark.parametrize("make", [optax.lbfgs, lambda: optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(3))])
-def test_line_searches_are_refused_by_a_sentence(make):
+def test_line_searches_raise(make):
     with pytest.raises(ValueError, match=r"has a line search .* which needs the loss function"):
         jfit.train_step(mlp(), make())
 
@@ -321,7 +321,7 @@ def test_no_optimizer_retraces_on_its_second_step():
 
 # ------------------------------------------------------------------------------------------ micro-batches
 @pytest.mark.parametrize("model", [mlp(), conv_net()], ids=["loop", "unrolled"])
-def test_micro_batches_are_the_full_batch(model):
+def test_micro_batches_equal_the_full_batch(model):
     batch = batch_of(8, (4,) if model is mlp() else (1, 6, 6))
     metrics = ACC
     whole = stepped(model, batch, "adam", steps=2, metrics=metrics)[1]
@@ -332,13 +332,13 @@ def test_micro_batches_are_the_full_batch(model):
     )
 
 
-def test_micro_batches_count_by_their_true_rows():
+def test_micro_batches_are_weighted_by_their_real_rows():
     batch = weighted(batch_of(8), [1, 1, 1, 0, 1, 0, 0, 0])
     whole, parts = stepped(mlp(), batch)[1], stepped(mlp(), batch, micro_batches=4)[1]
     assert_close(parts.params, whole.params)
 
 
-def test_a_micro_batch_without_rows_leaves_the_statistics_alone():
+def test_a_micro_batch_of_padding_keeps_the_statistics():
     batch = batch_of(8)
     full = stepped(batch_norm_net(), {k: v[:4] for k, v in batch.items()})[1]
     half = stepped(batch_norm_net(), weighted(batch, [1] * 4 + [0] * 4), micro_batches=2)[1]
@@ -346,7 +346,7 @@ def test_a_micro_batch_without_rows_leaves_the_statistics_alone():
     assert_close(half.params, full.params)
 
 
-def test_every_micro_batch_draws_from_a_key_of_its_own():
+def test_every_micro_batch_uses_a_different_random_key():
     def apply(params, x, *, key, aux):
         return x * params["w"], {"seen": jnp.roll(aux["seen"], 1).at[0].set(jax.random.uniform(key))}
 
@@ -366,14 +366,14 @@ def test_micro_batches_must_divide_the_rows():
 
 # ------------------------------------------------------------------------------------------ frozen
 @pytest.mark.parametrize("frozen", ["fc1_*", ["fc1_weight", "fc1_bias"]])
-def test_frozen_parameters_stay_and_have_no_optimizer_state(frozen):
+def test_frozen_parameters_are_unchanged_and_have_no_optimizer_state(frozen):
     before, state, _ = stepped(mlp(), batch_of(8), "adam", frozen=frozen)
     moved = {k for k in state.params if not np.array_equal(before.params[k], state.params[k])}
     assert moved == {"fc2_weight", "fc2_bias"}
     assert set(state.opt_state.slots["mean"]) == moved
 
 
-def test_statistics_of_frozen_layers_still_move():
+def test_statistics_of_frozen_layers_are_still_updated():
     before, state, _ = stepped(batch_norm_net(), batch_of(8), frozen="bn_*")
     assert_equal(
         {k: v for k, v in before.params.items() if k[:3] == "bn_"}, {k: state.params[k] for k in ("bn_gamma", "bn_beta")}
@@ -381,14 +381,14 @@ def test_statistics_of_frozen_layers_still_move():
     assert not np.array_equal(before.aux["bn_moving_mean"], state.aux["bn_moving_mean"])
 
 
-def test_a_pattern_that_freezes_nothing_is_an_error_with_the_nearest_names():
+def test_a_freeze_pattern_without_a_match_raises_with_the_nearest_names():
     with pytest.raises(ValueError, match=r"frozen='fc1_wieght' matches no parameter; did you mean 'fc1_weight'"):
         stepped(mlp(), batch_of(4), frozen=["fc1_wieght"])
     with pytest.raises(ValueError, match=r"frozen='\*\*no' matches no parameter; they are \['a'\]"):
         frozen_names(mlp(), ["a"], ["**no"])
 
 
-def test_integer_parameters_do_not_learn():
+def test_integer_parameters_are_not_trained():
     params = {"w": jnp.ones((2,)), "table": jnp.arange(2)}
     model = jfit.Model.from_function(
         lambda p, x: jnp.sum(x * p["w"][p["table"]][None], axis=1), loss=optax.l2_loss, params=params
@@ -402,7 +402,7 @@ def test_integer_parameters_do_not_learn():
 # ------------------------------------------------------------------------------------------ weights
 @pytest.mark.parametrize("junk", [7.0, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("model", [mlp(), batch_norm_net()], ids=["mlp", "batch norm"])
-def test_a_row_of_weight_zero_never_changes_anything(model, junk):
+def test_a_zero_weight_row_has_no_effect(model, junk):
     batch, metrics = batch_of(6), BOTH
     spoiled = {k: v.copy() for k, v in batch.items()}
     spoiled["data"][[1, 4]], spoiled["softmax_label"][[1, 4]] = junk, -1
@@ -425,14 +425,14 @@ def test_a_step_whose_weights_sum_to_zero_changes_nothing(junk):
     assert int(state.step) == 1 and float(out.loss) == 0.0 and int(out.first_bad_step) == -1
 
 
-def test_rows_may_train_without_counting_in_metrics():
+def test_rows_may_be_trained_on_without_metric_weight():
     batch, metrics = batch_of(4), ACC
     _, state, _ = stepped(mlp(), weighted(batch, [1] * 4, [1, 1, 0, 0]), metrics=metrics)
     assert_close(state.params, stepped(mlp(), batch)[1].params)
     assert int(state.metrics.metrics[0][1]) == 2
 
 
-def test_rows_may_count_in_metrics_without_training():
+def test_rows_may_have_metric_weight_without_being_trained_on():
     metrics = jfit.metrics.get("mse")
     model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=optax.l2_loss, params={"w": jnp.ones(())})
     rows = {"x": jnp.array([1.0, 2.0]), "label": jnp.array([1.0, 4.0])}
@@ -440,12 +440,12 @@ def test_rows_may_count_in_metrics_without_training():
     assert float(state.params["w"]) == 1 and values(metrics, on_host(state.metrics))["mse"] == 2
 
 
-def test_weights_need_one_number_per_row():
+def test_row_weights_must_have_one_number_per_row():
     with pytest.raises(ValueError, match=r"weight has shape \(3,\), the batch has 4 rows; pass one number per row, \(4,\)"):
         stepped(mlp(), weighted(batch_of(4), [1, 1, 1]))
 
 
-def test_an_operator_that_mixes_rows_refuses_weights_by_a_sentence():
+def test_an_operator_that_mixes_rows_raises_for_row_weights():
     net = sym.sum(sym.Variable("data"), axis=0, keepdims=True, name="mixed")
     model = jfit.lower(sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=3, name="fc"), name="softmax"))
     batch = {"data": np.ones((4, 2), np.float32), "softmax_label": np.zeros(1, np.float32)}
@@ -466,7 +466,7 @@ def test_bfloat16_compute_trains_float32_parameters():
 
 
 # ------------------------------------------------------------------------------------------ the state
-def test_given_parameters_are_copied_and_tied_ones_split():
+def test_initial_parameters_are_copied_and_tied_ones_get_separate_buffers():
     one = jnp.zeros((3,))
     model = jfit.Model.from_function(lambda p, x: x @ p["a"] + x @ p["b"], loss=optax.l2_loss, params={"a": one, "b": one})
     batch = {"x": np.ones((2, 3), np.float32), "label": np.ones(2, np.float32)}
@@ -481,7 +481,7 @@ def test_given_parameters_are_copied_and_tied_ones_split():
     assert not own.is_deleted() and state.params["fc1_weight"].is_deleted()
 
 
-def test_wrong_parameters_are_named():
+def test_invalid_parameters_raise_with_their_name():
     with pytest.raises(ValueError, match=r"params has 'fc1_wight', which the model does not know; did you mean 'fc1_weight'"):
         jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_wight": np.ones((5, 4))})
     with pytest.raises(ValueError, match=r"fc1_weight: the given value has shape \(2, 4\), the model needs \(5, 4\)"):
@@ -498,14 +498,14 @@ def test_seeds_may_be_integers_or_keys():
     assert_equal(step(typed, batch)[0].params, step(wanted, batch)[0].params)
 
 
-def test_a_batch_without_the_models_inputs_is_an_error():
+def test_a_batch_without_the_models_inputs_raises():
     state = jfit.init_state(mlp(), "sgd", batch_of(4))
     with pytest.raises(ValueError, match=r"the batch has the inputs \['x'\], the model needs \['data', 'softmax_label'\]"):
         jfit.train_step(mlp())(state, {"x": np.ones((4, 4))})
 
 
 # ------------------------------------------------------------------------------------------ eval and predict
-def test_evaluation_counts_the_rows_that_weigh_and_changes_nothing():
+def test_evaluation_includes_weighted_rows_and_changes_nothing():
     batch, metrics = batch_of(6), ACC
     state = jfit.init_state(mlp(), "sgd", batch)
     step = jax.jit(jfit.eval_step(mlp(), metrics=metrics))
@@ -531,7 +531,7 @@ def test_the_former_name_of_the_base_rate_still_reads_and_replaces_it():
     assert type(jax.tree.map(lambda x: x, changed)) is type(changed) is jfit.TrainState
 
 
-def test_the_plan_for_the_shapes_of_a_batch_is_had_from_jfit_step():
+def test_jfit_step_returns_the_plan_for_the_shapes_of_a_batch():
     model = jfit.lower(sym.SoftmaxOutput(sym.Variable("data"), name="softmax"))
     inputs = {"data": jnp.ones((4, 3)), "softmax_label": jnp.zeros(4)}
     assert [shape.shape for shape in jfit.step.plan_of(model, inputs).shapes] == [(4, 3)]

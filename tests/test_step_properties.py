@@ -42,7 +42,7 @@ def test_the_update_does_not_depend_on_the_number_of_devices(weight, devices, se
 
 @relaxed
 @given(weight=some_weights, devices=st.sampled_from([1, 2, 8]), junk=st.sampled_from([np.nan, np.inf, -1e30, 5.0]))
-def test_rows_that_only_fill_up_never_show_whatever_they_hold(weight, devices, junk):
+def test_padding_rows_have_no_effect_for_any_values(weight, devices, junk):
     batch = weighted(batch_of(len(weight)), weight, weight)
     padded = pad_rows(batch, 16)
     for name, fill in (("data", junk), ("softmax_label", -1)):
@@ -54,7 +54,7 @@ def test_rows_that_only_fill_up_never_show_whatever_they_hold(weight, devices, j
 
 @relaxed
 @given(rows=st.integers(1, 40), devices=st.sampled_from([1, 2, 4, 8]), multiple=st.sampled_from([1, 2, 3]))
-def test_a_split_holds_every_row_once_and_weighs_nothing_else(rows, devices, multiple):
+def test_a_split_contains_every_row_once_and_padding_has_weight_zero(rows, devices, multiple):
     numbers = np.arange(rows, dtype=np.float32)
     cut = split_batch(weighted({"data": numbers}, np.ones(rows)), devices, multiple=multiple)
     data, weight = np.reshape(cut.inputs["data"], -1), np.reshape(cut.weight, -1)

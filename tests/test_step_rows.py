@@ -41,19 +41,19 @@ def stepped(sparse, optimizer, batch=BATCH, steps=2, **how):
 
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("case", NETS, ids=lambda c: "-".join(map(str, (*c["net"][:2], *c["net"][2].values(), c["net"][3]))))
-def test_module_trains_a_table_as_mxnet_does(case):
+def test_module_trains_an_embedding_table_as_mxnet_does(case):
     np.testing.assert_allclose(fitted(mx, *case["net"]), case["after"], rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("how", [{"clip_norm": 0.01}, {"clip_value": 0.01}, {"micro_batches": 3}, {"policy": "bfloat16"}])
-def test_plain_descent_by_rows_is_plain_descent(how):
+def test_sgd_by_rows_equals_dense_sgd(how):
     (by_rows, _), (whole, _) = (stepped(sparse, "sgd", **how) for sparse in (True, False))
     for name, value in whole.params.items():
         np.testing.assert_allclose(by_rows.params[name], value, rtol=1e-5, atol=2e-3 if "policy" in how else 1e-6)
 
 
-def test_rows_that_no_weighted_row_of_the_batch_names_rest():
+def test_table_rows_used_only_by_zero_weight_rows_are_unchanged():
     optimizer = jfit.optim.sgd(0.5, momentum=0.5, wd=0.5)
     weight, counted = np.array([1, 0, 1, 0, 0, 0], "float32"), np.ones(6, "float32")
     batch = jfit.Batch({"data": DATA, "softmax_label": LABEL}, jnp.asarray(weight), jnp.asarray(counted))
@@ -65,7 +65,7 @@ def test_rows_that_no_weighted_row_of_the_batch_names_rest():
     np.testing.assert_array_equal(none.params["emb_weight"], before)
 
 
-def test_two_devices_give_the_numbers_of_one():
+def test_two_devices_give_the_result_of_one():
     optimizer, model = jfit.optim.adam(0.1, wd=0.1), classified(embedding(True))
     one, _ = stepped(True, optimizer)
     step = jfit.data_parallel(jfit.train_step(model, optimizer), jax.devices()[:2])
@@ -76,7 +76,7 @@ def test_two_devices_give_the_numbers_of_one():
         np.testing.assert_allclose(state.params[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_of_tables_come_by_rows():
+def test_gradients_of_tables_are_sparse_rows():
     _, out = stepped(True, "sgd", steps=1, gradients=True)
     found, (_, whole) = out.gradients["emb_weight"], stepped(False, "sgd", steps=1, gradients=True)
     assert isinstance(found, SparseRows) and len(found.indices) == DATA.size
@@ -100,7 +100,7 @@ def test_the_compiled_step_copies_no_table():
         assert compiled.memory_analysis().temp_size_in_bytes < size * 3 * 4 / 2
 
 
-def test_a_table_is_what_sparse_embeddings_alone_read_by_numbers_of_the_batch():
+def test_only_parameters_read_solely_by_sparse_embeddings_are_trained_by_rows():
     data = jfit.sym.Variable("data")
     assert list(jfit.lower(embedding(True)).tables) == ["emb_weight"]
     assert not jfit.lower(embedding(False)).tables

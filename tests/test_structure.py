@@ -66,7 +66,7 @@ def read(path: Path) -> Source:
 SOURCES = [read(path) for path in sorted(ROOT.rglob("*.py"))]
 
 
-def test_every_stage_has_its_place_in_the_data_flow():
+def test_every_package_is_listed_in_the_data_flow():
     assert {source.stage for source in SOURCES} - {"__init__"} <= set(STAGES)
 
 
@@ -83,7 +83,7 @@ def test_a_stage_imports_only_stages_above_it():
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_imports_go_in_a_circle_not_even_inside_functions():
+def test_there_are_no_import_cycles_not_even_inside_functions():
     modules = {source.module for source in SOURCES}
     graph: dict[str, set[str]] = {}
     for source in SOURCES:
@@ -121,7 +121,7 @@ def test_no_file_is_longer_than_six_hundred_lines():
     assert not long, f"{long} lines: which second idea do these files hide?"
 
 
-def test_every_public_name_explains_itself_with_an_example():
+def test_every_public_name_has_a_docstring_with_an_example():
     docs = {name: getattr(jfit, name).__doc__ or "" for name in PUBLIC if callable(getattr(jfit, name))}
     without = [f"jfit.{name}" for name, doc in docs.items() if ">>>" not in doc]
     assert docs and not without, f"the docstrings of {without} have no example that runs"
@@ -132,7 +132,7 @@ def test_every_stage_can_be_imported_by_its_name():
         assert importlib.import_module(f"jfit.{stage}").__doc__
 
 
-def test_scoring_and_prediction_are_read_without_the_training_loop():
+def test_scoring_and_prediction_do_not_need_the_training_loop():
     imports = {s.path: {name for _, name in s.imports} for s in SOURCES}
     seen, todo = set(), ["train/evaluate.py"]
     while todo:

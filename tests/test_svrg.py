@@ -50,7 +50,7 @@ def trained(inner, epochs, reduce, batches=BATCHES):
     return np.asarray(found)
 
 
-def test_the_distance_falls_by_a_constant_factor_where_plain_gradients_stall():
+def test_the_error_decreases_linearly_where_sgd_stalls():
     reduced, plain = (trained(jfit.optim.sgd(0.1), 10, reduce) for reduce in (True, False))
     factors = reduced[1:] / reduced[:-1]
     assert np.all(factors < 0.4)
@@ -58,7 +58,7 @@ def test_the_distance_falls_by_a_constant_factor_where_plain_gradients_stall():
     assert plain.min() > 0.1
 
 
-def test_the_variance_over_batches_falls_with_the_distance_to_the_snapshot():
+def test_the_gradient_variance_decreases_with_the_distance_to_the_snapshot():
     params = {"w": jnp.asarray(BEST)}
     plain = np.stack([GRADIENT(params, {}, b)["w"] for b in BATCHES])
     optimizer, spread = svrg(optax.sgd(1.0)), []
@@ -76,11 +76,11 @@ def test_the_variance_over_batches_falls_with_the_distance_to_the_snapshot():
 
 
 @pytest.mark.parametrize("inner", [optax.chain(optax.clip_by_global_norm(5.0), jfit.optim.adam(0.1))])
-def test_any_optimizer_can_be_inside(inner):
+def test_any_optimizer_can_be_wrapped(inner):
     assert trained(inner, 15, True)[-1] < 0.02
 
 
-def test_before_the_first_snapshot_it_is_the_optimizer_inside():
+def test_before_the_first_snapshot_it_equals_the_wrapped_optimizer():
     inner = jfit.optim.sgd(0.5, momentum=0.9)
     params, grads = {"a_weight": jnp.ones(2), "b": {"c": jnp.ones((), jnp.bfloat16)}}, None
     grads = jax.tree.map(lambda w: w * 2, params)
@@ -107,7 +107,7 @@ def test_the_state_owns_its_buffers_and_can_be_donated():
     assert optimizer.init(params).snapshot["w"].unsafe_buffer_pointer() != params["w"].unsafe_buffer_pointer()
 
 
-def test_a_vmapped_update_is_the_updates_one_by_one():
+def test_a_vmapped_update_equals_single_updates():
     optimizer = svrg(jfit.optim.sgd(0.1, momentum=0.9))
 
     def run(w):
@@ -120,7 +120,7 @@ def test_a_vmapped_update_is_the_updates_one_by_one():
     np.testing.assert_allclose(jax.vmap(run)(several), jnp.stack([run(w) for w in several]), rtol=1e-6)
 
 
-def test_full_gradients_weigh_rows_not_batches():
+def test_full_gradients_weight_rows_and_not_batches():
     whole = GRADIENT({"w": jnp.ones(3)}, {}, {"x": X, "label": Y})["w"]
     ragged = [{"x": X[a:b], "label": Y[a:b]} for a, b in ((0, 25), (25, 50), (50, 60))]
     np.testing.assert_allclose(EVERYTHING({"w": jnp.ones(3)}, {}, ragged)["w"], whole, rtol=1e-5)
@@ -132,14 +132,14 @@ def test_full_gradients_weigh_rows_not_batches():
     assert none.tolist() == [0, 0, 0]
 
 
-def test_a_mean_over_devices_is_the_mean_of_the_whole_batch():
+def test_the_mean_over_devices_equals_that_of_the_whole_batch():
     whole = GRADIENT({"w": jnp.ones(3)}, {}, {"x": X, "label": Y})["w"]
     cut = {"x": X.reshape(4, 15, 3), "label": Y.reshape(4, 15)}
     each = jax.vmap(lambda b: GRADIENT({"w": jnp.ones(3)}, {}, b, axis_name="d"), axis_name="d")(cut)["w"]
     np.testing.assert_allclose(each, jnp.tile(whole, (4, 1)), rtol=1e-5)
 
 
-def test_what_cannot_be_is_refused_in_a_sentence():
+def test_invalid_arguments_raise():
     params = {"w": jnp.ones(3)}
     optimizer = svrg(optax.sgd(0.1))
     with pytest.raises(ValueError, match="needs the gradient of the same batch at its snapshot"):

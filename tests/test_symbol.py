@@ -91,14 +91,14 @@ def test_composition_orders_arguments_as_mxnet_does():
     assert f(data=sym.FullyConnected(V("d"), num_hidden=2, name="c1")).list_arguments() == GOLDEN["compose"]
 
 
-def test_python_operators_make_the_nodes_that_mxnet_makes():
+def test_python_operators_create_mxnets_nodes():
     got = (((2 - V("a")) / (V("b") ** 2 + 1)) * (-V("a"))).tojson()
     assert graph_of(got, loose=True) == graph_of(GOLDEN["scalar_ops_json"], loose=True)
     assert graph_of((V("a") > V("b")).tojson(), loose=True) == graph_of(GOLDEN["compare_json"], loose=True)
 
 
 @pytest.mark.parametrize("key", ["infer_partial", "infer_full", "infer_type"])
-def test_inference_gives_what_mxnet_gives(key):
+def test_inference_gives_mxnets_results(key):
     x = sym.FullyConnected(sym.Flatten(V("data")), num_hidden=5, name="f1")
     if key == "infer_partial":
         got = sym.broadcast_add(x, V("other")).infer_shape_partial()
@@ -111,7 +111,7 @@ def test_inference_gives_what_mxnet_gives(key):
 
 
 # ------------------------------------------------------------------------------------------ variables and scopes
-def test_a_variable_keeps_what_is_said_about_it():
+def test_a_variable_stores_its_arguments_as_attributes():
     w = V("w", shape=(3, 0), dtype=np.float16, lr_mult=0.5, wd_mult=2, layout="NC", __note__="n", attr={"k": "v"})
     assert w.attr_dict() == {
         "w": {
@@ -150,7 +150,7 @@ def test_a_variable_keeps_what_is_said_about_it():
         (lambda: sym.Group([V("a"), V("b")]).attr("k"), ValueError, "has outputs of 2 nodes.*select an output first"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_built_is_refused_by_a_sentence(make, kind, message):
+def test_invalid_arguments_raise(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
 
@@ -180,7 +180,7 @@ def test_outputs_are_found_by_position_name_and_slice():
     assert net.get_internals()["x"].list_outputs() == ["x"]
 
 
-def test_internals_children_and_lists_follow_the_graph():
+def test_internals_children_and_lists_are_in_graph_order():
     bn = sym.BatchNorm(sym.Convolution(V("data"), kernel=(3, 3), num_filter=2, name="c"), name="b")
     net = sym.FullyConnected(bn, num_hidden=2, name="f")
     assert net.list_arguments() == ["data", "c_weight", "c_bias", "b_gamma", "b_beta", "f_weight", "f_bias"]
@@ -203,7 +203,7 @@ def test_a_group_has_the_outputs_of_its_members():
 
 
 # ------------------------------------------------------------------------------------------ composition
-def test_composing_leaves_the_parts_as_they_were():
+def test_composing_does_not_change_the_parts():
     f = sym.FullyConnected(V("data"), num_hidden=3, name="f")
     before = f.tojson()
     by_name = f(data=sym.relu(V("z"), name="r"), name="g")
@@ -213,7 +213,7 @@ def test_composing_leaves_the_parts_as_they_were():
     assert f.tojson() == before
 
 
-def test_composition_refuses_what_does_not_fit():
+def test_invalid_composition_raises():
     f = sym.FullyConnected(V("data"), num_hidden=3, name="f")
     with pytest.raises(ValueError, match=r"no variable is named 'dta'.*'data'"):
         f(dta=V("z"))
@@ -297,7 +297,7 @@ def test_two_thousand_nodes_are_lowered_and_run():
     np.testing.assert_array_equal(out, [0, 0, 0, 1])
 
 
-def test_help_of_a_graphs_functions_shows_what_a_caller_gives():
+def test_help_of_operator_functions_shows_the_callers_arguments():
     for function in (jfit.sym.Variable, jfit.sym.Group, jfit.sym.load, jfit.sym.load_json):
         assert "cls" not in inspect.signature(function).parameters
 

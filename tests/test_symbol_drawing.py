@@ -63,7 +63,7 @@ def resnet50():
     ("net", "parameters", "gigamacs"),
     [(alexnet, 61_100_840, 0.714), (vgg16, 138_357_544, 15.470), (resnet50, 25_557_032 + 53_120, 4.089)],
 )
-def test_known_networks_cost_what_is_known_of_them(net, parameters, gigamacs):
+def test_known_networks_have_their_published_costs(net, parameters, gigamacs):
     whole = total(net(), {"data": (1, 3, 224, 224)})
     assert whole.parameters == parameters  # of the residual net 53,120 are moving means and variances
     assert round(whole.macs / 1e9, 3) == gigamacs
@@ -82,14 +82,14 @@ def test_counts_are_those_of_each_node():
     assert net.counts(data=(2, 3, 8, 8))["fc"].parameters == 3 * 145
 
 
-def test_groups_and_transposed_convolutions_count_the_products_that_are_made():
+def test_flops_of_grouped_and_transposed_convolutions_are_exact():
     grouped = sym.Convolution(V("data"), num_filter=4, kernel=(3, 3), num_group=2, no_bias=True, name="c")
     assert grouped.counts(data=(1, 4, 5, 5))["c"].macs == 4 * 9 * 2 * 9
     up = sym.Deconvolution(V("data"), num_filter=2, kernel=(2, 2), stride=(2, 2), no_bias=True, name="d")
     assert up.counts(data=(1, 3, 4, 4))["d"].macs == 3 * 16 * 4 * 2  # each input meets each weight of its channel once
 
 
-def test_loops_count_each_turn():
+def test_loops_count_each_iteration():
     net = sym.RNN(V("data"), state_size=4, num_layers=1, mode="lstm", name="rnn")
     assert net.counts(data=(7, 2, 3))["rnn"].macs == 7 * 2 * 16 * (3 + 4)
 
@@ -104,14 +104,14 @@ def test_loops_count_each_turn():
     assert flops_of(jax.make_jaxpr(lambda x: x.at[jnp.array([1, 2])].add(1.0))(x)) == Flops(2, 0)
 
 
-def test_begin_states_of_unknown_batch_take_the_size_that_inference_finds():
+def test_begin_states_of_unknown_batch_size_use_the_inferred_size():
     data = V("data")
     start = sym._zeros(shape=(0, 4), name="start")
     net = sym.FullyConnected(data, num_hidden=4, name="fc") + start
     assert net.counts(data=(3, 2))["start"].macs == 0
 
 
-def test_counts_of_unknown_shapes_are_refused():
+def test_counts_of_unknown_shapes_raise():
     with pytest.raises(jfit.sym.GraphError, match=r"data: its shape is unknown .* pass the shapes of all inputs"):
         sym.FullyConnected(V("data"), num_hidden=3, name="fc").counts()
 
@@ -132,7 +132,7 @@ def test_summary_and_drawing_name_every_node():
     assert "FullyConnected" in net.graphviz(data=(2, 5)).source
 
 
-def test_the_listing_is_that_of_mxnet():
+def test_the_listing_equals_mxnets():
     assert V("a").debug_str() == "Variable:a\n"
     a = V("a")
     parts = sym.SliceChannel(a, num_outputs=3, name="s")
@@ -146,7 +146,7 @@ def test_the_listing_is_that_of_mxnet():
     assert sym.Group([a, sym.relu(a, name="r")]).debug_str().splitlines()[1:3] == ["\toutput[0]=a(0)", "\toutput[1]=r(0)"]
 
 
-def test_loops_and_branches_cost_what_their_bodies_do():
+def test_loops_and_branches_cost_as_much_as_their_bodies():
     w = V("w")
 
     def step(x, states):

@@ -19,7 +19,7 @@ def nodes_of(text):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_file_of_any_version_becomes_the_graph_that_mxnet_makes_of_it(case):
+def test_a_file_of_any_version_is_read_as_mxnets_graph(case):
     net = sym.load_json(json.dumps(case["file"]))
     for name in ("list_arguments", "list_auxiliary_states", "attr_dict"):
         assert getattr(net, name)() == case[name], name
@@ -35,13 +35,13 @@ READ_ALIKE = ("fields_together_10901", "mirror_10901")
 
 
 @pytest.mark.parametrize("case", [case for case in FILES if case["name"] in NO_GRAPH], ids=lambda case: case["name"])
-def test_a_node_without_its_inputs_is_refused_since_0_9(case):
+def test_a_node_without_its_inputs_raises_since_0_9(case):
     with pytest.raises(sym.GraphError, match=r"needs \d inputs .*, the file has [01];"):
         sym.load_json(json.dumps(case["file"]))
 
 
 @pytest.mark.parametrize("case", [case for case in FILES if case["name"] in READ_ALIKE], ids=lambda case: case["name"])
-def test_hidden_keys_without_underscores_count_in_every_version(case):
+def test_hidden_keys_without_underscores_are_used_in_every_version(case):
     earlier = next(c for c in FILES if c["name"] == case["name"].replace("10901", "None"))
     assert sym.load_json(json.dumps(case["file"])).attr_dict() == earlier["attr_dict"]
 
@@ -49,7 +49,7 @@ def test_hidden_keys_without_underscores_count_in_every_version(case):
 @pytest.mark.parametrize(
     "case", [case for case in FILES if case["name"] not in (*NO_GRAPH, *READ_ALIKE)], ids=lambda case: case["name"]
 )
-def test_a_file_in_the_style_of_its_time_becomes_the_graph_that_mxnet_makes_of_it(case):
+def test_a_file_in_an_older_format_is_read_as_mxnets_graph(case):
     net = sym.load_json(json.dumps(case["file"]))
     for name in ("list_arguments", "list_auxiliary_states", "list_outputs", "attr_dict"):
         assert getattr(net, name)() == case[name], name
@@ -60,7 +60,7 @@ def test_a_file_in_the_style_of_its_time_becomes_the_graph_that_mxnet_makes_of_i
     ("old", "new", "inputs"),
     [("CuDNNBatchNorm", "BatchNorm", 5), ("MultiBoxPrior", "_contrib_MultiBoxPrior", 1), ("Proposal", "_contrib_Proposal", 3)],
 )
-def test_operators_that_mxnet_1_9_no_longer_knows_by_their_old_names_are_read(old, new, inputs):
+def test_old_operator_names_that_mxnet_1_9_dropped_are_read(old, new, inputs):
     nodes = [{"op": "null", "name": f"x{i}", "inputs": []} for i in range(inputs)]
     nodes.append({"op": old, "name": "n", "param": {}, "inputs": [[i, 0] for i in range(inputs)]})
     net = sym.load_json(json.dumps({"nodes": nodes, "heads": [[inputs, 0]]}))
@@ -78,7 +78,7 @@ def test_the_recorded_file_of_version_0_8_has_the_recorded_attributes():
         assert written[name] == upgraded[name], name
 
 
-def test_a_multiplier_without_a_variable_to_take_it_stays_where_it_was():
+def test_a_multiplier_without_a_matching_variable_stays_on_its_node():
     graph = json.loads(sym.relu(sym.tanh(sym.Variable("x"), name="t"), name="r").tojson())
     graph["nodes"][2]["attrs"] = {"data_lr_mult": "3"}
     del graph["attrs"]
@@ -86,7 +86,7 @@ def test_a_multiplier_without_a_variable_to_take_it_stays_where_it_was():
 
 
 @pytest.mark.parametrize("top", [None, [], {}, {"mxnet_version": []}, {"mxnet_version": ["int", "x"]}, {"mxnet_version": -1}])
-def test_a_version_that_says_nothing_is_the_oldest(top):
+def test_a_file_without_a_version_has_the_oldest_format(top):
     graph = {"nodes": [{"op": "null", "name": "x", "inputs": []}], "heads": [[0, 0]], "attrs": top}
     graph["nodes"].append({"op": "argmax", "name": "a", "attrs": {"axis": "-1"}, "inputs": [[0, 0]]})
     graph["heads"] = [[1, 0]]
@@ -99,7 +99,7 @@ def test_a_pickled_graph_keeps_its_casts():
     assert [n[1] for n in nodes_of(net.tojson())] == ["x", "r"]
 
 
-def test_casts_behind_casts_are_left_out_together():
+def test_consecutive_casts_are_removed_together():
     x = sym.Variable("x")
     for dtype in ("float16", "float32", "float16"):
         x = sym.amp_cast(x, dtype=dtype)

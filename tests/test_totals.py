@@ -35,7 +35,7 @@ def test_a_million_losses_are_added_without_drift():
     assert abs(float(naive) / 1e6 - value) > 1e-3 * value
 
 
-def test_an_empty_pass_has_no_loss_and_its_metrics_are_nan():
+def test_an_empty_epoch_has_no_loss_and_its_metrics_are_nan():
     found = totals.values(BOTH, counters.read(totals.zero_totals(BOTH)))
     assert set(found) == {"accuracy", "cross-entropy"} and all(np.isnan(v) for v in found.values())
 
@@ -45,13 +45,13 @@ def test_values_are_python_numbers():
     assert found == {"loss": 2.0} and type(found["loss"]) is float
 
 
-def test_the_first_bad_step_stays_the_first():
+def test_the_first_non_finite_step_is_kept():
     assert int(folded([1.0, 1.0], [1, 1]).first_bad_step) == -1
     assert int(folded([1.0, np.inf, np.nan, 1.0], [1] * 4, first=5).first_bad_step) == 6
     assert int(folded([np.nan], [0]).first_bad_step) == -1, "no row counted"
 
 
-def test_padded_rows_never_count():
+def test_padding_rows_are_excluded():
     batch = batch_of(5)
     padded = {k: np.concatenate([v, np.full((3, *v.shape[1:]), np.nan, np.float32)]) for k, v in batch.items()}
     padded["softmax_label"][5:] = -1
@@ -62,7 +62,7 @@ def test_padded_rows_never_count():
     assert int(found.metrics[0][1]) == 5
 
 
-def test_metrics_see_the_heads_with_their_labels():
+def test_metrics_receive_the_heads_with_their_labels():
     batch = batch_of(4)
     net = jfit.sym.Group([jfit.sym.BlockGrad(jfit.sym.Variable("data"), name="seen"), mlp().symbol])
     model = jfit.lower(net)
