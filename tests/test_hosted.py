@@ -93,7 +93,7 @@ def test_an_exception_in_a_function_names_the_metric_and_keeps_the_state():
         "metric 'broken' raised this for batch 11 of the pass (labels [(1,)], outputs" in n for n in caught.value.__notes__
     )
     assert jfit.last_run().predict(X).shape == (45, CLASSES)
-    with pytest.raises(TypeError, match=r"metric custom\(<lambda>\): the function gave None, needed a number"):
+    with pytest.raises(TypeError, match=r"metric custom\(<lambda>\): the function returned None, expected a number"):
         jfit.last_run().score((X, Y), lambda label, output: None)
 
 

@@ -158,14 +158,14 @@ def test_a_function_becomes_a_host_metric():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: metrics.get("acuracy"), ValueError, "unknown metric 'acuracy': the nearest names are 'accuracy'"),
-        (lambda: metrics.get("ce", epz=1), ValueError, "no parameter 'epz'; the nearest it has: 'eps'"),
-        (lambda: metrics.get("top_k_accuracy"), ValueError, "top_k is 1, more than 1 is needed"),
-        (lambda: metrics.get(3), TypeError, "a metric is a name"),
-        (lambda: metrics.get([metrics.accuracy]), TypeError, "accuracy makes a metric and is none itself: pass 'accuracy'"),
+        (lambda: metrics.get("acuracy"), ValueError, "unknown metric 'acuracy'; the nearest names are 'accuracy'"),
+        (lambda: metrics.get("ce", epz=1), ValueError, "no parameter 'epz'; the nearest names are 'eps'"),
+        (lambda: metrics.get("top_k_accuracy"), ValueError, "top_k is 1; it must be at least 2"),
+        (lambda: metrics.get(3), TypeError, "a metric must be a name"),
+        (lambda: metrics.get([metrics.accuracy]), TypeError, "accuracy is a factory, not a metric: pass 'accuracy'"),
         (lambda: single("acc", LABEL[:3], PROB), ValueError, r"metric accuracy: the label has shape \(3,\)"),
         (lambda: single("f1", LABEL, PROB), ValueError, "metric f1 is binary"),
-        (lambda: single("mse", LABEL, PROB), ValueError, "one label for each prediction"),
+        (lambda: single("mse", LABEL, PROB), ValueError, "one label per prediction"),
         (lambda: metrics.create("acc").stats((), (jnp.ones(2),), None), ValueError, "0 labels and 1 outputs"),
     ],
 )

@@ -98,7 +98,7 @@ def test_invalid_use_raises_mxnets_error_classes():
         M.create("top_k_accuracy", top_k=1)
     with pytest.raises(ValueError, match="binary"):
         M.create("f1").update([np.array([0, 1, 2])], [ones((3, 3))])
-    with pytest.raises(ValueError, match="one label for each prediction"):
+    with pytest.raises(ValueError, match="one label per prediction"):
         M.create("acc").update([ones(3)], [ones((4, 2))])
     with pytest.raises(ValueError, match="1 labels and 2 outputs"):
         M.create("acc").update([ones(3)], [ones((3, 2)), ones((3, 2))])

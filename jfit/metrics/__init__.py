@@ -1,10 +1,11 @@
 """Metrics as pure functions that run inside the compiled step.
 
-`stats` sums one batch on one device; the step adds those sums over micro-batches and devices and `update` folds them into
-running sums, so a value depends neither on the device count nor on padding: rows of weight 0 never count, whatever they
-hold.  With weighted=True the others count by their weights.  Counts are int32, float sums carry their rounding error along.
-Names and values are MXNet 1.9.1's; precision, recall, confusion_matrix and roc_auc are scikit-learn's.  `docs/metrics.md`
-lists all.
+`stats` computes the sums of one batch on one device; the step adds them over micro-batches and devices, and `update` adds
+the result to the running sums.  So values depend neither on the number of devices nor on padding: rows of weight 0 are
+ignored, even if they contain NaN.  With weighted=True, rows are weighted by their row weights.  Counts are int32, float sums
+use compensated summation.
+Names and values are those of MXNet 1.9.1, and of scikit-learn for precision, recall, confusion_matrix and roc_auc.
+`docs/metrics.md` lists all metrics.
 
 >>> import jax.numpy as jnp
 >>> acc = create("acc")

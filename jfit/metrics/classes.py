@@ -1,4 +1,4 @@
-"""How often the right class is found: accuracy, top-k accuracy, and the binary scores F1 and MCC."""
+"""Classification metrics: accuracy, top-k accuracy, and the binary scores F1 and MCC."""
 
 from __future__ import annotations
 
@@ -20,17 +20,25 @@ from jfit.metrics.core import (
     exact,
     kahan,
     like,
-    nothing,
     pairs,
     ratio,
     total,
     xp,
     zero_mean,
+    zero_sums,
 )
 
 
 def accuracy(axis: int = 1, name: str = "accuracy", weighted: bool = False) -> Metric:
-    """correct / count, the prediction being the argmax over `axis`, or the output itself if shaped as its label.
+    """correct / count.  The prediction is the argmax over `axis`, or the output itself if it has the shape of the label.
+
+    Args:
+        axis: class axis of the outputs.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
 
     Example:
         >>> accuracy().name
@@ -40,14 +48,25 @@ def accuracy(axis: int = 1, name: str = "accuracy", weighted: bool = False) -> M
     """
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        found = output if output.shape == label.shape else jnp.argmax(output, axis if output.ndim > 1 else 0)
-        return add_up(found.astype(jnp.int32) == like(name, label, found.shape).astype(jnp.int32), output, rows)
+        predicted = output if output.shape == label.shape else jnp.argmax(output, axis if output.ndim > 1 else 0)
+        return add_up(predicted.astype(jnp.int32) == like(name, label, predicted.shape).astype(jnp.int32), output, rows)
 
     return ratio(name, pair, weighted)
 
 
 def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool = False) -> Metric:
-    """How often the label is among the `top_k` largest of (rows, classes) outputs; the name ends in `_<top_k>`.
+    """Fraction of rows whose label is among the `top_k` largest outputs of shape (rows, classes).
+
+    Args:
+        top_k: k, at least 2.
+        name: name of the value in logs and results; `_<top_k>` is appended.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
+    Raises:
+        ValueError: top_k is below 2.
 
     Example:
         >>> top_k_accuracy(5).name
@@ -56,23 +75,34 @@ def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool 
     Source: Apache MXNet 1.9.1, `TopKAccuracy`.
     """
     if top_k <= 1:
-        raise ValueError(f"metric top_k_accuracy: top_k is {top_k}, more than 1 is needed; use 'acc' for the top one.")
+        raise ValueError(f"metric top_k_accuracy: top_k is {top_k}; it must be at least 2. Use 'acc' for top-1 accuracy.")
     name = f"{name}_{top_k}"
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
         if output.ndim != 2:
-            raise ValueError(f"metric {name}: the output has shape {output.shape}, (rows, classes) is needed.")
+            raise ValueError(f"metric {name}: the output has shape {output.shape}, expected (rows, classes).")
         best = lax.top_k(output, min(top_k, output.shape[1]))[1]  # (rows, k)
-        wanted = like(name, label, output.shape[:1]).astype(best.dtype)
-        return add_up(jnp.any(best == wanted[:, None], axis=1), output, rows)
+        label = like(name, label, output.shape[:1]).astype(best.dtype)
+        return add_up(jnp.any(best == label[:, None], axis=1), output, rows)
 
     return ratio(name, pair, weighted)
 
 
 def f1(average: str = "macro", name: str = "f1", weighted: bool = False) -> Metric:
-    """2 tp / (2 tp + fp + fn) of binary labels; "macro": the mean over batches, "micro": from the totals.
+    """2 tp / (2 tp + fp + fn) of binary labels.
 
-    Outputs are (rows, 2) scores, or (rows,) or (rows, 1) probabilities of class 1.
+    Outputs are scores of shape (rows, 2), or probabilities of class 1 of shape (rows,) or (rows, 1).
+
+    Args:
+        average: "macro": mean over the scores of the batches (MXNet's default); "micro": score of the total counts.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
+    Raises:
+        ValueError: unknown average.
 
     Example:
         >>> f1().name
@@ -82,18 +112,29 @@ def f1(average: str = "macro", name: str = "f1", weighted: bool = False) -> Metr
     """
 
     def score(cells: Any) -> Any:
-        cells = cells * 1.0  # doubling an int32 count may overflow
-        wrong = 2 * cells[0] + cells[1] + cells[2]
-        return 2 * cells[0] / (wrong + (wrong == 0))
+        cells = cells * 1.0  # float: doubling an int32 count may overflow
+        denominator = 2 * cells[0] + cells[1] + cells[2]
+        return 2 * cells[0] / (denominator + (denominator == 0))
 
     return _binary("f1", name, average, score, weighted)
 
 
 def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False) -> Metric:
-    """(tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)) of binary labels, factors of 0 left out of the root.
+    """(tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)) of binary labels (Matthews correlation).
 
-    "macro": the mean over batches, "micro": from the totals.  Outputs are (rows, 2) scores, or (rows,) or (rows, 1)
-    probabilities of class 1; `pcc` is the same for many classes.
+    Zero factors are left out of the root.  Outputs are scores of shape (rows, 2), or probabilities of class 1 of shape (rows,)
+    or (rows, 1).  `pcc` is its generalization to more classes.
+
+    Args:
+        average: "macro": mean over the scores of the batches (MXNet's default); "micro": score of the total counts.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
+    Raises:
+        ValueError: unknown average.
 
     Example:
         >>> mcc("micro").name
@@ -105,18 +146,18 @@ def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False) -> Me
     def score(cells: Any) -> Any:
         tp, fp, fn, tn = cells * 1.0
         lib = xp(cells)
-        found = tp * tn - fp * fn
+        value = tp * tn - fp * fn
         for factor in (tp + fp, tp + fn, tn + fp, tn + fn):
-            found = found / lib.sqrt(lib.where(factor == 0, 1.0, factor))  # their product may be too small or large for float32
-        return found
+            value = value / lib.sqrt(lib.where(factor == 0, 1.0, factor))  # the product of the factors may overflow float32
+        return value
 
     return _binary("mcc", name, average, score, weighted)
 
 
 def _binary(kind: str, name: str, average: str, score: Callable[[Any], Any], weighted: bool) -> Metric:
-    """A score of the four cells (tp, fp, fn, tn) of a binary confusion matrix."""
+    """Metric that is a function of the binary confusion matrix (tp, fp, fn, tn)."""
     if average not in ("macro", "micro"):
-        raise ValueError(f"metric {kind}: average is {average!r}, it needs to be 'macro' or 'micro'.")
+        raise ValueError(f"metric {kind}: average is {average!r}; it must be 'macro' or 'micro'.")
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
         return total(_cells(name, *each) for each in pairs(name, labels, outputs, weights, weighted))
@@ -128,22 +169,22 @@ def _binary(kind: str, name: str, average: str, score: Callable[[Any], Any], wei
         return Metric(name, zero_mean, stats, fold, computed(name))
 
     def compute(cells: Any) -> dict[str, Any]:
-        found = exact(cells) if weighted else cells
-        return {name: xp(cells).where(found.sum() > 0, score(found), np.float32(np.nan))}
+        counts = exact(cells) if weighted else cells
+        return {name: xp(cells).where(counts.sum() > 0, score(counts), np.float32(np.nan))}
 
     if weighted:
-        return Metric(name, lambda: nothing(4), stats, added, compute)
+        return Metric(name, lambda: zero_sums(4), stats, added, compute)
     return Metric(name, lambda: jnp.zeros(4, jnp.int32), stats, lambda running, cells: running + cells, compute)
 
 
 def _cells(name: str, label: Array, output: Array, rows: Array | None) -> Array:
-    """(tp, fp, fn, tn), (4,): int32 counts, float32 weights."""
+    """(tp, fp, fn, tn) of one batch, shape (4,): int32 counts, or float32 sums of weights."""
     if output.ndim > 2 or (output.ndim == 2 and output.shape[1] > 2):
-        raise ValueError(f"metric {name} is binary: the output has shape {output.shape}, (rows, 2) or (rows,) is needed.")
+        raise ValueError(f"metric {name} is binary: the output has shape {output.shape}, expected (rows, 2) or (rows,).")
     two = output.ndim == 2 and output.shape[1] == 2
-    said = jnp.argmax(output, 1) == 1 if two else output.reshape(-1) > 0.5
-    true = like(name, label, said.shape).astype(jnp.int32) == 1
+    predicted = jnp.argmax(output, 1) == 1 if two else output.reshape(-1) > 0.5
+    true = like(name, label, predicted.shape).astype(jnp.int32) == 1
     each = each_row(true, output, rows)
     each = each.astype(jnp.int32) if each.dtype == bool else each
-    cells = [said & true, said & ~true, ~said & true, ~said & ~true]
+    cells = [predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true]
     return jnp.stack([jnp.sum(jnp.where(cell, each, 0), dtype=each.dtype) for cell in cells])

@@ -1,6 +1,6 @@
-"""What was taken for what, over many classes: precision, recall, PCC, and the confusion matrix itself.
+"""Multi-class metrics: precision, recall, PCC (multi-class MCC) and the confusion matrix.
 
-All but the matrix need three counts a class only: hits, how often it was said, how often it was true.
+All but the matrix need only three counts per class: correct predictions, predictions, labels.
 """
 
 from __future__ import annotations
@@ -11,28 +11,42 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.metrics.core import Arrays, Metric, Shapes, Weights, added, each_row, exact, like, nothing, pairs, total, unsized, xp
+from jfit.metrics.core import (
+    Arrays,
+    Metric,
+    Shapes,
+    Weights,
+    added,
+    each_row,
+    exact,
+    like,
+    needs_size,
+    pairs,
+    total,
+    xp,
+    zero_sums,
+)
 
 
 def precision(
     average: str | None = "binary", num_classes: int | None = None, name: str = "precision", weighted: bool = False
 ) -> Metric:
-    """hits / how often a class was said, over everything that was seen; 0 for a class that was never said.
+    """Correct predictions of a class / all predictions of it, over all batches; 0 for a class that was never predicted.
 
-    Outputs are (rows, classes, ...) scores, or (rows,) or (rows, 1) probabilities of class 1.
+    Outputs are scores of shape (rows, classes, ...), or probabilities of class 1 of shape (rows,) or (rows, 1).
 
     Args:
-        average: "binary": of class 1; "macro": the mean over the classes that occur; "micro": from the totals; None: an array
-            with the value of each class.
-        num_classes: None: as many as the outputs have.
-        name: for logs.
-        weighted: rows count by their weights.
+        average: "binary": the value of class 1; "macro": mean over the classes that occur; "micro": value of the total counts;
+            None: array with the value of each class.
+        num_classes: number of classes; None takes it from the output shape.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
         A `Metric`.
 
     Raises:
-        ValueError: another average, or "binary" with more than two classes.
+        ValueError: unknown average, or "binary" with more than two classes.
 
     Example:
         >>> precision("macro", num_classes=3).name
@@ -46,9 +60,22 @@ def precision(
 def recall(
     average: str | None = "binary", num_classes: int | None = None, name: str = "recall", weighted: bool = False
 ) -> Metric:
-    """hits / how often a class was true, over everything that was seen; 0 for a class that was never true.
+    """Correct predictions of a class / all rows of it, over all batches; 0 for a class without rows.
 
-    Arguments and outputs as for `precision`.
+    Outputs are scores of shape (rows, classes, ...), or probabilities of class 1 of shape (rows,) or (rows, 1).
+
+    Args:
+        average: "binary": the value of class 1; "macro": mean over the classes that occur; "micro": value of the total counts;
+            None: array with the value of each class.
+        num_classes: number of classes; None takes it from the output shape.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
+    Raises:
+        ValueError: unknown average, or "binary" with more than two classes.
 
     Example:
         >>> recall("micro", num_classes=3).name
@@ -60,15 +87,15 @@ def recall(
 
 
 def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = False) -> Metric:
-    """(n h - Σ sₖ tₖ) / √((n² - Σ sₖ²)(n² - Σ tₖ²)): Matthews' correlation of many classes, over everything that was seen.
+    """(n h - Σ sₖ tₖ) / √((n² - Σ sₖ²)(n² - Σ tₖ²)): multi-class Matthews correlation, over all batches.
 
-    n rows, h hits, class k said sₖ times and true tₖ times; nan where all rows have one class.  Labels beyond the classes of
-    the outputs count as one class more.
+    n rows, h correct predictions, sₖ predictions of class k, tₖ rows of class k; NaN if all labels or all predictions are
+    the same.  Labels outside the classes of the outputs count as one additional class.
 
     Args:
-        num_classes: None: as many as the outputs have.
-        name: for logs.
-        weighted: rows count by their weights.
+        num_classes: number of classes; None takes it from the output shape.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
         A `Metric`.
@@ -81,33 +108,36 @@ def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = Fals
     coefficient, 2004.
     """
 
-    def value(hit: Any, said: Any, true: Any) -> Any:
-        lib, n = xp(said), said.sum()
-        spread = (said * (n - said)).sum(), (true * (n - true)).sum()
+    def value(hit: Any, predicted: Any, true: Any) -> Any:
+        lib, n = xp(predicted), predicted.sum()
+        spread = (predicted * (n - predicted)).sum(), (true * (n - true)).sum()
         root = lib.sqrt(spread[0] * 1.0) * lib.sqrt(spread[1] * 1.0)
-        found = (hit.sum() * n - (said * true).sum()) / lib.where(root > 0, root, 1.0)
-        return lib.where(root > 0, found, np.nan)
+        correlation = (hit.sum() * n - (predicted * true).sum()) / lib.where(root > 0, root, 1.0)
+        return lib.where(root > 0, correlation, np.nan)
 
     if num_classes is None:
-        return unsized(name, lambda classes: pcc(classes, name, weighted), classes_of)
+        return needs_size(name, lambda classes: pcc(classes, name, weighted), classes_of)
     return _counted(name, num_classes, value, weighted)
 
 
 def confusion_matrix(
     num_classes: int | None = None, normalize: str | None = None, name: str = "confusion_matrix", weighted: bool = False
 ) -> Metric:
-    """C[i, j] = how many rows of class i were taken for j, over everything that was seen: a (classes, classes) array.
+    """C[i, j] = number of rows of class i predicted as class j, over all batches: array of shape (classes, classes).
 
-    Rows with labels beyond the classes do not count.
+    Rows with labels outside the classes are ignored.
 
     Args:
-        num_classes: None: as many as the outputs have.
-        normalize: "true": rows of C sum to 1, "pred": columns, "all": all of C; None: counts.
-        name: for logs.
-        weighted: rows count by their weights.
+        num_classes: number of classes; None takes it from the output shape.
+        normalize: "true": each row of C sums to 1; "pred": each column sums to 1; "all": C sums to 1; None: counts.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
-        A `Metric`; its sums are as large as C.
+        A `Metric` whose sums have the shape of C.
+
+    Raises:
+        ValueError: unknown normalize, or num_classes below 2.
 
     Example:
         >>> confusion_matrix(3).init().shape
@@ -116,35 +146,35 @@ def confusion_matrix(
     Source: scikit-learn, `confusion_matrix`.
     """
     if normalize not in (None, "true", "pred", "all"):
-        raise ValueError(f"metric confusion_matrix: normalize is {normalize!r}, it needs to be 'true', 'pred', 'all' or None.")
+        raise ValueError(f"metric confusion_matrix: normalize is {normalize!r}; it must be 'true', 'pred', 'all' or None.")
     if num_classes is None:
-        return unsized(name, lambda classes: confusion_matrix(classes, normalize, name, weighted), classes_of)
+        return needs_size(name, lambda classes: confusion_matrix(classes, normalize, name, weighted), classes_of)
     classes = _checked(name, num_classes)
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
-        found, true, each = _classes(name, classes, label, output, rows)
-        inside = (true < classes) & (found < classes)
-        cell = jnp.where(inside, true * classes + found, classes * classes)
+        predicted, true, each = _classes(name, classes, label, output, rows)
+        inside = (true < classes) & (predicted < classes)
+        cell = jnp.where(inside, true * classes + predicted, classes * classes)
         return jnp.zeros(classes * classes + 1, each.dtype).at[cell].add(each)[:-1].reshape(classes, classes)
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
         return total(pair(*each) for each in pairs(name, labels, outputs, weights, weighted))
 
     def compute(running: Any) -> dict[str, Any]:
-        found = exact(running) if weighted else running
+        matrix = exact(running) if weighted else running
         if normalize is not None:
             axis = {"true": 1, "pred": 0, "all": None}[normalize]
-            whole = found.sum(axis=axis, keepdims=True)
-            found = found / xp(whole).where(whole > 0, whole, 1)  # a class without rows: 0, as scikit-learn
-        return {name: found}
+            sums = matrix.sum(axis=axis, keepdims=True)
+            matrix = matrix / xp(sums).where(sums > 0, sums, 1)  # 0 for a class without rows, as in scikit-learn
+        return {name: matrix}
 
     if weighted:
-        return Metric(name, lambda: nothing(classes, classes), stats, added, compute)
+        return Metric(name, lambda: zero_sums(classes, classes), stats, added, compute)
     return Metric(name, lambda: jnp.zeros((classes, classes), jnp.int32), stats, lambda sums, seen: sums + seen, compute)
 
 
 def classes_of(name: str, labels: Shapes, outputs: Shapes) -> int:
-    """How many classes the outputs have: the size of axis 1, 2 for probabilities of class 1.
+    """Number of classes of the outputs: the size of axis 1, or 2 for probabilities of class 1.
 
     Example:
         >>> classes_of("pcc", [(8,)], [(8, 5)]), classes_of("pcc", [(8,)], [(8, 1)])
@@ -155,47 +185,47 @@ def classes_of(name: str, labels: Shapes, outputs: Shapes) -> int:
 
 def _checked(name: str, classes: int) -> int:
     if isinstance(classes, bool) or int(classes) != classes or classes < 2:
-        raise ValueError(f"metric {name}: num_classes is {classes!r}, a whole number of at least 2 is needed.")
+        raise ValueError(f"metric {name}: num_classes is {classes!r}; it must be a whole number, at least 2.")
     return int(classes)
 
 
 def _score(kind: str, which: int, average: str | None, num_classes: int | None, name: str, weighted: bool) -> Metric:
-    """hits / counts, the counts being those of what was said (1) or true (2)."""
+    """Correct predictions / predictions (which=1: precision), or / labels (which=2: recall)."""
     if average not in ("binary", "macro", "micro", None):
-        raise ValueError(f"metric {kind}: average is {average!r}, it needs to be 'binary', 'macro', 'micro' or None.")
+        raise ValueError(f"metric {kind}: average is {average!r}; it must be 'binary', 'macro', 'micro' or None.")
     if num_classes is None:
-        return unsized(name, lambda classes: _score(kind, which, average, classes, name, weighted), classes_of)
+        return needs_size(name, lambda classes: _score(kind, which, average, classes, name, weighted), classes_of)
     if average == "binary" and num_classes != 2:
         raise ValueError(
-            f"metric {kind}: average='binary' needs two classes, there are {num_classes}; pass 'macro', 'micro' or None."
+            f"metric {kind}: average='binary' needs two classes, but there are {num_classes}; pass 'macro', 'micro' or None."
         )
 
-    def value(hit: Any, said: Any, true: Any) -> Any:
-        lib, counts = xp(said), (hit, said, true)[which]
-        hit, counts, occurs = hit[:-1], counts[:-1], (said + true)[:-1] > 0
+    def score(hit: Any, predicted: Any, true: Any) -> Any:
+        lib, counts = xp(predicted), (hit, predicted, true)[which]
+        hit, counts, occurs = hit[:-1], counts[:-1], (predicted + true)[:-1] > 0
         each = hit / lib.where(counts > 0, counts, 1)
         if average == "binary":
-            found = each[1]
+            value = each[1]
         elif average == "macro":
-            found = (each * occurs).sum() / lib.maximum(occurs.sum(), 1)
+            value = (each * occurs).sum() / lib.maximum(occurs.sum(), 1)
         elif average == "micro":
-            found = hit.sum() / lib.where(counts.sum() > 0, counts.sum(), 1)
+            value = hit.sum() / lib.where(counts.sum() > 0, counts.sum(), 1)
         else:
-            found = each
-        return lib.where(said.sum() > 0, found, np.nan)
+            value = each
+        return lib.where(predicted.sum() > 0, value, np.nan)
 
-    return _counted(name, num_classes, value, weighted)
+    return _counted(name, num_classes, score, weighted)
 
 
 def _counted(name: str, num_classes: int, value: Any, weighted: bool) -> Metric:
-    """A value of three counts a class, (3, classes + 1): hits, said, true; the last place is for what is beyond them."""
+    """Metric of three counts per class, shape (3, classes + 1): correct, predicted, true; the last column is other classes."""
     classes = _checked(name, num_classes)
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
-        found, true, each = _classes(name, classes, label, output, rows)
+        predicted, true, each = _classes(name, classes, label, output, rows)
         zero = jnp.zeros(classes + 1, each.dtype)
-        hit = jnp.where((found == true) & (true < classes), each, jnp.zeros((), each.dtype))
-        return jnp.stack([zero.at[true].add(hit), zero.at[found].add(each), zero.at[true].add(each)])
+        hit = jnp.where((predicted == true) & (true < classes), each, jnp.zeros((), each.dtype))
+        return jnp.stack([zero.at[true].add(hit), zero.at[predicted].add(each), zero.at[true].add(each)])
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
         return total(pair(*each) for each in pairs(name, labels, outputs, weights, weighted))
@@ -204,21 +234,21 @@ def _counted(name: str, num_classes: int, value: Any, weighted: bool) -> Metric:
         return {name: value(*((exact(running) if weighted else running) * 1.0))}
 
     if weighted:
-        return Metric(name, lambda: nothing(3, classes + 1), stats, added, compute)
+        return Metric(name, lambda: zero_sums(3, classes + 1), stats, added, compute)
     zero = (3, classes + 1)
     return Metric(name, lambda: jnp.zeros(zero, jnp.int32), stats, lambda running, seen: running + seen, compute)
 
 
 def _classes(name: str, classes: int, label: Array, output: Array, rows: Array | None) -> tuple[Array, Array, Array]:
-    """(class that was said, class that is true, count or weight) of each prediction, flat; `classes` stands for others."""
+    """(predicted class, label, count or weight) of each prediction, as flat arrays; all other classes become `classes`."""
     if output.ndim > 1 and output.shape[1] > 1 and output.shape != label.shape:
         if output.shape[1] > classes:
-            raise ValueError(f"metric {name}: the output has {output.shape[1]} classes, the metric was made for {classes}.")
-        found = jnp.argmax(output, 1)
+            raise ValueError(f"metric {name}: the output has {output.shape[1]} classes, but num_classes is {classes}.")
+        predicted = jnp.argmax(output, 1)
     else:  # probabilities of class 1, or the classes themselves
-        found = (output > 0.5) if classes == 2 else output
-    true = like(name, label, found.shape).astype(jnp.int32).reshape(-1)
-    each = each_row(found, output, rows).reshape(-1)
-    found = found.astype(jnp.int32).reshape(-1)
-    found, true = (jnp.where((z >= 0) & (z < classes), z, classes) for z in (found, true))
-    return found, true, each.astype(jnp.int32) if each.dtype == bool else each
+        predicted = (output > 0.5) if classes == 2 else output
+    true = like(name, label, predicted.shape).astype(jnp.int32).reshape(-1)
+    each = each_row(predicted, output, rows).reshape(-1)
+    predicted = predicted.astype(jnp.int32).reshape(-1)
+    predicted, true = (jnp.where((z >= 0) & (z < classes), z, classes) for z in (predicted, true))
+    return predicted, true, each.astype(jnp.int32) if each.dtype == bool else each

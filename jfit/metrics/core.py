@@ -1,4 +1,4 @@
-"""What metrics are made of: the record, how labels, outputs and weights pair up, and sums over the rows that count."""
+"""The base of metrics: the `Metric` record, pairing of labels, outputs and weights, and compensated sums over rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax import Array
 Arrays = Sequence[Array]
 Weights = Sequence[Array | None] | None
 Shapes = Sequence[tuple[int, ...]]
-# (label, output, rows) -> (sum, how much counted); rows: None, or a mask or weights (rows,)
+# (label, output, rows) -> (sum, count or total weight); rows: None, or a mask or weights of shape (rows,)
 PairRule = Callable[[Array, Array, Array | None], tuple[Array, Array]]
 
 
@@ -23,17 +23,23 @@ class Metric(NamedTuple):
     """A metric: pure, jit-able functions.
 
     Attributes:
-        name: what it is called in logs.
-        init: `() -> sums`, all zero.
-        stats: `(labels, outputs, weights) -> stats`: what one batch on one device adds.  Labels and outputs are paired in
-            order, weights are (rows,) or None for each output.
+        name: name of the value in logs and results.
+        init: `() -> sums`, zeros.
+        stats: `(labels, outputs, weights) -> stats` of one batch on one device.  The arguments are sequences of the same
+            length; each weight is an array of shape (rows,), or None if all rows weigh 1.
         update: `(sums, stats) -> sums`.
-        compute: `sums -> {name: value}`, on numpy or JAX arrays; nan while nothing has counted.  Most values are scalars, a
-            confusion matrix is an array.
-        host: False; a `HostMetric` has True.
-        merge: `(stats, stats) -> stats` of two parts of a batch; None: stats are added.
-        sized: `(label shapes, output shapes) -> Metric` where the sums have a size that follows from the shapes; None: they
-            do not.  Such a metric has no `init` before it is sized (see `sized`).
+        compute: `sums -> {name: value}`, on numpy or JAX arrays; NaN if no row was counted.  Values are scalars, or arrays
+            such as a confusion matrix.
+        host: False; True for a `HostMetric`, which runs on the host.
+        merge: `(stats, stats) -> stats`, combines two parts of a batch; None if stats are added.
+        sized: `(label shapes, output shapes) -> Metric` for metrics whose sums depend on the number of classes; until it is
+            called (see the function `sized`), their other functions raise an error.  None for all other metrics.
+
+    Example:
+        >>> import jfit
+        >>> acc = jfit.metrics.accuracy()
+        >>> acc.name, [int(x) for x in acc.init()]
+        ('accuracy', [0, 0])
     """
 
     name: str
@@ -47,7 +53,15 @@ class Metric(NamedTuple):
 
 
 def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any, ...]:
-    """The metrics with sums of the size that these shapes need; those that need no shapes come back as they are.
+    """Set the number of classes of metrics that need it, from the shapes of labels and outputs.
+
+    Args:
+        metrics: metrics; those that do not depend on the number of classes are returned unchanged.
+        labels: shapes of the labels.
+        outputs: shapes of the outputs.
+
+    Returns:
+        Tuple of metrics.
 
     Example:
         >>> from jfit.metrics import pcc
@@ -59,12 +73,12 @@ def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any,
 
 
 def on_devices(metrics: Sequence[Any]) -> tuple[Any, ...]:
-    """The metrics that count on the devices."""
+    """The metrics that are computed on the devices."""
     return tuple(m for m in metrics if not m.host)
 
 
 def on_host(metrics: Sequence[Any]) -> tuple[Any, ...]:
-    """The metrics that count on the host.
+    """The metrics that are computed on the host.
 
     Example:
         >>> from jfit.metrics import get
@@ -74,29 +88,30 @@ def on_host(metrics: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(m for m in metrics if m.host)
 
 
-def unsized(name: str, make: Callable[[int], Metric], count: Callable[[str, Shapes, Shapes], int]) -> Metric:
-    """A metric whose number of classes is not known yet; `count(name, label shapes, output shapes)` finds it."""
+def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, Shapes, Shapes], int]) -> Metric:
+    """A metric without its number of classes; `count(name, label shapes, output shapes)` computes it from the shapes."""
 
-    def missing(*_: Any) -> Any:
+    def unknown(*_: Any) -> Any:
         raise ValueError(
-            f"metric {name}: the number of classes is not known here, and its sums have a place for each; pass num_classes= "
-            "(jfit.fit and score find it in the shapes by themselves)"
+            f"metric {name}: the number of classes is unknown, but the size of its sums depends on it; pass num_classes= "
+            "(jfit.fit and score take it from the output shape)"
         )
 
-    def fitted(labels: Shapes, outputs: Shapes) -> Metric:
+    def with_classes(labels: Shapes, outputs: Shapes) -> Metric:
         return make(count(name, labels, outputs))
 
-    return Metric(name, missing, missing, missing, missing, sized=fitted)
+    return Metric(name, unknown, unknown, unknown, unknown, sized=with_classes)
 
 
 def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights, weighted: bool = False) -> Iterator[tuple[Any, Any, Any]]:
-    """(label, output, rows) of each output; rows: a mask or None, with `weighted` always float weights."""
+    """Yield (label, output, rows) for each output.
+
+    `rows` is a bool mask of the rows with a weight above 0, or None for all rows; with `weighted`, float32 row weights.
+    """
     weights = [None] * len(outputs) if weights is None else weights
     labels = [None] * len(outputs) if labels is None else labels
     if len(labels) != len(outputs):
-        raise ValueError(
-            f"metric {name}: {len(labels)} labels and {len(outputs)} outputs were given; it needs one label for each output."
-        )
+        raise ValueError(f"metric {name}: got {len(labels)} labels and {len(outputs)} outputs, but needs one label per output.")
     for label, output, weight in zip(labels, outputs, weights, strict=True):
         if not weighted:
             yield label, output, None if weight is None else weight > 0
@@ -107,17 +122,17 @@ def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights, weighted: b
 
 
 def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
-    """The label in the shape of what it is compared with."""
+    """Reshape the label to the shape of the predictions; raises if their sizes differ."""
     if label.size != math.prod(shape):
         raise ValueError(
-            f"metric {name}: the label has shape {label.shape}, the predictions have shape {tuple(shape)}; "
-            "it needs one label for each prediction."
+            f"metric {name}: the label has shape {label.shape}, but the predictions have shape {tuple(shape)}; "
+            "pass one label per prediction."
         )
     return label.reshape(shape)
 
 
 def each_row(values: Array, output: Array, rows: Array | None) -> Array:
-    """The mask or the weights of an output's rows, shaped as the values that were made of it."""
+    """Broadcast the row mask or row weights of `output` to the shape of `values`, which were computed from it."""
     if rows is None:
         return jnp.ones(values.shape, bool)
     if not output.ndim:
@@ -127,42 +142,42 @@ def each_row(values: Array, output: Array, rows: Array | None) -> Array:
 
 
 def weigh(values: Array, each: Array) -> Array:
-    """The values by their weights (a mask: 0 or 1); where the weight is 0 the value is not looked at, it may be nan."""
-    kept = jnp.where(each > 0, values, jnp.zeros((), values.dtype))
-    return kept if each.dtype == bool else kept * each
+    """values * weights (or mask), and 0 wherever the weight is 0, even if the value is NaN."""
+    values = jnp.where(each > 0, values, jnp.zeros((), values.dtype))
+    return values if each.dtype == bool else values * each
 
 
 def add_up(values: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-    """(sum of the values, how much counted): int32 for masks and booleans, float32 where weights or values are floats."""
+    """(sum of the values, count or total weight) over the rows; bools are summed as int32, floats and weights as float32."""
     if rows is None:
         return jnp.sum(values, dtype=jnp.int32 if values.dtype == bool else None), jnp.int32(values.size)
     return add_each(values, each_row(values, output, rows))
 
 
 def add_each(values: Array, each: Array) -> tuple[Array, Array]:
-    """`add_up` with a mask or a weight for each value."""
+    """`add_up` with a mask or weights of the shape of `values`."""
     count = jnp.sum(each, dtype=jnp.int32 if each.dtype == bool else None)
-    chosen = weigh(values, each)
-    return jnp.sum(chosen, dtype=jnp.int32 if chosen.dtype == bool else None), count
+    weighted = weigh(values, each)
+    return jnp.sum(weighted, dtype=jnp.int32 if weighted.dtype == bool else None), count
 
 
-def picked(name: str, label: Array, output: Array, axis: int) -> Array:
-    """p[label] for each label, float32, shaped as the output without its class axis."""
+def label_probability(name: str, label: Array, output: Array, axis: int) -> Array:
+    """p[label] for each label: float32, in the shape of the output without its class axis."""
     if output.ndim < 2:
-        raise ValueError(f"metric {name}: the output has shape {output.shape}, (rows, classes, ...) is needed.")
+        raise ValueError(f"metric {name}: the output has shape {output.shape}, expected (rows, classes, ...).")
     axis %= output.ndim
     index = like(name, label, output.shape[:axis] + output.shape[axis + 1 :]).astype(jnp.int32)
     return jnp.take_along_axis(output, jnp.expand_dims(index, axis), axis).squeeze(axis).astype(jnp.float32)
 
 
 def total(parts: Iterator[Any]) -> Any:
-    """The sum of trees of one structure."""
+    """Sum of pytrees of the same structure."""
     return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
 
 
 # ------------------------------------------------------------------------------------------------ common forms
 def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
-    """Metric of an integer sum over a count, Σ w v / Σ w where it is weighted."""
+    """Metric: integer sum / count; if weighted, Σ w v / Σ w."""
     if weighted:
         return weighted_mean(name, pair)
 
@@ -179,7 +194,7 @@ def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
 
 
 def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = False) -> Metric:
-    """Metric of a float sum over a count; `finish` names the function that maps the mean (perplexity: exp)."""
+    """Metric: float sum / count; `finish` is the name of a jnp function applied to the mean (perplexity: "exp")."""
     if weighted:
         return weighted_mean(name, pair, finish)
 
@@ -190,11 +205,11 @@ def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = 
 
 
 def weighted_mean(name: str, pair: PairRule, finish: str | None = None) -> Metric:
-    """Metric Σ w v / Σ w over everything that was seen; both sums keep what their additions round off."""
+    """Metric: Σ w v / Σ w over all batches, both as compensated sums."""
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
-        found = (pair(*each) for each in pairs(name, labels, outputs, weights, True))
-        return total(jnp.stack([s.astype(jnp.float32), c.astype(jnp.float32)]) for s, c in found)
+        sums = (pair(*each) for each in pairs(name, labels, outputs, weights, True))
+        return total(jnp.stack([s.astype(jnp.float32), c.astype(jnp.float32)]) for s, c in sums)
 
     def compute(running: Any) -> dict[str, Any]:
         sum_, count = exact(running)
@@ -202,15 +217,15 @@ def weighted_mean(name: str, pair: PairRule, finish: str | None = None) -> Metri
         value = lib.where(count > 0, sum_ / lib.where(count > 0, count, 1), jnp.nan)
         return {name: value if finish is None else getattr(lib, finish)(value)}
 
-    return Metric(name, lambda: nothing(2), stats, added, compute)
+    return Metric(name, lambda: zero_sums(2), stats, added, compute)
 
 
 def batch_mean(name: str, error: Callable[[Array, Array], Array], finish: str | None = None, weighted: bool = False) -> Metric:
-    """Metric that averages, over batches and outputs, `finish` of the mean error of a batch; weighted: over all rows."""
+    """Metric: average over batches and outputs of `finish`(mean error of the batch); if weighted, of all rows at once."""
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        wanted = like(name, label, output.shape).astype(jnp.float32)
-        return add_up(error(wanted, output.astype(jnp.float32)), output, rows)
+        label = like(name, label, output.shape).astype(jnp.float32)
+        return add_up(error(label, output.astype(jnp.float32)), output, rows)
 
     if weighted:
         return weighted_mean(name, pair, finish)
@@ -228,7 +243,7 @@ def batch_mean(name: str, error: Callable[[Array, Array], Array], finish: str | 
 
 
 def computed(name: str, finish: str | None = None) -> Callable[[Any], dict[str, Any]]:
-    """The `compute` of sums made by `kahan`."""
+    """The `compute` function for sums of `kahan`."""
 
     def compute(running: tuple[Any, Any, Any]) -> dict[str, Any]:
         sum_, lost, count = running
@@ -239,24 +254,24 @@ def computed(name: str, finish: str | None = None) -> Callable[[Any], dict[str, 
 
 
 def xp(x: Any) -> Any:
-    """numpy or jax.numpy, whichever `x` belongs to."""
+    """jax.numpy for a JAX array, numpy for anything else."""
     return jnp if isinstance(x, jax.Array) else np
 
 
 def divide(value: Any, count: Any) -> Any:
-    """value / count, nan for a count of 0; numpy in, numpy out."""
+    """value / count, or NaN if count is 0; numpy in, numpy out."""
     lib = xp(count)
     return lib.where(count > 0, value / lib.maximum(count, 1), np.float32(np.nan))
 
 
-# ------------------------------------------------------------------------------------------------ a float sum and a count
+# ------------------------------------------------------------------------------------------------ compensated sum and count
 def zero_mean() -> tuple[Array, Array, Array]:
-    """(sum, what its additions rounded off, count), each its own buffer."""
+    """(sum, rounding error of the sum, count), zeros in separate buffers, so that they can be donated."""
     return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
 
 
 def kahan(running: tuple[Array, Array, Array], value: Array, count: Array) -> tuple[Array, Array, Array]:
-    """Running sums with `value` added, unless its count is 0; what the addition rounds off goes to the next one."""
+    """Add `value` to (sum, rounding error, count) by Kahan summation; a value with count 0 is ignored."""
     sum_, lost, number = running
     part = jnp.where(count > 0, value, 0.0) - lost
     grown = sum_ + part
@@ -264,21 +279,21 @@ def kahan(running: tuple[Array, Array, Array], value: Array, count: Array) -> tu
 
 
 def finite(grown: Array, lost: Array) -> Array:
-    """What an addition rounded off; 0 beside an infinite sum, which stays infinite: inf - inf would be nan."""
+    """Return the rounding error, or 0 if the sum is infinite: there it would be inf - inf = NaN."""
     return jnp.where(jnp.isfinite(grown), lost, 0.0)
 
 
-# ------------------------------------------------------------------------------------------------ many float sums
-def nothing(*shape: int) -> Array:
-    """Sums of zero, (2, *shape) float32: [0] the sums, [1] what their additions rounded off; the value is the sum of both."""
+# ------------------------------------------------------------------------------------------------ arrays of compensated sums
+def zero_sums(*shape: int) -> Array:
+    """Compensated sums, initially 0: float32 of shape (2, *shape), [0] the sums, [1] their rounding errors."""
     return jnp.zeros((2, *shape), jnp.float32)
 
 
 def added(running: Array, values: Array) -> Array:
-    """Sums of `nothing` with `values` added: exact to about 48 bits, so counts in them are exact beyond 2^24.
+    """Add `values` to compensated sums (see `zero_sums`): precise to about 48 bits, so counts stay exact beyond 2^24.
 
     Example:
-        >>> big = added(nothing(1), jnp.array([2.0**24]))
+        >>> big = added(zero_sums(1), jnp.array([2.0**24]))
         >>> np.asarray(added(big, jnp.ones(1)), np.float64).sum(axis=0).tolist()
         [16777217.0]
     """
@@ -288,7 +303,7 @@ def added(running: Array, values: Array) -> Array:
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """(a + b rounded, what was rounded off); both exact together.
+    """(rounded sum of a and b, its rounding error): together they are the exact sum.
 
     Source: D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B.
     """
@@ -298,7 +313,7 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def exact(running: Any) -> Any:
-    """The values of sums made by `added`: float64 on the host, float32 on a device."""
+    """The values of compensated sums: float64 for numpy arrays, float32 for JAX arrays."""
     if isinstance(running, jax.Array):
         return running[0] + running[1]
     return np.asarray(running, np.float64).sum(axis=0)

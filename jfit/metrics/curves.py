@@ -10,9 +10,9 @@ import numpy as np
 from jax import Array
 
 from jfit.metrics.confusion import classes_of
-from jfit.metrics.core import Arrays, Metric, Weights, added, each_row, exact, like, nothing, pairs, total, unsized, xp
+from jfit.metrics.core import Arrays, Metric, Weights, added, each_row, exact, like, needs_size, pairs, total, xp, zero_sums
 
-EDGE = 16.0  # bins lie evenly between -16 and 16 of log(p / (1 - p)): the largest float32 below 1 has 16.6
+EDGE = 16.0  # bins cover logits from -16 to 16; the logit of the largest float32 below 1 is 16.6
 
 
 def roc_auc(
@@ -24,26 +24,26 @@ def roc_auc(
     name: str = "roc_auc",
     weighted: bool = False,
 ) -> Any:
-    """P(a row of the class scores higher than another one) + P(they score the same) / 2: the area under the ROC curve.
+    """Area under the ROC curve: P(a row of the class scores higher than another row) + P(equal scores) / 2.
 
-    Two classes have one curve, that of class 1.  More have one each, against all others (one-vs-rest).  Scores are counted
-    in bins, evenly in log(p / (1 - p)), and scores in one bin count as the same: the value is off by at most
-    Σ_b positives_b negatives_b / (2 positives negatives), and by far less as a rule, as errors go both ways.
+    Two classes have one curve, that of class 1; more classes have one curve each, against all others (one-vs-rest).  Scores are
+    counted in bins of equal width in log(p / (1 - p)), and scores in the same bin are treated as equal.  The error is at most
+    Σ_b positives_b negatives_b / (2 positives negatives), and usually far smaller, because errors cancel.
 
     Args:
-        num_classes: None: as many as the outputs have.
-        bins: how many; None: exact, by sorting all scores at the end, which a `HostMetric` keeps (8 bytes a score).
-        average: "macro": the mean over the classes that have a curve; None: an array with the value of each class.
-        logits: outputs are raw scores in place of probabilities (two columns: their difference counts).
-        bound: also gives `<name>_bound`, the largest error that these bins can have made.
-        name: for logs.
-        weighted: rows count by their weights.
+        num_classes: number of classes; None takes it from the output shape.
+        bins: number of bins.  None computes the exact value on the host by sorting all scores (8 bytes of memory per score).
+        average: "macro": mean over the classes (those with a value); None: array with the value of each class.
+        logits: whether the outputs are logits instead of probabilities (for two columns, their difference is used).
+        bound: also return `<name>_bound`, the upper bound of the error due to the bins.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
-        A `Metric`; with bins=None an `ExactRocAuc`.  nan without rows of both kinds, and where a score is nan.
+        A `Metric`, or an `ExactRocAuc` if bins is None.  The value is NaN if all rows are of one kind or a score is NaN.
 
     Raises:
-        ValueError: another average, fewer than 2 bins.
+        ValueError: unknown average, or fewer than 2 bins.
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,15 +55,15 @@ def roc_auc(
     Source: T. Fawcett, An introduction to ROC analysis, 2006; scikit-learn, `roc_auc_score` (multi_class="ovr").
     """
     if average not in ("macro", None):
-        raise ValueError(f"metric roc_auc: average is {average!r}, it needs to be 'macro' or None.")
+        raise ValueError(f"metric roc_auc: average is {average!r}; it must be 'macro' or None.")
     if bins is None:
         return ExactRocAuc(name, average, logits, weighted)
     if isinstance(bins, bool) or int(bins) != bins or bins < 2:
-        raise ValueError(f"metric roc_auc: bins is {bins!r}, a whole number of at least 2 is needed, or None for exact.")
+        raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2, or None for the exact value.")
     if num_classes is None:
-        return unsized(name, lambda k: roc_auc(k, bins, average, logits, bound, name, weighted), classes_of)
+        return needs_size(name, lambda k: roc_auc(k, bins, average, logits, bound, name, weighted), classes_of)
     curves = 1 if num_classes <= 2 else num_classes
-    shape = (2, curves, bins + 1)  # positives, negatives; the last bin is for nan
+    shape = (2, curves, bins + 1)  # positives, negatives; the last bin counts NaN scores
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
         score, true = _curves(jnp, name, curves, label, output, logits)
@@ -81,16 +81,18 @@ def roc_auc(
     def compute(running: Any) -> dict[str, Any]:
         positives, negatives = (exact(running) if weighted else running) * 1.0
         area, error = area_under(positives, negatives)
-        found = {name: _averaged(area, average)}
-        return {**found, f"{name}_bound": _averaged(error, average)} if bound else found
+        result = {name: _averaged(area, average)}
+        return {**result, f"{name}_bound": _averaged(error, average)} if bound else result
 
     if weighted:
-        return Metric(name, lambda: nothing(*shape), stats, added, compute)
+        return Metric(name, lambda: zero_sums(*shape), stats, added, compute)
     return Metric(name, lambda: jnp.zeros(shape, jnp.int32), stats, lambda running, seen: running + seen, compute)
 
 
 def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
-    """(area, the most it can be off) of each row of counts (curves, bins + 1), scores rising, the last bin for nan.
+    """(area, upper bound of its error) per curve, from counts of shape (curves, bins + 1).
+
+    Bins are in order of increasing scores; the last bin counts NaN scores.
 
     Example:
         >>> area_under(np.array([[0.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 0.0]]))[0].tolist()
@@ -109,7 +111,7 @@ def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
 
 
 def _averaged(values: Any, average: str | None) -> Any:
-    """The mean over the curves that there are, or all of them."""
+    """Mean over the curves that are not NaN, or the values of all curves if average is None."""
     if values.shape[0] == 1:
         return values[0]
     if average is None:
@@ -120,11 +122,11 @@ def _averaged(values: Any, average: str | None) -> Any:
 
 
 def _curves(lib: Any, name: str, curves: int, label: Any, output: Any, logits: bool) -> tuple[Any, Any]:
-    """(scores, whether the row is of the class), both (rows, curves)."""
+    """(scores, whether the row belongs to the class), both of shape (rows, curves)."""
     wide = output.ndim == 2 and output.shape[1] > 1
     if output.ndim > 2 or (wide and output.shape[1] != max(curves, 2)):
-        needed = f"(rows, {curves})" if curves > 1 else "(rows, 2) or (rows,)"
-        raise ValueError(f"metric {name}: the output has shape {output.shape}, {needed} is needed.")
+        expected = f"(rows, {curves})" if curves > 1 else "(rows, 2) or (rows,)"
+        raise ValueError(f"metric {name}: the output has shape {output.shape}, expected {expected}.")
     output = output.astype(lib.float32)
     if curves > 1:
         score = output
@@ -141,12 +143,12 @@ def _curves(lib: Any, name: str, curves: int, label: Any, output: Any, logits: b
 
 
 class ExactRocAuc(NamedTuple):
-    """The exact area under the ROC curve: every score is kept on the host, and sorted when the value is asked for.
+    """The exact area under the ROC curve: stores all scores on the host and sorts them in `compute`.
 
     Attributes:
-        name: what it is called in logs.
+        name: name of the value in logs and results.
         average, logits, weighted: as for `roc_auc`.
-        host: True.
+        host: True: runs on the host, on numpy arrays.
 
     Example:
         >>> metric = ExactRocAuc()
@@ -164,28 +166,28 @@ class ExactRocAuc(NamedTuple):
     host: bool = True
 
     def init(self) -> Any:
-        """Nothing kept."""
+        """Initial state: no batches."""
         return None
 
     def update(self, sums: Any, labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None) -> Any:
-        """(what was kept before, scores, classes, weights) of one batch of rows that count."""
+        """Append one batch, without padding rows: a linked list of (previous, scores, whether of the class, weights)."""
         for at, (label, output, _) in enumerate(pairs(self.name, labels, outputs, None)):
             label, output = np.asarray(label), np.asarray(output)
             curves = output.shape[1] if output.ndim == 2 and output.shape[1] > 2 else 1
             score, true = _curves(np, self.name, curves, label, output, self.logits)
-            given = weights[at] if self.weighted and weights is not None else None
-            sums = (sums, score, true, np.ones(len(score)) if given is None else np.asarray(given, np.float64))
+            weight = weights[at] if self.weighted and weights is not None else None
+            sums = (sums, score, true, np.ones(len(score)) if weight is None else np.asarray(weight, np.float64))
         return sums
 
     def compute(self, sums: Any) -> dict[str, Any]:
-        """{name: area}."""
-        kept = []
+        """Return {name: area}."""
+        batches = []
         while sums is not None:
-            kept.append(sums[1:])
+            batches.append(sums[1:])
             sums = sums[0]
-        if not kept:
+        if not batches:
             return {self.name: np.float64(np.nan)}
-        score, true, weight = (np.concatenate(x) for x in zip(*kept, strict=True))
+        score, true, weight = (np.concatenate(x) for x in zip(*batches, strict=True))
         areas = [_exact_area(score[:, k], true[:, k], weight) for k in range(score.shape[1])]
         return {self.name: _averaged(np.array(areas), self.average)}
 

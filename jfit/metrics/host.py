@@ -1,4 +1,4 @@
-"""Metrics that are Python functions of numpy arrays: called on the host, batch after batch, behind the devices."""
+"""Metrics as Python functions of numpy arrays, called on the host for every batch while the devices continue."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from jfit.metrics.core import pairs
 
 
 class HostMetric(NamedTuple):
-    """A numpy function of the user's: the mean of what it gives for each batch and output.
+    """A numpy function as a metric: the mean of its values over batches and outputs.
 
-    In `fit` and `score` the outputs are copied to the host while the devices go on; the function is called a few batches
-    later, in order, with the rows that count.
+    `fit` and `score` copy labels and outputs to the host while the devices continue, and call the function a few batches
+    later, in order, without padding rows.
 
     Attributes:
-        name: what it is called in logs.
-        feval: `(label, output) -> value` or `-> (sum, count)`, on numpy arrays without padded rows.
-        host: True.
+        name: name of the value in logs and results.
+        feval: `(label, output) -> value` or `-> (sum, count)`, on numpy arrays without padding rows.
+        host: True: runs on the host.
 
     Example:
         >>> bias = HostMetric("bias", lambda label, output: float((output - label).mean()))
@@ -35,18 +35,25 @@ class HostMetric(NamedTuple):
     host: bool = True
 
     def init(self) -> tuple[float, float]:
-        """Sums of no batch."""
+        """(sum, count) of no batches."""
         return 0.0, 0.0
 
     def update(
         self, sums: tuple[float, float], labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None
     ) -> tuple[float, float]:
-        """Sums with one batch added; labels and outputs are numpy arrays of the rows that count.
+        """Add one batch to (sum, count).
 
-        The function's count may be a fraction, such as a sum of weights.
+        Args:
+            sums: (sum, count) so far; the count may be a float, such as a sum of weights.
+            labels: numpy arrays without padding rows, one per output.
+            outputs: numpy arrays without padding rows.
+            weights: ignored.
+
+        Returns:
+            (sum, count).
 
         Raises:
-            TypeError: the function gave neither a number nor a pair (sum, count).
+            TypeError: the function returned neither a number nor a pair (sum, count).
         """
         total, count = sums
         for label, output, _ in pairs(self.name, labels, outputs, None):
@@ -55,10 +62,10 @@ class HostMetric(NamedTuple):
                 part, number = value if isinstance(value, tuple) else (value, 1)
                 total, count = total + float(part), count + float(number)
             except (TypeError, ValueError) as error:
-                gave = f"metric {self.name}: the function gave {reprlib.repr(value)}"
-                raise TypeError(f"{gave}, needed a number, or a pair (sum, count) of numbers") from error
+                returned = f"metric {self.name}: the function returned {reprlib.repr(value)}"
+                raise TypeError(f"{returned}, expected a number or a pair (sum, count) of numbers") from error
         return total, count
 
     def compute(self, sums: tuple[float, float]) -> dict[str, float]:
-        """{name: mean}."""
+        """Return {name: mean}, NaN without batches."""
         return {self.name: sums[0] / sums[1] if sums[1] else float("nan")}

@@ -1,4 +1,4 @@
-"""What probability the right class was given: cross entropy, negative log likelihood, perplexity; and losses as metrics."""
+"""Metrics of the probability of the label: cross entropy, negative log likelihood, perplexity; and losses as metrics."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.metrics.core import Arrays, Metric, Weights, add_each, add_up, each_row, like, mean, picked
+from jfit.metrics.core import Arrays, Metric, Weights, add_each, add_up, each_row, label_probability, like, mean
 
 
 def cross_entropy(eps: float = 1e-12, name: str = "cross-entropy", weighted: bool = False) -> Metric:
-    """-sum log(p[label] + eps) / count; classes lie on axis 1 of the output.
+    """-sum log(p[label] + eps) / count, for outputs that are probabilities with classes on axis 1.
+
+    Args:
+        eps: added to probabilities, so that the logarithm is finite.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
 
     Example:
         >>> cross_entropy().name
@@ -21,13 +29,21 @@ def cross_entropy(eps: float = 1e-12, name: str = "cross-entropy", weighted: boo
     """
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        return add_up(-jnp.log(picked(name, label, output, 1) + eps), output, rows)
+        return add_up(-jnp.log(label_probability(name, label, output, 1) + eps), output, rows)
 
     return mean(name, pair, weighted=weighted)
 
 
 def nll_loss(eps: float = 1e-12, name: str = "nll-loss", weighted: bool = False) -> Metric:
-    """-sum log(p[label] + eps) / count, under another name.
+    """-sum log(p[label] + eps) / count: `cross_entropy` under another name.
+
+    Args:
+        eps: added to probabilities, so that the logarithm is finite.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
 
     Example:
         >>> nll_loss().name
@@ -42,10 +58,10 @@ def perplexity(ignore_label: int | None = None, axis: int = -1, name: str = "per
     """exp(-sum log max(p[label], 1e-10) / count) over the labels that are not `ignore_label`.
 
     Args:
-        ignore_label: label that does not count, None counts all.
-        axis: where the classes of the output lie.
-        name: for logs.
-        weighted: rows count by their weights.
+        ignore_label: label to ignore; None ignores none.
+        axis: class axis of the outputs, which are probabilities.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
         A `Metric`.
@@ -58,7 +74,7 @@ def perplexity(ignore_label: int | None = None, axis: int = -1, name: str = "per
     """
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        loss = -jnp.log(jnp.maximum(picked(name, label, output, axis), 1e-10))
+        loss = -jnp.log(jnp.maximum(label_probability(name, label, output, axis), 1e-10))
         if ignore_label is None:
             return add_up(loss, output, rows)
         counts = like(name, label, loss.shape).astype(jnp.int32) != ignore_label
@@ -71,6 +87,13 @@ def perplexity(ignore_label: int | None = None, axis: int = -1, name: str = "per
 def loss(name: str = "loss", weighted: bool = False) -> Metric:
     """sum(outputs) / size; labels are ignored.
 
+    Args:
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
     Example:
         >>> loss().name
         'loss'
@@ -81,9 +104,9 @@ def loss(name: str = "loss", weighted: bool = False) -> Metric:
     def pair(label: Array | None, output: Array, rows: Array | None) -> tuple[Array, Array]:
         return add_up(output.astype(jnp.float32), output, rows)
 
-    found = mean(name, pair, weighted=weighted)
+    metric = mean(name, pair, weighted=weighted)
 
     def stats(labels: Any, outputs: Arrays, weights: Weights) -> Any:
-        return found.stats((None,) * len(outputs), outputs, weights)  # pyright: ignore[reportArgumentType]
+        return metric.stats((None,) * len(outputs), outputs, weights)  # pyright: ignore[reportArgumentType]
 
-    return found._replace(stats=stats)
+    return metric._replace(stats=stats)

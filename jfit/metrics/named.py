@@ -18,7 +18,14 @@ from jfit.ops.registry import nearest
 
 
 def torch(name: str = "torch", weighted: bool = False) -> Metric:
-    """sum(outputs) / size: `loss` under the name of a Torch criterion.
+    """sum(outputs) / size: `loss` under another name, for MXNet scripts with a Torch criterion.
+
+    Args:
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
 
     Example:
         >>> torch().name
@@ -30,7 +37,14 @@ def torch(name: str = "torch", weighted: bool = False) -> Metric:
 
 
 def caffe(name: str = "caffe", weighted: bool = False) -> Metric:
-    """sum(outputs) / size: `loss` under the name of a Caffe criterion.
+    """sum(outputs) / size: `loss` under another name, for MXNet scripts with a Caffe criterion.
+
+    Args:
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
 
     Example:
         >>> caffe().name
@@ -73,15 +87,15 @@ METRICS: dict[str, Callable[..., Any]] = {
 
 
 def create(name: str, **params: Any) -> Any:
-    """One metric by name; `top_k_accuracy_5` is short for `top_k_accuracy` with top_k=5.
+    """Create a metric by name; `top_k_accuracy_5` means `top_k_accuracy` with top_k=5.
 
     Args:
-        name: case ignored; see `METRICS`.
-        **params: of that metric; every one has `name` and `weighted` (rows count by their weights, as scikit-learn's
-            sample_weight; otherwise rows of a weight above 0 count, and count the same).
+        name: case-insensitive, one of `METRICS`.
+        **params: parameters of the metric; every metric has `name` and `weighted` (weight rows by their row
+            weights, like scikit-learn's sample_weight; otherwise all rows with a weight above 0 count equally).
 
     Returns:
-        A `Metric` (an `ExactRocAuc` for roc_auc with bins=None).
+        A `Metric`, or an `ExactRocAuc` for roc_auc with bins=None.
 
     Raises:
         ValueError: unknown name or parameter.
@@ -97,28 +111,28 @@ def create(name: str, **params: Any) -> Any:
     make = METRICS.get(key)
     if make is None:
         near = nearest(name, METRICS) or ", ".join(map(repr, METRICS))
-        raise ValueError(f"unknown metric {name!r}: the nearest names are {near}.")
+        raise ValueError(f"unknown metric {name!r}; the nearest names are {near}.")
     known = list(inspect.signature(make).parameters)
-    for given in params:
-        if given not in known:
-            near = nearest(given, known) or ", ".join(map(repr, known))
-            raise ValueError(f"metric {name!r} has no parameter {given!r}; the nearest it has: {near}.")
+    for param in params:
+        if param not in known:
+            near = nearest(param, known) or ", ".join(map(repr, known))
+            raise ValueError(f"metric {name!r} has no parameter {param!r}; the nearest names are {near}.")
     return make(**params)
 
 
 def get(spec: Any, **params: Any) -> tuple[Any, ...]:
-    """The metrics that `spec` means, always a tuple.
+    """Convert `spec` to a tuple of metrics.
 
     Args:
         spec: a name, a `Metric`, a function `(label, output) -> number` on numpy arrays, a list of these, or None for none.
-        **params: parameters of a named metric, or of every name of a list.
+        **params: parameters for every named metric in `spec`.
 
     Returns:
         Tuple of `Metric` and `HostMetric`.
 
     Raises:
         ValueError: unknown name or parameter.
-        TypeError: `spec` is none of the above, such as a function that makes a metric.
+        TypeError: `spec` is none of the above, or a factory such as `jfit.metrics.accuracy` itself.
 
     Example:
         >>> [m.name for m in get(["acc", "ce"])]
@@ -133,8 +147,8 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
     if isinstance(spec, list | tuple):
         return tuple(m for each in spec for m in get(each, **params))
     if spec in METRICS.values():
-        raise TypeError(f"{spec.__name__} makes a metric and is none itself: pass {spec.__name__!r}, or {spec.__name__}(...).")
+        raise TypeError(f"{spec.__name__} is a factory, not a metric: pass {spec.__name__!r} or {spec.__name__}(...).")
     if callable(spec):
         name = getattr(spec, "__name__", type(spec).__name__)
         return (HostMetric(f"custom({name})" if "<" in name else name, spec),)
-    raise TypeError(f"a metric is a name, a Metric, a function (label, output) or a list of these; found {spec!r}.")
+    raise TypeError(f"a metric must be a name, a Metric, a function (label, output) or a list of these, but got {spec!r}.")

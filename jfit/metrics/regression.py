@@ -1,4 +1,4 @@
-"""How far numbers are off: MAE, MSE, RMSE, and how well they go together: Pearson's correlation."""
+"""Regression metrics: MAE, MSE, RMSE and the Pearson correlation."""
 
 from __future__ import annotations
 
@@ -19,22 +19,29 @@ from jfit.metrics.core import (
     exact,
     kahan,
     like,
-    nothing,
     pairs,
     two_sum,
     xp,
     zero_mean,
+    zero_sums,
 )
 
 
 def mae(name: str = "mae", weighted: bool = False) -> Metric:
     """Mean over batches of mean |label - output|; weighted: Σ w |label - output| / Σ w over all rows.
 
+    Args:
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
     Example:
         >>> mae().name
         'mae'
 
-    Source: Apache MXNet 1.9.1, `MAE`, over the whole batch on any number of devices.
+    Source: Apache MXNet 1.9.1, `MAE`, computed over the whole batch on any number of devices.
     """
     return batch_mean(name, lambda label, output: jnp.abs(label - output), weighted=weighted)
 
@@ -42,11 +49,18 @@ def mae(name: str = "mae", weighted: bool = False) -> Metric:
 def mse(name: str = "mse", weighted: bool = False) -> Metric:
     """Mean over batches of mean (label - output)^2; weighted: Σ w (label - output)^2 / Σ w over all rows.
 
+    Args:
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
     Example:
         >>> mse().name
         'mse'
 
-    Source: Apache MXNet 1.9.1, `MSE`, over the whole batch on any number of devices.
+    Source: Apache MXNet 1.9.1, `MSE`, computed over the whole batch on any number of devices.
     """
     return batch_mean(name, lambda label, output: jnp.square(label - output), weighted=weighted)
 
@@ -54,28 +68,38 @@ def mse(name: str = "mse", weighted: bool = False) -> Metric:
 def rmse(name: str = "rmse", weighted: bool = False) -> Metric:
     """Mean over batches of sqrt(mean (label - output)^2); weighted: the root of the weighted mean over all rows.
 
+    Args:
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+
+    Returns:
+        A `Metric`.
+
     Example:
         >>> rmse().name
         'rmse'
 
-    Source: Apache MXNet 1.9.1, `RMSE`, over the whole batch on any number of devices.
+    Source: Apache MXNet 1.9.1, `RMSE`, computed over the whole batch on any number of devices.
     """
     return batch_mean(name, lambda label, output: jnp.square(label - output), "sqrt", weighted)
 
 
 def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = False) -> Metric:
-    """cov(output, label) / √(var(output) var(label)); "macro": the mean over batches, "micro": of everything that was seen.
+    """Pearson correlation: cov(output, label) / √(var(output) var(label)).
 
-    Sums are kept around the means, and parts are merged, so a large offset costs no digits.  A batch whose labels or
-    outputs are all equal has no correlation: nan, and so is a mean that it belongs to.
+    Sums are taken around the mean (Chan's parallel algorithm), so a large offset costs no precision.  The correlation of a
+    batch with constant labels or outputs is NaN, and so is a "macro" mean that contains it.
 
     Args:
-        average: "macro" or "micro".
-        name: for logs.
-        weighted: rows count by their weights.
+        average: "macro": mean over the correlations of the batches (MXNet's default); "micro": correlation over all batches.
+        name: name of the value in logs and results.
+        weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
-        A `Metric`; its stats are merged, not added.
+        A `Metric` with `merge`: stats of parts of a batch are merged, not added.
+
+    Raises:
+        ValueError: unknown average.
 
     Example:
         >>> pearsonr("micro").name
@@ -85,7 +109,7 @@ def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = Fa
     algorithm for computing sample variances, 1979.
     """
     if average not in ("macro", "micro"):
-        raise ValueError(f"metric pearsonr: average is {average!r}, it needs to be 'macro' or 'micro'.")
+        raise ValueError(f"metric pearsonr: average is {average!r}; it must be 'macro' or 'micro'.")
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, ...]:
         return tuple(_moments(name, *each) for each in pairs(name, labels, outputs, weights, weighted))
@@ -107,17 +131,17 @@ def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = Fa
             running = _merged(running, part)
         return running
 
-    return Metric(name, lambda: nothing(6), stats, update, lambda running: {name: _correlation(running)}, merge=merge)
+    return Metric(name, lambda: zero_sums(6), stats, update, lambda running: {name: _correlation(running)}, merge=merge)
 
 
 # ------------------------------------------------------------------------------------------------ moments, (2, 6) float32
-# [0]: Σw, mean x, mean y, Σw(x - mean)², Σw(y - mean)², Σw(x - mean)(y - mean); [1]: what was rounded off
+# [0]: Σw, mean x, mean y, Σw(x - mean)², Σw(y - mean)², Σw(x - mean)(y - mean); [1]: rounding errors of [0]
 def _moments(name: str, label: Array, output: Array, rows: Array | None) -> Array:
-    """The moments of the outputs (x) and labels (y) of one batch."""
+    """Moments of the outputs (x) and labels (y) of one batch."""
     each = each_row(output, output, rows).reshape(-1).astype(jnp.float32)
     x = output.reshape(-1).astype(jnp.float32)
     y = like(name, label, x.shape).astype(jnp.float32)
-    first = jnp.argmax(each > 0)  # measured from a value that counts, equal values are exactly 0 apart
+    first = jnp.argmax(each > 0)  # any row with a weight: relative to one of them, constant values are exactly 0
     count = jnp.sum(each)
     parts = [_centred(z, z[first], each, count) for z in (x, y)]
     (high_x, low_x, dx, rest_x), (high_y, low_y, dy, rest_y) = parts
@@ -126,12 +150,16 @@ def _moments(name: str, label: Array, output: Array, rows: Array | None) -> Arra
         for a, b, p, q in ((dx, dx, rest_x, rest_x), (dy, dy, rest_y, rest_y), (dx, dy, rest_x, rest_y))
     ]
     zero = jnp.zeros((), jnp.float32)
-    found = jnp.stack([jnp.stack([count, high_x, high_y, *squares]), jnp.stack([zero, low_x, low_y, zero, zero, zero])])
-    return jnp.where(count > 0, found, 0.0)
+    moments = jnp.stack([jnp.stack([count, high_x, high_y, *squares]), jnp.stack([zero, low_x, low_y, zero, zero, zero])])
+    return jnp.where(count > 0, moments, 0.0)
 
 
 def _centred(values: Array, start: Array, each: Array, count: Array) -> tuple[Array, Array, Array, Array]:
-    """(mean rounded, what was rounded off, values around it, the mean of those: what is left of rounding)."""
+    """Subtract the weighted mean.  Returns (mean, its rounding error, centered values, weighted mean of the centered values).
+
+    The last is 0 up to rounding.  The caller subtracts it from the sums of squares (corrected two-pass algorithm), and it is
+    added to the mean here.  `start` is one of the values: subtracting it first makes constant values exactly 0.
+    """
     moved = jnp.where(each > 0, values - start, 0.0)
     size = jnp.where(count > 0, count, 1.0)
     middle = jnp.sum(each * moved) / size
@@ -142,12 +170,13 @@ def _centred(values: Array, start: Array, each: Array, count: Array) -> tuple[Ar
 
 
 def _merged(one: Array, other: Array) -> Array:
-    """The moments of two parts together."""
+    """Merge the moments of two parts (Chan, Golub and LeVeque)."""
     a, b = one[0, 0] + one[1, 0], other[0, 0] + other[1, 0]
     both = jnp.where(a + b > 0, a + b, 1.0)
-    apart = (other[0, 1:3] - one[0, 1:3]) + (other[1, 1:3] - one[1, 1:3])
-    shift = apart * (b / both)
-    between = jnp.stack([apart[0] * apart[0], apart[1] * apart[1], apart[0] * apart[1]]) * (a * (b / both))
+    difference = (other[0, 1:3] - one[0, 1:3]) + (other[1, 1:3] - one[1, 1:3])
+    shift = difference * (b / both)
+    dx, dy = difference
+    between = jnp.stack([dx * dx, dy * dy, dx * dy]) * (a * (b / both))
     grown = added(one, jnp.concatenate([other[0, :1], shift, other[0, 3:]]))
     grown = grown.at[1].add(jnp.concatenate([other[1, :1], jnp.zeros(2), other[1, 3:]]))
     grown = added(grown, jnp.concatenate([jnp.zeros(3), between]))
@@ -155,8 +184,8 @@ def _merged(one: Array, other: Array) -> Array:
 
 
 def _correlation(moments: Any) -> Any:
-    """The correlation of moments; nan where nothing varies."""
-    found, lib = exact(moments), xp(moments)
+    """Correlation from moments; NaN if one of the variances is 0."""
+    values, lib = exact(moments), xp(moments)
     with np.errstate(all="ignore"):
-        value = found[5] / (lib.sqrt(found[3]) * lib.sqrt(found[4]))
+        value = values[5] / (lib.sqrt(values[3]) * lib.sqrt(values[4]))
     return lib.clip(value, -1.0, 1.0)
