@@ -1,8 +1,8 @@
-# `make demo` and `make test` do everything on a fresh machine that has make and Python 3.11 or newer.
+# `make demo` and `make test` need only make and Python 3.11 or newer; they create .venv and install the rest.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 FAST := not slow and not gpu
-# Files with tests that need optimized programs (see tests/conftest.py); reading the others as well takes 15 seconds.
+# Files with tests that need optimized programs (see tests/conftest.py); collecting the other files takes 15 seconds.
 OPTIMIZED := mark\.optimized|def test_[a-z0-9_]*_bits?(_|\()
 
 .PHONY: demo test test-all lint notebooks docs bench fuzz clean

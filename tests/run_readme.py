@@ -13,27 +13,27 @@ from pathlib import Path
 
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
-    """(first line, code) of every fenced python block."""
+    """Return (first line, code) of every fenced python block."""
     text = page.read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in found]
+    blocks = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in blocks]
 
 
 def run(page: Path) -> None:
-    """Runs the blocks of a page, one namespace for all."""
+    """Run the blocks of a page in one namespace."""
     namespace = {"__name__": "__page__"}
     for line, code in python_blocks(page):
-        # Blank lines in front make a traceback point at the line of the page.
+        # The blank lines give tracebacks the line numbers of the page.
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
 
 
 def main(page: Path) -> None:
-    """Runs a page in a temporary folder, with an installed jfit and not the one beside the page."""
-    found = importlib.util.find_spec("jfit")
-    if found is None or found.origin is None:
+    """Run a page in a temporary folder, with an installed jfit; exit if the jfit next to the page would be imported instead."""
+    spec = importlib.util.find_spec("jfit")
+    if spec is None or spec.origin is None:
         sys.exit("jfit is not installed for this Python: install the wheel first.")
-    if Path(found.origin).is_relative_to(page.parent):
-        sys.exit(f"jfit would be imported from {found.origin}, beside the page; run python -I, where a wheel is installed.")
+    if Path(spec.origin).is_relative_to(page.parent):
+        sys.exit(f"jfit would be imported from {spec.origin}, not from a wheel: run python -I in an environment with the wheel.")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         run(page)

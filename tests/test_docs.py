@@ -37,7 +37,7 @@ def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     for test in doctest.DocTestFinder().find(importlib.import_module(name), name):
-        # Automatic names start at 0 in every docstring, as they do for a reader who pastes it into a fresh session.
+        # Automatic names start at 0 in every docstring, as in a fresh session.
         with jfit.sym.NameManager():
             runner.run(test, out=report.append)
     assert not report, "".join(report)
@@ -70,7 +70,7 @@ def test_every_notebook_is_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
-    # The kernel is a process of its own: it must find this checkout from the temporary folder it runs in.
+    # The kernel is another process with the temporary folder as its working directory; it must import this checkout.
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     import nbclient
     import nbformat
