@@ -33,7 +33,7 @@ def main(page: Path) -> None:
     if spec is None or spec.origin is None:
         sys.exit("jfit is not installed for this Python: install the wheel first.")
     if Path(spec.origin).is_relative_to(page.parent):
-        sys.exit(f"jfit would be imported from {spec.origin}, not from a wheel: run python -I in an environment with the wheel.")
+        sys.exit(f"jfit would be imported from {spec.origin}, not from a wheel: run python -I where a wheel is installed.")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         run(page)

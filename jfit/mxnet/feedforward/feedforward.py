@@ -580,8 +580,8 @@ class FeedForward:
 
         Args:
             symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs: as in `FeedForward`.
-            X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback, kvstore, logger, work_load_list,
-                eval_end_callback, eval_batch_end_callback: as in `fit`.
+            X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback: as in `fit`.
+            kvstore, logger, work_load_list, eval_end_callback, eval_batch_end_callback: as in `fit`.
 
         Returns:
             The trained model.
