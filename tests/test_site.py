@@ -72,7 +72,7 @@ def test_make_docs_can_parse_the_sections_of_every_docstring():
                 for width, lines in sections(text):
                     for line in lines:
                         indent = len(line) - len(line.lstrip())
-                        if indent == width and ":" not in line or width < indent < 2 * width:
+                        if (indent == width and ":" not in line) or width < indent < 2 * width:
                             wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {line.strip()}")
     assert not wrong, "\n".join(wrong)
 

@@ -28,8 +28,9 @@ class SVRGModule(Module):
     the symbol's attributes do not reach the optimizer.
 
     Args:
-        symbol, data_names, label_names, logger, context, work_load_list: as for `Module`; compression is of the reduced gradients, not of mu.
-        fixed_param_names, state_names, group2ctxs, compression_params: as for `Module`; compression is of the reduced gradients, not of mu.
+        symbol, data_names, label_names, logger, context, work_load_list: as for `Module`.
+        fixed_param_names, state_names, group2ctxs, compression_params: as for `Module`; compression applies to the reduced
+            gradients, not to mu.
         update_freq: epochs between two full gradients, 1 or more.
 
     Where it differs from MXNet 1.9.1, besides `Module`'s differences: parameters with "full" in their names learn; where a
