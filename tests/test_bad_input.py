@@ -12,7 +12,7 @@ sym = jfit.sym
 X, Y = blobs(20)
 
 
-def refused(match: str, kind: type[Exception] | tuple[type[Exception], ...] = ValueError, **given) -> str:
+def fails(match: str, kind: type[Exception] | tuple[type[Exception], ...] = ValueError, **given) -> str:
     """Training with `given` raises `kind` with such a message, and no step is done; the message."""
     before = jfit.last_run()
     with pytest.raises(kind, match=match) as caught:
@@ -23,48 +23,48 @@ def refused(match: str, kind: type[Exception] | tuple[type[Exception], ...] = Va
 
 # ------------------------------------------------------------------------------------------------ names
 def test_an_unknown_input_name_raises_with_the_nearest_name():
-    refused(
+    fails(
         r"'dta' is not an input of the graph \(nearest: 'data'\).*'data', 'softmax_label'", data={"dta": X, "softmax_label": Y}
     )
 
 
 def test_a_missing_label_is_named():
-    refused(r"input 'softmax_label' is missing.*The graph needs 'data', 'softmax_label'", data={"data": X})
-    refused(r"input .data. has 20 rows, input .softmax_label. has 2; all inputs need the same number of rows", data=(X, [Y, Y]))
+    fails(r"input 'softmax_label' is missing.*The graph needs 'data', 'softmax_label'", data={"data": X})
+    fails(r"input .data. has 20 rows, input .softmax_label. has 2; all inputs need the same number of rows", data=(X, [Y, Y]))
 
 
 def test_missing_and_extra_arrays_raise_with_both_numbers():
     two = sym.FullyConnected(sym.Variable("a_data") + sym.Variable("b_data"), num_hidden=3, name="fc")
     two = sym.SoftmaxOutput(two, name="softmax")
-    refused(r"x has 1 array, the graph has 2 data inputs \('a_data', 'b_data'\)", net=two, data=(X, Y))
+    fails(r"x has 1 array, the graph has 2 data inputs \('a_data', 'b_data'\)", net=two, data=(X, Y))
 
 
 # ------------------------------------------------------------------------------------------------ shapes and dtypes
 def test_a_shape_mismatch_raises_with_the_node_and_both_shapes():
     conv = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=2, name="conv1")
     net = sym.SoftmaxOutput(sym.Flatten(conv), name="softmax")
-    message = refused("conv1", net=net)
+    message = fails("conv1", net=net)
     assert "(8, 4)" in message
 
 
 def test_a_parameter_of_another_shape_raises_with_its_name():
-    refused(r"fc1_weight: the given value has shape \(8, 5\), the model needs \(8, 4\)", params={"fc1_weight": np.ones((8, 5))})
-    refused(r"params has 'fc1_wieght', which the model does not know; did you mean .*fc1_weight", params={"fc1_wieght": X})
+    fails(r"fc1_weight: the given value has shape \(8, 5\), the model needs \(8, 4\)", params={"fc1_weight": np.ones((8, 5))})
+    fails(r"params has 'fc1_wieght', which the model does not know; did you mean .*fc1_weight", params={"fc1_wieght": X})
 
 
 def test_labels_of_another_shape_raise_before_training():
-    message = refused("softmax", data=(X, np.zeros((20, 5), np.float32)))
+    message = fails("softmax", data=(X, np.zeros((20, 5), np.float32)))
     assert "5" in message
 
 
 def test_arrays_with_different_numbers_of_rows_raise():
-    refused(r"input 'data' has 20 rows, input 'softmax_label' has 19", data=(X, Y[:19]))
-    refused(r"weight has shape \(3,\), the data has 20 rows", data=(X, Y, np.ones(3)))
+    fails(r"input 'data' has 20 rows, input 'softmax_label' has 19", data=(X, Y[:19]))
+    fails(r"weight has shape \(3,\), the data has 20 rows", data=(X, Y, np.ones(3)))
 
 
 def test_arrays_of_objects_and_strings_raise_with_their_name():
-    refused(r"input 'data' has dtype object", data=(np.array([[object()] * 4] * 20), Y))
-    refused(r"input 'softmax_label' has dtype <U", data=(X, np.array(["cat"] * 20)))
+    fails(r"input 'data' has dtype object", data=(np.array([[object()] * 4] * 20), Y))
+    fails(r"input 'softmax_label' has dtype <U", data=(X, np.array(["cat"] * 20)))
 
 
 def test_integer_inputs_are_cast_where_floats_are_needed():
@@ -76,21 +76,21 @@ def test_integer_inputs_are_cast_where_floats_are_needed():
 def test_an_out_of_range_label_raises_with_its_row():
     wrong = Y.copy()
     wrong[7] = 3
-    refused(r"label 'softmax_label': row 7 is 3.0, expected classes 0..2", data=(X, wrong))
+    fails(r"label 'softmax_label': row 7 is 3.0, expected classes 0..2", data=(X, wrong))
     wrong[7] = -1
-    refused(r"row 7 is -1.0", data=(X, wrong))
+    fails(r"row 7 is -1.0", data=(X, wrong))
     wrong[7] = np.nan
-    refused(r"row 7 is nan", data=(X, wrong))
+    fails(r"row 7 is nan", data=(X, wrong))
 
 
 def test_an_invalid_label_in_evaluation_data_raises_before_training():
     wrong = np.full(20, 9.0, np.float32)
-    refused(r"label 'softmax_label': row 0 is 9.0, expected classes 0..2", eval_data=(X, wrong))
+    fails(r"label 'softmax_label': row 0 is 9.0, expected classes 0..2", eval_data=(X, wrong))
 
 
 def test_an_invalid_label_in_the_first_batch_of_a_stream_raises_before_training():
-    refused(r"label 'softmax_label': row 2 is 7, expected", data=[(X[:4], np.array([0, 1, 7, 0]))])
-    refused(r"label 'softmax_label': row 2 is 7, expected", eval_data=[(X[:4], np.array([0, 1, 7, 0]))])
+    fails(r"label 'softmax_label': row 2 is 7, expected", data=[(X[:4], np.array([0, 1, 7, 0]))])
+    fails(r"label 'softmax_label': row 2 is 7, expected", eval_data=[(X[:4], np.array([0, 1, 7, 0]))])
 
 
 def test_the_ignored_label_is_allowed():
@@ -104,9 +104,9 @@ def test_the_ignored_label_is_allowed():
 
 # ------------------------------------------------------------------------------------------------ how much data
 def test_empty_data_raises():
-    refused("empty data: input 'data' has 0 rows", data=(X[:0], Y[:0]))
-    refused("yielded no batch, expected at least one", data=lambda epoch: [])
-    refused("empty data|yielded no batch", eval_data=(X[:0], Y[:0]))
+    fails("empty data: input 'data' has 0 rows", data=(X[:0], Y[:0]))
+    fails("yielded no batch, expected at least one", data=lambda epoch: [])
+    fails("empty data|yielded no batch", eval_data=(X[:0], Y[:0]))
 
 
 def test_a_batch_larger_than_the_data_works():
@@ -124,10 +124,10 @@ def test_an_evaluation_batch_of_another_size_works():
 
 # ------------------------------------------------------------------------------------------------ names of things
 def test_unknown_names_raise_with_the_nearest_names():
-    refused(r"amad.*adam", optimizer="amad")
-    refused(r"acuracy.*accuracy", eval_metric="acuracy")
-    refused(r"cosin.*cosine", schedule="cosin")
-    refused(r"frozen='fc9\*' matches no parameter", frozen=["fc9*"])
+    fails(r"amad.*adam", optimizer="amad")
+    fails(r"acuracy.*accuracy", eval_metric="acuracy")
+    fails(r"cosin.*cosine", schedule="cosin")
+    fails(r"frozen='fc9\*' matches no parameter", frozen=["fc9*"])
     with pytest.raises((AttributeError, ValueError), match=r"FullyConected.*FullyConnected"):
         sym.FullyConected(sym.Variable("data"), num_hidden=2)
     with pytest.raises(ValueError, match=r"num_hiden.*num_hidden"):
@@ -135,13 +135,11 @@ def test_unknown_names_raise_with_the_nearest_names():
 
 
 def test_unknown_optimizer_parameters_raise_with_their_name():
-    refused(r"momentun", optimizer_params={"momentun": 0.9})
+    fails(r"momentun", optimizer_params={"momentun": 0.9})
 
 
 def test_too_many_devices_raise_and_the_error_explains_emulation():
-    refused(
-        r"devices=64 was asked for, but this machine has 8 cpu devices.*xla_force_host_platform_device_count=64", devices=64
-    )
+    fails(r"devices=64 was asked for, but this machine has 8 cpu devices.*xla_force_host_platform_device_count=64", devices=64)
 
 
 # ------------------------------------------------------------------------------------------------ kinds of things
@@ -153,43 +151,43 @@ def test_too_many_devices_raise_and_the_error_explains_emulation():
 )
 def test_invalid_numbers_raise_with_the_argument(given):
     (name, value) = next(iter(given.items()))
-    refused(rf"{name} is {value!r}; needed a whole number of at least 1", **given)
+    fails(rf"{name} is {value!r}; needed a whole number of at least 1", **given)
 
 
 @pytest.mark.parametrize("value", ["x", 0, 1.5, True])
 def test_steps_per_call_must_be_auto_or_a_positive_integer(value):
-    refused(r'steps_per_call is .*; needed "auto" or a whole number of at least 1', steps_per_call=value)
+    fails(r'steps_per_call is .*; needed "auto" or a whole number of at least 1', steps_per_call=value)
 
 
 def test_invalid_models_raise():
-    refused("model is 3; expected a Symbol, a jfit.Model, or a pure function", TypeError, net=3)
-    refused("a function as model needs loss=", TypeError, net=lambda params, x: x)
+    fails("model is 3; expected a Symbol, a jfit.Model, or a pure function", TypeError, net=3)
+    fails("a function as model needs loss=", TypeError, net=lambda params, x: x)
 
 
 def test_a_graph_without_a_loss_raises():
     net = sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc")
-    refused(r"the outputs \['fc_output'\] are no loss heads", net=net, data={"data": X})
+    fails(r"the outputs \['fc_output'\] are no loss heads", net=net, data={"data": X})
 
 
 def test_a_metric_on_the_host_needs_whole_batches():
     def bias(label, output):
         return float(output.mean())
 
-    refused(r"metric 'bias' runs on the host.*micro_batches=2 keeps none", eval_metric=bias, micro_batches=2)
+    fails(r"metric 'bias' runs on the host.*micro_batches=2 keeps none", eval_metric=bias, micro_batches=2)
 
 
 def test_data_without_batches_raises():
-    refused("data is 'abc'", TypeError, data="abc")
-    refused("is the scalar 1.0", data=[(1.0, 2.0), (3.0, 4.0)])
+    fails("data is 'abc'", TypeError, data="abc")
+    fails("is the scalar 1.0", data=[(1.0, 2.0), (3.0, 4.0)])
 
 
 def test_invalid_callbacks_raise():
-    refused("callbacks: found 3 of type int", TypeError, callbacks=[3])
-    refused("checkpointing: every is 'batch'", checkpoint="unused", checkpoint_every="batch")
+    fails("callbacks: found 3 of type int", TypeError, callbacks=[3])
+    fails("checkpointing: every is 'batch'", checkpoint="unused", checkpoint_every="batch")
 
 
 def test_a_policy_that_is_not_a_dtype_raises():
-    refused("policy is 'bfloat17'; needed a floating dtype", policy="bfloat17")
+    fails("policy is 'bfloat17'; needed a floating dtype", policy="bfloat17")
 
 
 def test_resume_without_a_checkpoint_folder_raises():
@@ -199,7 +197,7 @@ def test_resume_without_a_checkpoint_folder_raises():
 
 # ------------------------------------------------------------------------------------------------ evaluation data
 def test_evaluation_data_of_another_shape_names_the_node_before_training():
-    message = refused("fc1", eval_data=(X[:, :3], Y))
+    message = fails("fc1", eval_data=(X[:, :3], Y))
     assert "data float32[8, 3], weight float32[8, 4]" in message
 
 
@@ -231,9 +229,9 @@ def with_row(value: float, row: int = 3) -> np.ndarray:
 @pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (-1.0, r"-1\.0")])
 def test_a_negative_or_non_finite_row_weight_raises(value, shown):
     bad, message = with_row(value), rf"^weight of row 3 is {shown}; row weights must be finite and at least 0"
-    refused(message, data=(X, Y, bad))
-    refused(message, data=jfit.Batch({"data": X, "softmax_label": Y}, bad))
-    refused(message, data=(X, Y), eval_data=(X, Y, bad))
+    fails(message, data=(X, Y, bad))
+    fails(message, data=jfit.Batch({"data": X, "softmax_label": Y}, bad))
+    fails(message, data=(X, Y), eval_data=(X, Y, bad))
 
 
 def test_a_bad_row_weight_in_a_stream_names_its_batch():
@@ -241,11 +239,11 @@ def test_a_bad_row_weight_in_a_stream_names_its_batch():
     with pytest.raises(ValueError, match=r"^batch 1 of epoch 0: weight of row 3 is nan"):
         train(data=[(X[h], Y[h], with_row(np.nan, 13)[h]) for h in halves])
     batch = jfit.Batch({"data": X, "softmax_label": Y}, ONES, with_row(-1))
-    refused(r"^batch 0 of epoch 0: metric_weight of row 3 is -1", data=[batch])
+    fails(r"^batch 0 of epoch 0: metric_weight of row 3 is -1", data=[batch])
 
 
 def test_a_batch_of_zero_weights_changes_nothing_and_score_raises_as_fit_does():
-    refused("all 20 row weights are 0, so the mean loss is undefined", data=(X, Y, ONES * 0))
+    fails("all 20 row weights are 0, so the mean loss is undefined", data=(X, Y, ONES * 0))
     run, once = (train(data=[(X, Y, ONES), *more], num_epoch=1) for more in ([(X, Y, ONES * 0)], []))
     assert run.history.column("loss") == once.history.column("loss")
     for name, value in once.params.items():

@@ -73,7 +73,7 @@ def makers(folder, size=8):
 KINDS = [*makers(None)]
 
 
-def told(batch):
+def contents(batch):
     """A batch as numbers."""
     numbers = lambda a: (a.todense() if isinstance(a, SparseArray) else getattr(a, "asnumpy", lambda: a)()).tolist()  # noqa: E731
     return [[numbers(a) for a in batch.data], [numbers(a) for a in batch.label], batch.pad]
@@ -81,9 +81,9 @@ def told(batch):
 
 def rest_and_next(it):
     """The rest of this epoch and the whole of the next one."""
-    found = [told(b) for b in it]
+    found = [contents(b) for b in it]
     it.reset()
-    return found, [told(b) for b in it]
+    return found, [contents(b) for b in it]
 
 
 # ------------------------------------------------------------------------------------------------ positions
@@ -113,15 +113,15 @@ def test_a_position_in_the_middle_of_many_blocks(folder, monkeypatch):
     small = makers(folder, 7)
     for kind in ("csv", "csv kept", "libsvm"):
         monkeypatch.setattr(text, "BLOCK", 8 << 20)
-        whole = [told(b) for b in small[kind]()]
+        whole = [contents(b) for b in small[kind]()]
         monkeypatch.setattr(text, "BLOCK", 50)
         it = small[kind]()
-        assert [told(b) for b in it] == whole
+        assert [contents(b) for b in it] == whole
         it.reset()
-        assert [told(it.next()) for _ in range(3)] == whole[:3]
+        assert [contents(it.next()) for _ in range(3)] == whole[:3]
         fresh = small[kind]()
         fresh.load_state_dict(it.state_dict())
-        assert [told(b) for b in fresh] == whole[3:]
+        assert [contents(b) for b in fresh] == whole[3:]
 
 
 def test_bucketed_sentences_continue_from_a_saved_position():

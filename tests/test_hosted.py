@@ -115,14 +115,14 @@ def test_device_slices_are_concatenated_along_their_batch_axis(axis, before, aft
     np.testing.assert_array_equal(found, kept)
 
 
-def told(rows, label, output, weight):
+def seen_batch(rows, label, output, weight):
     return Seen((_slab(label, RowLayout(0, 1, rows, 1)),), (_slab(output, RowLayout(0, 1, rows, len(output) // rows)),), weight)
 
 
 def test_zero_weight_batches_are_skipped_and_metrics_of_equal_name_stay_separate():
     found = HostPass(metrics.get([lambda label, output: label.mean(), lambda label, output: 2.0]), 1)
     for weight in (np.zeros(3), np.array([0, 0, 2.0])):
-        found.add([told(3, np.arange(3.0), np.ones(3), weight)])
+        found.add([seen_batch(3, np.arange(3.0), np.ones(3), weight)])
     assert found.values() == {"custom(<lambda>)": 2.0, "custom(<lambda>)_2": 2.0}
 
 
@@ -130,7 +130,7 @@ def test_the_steps_of_a_sequence_have_the_weight_of_their_row():
     draw = np.random.default_rng(4)
     label, score, weight = draw.integers(0, 2, (4, 3)), draw.uniform(size=12).astype("float32"), np.array([0, 1, 2, 0.5])
     found = HostPass([metrics.roc_auc(bins=None, weighted=True)], 1)
-    found.add([told(4, label, score, weight)])
+    found.add([seen_batch(4, label, score, weight)])
     wanted = oracle.roc_auc_score(label.ravel(), score, sample_weight=np.repeat(weight, 3))
     assert found.values()["roc_auc"] == pytest.approx(wanted, rel=1e-12)
 

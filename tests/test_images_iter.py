@@ -32,14 +32,14 @@ def images(path=TEN, batch_size=4, **fields) -> ImageRecords:
     return ImageRecords(path, (3, 16, 16), batch_size, **(RANDOM | fields))
 
 
-def told(batch) -> tuple:
+def contents(batch) -> tuple:
     return batch.data[0].tobytes(), batch.label[0].tolist(), batch.pad, batch.index.tolist()
 
 
 def epochs(it, count) -> list[tuple]:
     found = []
     for _ in range(count):
-        found += [told(batch) for batch in it]
+        found += [contents(batch) for batch in it]
         it.reset()
     return found
 
@@ -112,9 +112,9 @@ def test_a_saved_position_continues_although_workers_had_read_ahead():
     it = images(workers=2)
     it.next()
     state = it.state_dict()
-    wanted = [told(it.next()), told(it.next())]
+    wanted = [contents(it.next()), contents(it.next())]
     it.load_state_dict(state)
-    assert [told(it.next()), told(it.next())] == wanted
+    assert [contents(it.next()), contents(it.next())] == wanted
     other = images(batch_size=5)
     with pytest.raises(ValueError, match="batch_size=4, these have 5"):
         other.load_state_dict(state)
@@ -182,14 +182,14 @@ def test_workers_end_when_the_iterator_is_deleted_and_when_one_of_them_dies():
     gc.collect()
     assert ended(pids)
     it = images(workers=2, ahead=1)
-    wanted = told(it.next())
+    wanted = contents(it.next())
     pids = it._pool.pids
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(RuntimeError, match="ended with status -9"):
         it.next()
     assert ended(pids)
     it.seek_batch(0, 0)
-    assert told(it.next()) == wanted  # new workers
+    assert contents(it.next()) == wanted  # new workers
     it.close()
 
 

@@ -161,7 +161,7 @@ EVERY = {
 }
 
 
-def wanted(names):
+def descriptions(names):
     names = list(names)
     spec = {n: jax.ShapeDtypeStruct(EVERY[n][0], jnp.float32) for n in names}
     return {n: (InitDesc(n, {"__init__": EVERY[n][1].dumps()}), spec[n]) for n in names}
@@ -169,13 +169,13 @@ def wanted(names):
 
 @pytest.mark.parametrize("names", [["a_weight", "d_weight"], pytest.param(list(EVERY), marks=pytest.mark.slow)], ids=len)
 def test_values_depend_only_on_key_and_name(names):
-    all_at_once = draw_all(init.Uniform(), KEY, wanted(names))
-    turned = draw_all(init.Uniform(), KEY, wanted(reversed(names)))
+    all_at_once = draw_all(init.Uniform(), KEY, descriptions(names))
+    turned = draw_all(init.Uniform(), KEY, descriptions(reversed(names)))
     for name, value in all_at_once.items():
         np.testing.assert_array_equal(value, turned[name])
     for name in {*names} & {"b_weight", "d_weight", "f_parameters"}:
-        np.testing.assert_array_equal(all_at_once[name], draw_all(init.Uniform(), KEY, wanted([name]))[name])
-    other = draw_all(init.Uniform(), jax.random.key(8), wanted(["a_weight"]))
+        np.testing.assert_array_equal(all_at_once[name], draw_all(init.Uniform(), KEY, descriptions([name]))[name])
+    other = draw_all(init.Uniform(), jax.random.key(8), descriptions(["a_weight"]))
     assert (other["a_weight"] != all_at_once["a_weight"]).all()
 
 

@@ -55,22 +55,22 @@ def dense(array) -> np.ndarray:
     return np.array(array.todense() if hasattr(array, "todense") else getattr(array, "asnumpy", lambda: array)())
 
 
-def told(batch) -> list:
+def contents(batch) -> list:
     return [dense(a).tolist() for a in (*batch.data, *batch.label)]
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv kept", "libsvm", "images"])
 def test_writing_into_a_batch_changes_no_other_batch(kind, folder):
     make = makers(folder)[kind]
-    wanted = [told(batch) for batch in make()]
+    wanted = [contents(batch) for batch in make()]
     it = make()
     for number, batch in enumerate(it):
-        assert told(batch) == wanted[number]
+        assert contents(batch) == wanted[number]
         for array in (*batch.data, *batch.label):
             (array if isinstance(array, np.ndarray) else array.data)[...] = 77
     it.reset()
     if kind != "images":  # whose next epoch is another one
-        assert [told(batch) for batch in it] == wanted
+        assert [contents(batch) for batch in it] == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,7 +79,7 @@ def test_a_pickled_copy_continues_at_the_iterators_position(kind, folder):
     it.next()
     copy = pickle.loads(pickle.dumps(it))
     copy.workers = 0  # the same batches, and faster
-    assert told(copy.next()) == told(it.next())
+    assert contents(copy.next()) == contents(it.next())
     for one in (it, copy):
         getattr(one, "close", lambda: None)()
 

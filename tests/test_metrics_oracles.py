@@ -123,7 +123,7 @@ def batches_of(data):
 
 
 @functools.cache
-def found(weighted):
+def all_values(weighted):
     """Every metric of the tables over all batches, in one program: name -> value."""
     made = {}
     for name, (kind, given_, data, _) in (TABLE | WEIGHTED_ONLY if weighted else TABLE).items():
@@ -148,7 +148,7 @@ CHECKED = [pytest.param(name, False, marks=pytest.mark.slow) for name in TABLE] 
 def test_values_are_those_of_scikit_learn(name, weighted):
     _, _, (label, output, weight), ask = (TABLE | WEIGHTED_ONLY)[name]
     wanted = ask(label, output, np.float32(weight) if weighted else None)
-    np.testing.assert_allclose(found(weighted)[name], wanted, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(all_values(weighted)[name], wanted, rtol=2e-6, atol=1e-7)
 
 
 def one(metric, label, output, weight=None):

@@ -17,7 +17,7 @@ MODELS = Path(__file__).parent / "golden" / "models"
 FAMILIES = {"loss", "dtype_nn", "sequence"}  # families in which labels, casts and integer inputs meet
 
 
-def box(value):
+def ndarray(value):
     return mx.nd.array(np.asarray(value), dtype=np.asarray(value).dtype)
 
 
@@ -43,9 +43,9 @@ def test_a_recorded_operator_runs_bound(case, arrays):
     req = {i["name"]: i["grad_req"] for i in case["inputs"] if i["kind"] == "arg"}
 
     def bound():
-        args = {n: box(arrays[f"in/{n}"]) for n in req}
-        grads = {n: box(np.full_like(arrays[f"in/{n}"], 0.5)) for n in req if req[n] != "null"}
-        return symbol.bind(mx.cpu(), args, grads, req, {n: box(arrays[f"aux/{n}"]) for n in case["list_auxiliary_states"]})
+        args = {n: ndarray(arrays[f"in/{n}"]) for n in req}
+        grads = {n: ndarray(np.full_like(arrays[f"in/{n}"], 0.5)) for n in req if req[n] != "null"}
+        return symbol.bind(mx.cpu(), args, grads, req, {n: ndarray(arrays[f"aux/{n}"]) for n in case["list_auxiliary_states"]})
 
     def compare(key, got):
         if key not in skip:
@@ -59,7 +59,7 @@ def test_a_recorded_operator_runs_bound(case, arrays):
     for i, out in enumerate(ex.forward(is_train=True)):
         compare(f"train/{i}", out)
     if case["has_grad"]:
-        ex.backward([box(arrays[f"og/{i}"]) for i in range(case["n_outputs"])])
+        ex.backward([ndarray(arrays[f"og/{i}"]) for i in range(case["n_outputs"])])
         for name in (n for n in req if req[n] != "null" and arrays[f"in/{n}"].dtype.kind == "f"):
             compare(f"grad/{name}", ex.grad_dict[name])
 
@@ -287,9 +287,9 @@ def test_a_recorded_model_runs_bound(name):
         arrays = {k: archive[k] for k in archive.files}
     symbol = mx.sym.load(MODELS / f"{name}.json")
     learned = [k.removeprefix("grad/") for k in arrays if k.startswith("grad/")]
-    args = {n: box(arrays[f"arg/{n}"] if f"arg/{n}" in arrays else arrays[f"in/{n}"]) for n in symbol.list_arguments()}
+    args = {n: ndarray(arrays[f"arg/{n}"] if f"arg/{n}" in arrays else arrays[f"in/{n}"]) for n in symbol.list_arguments()}
     grads = {n: mx.nd.zeros(args[n].shape) for n in learned}
-    ex = symbol.bind(mx.cpu(), args, grads, "write", {n: box(arrays[f"aux/{n}"]) for n in symbol.list_auxiliary_states()})
+    ex = symbol.bind(mx.cpu(), args, grads, "write", {n: ndarray(arrays[f"aux/{n}"]) for n in symbol.list_auxiliary_states()})
     near = lambda got, want, tolerance, least=0.0: np.testing.assert_allclose(  # noqa: E731
         got.asnumpy(), want, rtol=0, atol=tolerance * max(np.abs(want).max(), least)
     )
@@ -297,7 +297,7 @@ def test_a_recorded_model_runs_bound(name):
     for i, out in enumerate(ex.forward()):
         near(out, arrays[f"eval/{i}"], tolerance)
     ex.forward(is_train=True)
-    ex.backward([box(arrays[f"og/{i}"]) for i in range(about["n_outputs"])] if about["has_head_grad"] else None)
+    ex.backward([ndarray(arrays[f"og/{i}"]) for i in range(about["n_outputs"])] if about["has_head_grad"] else None)
     tolerance = max(tolerance, 10 * min(about.get("grad_f32_vs_f64_max", 1e-5), 1e-3))
     for i, out in enumerate(ex.outputs):
         near(out, arrays[f"train/{i}"], tolerance)

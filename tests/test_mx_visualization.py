@@ -13,24 +13,24 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "rnn_cells.json").read_t
 
 
 @pytest.fixture(scope="module")
-def found():
+def drawings():
     pytest.importorskip("graphviz")
     with mx.name.NameManager():
         return pictures(mx)
 
 
 @pytest.mark.parametrize("name", [n for n in GOLDEN if not n.startswith("drawing")])
-def test_text_is_that_of_mxnet_line_by_line(found, name):
-    assert found[name] == GOLDEN[name]
+def test_text_is_that_of_mxnet_line_by_line(drawings, name):
+    assert drawings[name] == GOLDEN[name]
 
 
 @pytest.mark.parametrize("name", [n for n in GOLDEN if n.startswith("drawing")])
-def test_drawings_are_those_of_mxnet(found, name):
+def test_drawings_are_those_of_mxnet(drawings, name):
     def plain(lines):
         # versions of the graphviz package differ in quotes and in how they write a newline
         return [x for x in "\n".join(lines).replace('"', "").replace("\\n", "\n").splitlines() if x]
 
-    assert plain(found[name]) == plain(GOLDEN[name])
+    assert plain(drawings[name]) == plain(GOLDEN[name])
 
 
 def test_unknown_shapes_and_non_symbols_raise():

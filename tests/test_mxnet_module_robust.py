@@ -220,7 +220,7 @@ def test_random_operators_draw_new_numbers_in_every_evaluation():
 
 
 # ------------------------------------------------------------------------------------------ in what order
-def shells():
+def modules():
     net = network()
     sequence = jfit.SequentialModule()
     sequence.add(jfit.Module(net), take_labels=True)
@@ -244,7 +244,7 @@ UNBOUND = {
 }
 
 
-@pytest.mark.parametrize("module", shells(), ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("module", modules(), ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("method", UNBOUND)
 def test_a_method_called_too_early_raises_with_the_missing_call(module, method):
     with pytest.raises(AssertionError, match=rf"Module\.{method}: it is not bound.*; call bind\(.*\).* first\.$"):
@@ -252,7 +252,7 @@ def test_a_method_called_too_early_raises_with_the_missing_call(module, method):
 
 
 def test_missing_optimizer_parameters_or_gradients_raise_with_the_call_to_make():
-    module = shells()[0]
+    module = modules()[0]
     with pytest.raises(
         AssertionError, match=r"^Module\.save_optimizer_states: it has no optimizer; call init_optimizer\(\) first"
     ):
@@ -265,6 +265,6 @@ def test_missing_optimizer_parameters_or_gradients_raise_with_the_call_to_make()
         AssertionError, match=r"get_input_grads: it was not bound for gradients .* call bind\(..., inputs_need_grad"
     ):
         module.get_input_grads()
-    other = shells()[0]
+    other = modules()[0]
     with pytest.raises(AssertionError, match=r"^Module\.borrow_optimizer: it has no optimizer"):
         module.borrow_optimizer(other)

@@ -17,7 +17,7 @@ from jfit import counters
 from jfit.formats import FormatError
 from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
-from jfit.mxnet import optimizer as room
+from jfit.mxnet import optimizer as opt
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
 from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
@@ -143,7 +143,7 @@ class Hooked:
 
 @pytest.mark.parametrize("rule", ["SGD", "NAG"])
 def test_learning_rates_and_decays_overridden_by_a_subclass_are_used(rule):
-    kind = type("Mine", (Hooked, getattr(room, rule)), {})
+    kind = type("Mine", (Hooked, getattr(opt, rule)), {})
     mine = kind(learning_rate=0.25, wd=0.1, param_dict={1: SimpleNamespace(lr_mult=0.5, wd_mult=0.0)})
     assert not mine.is_pure and mine.takes_lists
     weights = [MutableArray(jnp.ones(1)), MutableArray(jnp.ones(1))]
@@ -303,7 +303,14 @@ def test_16_bit_weights_are_rounded_without_master_weights_and_not_with_them(dty
 
 def test_states_contain_master_weights_nested_as_in_mxnet_only_for_16_bit_weights():
     half, full = MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(2))
-    for kind, last in [(SGD, True), (room.NAG, True), (room.LARS, True), (room.LBSGD, False), (Adam, False), (RMSProp, False)]:
+    for kind, last in [
+        (SGD, True),
+        (opt.NAG, True),
+        (opt.LARS, True),
+        (opt.LBSGD, False),
+        (Adam, False),
+        (RMSProp, False),
+    ]:
         optimizer = kind(multi_precision=True, **({"momentum": 0.5} if hasattr(kind(), "momentum") else {}))
         state = optimizer.create_state_multi_precision(0, half)
         master, own = state[::-1] if last else state
@@ -329,7 +336,7 @@ def test_states_with_master_weights_round_trip_and_mixed_dtypes_are_one_dispatch
     for mine, theirs in zip(weights, copies, strict=True):
         np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
     with pytest.raises(ValueError, match=r"has 2 arrays, Adam expects 3 \(mean, var, master\)"):
-        room.state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
+        opt.state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
 
 
 def test_a_user_optimizer_class_receives_the_master_weight():
@@ -354,18 +361,18 @@ def test_states_convert_to_mxnets_nesting_and_back():
     one = np.ones(2, "float32")
     for optimizer, slots, nested in [
         (SGD(), (), None),
-        (room.NAG(), (), None),
+        (opt.NAG(), (), None),
         (SGD(momentum=0.5), (one,), one),
         (Adam(), (one, one), (one, one)),
         (RMSProp(), (one,), (one,)),
         (RMSProp(centered=True), (one, one, one), (one, one, one)),
     ]:
-        assert room.state_to_mxnet(optimizer, slots) is nested or room.state_to_mxnet(optimizer, slots) == nested
-        assert room.state_from_mxnet(optimizer, nested) == slots
-    assert room.state_from_mxnet(SGD(), one) == ()  # MXNet runs with momentum 0 then
-    assert room.state_from_mxnet(Adam(), None) is None
+        assert opt.state_to_mxnet(optimizer, slots) is nested or opt.state_to_mxnet(optimizer, slots) == nested
+        assert opt.state_from_mxnet(optimizer, nested) == slots
+    assert opt.state_from_mxnet(SGD(), one) == ()  # MXNet runs with momentum 0 then
+    assert opt.state_from_mxnet(Adam(), None) is None
     with pytest.raises(ValueError, match=r"has 2 arrays, SGD expects 1 \(momentum\)"):
-        room.state_from_mxnet(SGD(momentum=0.5), (one, one))
+        opt.state_from_mxnet(SGD(momentum=0.5), (one, one))
     with pytest.raises(ValueError, match="state of parameter 'w' is None, but Adam has state"):
         Adam().update("w", MutableArray(one), one, None)
 
@@ -432,7 +439,7 @@ def test_dump_optimizer_saves_the_settings_with_the_states():
 )
 def test_damaged_settings_raise(settings, message):
     name = settings.get("class", "SGD")
-    updater = get_updater(room.create(name))
+    updater = get_updater(opt.create(name))
     with pytest.raises(FormatError, match=f"^x.states: .*{message}"):
         updater.set_states(dump_states({}, {}, 1, {"class": name, **settings}), "x.states")
 

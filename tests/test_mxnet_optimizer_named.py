@@ -12,7 +12,7 @@ from cases.optimizer_objects import CASES, MODULES, flat, trained, updates
 import jfit.mx as mx
 from jfit import counters
 from jfit.formats.mxnet_states import load_states
-from jfit.mxnet import optimizer as room
+from jfit.mxnet import optimizer as opt
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import get_updater
 from jfit.mxnet.optimizer.lr_scheduler import FactorScheduler
@@ -54,7 +54,7 @@ def momentum_of(updates, sd=0.004):
 
 
 def test_nadams_m_schedule_is_an_attribute_and_setting_it_does_not_recompile():
-    optimizer = room.Nadam(learning_rate=0.1)
+    optimizer = opt.Nadam(learning_rate=0.1)
     updater, weights = get_updater(optimizer), [MutableArray(jnp.ones(2)), MutableArray(jnp.ones(2))]
     updater([0, 1], [jnp.ones(2)] * 2, weights)
     assert optimizer.m_schedule == pytest.approx(momentum_of([1, 1]))
@@ -71,7 +71,7 @@ def test_nadams_m_schedule_is_an_attribute_and_setting_it_does_not_recompile():
 
 
 def test_lars_scales_learning_rates_except_for_excluded_parameters():
-    optimizer = room.LARS(momentum=0.9, learning_rate=0.5, wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias", 2: "b_gamma"})
+    optimizer = opt.LARS(momentum=0.9, learning_rate=0.5, wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias", 2: "b_gamma"})
     assert (optimizer.cur_lr, optimizer.last_lr) == (None, None)
     assert optimizer.wd_mult == {"a_bias": 0.0, "b_gamma": 0.0}
     updater, weights = get_updater(optimizer), [MutableArray(jnp.ones(2)) for _ in range(3)]
@@ -81,11 +81,11 @@ def test_lars_scales_learning_rates_except_for_excluded_parameters():
     updater([0, 1, 2], [jnp.ones(2)] * 3, weights)
     assert (optimizer.cur_lr, optimizer.last_lr) == (0.25, 0.5)
     assert weights[1].asnumpy()[0] == pytest.approx(0.5 - 0.25 - 0.45 * 0.5)  # momentum in proportion to the rate
-    assert (room.LARS().cur_lr, room.LARS(momentum=0.9, momentum_correction=False).cur_lr) == (None, None)
+    assert (opt.LARS().cur_lr, opt.LARS(momentum=0.9, momentum_correction=False).cur_lr) == (None, None)
 
 
 def test_setting_momentum_later_adds_its_shared_scalars():
-    optimizer, weight = room.LARS(learning_rate=0.5, eta=0.1), MutableArray(jnp.ones(2))
+    optimizer, weight = opt.LARS(learning_rate=0.5, eta=0.1), MutableArray(jnp.ones(2))
     get_updater(optimizer)(0, jnp.ones(2), weight)
     assert optimizer.cur_lr is None
     optimizer.momentum = 0.9
@@ -94,7 +94,7 @@ def test_setting_momentum_later_adds_its_shared_scalars():
 
 
 def test_test_adds_gradients_and_counts_its_updates():
-    optimizer, weight = room.Test(rescale_grad=0.5), MutableArray(jnp.ones(2))
+    optimizer, weight = opt.Test(rescale_grad=0.5), MutableArray(jnp.ones(2))
     updater = get_updater(optimizer)
     for _ in range(2):
         updater(0, jnp.ones(2), weight)
@@ -103,12 +103,12 @@ def test_test_adds_gradients_and_counts_its_updates():
 
 
 def test_groupadagrad_raises_for_vectors_and_weight_decay():
-    updater = get_updater(room.GroupAdaGrad())
+    updater = get_updater(opt.GroupAdaGrad())
     with pytest.raises(AssertionError, match=r"shape \(2,\); GroupAdaGrad needs matrices"):
         updater(0, jnp.ones(2), MutableArray(jnp.ones(2)))
     with pytest.raises(AssertionError, match=r"weight decay is 0\.1"):
-        get_updater(room.GroupAdaGrad(wd=0.1))(0, jnp.ones((2, 2)), MutableArray(jnp.ones((2, 2))))
-    named = room.GroupAdaGrad(wd=0.1, param_idx2name={0: "a"})  # no ending that decays
+        get_updater(opt.GroupAdaGrad(wd=0.1))(0, jnp.ones((2, 2)), MutableArray(jnp.ones((2, 2))))
+    named = opt.GroupAdaGrad(wd=0.1, param_idx2name={0: "a"})  # no ending that decays
     updater = get_updater(named)
     updater(0, jnp.ones((3, 2)), MutableArray(jnp.ones((3, 2))))
     assert updater.states[0].shape == (3, 1)
@@ -116,12 +116,12 @@ def test_groupadagrad_raises_for_vectors_and_weight_decay():
 
 def test_adadelta_does_not_modify_the_gradient():
     grad = MutableArray(jnp.ones(2))
-    get_updater(room.AdaDelta(rescale_grad=0.5))(0, grad, MutableArray(jnp.ones(2)))
+    get_updater(opt.AdaDelta(rescale_grad=0.5))(0, grad, MutableArray(jnp.ones(2)))
     assert grad.asnumpy().tolist() == [1, 1]
 
 
 def test_lbsgds_gradient_sums_are_separate_from_the_states():
-    optimizer = room.LBSGD(momentum=0.9, batch_scale=2, warmup_epochs=0, learning_rate=0.5)
+    optimizer = opt.LBSGD(momentum=0.9, batch_scale=2, warmup_epochs=0, learning_rate=0.5)
     updater, weight = get_updater(optimizer), MutableArray(jnp.ones(2))
     updater(0, jnp.ones(2), weight)
     assert weight.asnumpy().tolist() == [1, 1] and updater.states[0].asnumpy().tolist() == [0, 0]
@@ -133,7 +133,7 @@ def test_sgld_noise_has_the_expected_scale_and_is_reproducible():
     def run(seed, apart=False):
         mx.random.seed(seed)
         updater, weights = (
-            get_updater(room.SGLD(learning_rate=0.01)),
+            get_updater(opt.SGLD(learning_rate=0.01)),
             [MutableArray(jnp.zeros(4000)), MutableArray(jnp.zeros(4000))],
         )
         for _ in range(2):
@@ -282,9 +282,9 @@ def test_a_float16_module_trains_with_master_weights(tmp_path):
 
 
 def test_saved_states_contain_multipliers_and_names_as_in_mxnet():
-    first = get_updater(room.Adam(wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias"}))
+    first = get_updater(opt.Adam(wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias"}))
     first.optimizer.set_lr_mult({0: 0.5})
-    second = get_updater(room.Adam())
+    second = get_updater(opt.Adam())
     second.set_states(first.get_states(dump_optimizer=True))
     mine, theirs = first.optimizer, second.optimizer
     assert (mine.lr_mult, mine.wd_mult, mine.idx2name) == (theirs.lr_mult, theirs.wd_mult, theirs.idx2name)

@@ -19,14 +19,14 @@ DEVICES = jax.devices()
 TWO = [jfit.cpu(0), jfit.cpu(1)]
 
 
-def made(shape=(2, 3), ctx=None, name="w", init="one", **kwargs):
+def ready(shape=(2, 3), ctx=None, name="w", init="one", **kwargs):
     param = Parameter(name, shape=shape, init=init, **kwargs)
     param.initialize(ctx=ctx)
     return param
 
 
 def test_every_context_has_its_own_copy_of_the_same_values():
-    param = made(ctx=[jfit.cpu(1), jfit.cpu(3)], init="uniform")
+    param = ready(ctx=[jfit.cpu(1), jfit.cpu(3)], init="uniform")
     first, second = param.list_data()
     assert np.array_equal(first, second) and np.abs(first).max() <= 0.07
     assert [v.devices() for v in param.list_data()] == [{DEVICES[1]}, {DEVICES[3]}]
@@ -38,7 +38,7 @@ def test_every_context_has_its_own_copy_of_the_same_values():
 def test_the_same_seed_gives_the_same_values():
     def drawn():
         keys.seed(3)
-        return [np.asarray(made(init="normal", name=n).data()) for n in ("a", "b")]
+        return [np.asarray(ready(init="normal", name=n).data()) for n in ("a", "b")]
 
     (a, b), again = drawn(), drawn()
     assert np.array_equal(a, again[0]) and np.array_equal(b, again[1]) and not np.array_equal(a, b)
@@ -75,7 +75,7 @@ def test_initializers_that_write_in_place_are_accepted_and_biases_are_initialize
 
 
 def test_a_second_initialization_is_ignored_with_a_warning_unless_forced():
-    param = made()
+    param = ready()
     with pytest.warns(UserWarning, match="force_reinit=True"):
         param.initialize("zero")
     assert param.data().tolist()[0] == [1.0] * 3
@@ -84,13 +84,13 @@ def test_a_second_initialization_is_ignored_with_a_warning_unless_forced():
 
 
 def test_initialization_is_deferred_until_the_shape_is_known():
-    param = made(shape=(2, 0), allow_deferred_init=True)
+    param = ready(shape=(2, 0), allow_deferred_init=True)
     with pytest.raises(DeferredInitializationError, match=r"its shape \(2, 0\) is not fully known"):
         param.data()
     assert issubclass(DeferredInitializationError, MXNetError) and param.list_ctx()
     param.set_data(np.full((2, 3), 4.0, "float32"))
     assert param.shape == (2, 3) and param.data().tolist()[0] == [4.0] * 3
-    other = made(shape=(2, 0), allow_deferred_init=True)
+    other = ready(shape=(2, 0), allow_deferred_init=True)
     other.shape = (2, 5)
     other._finish_deferred_init()
     assert other.data().shape == (2, 5)
@@ -99,19 +99,23 @@ def test_initialization_is_deferred_until_the_shape_is_known():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: made(shape=(2, 0)), ValueError, r"its shape \(2, 0\) is not fully known"),
+        (lambda: ready(shape=(2, 0)), ValueError, r"its shape \(2, 0\) is not fully known"),
         (lambda: Parameter("w", shape=(2,)).data(), RuntimeError, "'w' is not initialized"),
         (lambda: Parameter("w", shape=(2,)).list_ctx(), RuntimeError, "it has no context"),
         (lambda: Parameter("w", shape=(2,)).set_data(np.ones(2)), AssertionError, "call initialize"),
         (lambda: Parameter("w", shape=(2,)).reset_ctx(TWO), ValueError, "its context cannot change"),
-        (lambda: made().data(jfit.cpu(5)), RuntimeError, r"is not on cpu\(5\); it was initialized on"),
-        (lambda: made().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) contradicts"),
-        (lambda: made(grad_req="null").grad(), RuntimeError, "its grad_req is 'null'"),
-        (lambda: made(grad_req="sum"), AssertionError, "must be one of write, add, null"),
-        (lambda: made(stype="dense"), AssertionError, "stype of parameter 'w' is 'dense'"),
-        (lambda: made(stype="row_sparse").data(), RuntimeError, r"use row_sparse_data\(row_id\)"),
-        (lambda: made(stype="row_sparse").row_sparse_data(np.array([0])), RuntimeError, "store of a Trainer; create one first"),
-        (lambda: made().row_sparse_data(np.array([0])), RuntimeError, r"use data\(\) instead"),
+        (lambda: ready().data(jfit.cpu(5)), RuntimeError, r"is not on cpu\(5\); it was initialized on"),
+        (lambda: ready().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) contradicts"),
+        (lambda: ready(grad_req="null").grad(), RuntimeError, "its grad_req is 'null'"),
+        (lambda: ready(grad_req="sum"), AssertionError, "must be one of write, add, null"),
+        (lambda: ready(stype="dense"), AssertionError, "stype of parameter 'w' is 'dense'"),
+        (lambda: ready(stype="row_sparse").data(), RuntimeError, r"use row_sparse_data\(row_id\)"),
+        (
+            lambda: ready(stype="row_sparse").row_sparse_data(np.array([0])),
+            RuntimeError,
+            "store of a Trainer; create one first",
+        ),
+        (lambda: ready().row_sparse_data(np.array([0])), RuntimeError, r"use data\(\) instead"),
     ],
 )
 def test_invalid_use_raises(call, error, message):
@@ -120,7 +124,7 @@ def test_invalid_use_raises(call, error, message):
 
 
 def test_a_gradient_is_written_or_added_and_marked_as_new():
-    param = made(shape=(2,), ctx=TWO)
+    param = ready(shape=(2,), ctx=TWO)
     param.set_grad(np.ones(2, "float32"), jfit.cpu(1))
     assert [getattr(c, "_fresh_grad", False) for c in param._data] == [False, True]
     assert [g.tolist() for g in param.list_grad()] == [[0.0, 0.0], [1.0, 1.0]]
@@ -133,38 +137,38 @@ def test_a_gradient_is_written_or_added_and_marked_as_new():
 
 
 def test_grad_req_can_be_switched_off_and_on():
-    param = made()
+    param = ready()
     param.grad_req = "null"
     with pytest.raises(RuntimeError, match="has no gradient"):
         param.list_grad()
     param.zero_grad()
     param.grad_req = "write"
     assert param.grad().shape == (2, 3)
-    assert made(differentiable=False).grad_req == "null"
+    assert ready(differentiable=False).grad_req == "null"
 
 
 def test_set_data_copies_the_array():
-    param, mine = made(shape=(4096,)), np.ones(4096, "float32")
+    param, mine = ready(shape=(4096,)), np.ones(4096, "float32")
     param.set_data(mine)
     mine[:] = 7
     assert float(param.data()[0]) == 1.0
 
 
 def test_reset_ctx_uses_the_mean_over_contexts():
-    param = made(shape=(2,), ctx=TWO)
+    param = ready(shape=(2,), ctx=TWO)
     param._data[1][:] = 3.0
     param.reset_ctx(jfit.cpu(4))
     assert param.data().tolist() == [2.0, 2.0] and param.data().devices() == {DEVICES[4]}
 
 
 def test_a_cast_changes_data_and_gradient():
-    param = made()
+    param = ready()
     param.dtype = "float16"
     assert param.data().dtype == jnp.float16 and param.grad().dtype == jnp.float16
 
 
 def test_a_parameter_has_a_variable():
-    assert made(shape=(2, 0), allow_deferred_init=True).var().name == "w"
+    assert ready(shape=(2, 0), allow_deferred_init=True).var().name == "w"
 
 
 def test_get_creates_or_returns_a_parameter_and_infers_missing_sizes():
@@ -354,7 +358,7 @@ def donate(array):
 
 
 def test_values_passed_in_may_be_donated_afterwards():
-    param, first, second = made((2,)), jnp.ones(2), jnp.full(2, 3.0)
+    param, first, second = ready((2,)), jnp.ones(2), jnp.full(2, 3.0)
     late = Parameter("late", shape=(0,), allow_deferred_init=True)
     late.initialize()
     late.set_data(first)
@@ -364,7 +368,7 @@ def test_values_passed_in_may_be_donated_afterwards():
 
 
 def test_a_failed_initializer_keeps_the_values():
-    param = made((2,))
+    param = ready((2,))
     with pytest.raises(ValueError, match="nosuch"):
         param.initialize(init="nosuch", ctx=jfit.cpu(1), force_reinit=True)
     assert param.data().tolist() == [1, 1] and param.grad().tolist() == [0, 0] and len(param.list_ctx()) == 1

@@ -23,7 +23,7 @@ CASES = json.loads((GOLDEN / "manifest.json").read_text())
 TWO = [jfit.cpu(0), jfit.cpu(1)]
 
 
-def made(case, arrays, contexts):
+def recorded_parameters(case, arrays, contexts):
     """Parameters with their recorded values."""
     params = ParameterDict()
     for key in (k for k in arrays if k.startswith("init/")):
@@ -83,7 +83,7 @@ def trainer_of(case, params, **kwargs):
 def test_a_recorded_gluon_training_is_reproduced(case):
     arrays = np.load(GOLDEN / Path(case["file"]).name)
     contexts = [jfit.cpu(i) for i in range(case["n_ctx"])]
-    params = made(case, arrays, contexts)
+    params = recorded_parameters(case, arrays, contexts)
     step, trainer = backward(case, params, contexts), trainer_of(case, params)
     for t in range(case["n_steps"]):
         close(step(arrays["X"][t], arrays["Y"][t]), arrays["loss"][t], 1e-4 if t == 0 else 1e-3)
@@ -99,7 +99,7 @@ def test_several_devices_train_as_one_with_and_without_updates_in_the_store(upda
     case = next(c for c in CASES if c["name"] == "gluon_l1_2ctx")
     arrays = np.load(GOLDEN / "l1_2ctx.npz")
     contexts = [jfit.cpu(i) for i in range(3)]
-    params = made(case, arrays, contexts)
+    params = recorded_parameters(case, arrays, contexts)
     step = backward(case, params, contexts)
     trainer = trainer_of(case, params, update_on_kvstore=update_on_kvstore)
     for t in range(5):
@@ -306,7 +306,7 @@ def test_resuming_from_saved_states_equals_continuing(tmp_path, ctx, update_on_k
 
 def test_the_states_that_mxnets_trainer_wrote_are_read_with_their_counts():
     case = next(c for c in CASES if c["name"] == "gluon_mlp_sgd")
-    params = made(case, np.load(GOLDEN / "mlp_sgd.npz"), [jfit.cpu(0)])
+    params = recorded_parameters(case, np.load(GOLDEN / "mlp_sgd.npz"), [jfit.cpu(0)])
     trainer = trainer_of(case, params)
     trainer.load_states(GOLDEN / "mlp_sgd.states")
     assert trainer.optimizer.num_update == 20 and trainer.learning_rate == 0.1

@@ -35,7 +35,7 @@ each_kind = pytest.mark.parametrize("rule", [r if r in KINDS else pytest.param(r
 every_rule = pytest.mark.parametrize("rule", RULES)
 
 
-def made(rule: str, **more: Any) -> Any:
+def create_rule(rule: str, **more: Any) -> Any:
     name, given = RULES[rule]
     decay = {} if name in ("groupadagrad", "test") else {"wd": 0.1}
     return optim.OPTIMIZERS[name].make(**{"learning_rate": 0.1, **decay, **given, **more})
@@ -66,27 +66,27 @@ def close(a: Any, b: Any) -> None:
 @every_rule
 def test_an_optimizer_in_a_chain_receives_the_transformed_gradient(rule):
     clip = optax.clip_by_global_norm(0.1)
-    found, _ = run(optax.chain(clip, made(rule)), [tree(1), tree(2)], tree(0))
+    found, _ = run(optax.chain(clip, create_rule(rule)), [tree(1), tree(2)], tree(0))
     clipped = [clip.update(g, clip.init(g))[0] for g in (tree(1), tree(2))]
-    equal(found, run(made(rule), clipped, tree(0))[0])
+    equal(found, run(create_rule(rule), clipped, tree(0))[0])
 
 
 @every_rule
 def test_masked_leaves_are_unchanged(rule):
-    masked = optax.masked(made(rule), {"fc_weight": True, "fc_bias": False})
+    masked = optax.masked(create_rule(rule), {"fc_weight": True, "fc_bias": False})
     updates, _ = masked.update(tree(1), masked.init(tree(0)), tree(0))
-    alone, weight = made(rule), {"fc_weight": tree(0)["fc_weight"]}
+    alone, weight = create_rule(rule), {"fc_weight": tree(0)["fc_weight"]}
     want, _ = alone.update({"fc_weight": tree(1)["fc_weight"]}, alone.init(weight), weight)
     equal(updates, {**want, "fc_bias": tree(1)["fc_bias"]})
 
 
 @each_kind
 def test_multi_steps_equal_one_step_with_the_mean_gradient(rule):
-    gathered = optax.MultiSteps(made(rule), 2)
+    gathered = optax.MultiSteps(create_rule(rule), 2)
     compiled = optax.GradientTransformation(gathered.init, jax.jit(gathered.update))
     found, state = run(compiled, [tree(1), tree(2), tree(3), tree(4)], tree(0))
     mean = [jax.tree.map(lambda x, y: (x + y) / 2, tree(k), tree(k + 1)) for k in (1, 3)]
-    close(found, run(made(rule), mean, tree(0))[0])
+    close(found, run(create_rule(rule), mean, tree(0))[0])
     assert int(state.gradient_step) == 2
 
 
@@ -106,7 +106,7 @@ def test_the_learning_rate_may_be_injected(rule):
 @every_rule
 def test_the_state_shape_can_be_evaluated_and_each_leaf_has_its_own_buffer(rule):
     for more in ({}, {"multi_precision": True}):
-        transform, weights = made(rule, **more), tree(0, jnp.bfloat16 if more else jnp.float32)
+        transform, weights = create_rule(rule, **more), tree(0, jnp.bfloat16 if more else jnp.float32)
         state = transform.init(weights)
         shapes = jax.eval_shape(transform.init, weights)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
@@ -116,7 +116,7 @@ def test_the_state_shape_can_be_evaluated_and_each_leaf_has_its_own_buffer(rule)
 
 @each_kind
 def test_one_program_serves_all_learning_rates_and_donates_its_state(rule):
-    transform, traces = made(rule), []
+    transform, traces = create_rule(rule), []
 
     def step(weights, state, g, rate):
         traces.append(1)
@@ -138,7 +138,7 @@ def test_one_program_serves_all_learning_rates_and_donates_its_state(rule):
 
 @each_kind
 def test_a_vmapped_update_equals_single_updates(rule):
-    transform = made(rule)
+    transform = create_rule(rule)
     weights, grads = (jax.tree.map(lambda *x: jnp.stack(x), tree(k), tree(k + 1)) for k in (0, 5))
     found, _ = jax.vmap(transform.update)(grads, jax.vmap(transform.init)(weights), weights)
     want, _ = transform.update(tree(6), transform.init(tree(1)), tree(1))
@@ -150,9 +150,9 @@ def test_updating_a_tree_equals_updating_its_leaves(rule):
     if RULES[rule][0] in TOGETHER:
         pytest.skip("what a parameter gets depends on how many came before it")
     grads = [tree(k) for k in range(1, 4)]
-    whole, state = run(made(rule), grads, tree(0))
+    whole, state = run(create_rule(rule), grads, tree(0))
     for name in whole:
-        alone, slots = run(made(rule), [{name: g[name]} for g in grads], {name: tree(0)[name]})
+        alone, slots = run(create_rule(rule), [{name: g[name]} for g in grads], {name: tree(0)[name]})
         equal(alone[name], whole[name])
         equal({slot: values[name] for slot, values in slots.slots.items()}, {k: v[name] for k, v in state.slots.items()})
 
@@ -162,13 +162,13 @@ def test_the_order_of_leaves_changes_nothing(rule):
     name, _ = RULES[rule]
     turned = {"order": ["fc_weight", "fc_bias"]} if name in ("nadam", "lars") else {}
     grads = [tree(k) for k in range(1, 4)]
-    found, _ = run(made(rule, **turned, wd_mult=None), grads, tree(0))
+    found, _ = run(create_rule(rule, **turned, wd_mult=None), grads, tree(0))
     other = {"fc_weight": "a_weight", "fc_bias": "z_bias"}  # sorted the other way round
     if name in NAMED:
         other = {k: k for k in other}
     renamed = lambda t: {other[k]: v for k, v in t.items()}  # noqa: E731
     turned = {"order": [other[k] for k in turned["order"]]} if turned else {}
-    want, _ = run(made(rule, **turned, wd_mult=None), [renamed(g) for g in grads], renamed(tree(0)))
+    want, _ = run(create_rule(rule, **turned, wd_mult=None), [renamed(g) for g in grads], renamed(tree(0)))
     equal(renamed(found), want)
 
 
@@ -178,7 +178,7 @@ def test_a_zero_gradient_without_weight_decay_gives_a_zero_update(rule):
     if name in ("ftrl", "sgld"):
         pytest.skip("Ftrl makes weights anew, SGLD adds noise")
     zero = jax.tree.map(jnp.zeros_like, tree(0))
-    found, _ = run(made(rule, wd=0.0), [zero, zero, zero], tree(0))
+    found, _ = run(create_rule(rule, wd=0.0), [zero, zero, zero], tree(0))
     (close if name == "ftml" else equal)(found, tree(0))
 
 
