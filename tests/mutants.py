@@ -25,7 +25,7 @@ graph/infer.py: infer infer_golden
     in reversed(order): => in order:
     (operators[::-1], None) => (operators, None)
 graph/compose.py: symbol
-    AttrScope.current() | underscored(dict(attr or {})) | own => underscored(dict(attr or {})) | AttrScope.current() | own
+    AttrScope.current() | underscored(dict(attr or {})) | texts => underscored(dict(attr or {})) | AttrScope.current() | texts
 graph/serial.py: serial
     record["inputs"] = [*listed[:at], *listed[first_aux:], *listed[at:first_aux]] => record["inputs"] = listed
     if not 0 <= index < self.counts[at]: => if not 0 <= index <= self.counts[at]:

@@ -185,8 +185,8 @@ def apply_op(
             raise GraphError(_unknown_attribute(op, key))
     first = next((type(s) for s in (*symbols, *named.values())), cls)
     label = NameManager.current().get(node_name, (op.hint or name).lower())
-    own = {k: text(v) for k, v in values.items()}
-    attrs = AttrScope.current() | underscored(dict(attr or {})) | own
+    texts = {k: text(v) for k, v in values.items()}
+    attrs = AttrScope.current() | underscored(dict(attr or {})) | texts
     probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
     _check_counts(probe)
     inputs = _inputs(op, probe, symbols, named, attrs)

@@ -23,17 +23,17 @@ BACKWARD = -1
 Step = tuple[int, int]  # (node id, output index): sum the gradients of an output; (node id, BACKWARD): backward pass of a node
 
 
-def in_place(heads: Sequence[Entry], fed: Collection[str]) -> tuple[Entry, ...]:
+def in_place(heads: Sequence[Entry], inputs: Collection[str]) -> tuple[Entry, ...]:
     """Rebuild the graph with the function `Op.overwritten` in the nodes whose incoming gradient MXNet overwrites.
 
     Args:
         heads: the outputs of the graph.
-        fed: names of the input variables; all others are parameters.
+        inputs: names of the input variables; all others are parameters.
 
     Returns:
         The heads of the new graph.
     """
-    ids = overwritten(topological(heads), heads, fed)
+    ids = overwritten(topological(heads), heads, inputs)
 
     def swap(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
         if id(node) not in ids or node.op is None:
@@ -48,7 +48,7 @@ def _overwriting(op: Op) -> Op:
     return replace(op, fn=op.overwritten, overwritten=None)
 
 
-def overwritten(order: Sequence[Node], heads: Sequence[Entry], fed: Collection[str]) -> set[int]:
+def overwritten(order: Sequence[Node], heads: Sequence[Entry], inputs: Collection[str]) -> set[int]:
     """Ids of the nodes whose incoming gradient MXNet overwrites before the gradient of their parameter is computed."""
     candidates = [n for n in order if n.op and n.op.overwritten and len(n.inputs) > 1 and n.inputs[0].node.op]
     if not candidates:
@@ -57,7 +57,7 @@ def overwritten(order: Sequence[Node], heads: Sequence[Entry], fed: Collection[s
     readers = {id(n): plan.readers(n) for n in candidates}
     if all(len(steps) == 1 for steps in readers.values()):
         return set(readers)
-    times = plan.times([n for n in order if n.op is None and n.name not in fed])
+    times = plan.times([n for n in order if n.op is None and n.name not in inputs])
     is_last = {n: max(times.get(s, -1) for s in steps) == times.get((n, BACKWARD), -1) for n, steps in readers.items()}
     return {node for node, last in is_last.items() if last}
 

@@ -211,14 +211,14 @@ def _fill(node: Node, known: Known) -> None:
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
     outs = [known.get((id(node), i)) for i in range(len(op.output_names(node.params)))]
     try:
-        filled, made = op.shapes(_with_bodies(node), ins, outs) if op.shapes else (op.fill(node.params, list(ins), outs), [])  # type: ignore
+        filled, outputs = op.shapes(_with_bodies(node), ins, outs) if op.shapes else (op.fill(node.params, list(ins), outs), [])  # type: ignore
     except GraphError:
         raise
     except ValueError as error:
         raise GraphError(f"{node.name}: {error}") from None
     except Exception as error:  # attributes or shapes that the rule does not check for
         raise GraphError(f"{node.name}: {op.name} cannot take {_describe(node, ins)}: {reason(error)}") from error
-    known.update({(id(node), i): inferred for i, inferred in enumerate(made)})
+    known.update({(id(node), i): inferred for i, inferred in enumerate(outputs)})
     for e, inferred in zip(node.inputs, filled, strict=True):
         known[id(e.node), e.index] = _merge(known.get((id(e.node), e.index)), inferred, e.node, e.index, user=node)
 
@@ -312,11 +312,11 @@ def _infer_dtypes(graph: Graph, dtypes: Mapping[str, Any], partial: bool = False
             outs = [known.get((id(node), i)) for i in range(len(node.op.output_names(node.params)))]
             if default is not None and all(t is None for t in (*ins, *outs)):
                 ins = [default] * len(ins)
-            filled, made = _node_dtypes(node, ins, outs)
-            for e, t in zip(node.inputs, filled, strict=True):
+            in_types, out_types = _node_dtypes(node, ins, outs)
+            for e, t in zip(node.inputs, in_types, strict=True):
                 if t is not None:
                     known.setdefault((id(e.node), e.index), np.dtype(t))
-            known.update({(id(node), i): np.dtype(t) for i, t in enumerate(made) if t is not None})
+            known.update({(id(node), i): np.dtype(t) for i, t in enumerate(out_types) if t is not None})
     return known
 
 

@@ -290,7 +290,17 @@ class Graph:
 
     # -------------------------------------------------------------------------------- attributes
     def attr(self, key: str) -> str | None:
-        """Text of one attribute of the node, None if it is not set; `lr_mult` also matches `__lr_mult__`."""
+        """Return one attribute of the node.
+
+        Args:
+            key: name of the attribute; `lr_mult` also matches `__lr_mult__`.
+
+        Returns:
+            The value as text; None if it is not set.
+
+        Raises:
+            ValueError: the symbol has outputs of several nodes.
+        """
         return _with_short_keys(self._node().attrs).get(key)
 
     def list_attr(self) -> dict[str, str]:

@@ -139,7 +139,19 @@ class Symbol(Graph):
 
     # -------------------------------------------------------------------------------- inference, files
     def infer_shape(self, *args: Any, **kwargs: Any):
-        """Infer (argument shapes, output shapes, auxiliary shapes) from input shapes; see `jfit.graph.infer.infer_shape`."""
+        """Infer the shapes of all arguments, outputs and auxiliary states from those of some variables.
+
+        Args:
+            args: shapes by position in the order of `list_arguments()`; None or () if unknown.
+            kwargs: shapes by variable name; 0 for an unknown size.
+
+        Returns:
+            (argument shapes, output shapes, auxiliary shapes), three lists of tuples; (None, None, None) if one cannot be
+            inferred.
+
+        Raises:
+            GraphError: shapes contradict each other; the message has the node and both shapes.
+        """
         return infer.infer_shape(self, *args, **kwargs)
 
     def infer_shape_partial(self, *args: Any, **kwargs: Any):
@@ -147,7 +159,18 @@ class Symbol(Graph):
         return infer.infer_shape(self, *args, partial=True, **kwargs)
 
     def infer_type(self, *args: Any, **kwargs: Any):
-        """Infer (argument dtypes, output dtypes, auxiliary dtypes) from input dtypes; see `jfit.graph.infer.infer_type`."""
+        """Infer the dtypes of all arguments, outputs and auxiliary states from those of some variables.
+
+        Args:
+            args: dtypes by position in the order of `list_arguments()`; None if unknown.
+            kwargs: dtypes by variable name.
+
+        Returns:
+            (argument dtypes, output dtypes, auxiliary dtypes), three lists of numpy dtypes; float32 by default.
+
+        Raises:
+            GraphError: an unknown name or dtype.
+        """
         return infer.infer_type(self, *args, **kwargs)
 
     def infer_type_partial(self, *args: Any, **kwargs: Any):
@@ -155,11 +178,23 @@ class Symbol(Graph):
         return infer.infer_type(self, *args, partial=True, **kwargs)
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """Serialize the graph to symbol.json text of MXNet 1.9; see `jfit.graph.serial.to_json`."""
+        """Serialize the graph to symbol.json text of MXNet 1.9.
+
+        Args:
+            remove_amp_cast: remove `amp_cast` and `amp_multicast` nodes, which MXNet's mixed precision inserts.
+
+        Returns:
+            The JSON text; `jfit.sym.load_json` reads it.
+        """
         return serial.to_json(self, remove_amp_cast)
 
     def save(self, path: str, remove_amp_cast: bool = True) -> None:
-        """Write `tojson()` to a file; the file is replaced atomically."""
+        """Write `tojson()` to a file, which is replaced atomically; `jfit.sym.load` reads it.
+
+        Args:
+            path: path of the file, usually `<name>-symbol.json`.
+            remove_amp_cast: as in `tojson`.
+        """
         serial.save(self, path, remove_amp_cast)
 
     def __reduce__(self):
@@ -184,15 +219,39 @@ class Symbol(Graph):
         return costs.counts(self, shapes)
 
     def summary(self, **shapes: Sequence[int]) -> str:
-        """Table of the nodes with operator, output shape, parameters, MACs and FLOPs; see `jfit.graph.drawing.summary`."""
+        """Tabulate the nodes with operator, output shape, parameters, MACs and FLOPs.
+
+        Args:
+            shapes: shapes by variable name.
+
+        Returns:
+            The table as text; `jfit.graph.drawing.summary` has an example.
+        """
         return drawing.summary(self, shapes)
 
     def mermaid(self, **shapes: Sequence[int]) -> str:
-        """The graph as text of a mermaid flowchart, with shapes on the edges if input shapes are passed."""
+        """Draw the graph as the text of a mermaid flowchart, without parameters.
+
+        Args:
+            shapes: shapes by variable name, for the labels of the edges; default: no labels.
+
+        Returns:
+            The mermaid text.
+        """
         return drawing.mermaid(self, shapes)
 
     def graphviz(self, **shapes: Sequence[int]):
-        """The graph as a `graphviz.Digraph`, with shapes on the edges if input shapes are passed; needs graphviz."""
+        """Draw the graph as a `graphviz.Digraph`, without parameters.
+
+        Args:
+            shapes: shapes by variable name, for the labels of the edges; default: no labels.
+
+        Returns:
+            The `graphviz.Digraph`.
+
+        Raises:
+            ImportError: the graphviz package is not installed.
+        """
         return drawing.graphviz(self, shapes)
 
     def debug_str(self) -> str:

@@ -73,9 +73,15 @@ class _Arguments(NamedTuple):
 def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames):
     """Make the `apply` function (see `jfit.lowering.model.ApplyFn`) of the graph with these heads.
 
-    Beyond `ApplyFn`, it accepts `table_rows`, parameter name -> sorted row indices, for parameters that are passed as these
-    rows of an embedding table only (see `Model.tables`), and `_rows_out`, a list that it extends by the row layouts of the
-    outputs (`Model.plan` reads them under `jax.eval_shape`).
+    Args:
+        order: the nodes of the graph in topological order.
+        heads: the outputs of the graph.
+        names: names of the inputs, labels and batch axes.
+
+    Returns:
+        `apply`, with two arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
+        array in `params` has only these rows of the embedding table (see `Model.tables`).  `_rows_out` is a list to which the
+        row layouts of the outputs are appended (`Model.plan` reads them under `jax.eval_shape`).
     """
     operators = [n for n in order if n.op is not None]
     variables = [n for n in order if n.op is None]
@@ -106,7 +112,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames)
                 row_ids = row_ids + jax.lax.axis_index(axis_name) * size
         arguments = _Arguments(params, aux, inputs, names, size, policy)
         uncast = {id(n): _variable(n, arguments) for n in variables}
-        # (id(node), output index) -> value; None for a label that was not passed, and for operators that need it
+        # (id(node), output index) -> value; None for a label that was not passed and for everything computed from it
         values: dict[tuple[int, int], Value | None] = {
             (id(n), 0): uncast[id(n)] if id(n) in aux_ids or n.name in names.labels else _cast(n, uncast[id(n)], arguments)
             for n in variables
