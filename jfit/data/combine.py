@@ -16,10 +16,7 @@ def position_of(source: Any) -> Any:
         ValueError: the iterator has no `state_dict` method.
     """
     if not hasattr(source, "state_dict"):
-        raise ValueError(
-            f"a {type(source).__name__} has no state_dict, so its position cannot be saved; implement state_dict and "
-            "load_state_dict."
-        )
+        raise ValueError(f"a {type(source).__name__} has no state_dict, so its position cannot be saved; implement it.")
     return source.state_dict()
 
 
@@ -164,10 +161,7 @@ class PrefetchingIter(WholeBatches):
                 raise ValueError("the iterators of a PrefetchingIter end at different batches; give them equal lengths.")
             return False
         if len({b.pad for b in batches}) > 1:
-            raise ValueError(
-                f"the batches of a PrefetchingIter's iterators have different pad: {[b.pad for b in batches]} rows; give all "
-                "iterators the same number of rows."
-            )
+            raise ValueError(f"the iterators of a PrefetchingIter have unequal padding: {[b.pad for b in batches]} rows.")
         self._read_ahead()
         self.current_batch = DataBatch(
             [a for b in batches for a in b.data],

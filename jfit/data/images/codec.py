@@ -177,9 +177,7 @@ def resize(array: np.ndarray, width: int, height: int, interp: int = 2, antialia
         2
     """
     if width < 1 or height < 1 or interp not in INTERPOLATIONS:
-        raise ValueError(
-            f"resize to {width} x {height} with interpolation {interp}; expected sizes of at least 1 and interpolation 0 to 4."
-        )
+        raise ValueError(f"resize to {width} x {height}, interp {interp}; expected sizes of at least 1 and interp 0 to 4.")
     if array.shape[:2] == (height, width):
         return array
     if not antialias:
