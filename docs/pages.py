@@ -215,10 +215,14 @@ def _entries(entries: list[Entry], level: int, page: str, where: dict[str, str],
             continue
         if source:
             yield f'<a id="{name}"></a>\n\n::: {source}\n    options:\n      heading: {name}'
-            yield f"      toc_label: {name.split('.')[-1]}\n      heading_level: {level}\n"
-            if source.startswith("jfit.mxnet.spelled.") and inspect.isclass(value):
+            yield f"      toc_label: {name.split('.')[-1]}\n      heading_level: {level}"
+            if name.startswith("jfit.mx.") and inspect.isclass(value):
                 bases = [documented[id(base)] for base in value.__mro__[1:] if id(base) in documented]
-                yield f"Methods: see {_link(bases[0], page, where, bases[0])}.\n" if bases else ""
+                links = ", ".join(_link(base, page, where, base) for base in bases)
+                yield f"\nInherits from {links}.\n{{: .bases }}\n" if bases else ""
+            elif page == "api/mxnet.md":
+                yield "      inherited_members: true"  # the methods of BaseModule
+            yield ""
         else:
             yield f"{'#' * level} `{name}` {{#{name} .doc-heading data-toc-label={name.split('.')[-1]}}}\n\n{describe(value)}\n"
     if same := [entry for entry in entries if entry.same]:
@@ -255,7 +259,8 @@ def api_pages() -> dict[str, str]:
     def body(space: Namespace, level: int, page: str) -> Iterator[str]:
         other = ", ".join(f"`{name.removeprefix('jfit.')}`" for name in space.other)
         yield f"Also as {other}.\n" if other else ""
-        yield fenced(inspect.getdoc(space.module) or "") + "\n"
+        options = "{members: [], show_root_heading: false, show_root_toc_entry: false}"
+        yield f"::: {space.module.__name__}\n    options: {options}\n"
         yield from _entries(space.entries, level, page, where, documented)
 
     pages = {}
@@ -386,8 +391,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Change the links of the pages in docs/ that leave docs/, and use the full width for tables."""
+    """Change the links of the pages in docs/ that leave docs/, and adapt wide tables."""
     path = page.file.src_uri
+    # GitHub needs a backslash before a bar in code in a table; Python-Markdown shows it.
+    markdown = re.sub(
+        r"^\|.*", lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace("\\|", "|"), row[0]), markdown, flags=re.M
+    )
     if path in ("operators.md", "optimizers.md", "metrics.md", "api/index.md", "api/mx/index.md"):
         page.meta["hide"] = ["toc", "navigation"] if path == "operators.md" else ["toc"]
     return markdown if page.file.generated_by else with_site_links(markdown, f"docs/{path}", path)
@@ -401,7 +410,7 @@ def on_post_build(config: Any) -> None:
     missing = []
     for path, text in api_pages().items():
         built = (Path(config.site_dir) / path).with_suffix(".html").read_text(encoding="utf-8")
-        sources = re.findall(r"^::: (\S+)", text, flags=re.MULTILINE)
+        sources = re.findall(r"^::: (\S+)\n    options:\n", text, flags=re.MULTILINE)  # not the modules
         names = [*("".join(found) for found in re.findall(pattern, text)), *sources]
         missing += [name for name in names if f'id="{name}"' not in built]
     if missing:
