@@ -118,7 +118,7 @@ def test_only_parallel_names_pmap():
 
 def test_no_file_is_longer_than_six_hundred_lines():
     long = {source.path: source.lines for source in SOURCES if source.lines > MAX_LINES}
-    assert not long, f"{long} lines: which second idea do these files hide?"
+    assert not long, f"{long} lines: split these files, the limit is {MAX_LINES} lines"
 
 
 def test_every_public_name_has_a_docstring_with_an_example():

@@ -1,1 +1,1 @@
-"""Tables of operator cases that `record_golden` runs through MXNet 1.9.1, a family a file."""
+"""Tables of test cases that the `record_*` scripts run through MXNet 1.9.1; one file per family."""

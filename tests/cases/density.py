@@ -1,4 +1,4 @@
-"""_random_pdf_*: densities of samples, with gradients."""
+"""Cases of _random_pdf_*, the densities of samples, with gradients."""
 
 import numpy as np
 

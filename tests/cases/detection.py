@@ -1,4 +1,4 @@
-"""Detection operators: random boxes that are well apart, ties, and the edge cases (nothing to find, boxes without area)."""
+"""Cases of detection operators: separated random boxes, ties, and edge cases (no detections, boxes of zero area)."""
 
 from __future__ import annotations
 

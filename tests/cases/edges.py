@@ -1,4 +1,4 @@
-"""Cases at the edges of element-wise operators and reductions: integers, nan, zero divisors, no axes, ties."""
+"""Edge cases of elementwise operators and reductions: integers, nan, zero divisors, empty axes, ties."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Cases of the convolution and pooling of version 0.7."""
+"""Cases of Convolution_v1 and Pooling_v1, the operators of version 0.7."""
 
 import numpy as np
 

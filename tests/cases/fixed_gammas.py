@@ -1,8 +1,8 @@
-"""Trainings with a fixed gamma that MXNet recorded (`record_fixed_gammas.py`), and that `test_fixed_gammas.py` repeats.
+"""Trainings with BatchNorm(fix_gamma=True) recorded from MXNet (`record_fixed_gammas.py`), for `test_fixed_gammas.py`.
 
-`mx` is MXNet or `jfit.mx`: the same lines run on both.  MXNet's optimizers update the gamma of a BatchNorm with `fix_gamma`
-like any other parameter, and BatchNorm overwrites it with 1 on the next forward pass.  What its update leaves behind is what
-parameters share: Nadam's schedule, which parameters LARS calls the first four, who asks LBSGD's scheduler first.
+`mx` is MXNet or `jfit.mx`: the same code runs on both.  MXNet's optimizers update the gamma of a BatchNorm with `fix_gamma`
+like any other parameter, and BatchNorm overwrites it with 1 on the next forward pass.  The update still changes the state that
+parameters share: Nadam's schedule, which parameters are the first four of LARS, which one calls LBSGD's scheduler first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""_image_* operators.  Factors are fixed where MXNet draws, widths and heights are even where it flips."""
+"""Cases of _image_* operators.  Random factors have a fixed range of one value; flipped images have even sizes."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Iterators over files and arrays that MXNet 1.9.1 and jfit run alike: the files, the arguments, the walks."""
+"""Iterators over files and arrays for MXNet 1.9.1 and jfit: the files, the arguments, the sequences of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of the linalg family, of diagonals and triangles, and of attention."""
+"""Cases of the linalg family, of diagonal and triangular matrices, and of attention."""
 
 import numpy as np
 

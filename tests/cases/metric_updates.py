@@ -1,4 +1,4 @@
-"""Metrics over several updates, resets and lists of outputs: recorded from MXNet, repeated by jfit."""
+"""Metrics over several updates, resets and lists of outputs, recorded from MXNet and replayed by jfit."""
 
 from __future__ import annotations
 

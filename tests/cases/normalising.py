@@ -1,4 +1,4 @@
-"""Cases of normalisation within rows, of batch normalisation's relatives, and of what else the nn table says."""
+"""Cases of normalization per row, of the variants of batch normalization, and of other operators of the nn table."""
 
 import numpy as np
 

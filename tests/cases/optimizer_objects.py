@@ -1,6 +1,6 @@
-"""Trainings that MXNet recorded (`record_optimizer_objects.py`) and that `test_mxnet_optimizer_named.py` repeats.
+"""Trainings recorded from MXNet (`record_optimizer_objects.py`), for `test_mxnet_optimizer_named.py`.
 
-`mx` is MXNet or `jfit.mx`: the same lines run on both.
+`mx` is MXNet or `jfit.mx`: the same code runs on both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trajectories of optimizers that MXNet recorded (`record_optimizers.py`) and that `test_optim_golden.py` follows."""
+"""Trajectories of optimizers recorded from MXNet (`record_optimizers.py`), for `test_optim_golden.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of sorting, scattering, counting, summaries, copies, and arrays made from shapes."""
+"""Cases of sorting, scattering, counting, copying, and of arrays created from shapes."""
 
 import numpy as np
 

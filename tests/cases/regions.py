@@ -1,7 +1,7 @@
-"""Regions of feature maps and deformable convolutions.
+"""Cases of region pooling and deformable convolutions.
 
-Position-sensitive pooling does nothing in MXNet's CPU build, so the tests compare it with a plain loop; MXNet has no
-gradient of rotated regions, and of modulated convolution only on GPU.
+Position-sensitive pooling does nothing in MXNet's CPU build, so the tests compare it with a Python loop; MXNet has no
+gradient of rotated regions, and one of modulated convolution only on GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases of images that change their size: cropped, repeated, interpolated, averaged, taken apart into columns."""
+"""Cases of cropping, upsampling, interpolating, average pooling, and of im2col."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Graphs of recurrent cells: each case takes `mx`, MXNet itself or `jfit.mx`, and returns a symbol.  See `record_rnn`."""
+"""Graphs of recurrent cells: each case is a function of `mx`, MXNet or `jfit.mx`, that returns a symbol.  See `record_rnn`."""
 
 from __future__ import annotations
 

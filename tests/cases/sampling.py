@@ -1,4 +1,4 @@
-"""Cases of images read at computed places, of regions, and of displaced images."""
+"""Cases of sampling images at computed positions, of region pooling, and of shifted images."""
 
 import numpy as np
 

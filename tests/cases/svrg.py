@@ -1,4 +1,4 @@
-"""Trainings with SVRGModule that MXNet 1.9.1 has run (tests/record_svrg.py) and jfit repeats: what happens, line by line."""
+"""Trainings with SVRGModule recorded from MXNet 1.9.1 (tests/record_svrg.py) and replayed by jfit: log lines and callbacks."""
 
 from __future__ import annotations
 

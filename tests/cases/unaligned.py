@@ -1,4 +1,4 @@
-"""Cases of CTC, of margins, and of sparse activations."""
+"""Cases of CTC, of margin losses, and of sparse activations."""
 
 import numpy as np
 

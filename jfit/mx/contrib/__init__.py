@@ -1,4 +1,4 @@
-"""`mx.contrib`: MXNet's additions; operators in `nd` and `sym`, SVRG in `svrg_optimization`.
+"""`mx.contrib`: contributed operators in `nd` and `sym`, and the SVRG module in `svrg_optimization`.
 
 >>> import jfit.mx as mx
 >>> mx.contrib.nd.arange_like(mx.nd.zeros((3,))).asnumpy().tolist()

@@ -1,4 +1,4 @@
-"""`mx.gluon`: Parameter, ParameterDict, Trainer and the helpers that split batches.
+"""`mx.gluon`: Parameter, ParameterDict, Trainer and the functions that split batches over devices.
 
 >>> import jfit.mx as mx
 >>> from jfit.mx import gluon

@@ -1,4 +1,4 @@
-"""`mx.gluon.parameter`: parameters whose data and gradients are NDArrays that can be written and bound."""
+"""`mx.gluon.parameter`: parameters whose values and gradients are writable NDArrays, which executors can be bound to."""
 
 from jfit.mxnet.gluon.parameter import DeferredInitializationError
 from jfit.mxnet.ndarray_classes import Constant, Parameter, ParameterDict

@@ -1,4 +1,4 @@
-"""`mx.gluon.trainer`: the Trainer over parameters in NDArrays."""
+"""`mx.gluon.trainer`: the Trainer, which applies an optimizer to a set of parameters."""
 
 from jfit.mxnet.ndarray_classes import Trainer
 

@@ -1,4 +1,4 @@
-"""`mx.contrib.svrg_optimization`: training with variance-reduced gradients.
+"""`mx.contrib.svrg_optimization`: training with stochastic variance-reduced gradients (SVRG).
 
 >>> from jfit.mx.contrib.svrg_optimization.svrg_module import SVRGModule
 >>> SVRGModule.__name__

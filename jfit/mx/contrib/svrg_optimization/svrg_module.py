@@ -1,4 +1,4 @@
-"""SVRGModule whose arrays are NDArrays.
+"""SVRGModule, a Module trained with variance-reduced gradients; inputs and results are NDArrays.
 
 >>> import jfit.mx as mx, numpy as np
 >>> x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")

@@ -1,4 +1,4 @@
-"""The optimizers that `SVRGModule` is made with, by the names that MXNet registers.
+"""The optimizers that `SVRGModule` creates, under the names that MXNet registers.
 
 >>> import jfit.mx as mx
 >>> mx.optimizer.create("_SVRGOptimizer", default_optimizer="sgd", learning_rate=0.5).default_opt.lr
