@@ -112,11 +112,11 @@ def read(folder: Path) -> int:
     import jfit
     from jfit.formats import SparseArray, load_arrays
 
-    told = json.loads((folder / "mxnet.json").read_text(encoding="utf-8"))
-    print(f"| file written by jfit | MXNet {told['version']} reads | jfit reads what MXNet wrote of it |\n|---|---|---|")
+    recorded = json.loads((folder / "mxnet.json").read_text(encoding="utf-8"))
+    print(f"| file written by jfit | MXNet {recorded['version']} reads | jfit reads what MXNet wrote of it |\n|---|---|---|")
     wrong = 0
     for name in contents():
-        ours, theirs = load_arrays(folder / f"{name}.params"), told["found"][name]
+        ours, theirs = load_arrays(folder / f"{name}.params"), recorded["found"][name]
         if isinstance(theirs, str):
             print(f"| {name} | refuses: {theirs} | |")
             continue
@@ -135,7 +135,7 @@ def read(folder: Path) -> int:
         wrong += not same or not back
         print(f"| {name} | {'equal' if same else 'DIFFERENT'} | {'equal' if back else 'DIFFERENT'} |")
     net, again = jfit.sym.load(folder / "net-symbol.json"), jfit.sym.load(folder / "net-again.json")
-    same = [net.list_arguments(), net.list_auxiliary_states(), net.list_outputs()] == told["found"]["net"]
+    same = [net.list_arguments(), net.list_auxiliary_states(), net.list_outputs()] == recorded["found"]["net"]
     wrong += not same or again.tojson() != net.tojson()
     print(
         f"| symbol.json | {'equal' if same else 'DIFFERENT'} | {'equal' if again.tojson() == net.tojson() else 'DIFFERENT'} |"

@@ -253,7 +253,7 @@ DECIDED = {
     ),
     "momentum_of_rates": Decided(
         "LARS scales momentum by rate / last rate only for the first of its calls with a new rate: four parameters, or one",
-        "so does the class; `jfit.optim.lars` scales it for all parameters unless told the size of a call (group)",
+        "so does the class; `jfit.optim.lars` scales it for all parameters unless the size of a call (group) is passed",
         "test_optim_rules.py::test_momentum_is_rescaled_for_a_new_learning_rate",
     ),
     "image_epochs": Decided(

@@ -54,17 +54,17 @@ def rows_after(name: str, arrays: list[np.ndarray], rows: list[Any], **attrs: An
         return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
 
     base = outputs(arrays)
-    told = list(op.rows(params, rows, [a.shape for a in arrays], [o.shape for o in base]))
+    predicted = list(op.rows(params, rows, [a.shape for a in arrays], [o.shape for o in base]))
     size = next(r.size for r in rows if isinstance(r, RowLayout))
     for k in range(size):
         changed = [
             np.where(owners(r, a.shape) == k, a[::-1] * 2 + 1, a).astype(a.dtype) if isinstance(r, RowLayout) else a
             for a, r in zip(arrays, rows, strict=True)
         ]
-        for o, new, r in zip(base, outputs(changed), told, strict=True):
+        for o, new, r in zip(base, outputs(changed), predicted, strict=True):
             if isinstance(r, RowLayout):
                 same = owners(r, o.shape) != k
                 np.testing.assert_allclose(new[same], o[same], rtol=1e-5, atol=1e-5, err_msg=f"{name}: row {k}")
             elif r is None:
                 np.testing.assert_array_equal(new, o, err_msg=f"{name}: an output without rows changed")
-    return told
+    return predicted

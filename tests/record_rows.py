@@ -37,8 +37,8 @@ def recorded(name, settings, lr_mult):
     mx.nd.waitall()
     state = updater.states[0]
     slots = [] if state is None else [s.asnumpy().tolist() for s in (state if isinstance(state, tuple) else (state,))]
-    told = {"name": name, "settings": settings, "lr_mult": lr_mult}
-    return {**told, "before": before.tolist(), "gradients": gradients, "after": weight.asnumpy().tolist(), "slots": slots}
+    case = {"name": name, "settings": settings, "lr_mult": lr_mult}
+    return {**case, "before": before.tolist(), "gradients": gradients, "after": weight.asnumpy().tolist(), "slots": slots}
 
 
 NETS = [
@@ -84,8 +84,8 @@ def main(path):
     for name, each in SETTINGS.items():
         for settings in each:
             for lazy in LAZY.get(name, (None,)):
-                told = settings if lazy is None else {**settings, "lazy_update": lazy}
-                cases.append(recorded(name, told, 1.0 if len(cases) % 2 else 0.5))
+                options = settings if lazy is None else {**settings, "lazy_update": lazy}
+                cases.append(recorded(name, options, 1.0 if len(cases) % 2 else 0.5))
     with open(path, "w") as file:
         nets = [{"net": net, "after": fitted(mx, *net).tolist()} for net in NETS]
         json.dump({"updates": cases, "nets": nets}, file)

@@ -128,10 +128,10 @@ def main() -> None:
             if result != last and "refused" not in result:
                 cases.append({"name": f"{name}_{version}", **case})
             last = result
-    told = "Graph files in the style of several versions as MXNet 1.9.1 reads them (tests/record_symbol_upgrades.py)."
+    source = "Graph files in the style of several versions as MXNet 1.9.1 reads them (tests/record_symbol_upgrades.py)."
     lines = ",\n  ".join(json.dumps(case) for case in cases)
     target = Path(__file__).parent / "golden" / "symbol_files.json"
-    target.write_text(f'{{\n "source": "{told}",\n "cases": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    target.write_text(f'{{\n "source": "{source}",\n "cases": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
     print(f"{len(cases)} cases")
 
 

@@ -211,12 +211,12 @@ def test_kill_9_during_save_leaves_a_loadable_checkpoint(tmp_path, delay):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, env=environment) as writer:
         assert writer.stdout is not None
-        told = int(writer.stdout.readline())
+        reported = int(writer.stdout.readline())
         time.sleep(delay)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     found = checkpoint.restore(tmp_path, {"step": 0, "x": np.zeros(200_000, np.float32)})
-    assert found["step"] >= told and np.all(found["x"] == found["step"])
+    assert found["step"] >= reported and np.all(found["x"] == found["step"])
     assert all(name.startswith("step-") for name in os.listdir(tmp_path))
 
 

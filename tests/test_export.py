@@ -118,8 +118,8 @@ def test_a_train_step_without_the_graph_learns_the_same():
     own, state = start, start
     for rows in (6, 6, 3):
         own, out = step(own, batch_of(rows))
-        state, told = program(state, batch_of(rows))
-        np.testing.assert_allclose(told["loss"], out.loss, rtol=1e-4)
+        state, report = program(state, batch_of(rows))
+        np.testing.assert_allclose(report["loss"], out.loss, rtol=1e-4)
     flat = jfit.lowering.model.flatten_names(own)[0]
     assert set(state) == set(flat) == set(program.arguments["state"]) and int(state["step"]) == 3
     for name in flat:

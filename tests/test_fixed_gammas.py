@@ -101,8 +101,8 @@ def test_parameters_frozen_by_the_user_do_not_advance_the_shared_scalars():
 
 def test_names_without_an_update_advance_the_shared_scalars_in_the_given_order():
     ones = {name: jnp.ones(()) for name in ("a_weight", "b_weight")}
-    told = optim.nadam(0.1, order=["x", "b_weight", "y", "a_weight"], fixed=["x", "y", "z", "a_weight"])
-    updates, state = told.update(ones, told.init(ones), ones)
+    fixed = optim.nadam(0.1, order=["x", "b_weight", "y", "a_weight"], fixed=["x", "y", "z", "a_weight"])
+    updates, state = fixed.update(ones, fixed.init(ones), ones)
     assert float(state.shared["m_schedule"]) == pytest.approx(schedule_after([1] * 5))
     alone = optim.nadam(0.1)
     moved = {}
@@ -119,9 +119,9 @@ def test_a_fixed_gamma_was_updated_as_often_as_the_beta_after_it():
     named, unnamed = ["a_weight", "b_gamma", "b_beta", "c_weight"], ["c_weight", "b_beta", "a_weight"]
     # a name that no order has comes last, and as often as the one before it
     for order, counts in ((named, [6, 2, 2, 3]), (unnamed, [3, 2, 6, 6])):
-        told = optim.nadam(0.1, schedule_decay=5.0, order=order, fixed=["b_gamma"])
-        state = told.init(ones)._replace(count=jnp.array([5, 1, 2], jnp.int32))
-        _, state = told.update(ones, state, ones)
+        fixed = optim.nadam(0.1, schedule_decay=5.0, order=order, fixed=["b_gamma"])
+        state = fixed.init(ones)._replace(count=jnp.array([5, 1, 2], jnp.int32))
+        _, state = fixed.update(ones, state, ones)
         assert float(state.shared["m_schedule"]) == pytest.approx(schedule_after(counts, 5.0), rel=1e-5)
 
 

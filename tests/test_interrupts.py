@@ -28,10 +28,10 @@ def test_a_second_interrupt_raises_at_once(block):
 
 
 def test_a_deferred_interrupt_is_chained_to_the_exception_of_the_block():
-    with pytest.raises(KeyboardInterrupt) as told, shielded():
+    with pytest.raises(KeyboardInterrupt) as caught, shielded():
         signal.raise_signal(signal.SIGINT)
         raise OSError("the disk is full")
-    assert isinstance(told.value.__context__, OSError)
+    assert isinstance(caught.value.__context__, OSError)
 
 
 def test_a_deferred_interrupt_sets_the_flag_of_the_outer_block():

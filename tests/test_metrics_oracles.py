@@ -354,9 +354,9 @@ QUICK = ("pcc_numbers",)
 def test_updates_and_resets_are_mxnets(name):
     wanted = json.loads((Path(__file__).parent / "golden" / "metric_updates.json").read_text())[name]
     got = recorded.run(mx.metric, lambda x: mx.nd.array(x, dtype=x.dtype), name)
-    for said, told in zip(got, wanted, strict=True):
+    for said, expected in zip(got, wanted, strict=True):
         if name.startswith("pearsonr") and recorded.CASES[name][1]:  # MXNet's global value and sums stay 0
-            said[1], said[2], told[1], told[2] = 0, 0, 0, 0
-        if name.startswith("pcc") and not told[-1]:  # 0 times nan
-            said[2] = told[2]
-        np.testing.assert_allclose(np.hstack(said), np.hstack(told), rtol=2e-6, atol=2e-7)
+            said[1], said[2], expected[1], expected[2] = 0, 0, 0, 0
+        if name.startswith("pcc") and not expected[-1]:  # 0 times nan
+            said[2] = expected[2]
+        np.testing.assert_allclose(np.hstack(said), np.hstack(expected), rtol=2e-6, atol=2e-7)

@@ -224,12 +224,12 @@ def test_a_user_metric_in_python_runs_as_in_mxnet():
 
 
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("shell", [Module, mx.mod.Module])
-def test_a_user_metric_of_a_module_receives_arrays_without_padding_rows(shell):
+@pytest.mark.parametrize("module_class", [Module, mx.mod.Module])
+def test_a_user_metric_of_a_module_receives_arrays_without_padding_rows(module_class):
     net = jfit.sym.LinearRegressionOutput(jfit.sym.Variable("data"), jfit.sym.Variable("label"), name="out")
     data = np.arange(5, dtype="float32").reshape(5, 1)
     metric = M.create(["mae", Bias("bias", has_global_stats=True)])
-    module = shell(net if shell is Module else mx.sym.load_json(net.tojson()), label_names=["label"])
+    module = module_class(net if module_class is Module else mx.sym.load_json(net.tojson()), label_names=["label"])
     module.bind([("data", (2, 1))], [("label", (2, 1))], for_training=False)
     module.init_params()
     found = module.score(NDArrayIter(data + 1, data, batch_size=2, label_name="label"), metric)

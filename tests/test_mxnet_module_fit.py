@@ -56,7 +56,7 @@ def test_fit_equals_a_hand_written_loop(devices):
 @pytest.mark.parametrize("last_batch_handle", ["pad", "discard", "roll_over"])
 def test_a_callback_called_for_every_batch_changes_no_bit(last_batch_handle):
     modules, logs = [], []
-    for callback in (None, lambda told: None):
+    for callback in (None, lambda param: None):
         np.random.seed(0)
         module = Module(normed())
         with captured_log() as log:
@@ -82,7 +82,7 @@ def test_padding_rows_are_trained_on_but_excluded_from_metrics():
     module.fit(
         jfit.NDArrayIter(x, y, batch_size=4),
         eval_metric="ce",
-        batch_end_callback=lambda told: seen.append(told.eval_metric.get()[1]),
+        batch_end_callback=lambda param: seen.append(param.eval_metric.get()[1]),
         num_epoch=1,
         arg_params={"fc_weight": np.zeros((3, 4)), "fc_bias": np.zeros(3)},
         optimizer_params={"learning_rate": 1.0},
@@ -125,7 +125,7 @@ def test_callbacks_may_be_single_or_lists_called_in_order():
     calls = []
 
     def note(kind):
-        return lambda *told: calls.append((kind, *(told[:1] if len(told) > 1 else (told[0].epoch, told[0].nbatch))))
+        return lambda *args: calls.append((kind, *(args[:1] if len(args) > 1 else (args[0].epoch, args[0].nbatch))))
 
     Module(linear()).fit(
         iterator(8),
@@ -153,9 +153,9 @@ def test_an_epoch_callback_receives_the_symbol_and_copies_of_the_parameters():
 def test_a_batch_callback_may_reset_the_metric_without_changing_the_epoch_log():
     seen = []
 
-    def callback(told):
-        seen.append(told.locals["self"])
-        told.eval_metric.reset_local()
+    def callback(param):
+        seen.append(param.locals["self"])
+        param.eval_metric.reset_local()
 
     with captured_log() as log:
         module = fitted(1, batch_end_callback=callback)
@@ -244,7 +244,7 @@ def test_the_next_batch_is_fetched_and_prepared_before_the_callbacks_of_this_one
             super().update()
 
     data = Noting(*data_of(8), batch_size=4)
-    Preparing(linear()).fit(data, batch_end_callback=lambda told: order.append("callback"), num_epoch=1)
+    Preparing(linear()).fit(data, batch_end_callback=lambda param: order.append("callback"), num_epoch=1)
     assert order == ["fetch", "update", "fetch", "prepare", "callback", "update", "fetch", "callback"]
 
 
@@ -267,7 +267,7 @@ def test_iterators_of_other_libraries_are_accepted():
 
     data, counted = Plain(), []
     module = Module(linear())
-    module.fit(data, batch_end_callback=lambda told: counted.append(told.nbatch), num_epoch=2)
+    module.fit(data, batch_end_callback=lambda param: counted.append(param.nbatch), num_epoch=2)
     assert counted == [0, 1, 2] * 2 and data.resets == 2 and int(module.state.step) == 6
 
 
@@ -311,8 +311,8 @@ def test_after_any_exception_in_fit_the_module_can_continue(failure):
                 raise OSError("the disk is gone")
             return super().getdata()
 
-    def at_batch_two(told):
-        if told.nbatch == 2:
+    def at_batch_two(param):
+        if param.nbatch == 2:
             signal.raise_signal(signal.SIGINT) if failure == "ctrl-c" else fail("a callback failed")
 
     def fail(words):
@@ -322,8 +322,8 @@ def test_after_any_exception_in_fit_the_module_can_continue(failure):
     callbacks = {
         "ctrl-c": {"batch_end_callback": at_batch_two},
         "callback": {"batch_end_callback": at_batch_two},
-        "epoch callback": {"epoch_end_callback": lambda *told: fail("a callback failed")},
-        "iterator": {"batch_end_callback": lambda told: None},
+        "epoch callback": {"epoch_end_callback": lambda *args: fail("a callback failed")},
+        "iterator": {"batch_end_callback": lambda param: None},
     }[failure]
     before = signal.getsignal(signal.SIGINT)
     module = Module(linear())
@@ -358,7 +358,7 @@ def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
 
 # ------------------------------------------------------------------------------------------------ cost
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("callback", [None, lambda told: None], ids=["no callback", "a callback"])
+@pytest.mark.parametrize("callback", [None, lambda param: None], ids=["no callback", "a callback"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_epochs_after_the_first_compile_nothing(devices, callback):
     data, evaluation = iterator(20), iterator(8, seed=1)
@@ -380,7 +380,7 @@ def test_many_batches_cause_few_host_waits():
 
 
 def test_an_inactive_monitor_compiles_nothing_and_changes_no_bit():
-    plain, watched = fitted(1, batch_end_callback=lambda told: None), Module(linear())
+    plain, watched = fitted(1, batch_end_callback=lambda param: None), Module(linear())
     monitor = Monitor(1000, pattern="fc.*")
     fitted(1, module=watched, monitor=monitor)
     assert_same_bits(plain, watched)
@@ -410,8 +410,8 @@ def test_score_accepts_a_number_of_batches_and_callbacks():
         data,
         "acc",
         num_batch=3,
-        batch_end_callback=lambda told: calls.append((told.epoch, told.nbatch)),
-        score_end_callback=lambda told: calls.append(("end", told.epoch, told.nbatch)),
+        batch_end_callback=lambda param: calls.append((param.epoch, param.nbatch)),
+        score_end_callback=lambda param: calls.append(("end", param.epoch, param.nbatch)),
         epoch=7,
     )
     assert calls == [(7, 0), (7, 1), (7, 2), ("end", 7, 3)]
@@ -424,9 +424,9 @@ def test_score_without_reset_continues_at_the_iterators_position():
     module, data = fitted(1), iterator(12)
     next(data)
     numbers = []
-    module.score(data, "acc", reset=False, batch_end_callback=lambda told: numbers.append(told.nbatch))
+    module.score(data, "acc", reset=False, batch_end_callback=lambda param: numbers.append(param.nbatch))
     assert numbers == [0, 1]
-    module.score(data, "acc", batch_end_callback=lambda told: numbers.append(told.nbatch))
+    module.score(data, "acc", batch_end_callback=lambda param: numbers.append(param.nbatch))
     assert numbers == [0, 1, 0, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""Cases of eight-bit operators, recorded with MXNET_MKLDNN_ENABLED=1: MXNet's CPU build runs most of them only through oneDNN."""
+"""Eight-bit operator cases, recorded with MXNET_MKLDNN_ENABLED=1: MXNet's CPU build runs most of them only through oneDNN."""
 
 import numpy as np
 
