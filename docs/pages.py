@@ -306,7 +306,7 @@ def readme_pages(text: str) -> dict[str, str]:
     """Split README into the first page and the tour."""
     start, end = text.index("## The tour"), text.index("## What is included")
     pointer = "## Next\n\nContinue with [the tour](tour.md). If you know MXNet, read [Coming from MXNet](from_mxnet.md).\n\n"
-    tour = text[start:end].replace("## The tour", "# The tour", 1)
+    tour = re.sub(r"^##(#?) ", r"#\1 ", text[start:end], flags=re.MULTILINE)
     tour = tour.replace("of the example above", "of the example on the [first page](README.md)")
     first = with_site_links(text[:start], "README.md", "index.md") + pointer
     return {
