@@ -230,7 +230,7 @@ FAULTS = [
     ("BilinearSampler", [(1, 3, 3), (1, 2, 3, 3)], {}, "4 axes"),
     ("Correlation", [(1, 1, 3, 3)] * 2, {"kernel_size": 2}, "odd number"),
     ("Correlation", [(1, 1, 3, 3)] * 2, {"max_displacement": 4}, "pad_size larger"),
-    ("Correlation", [(1, 1, 3, 3), (1, 1, 3, 4)], {}, "two equal shapes"),
+    ("Correlation", [(1, 1, 3, 3), (1, 1, 3, 4)], {}, "equal shapes of 4"),
     ("ROIPooling", [(1, 1, 3, 3), (2, 4)], {"pooled_size": (2, 2), "spatial_scale": 1}, "(regions, 5)"),
     ("SVMOutput", [(3, 2, 2), (3,)], {}, "one class id per row"),
     ("IdentityAttachKLSparseReg", [(3, 2, 2), (2,)], {}, "flatten the data"),

@@ -38,15 +38,13 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
         for keys, graph in zip(locs, attrs.get("graphs", ()), strict=False):
             positions = [at for key in keys for at in attrs[key]]
             if len(positions) != graph.inputs or not all(0 <= at < count for at in positions):
-                raise ValueError(
-                    f"{', '.join(keys)} is {positions}, expected {graph.inputs} positions among the {count} inputs of the node"
-                )
+                raise ValueError(f"{', '.join(keys)} is {positions}, expected {graph.inputs} positions among {count} inputs")
         graphs, states = attrs.get("graphs", ()), attrs.get("in_state_locs", attrs.get("func_var_locs"))
         if any(g.outputs != attrs.num_outputs for g in graphs[1:] or graphs):
             raise ValueError(f"num_outputs is {attrs.num_outputs}, but the bodies have {[g.outputs for g in graphs]} outputs")
         if states is not None and len(states) != attrs.num_outputs - attrs.num_out_data:
             raise ValueError(
-                f"{len(states)} states and num_out_data {attrs.num_out_data}, expected a sum of num_outputs {attrs.num_outputs}"
+                f"{len(states)} states and num_out_data {attrs.num_out_data}, expected {attrs.num_outputs} in total"
             )
         if not all(0 <= at < len(attrs.func_input_locs) for at in attrs.get("func_var_locs", ())):
             raise ValueError(f"func_var_locs is {attrs.func_var_locs}, expected positions in func_input_locs")
@@ -195,9 +193,7 @@ def foreach(ctx, attrs, *arrays):
         arrays[count + len(attrs.in_state_locs) :],
     )
     if len({d.shape[:1] for d in data}) != 1 or not data[0].ndim:
-        raise ValueError(
-            f"the data arrays have the first axes {[d.shape[:1] for d in data]}, expected equal sizes; slice or pad them"
-        )
+        raise ValueError(f"first axes of the data are {[d.shape[:1] for d in data]}, expected equal sizes; slice or pad them")
     slices = [jax.ShapeDtypeStruct(_slice_shape(d.shape), d.dtype) for d in data]
     rows = [_unstacked(r) for r in ctx.rows[:count]] + list(ctx.rows[count:])
     inner = [[*slices, *states, *rest][at] for at in order]

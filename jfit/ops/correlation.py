@@ -47,9 +47,7 @@ def _distance_slope(primals, tangents):
 def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
     """y[n, d, i, j] = mean over channels and kernel window of a[i, j] · b[(i, j) + d], or of |a - b|; d in C order."""
     if data1.ndim != 4 or data1.shape != data2.shape:
-        raise ValueError(
-            f"Correlation: inputs have shapes {data1.shape} and {data2.shape}, expected two equal shapes of 4 axes"
-        )
+        raise ValueError(f"Correlation: inputs have shapes {data1.shape} and {data2.shape}, expected equal shapes of 4 axes")
     if attrs.kernel_size % 2 != 1 or min(attrs.stride1, attrs.stride2) < 1:
         raise ValueError(f"Correlation: kernel_size is {attrs.kernel_size}, expected an odd number, and strides of at least 1")
     rows, channels, *sizes = data1.shape

@@ -96,8 +96,8 @@ def _rows(attrs, rows, shapes, outs):
 def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array) -> Array:
     """y[n] = -log Σ P(alignment), P = softmax of x (time, batch, classes), over all alignments of label[n] (batch, length).
 
-    With blank_label=first the blank is class 0, and labels are padded with 0; with blank_label=last it is the last class, and
-    labels are padded with -1.  A sequence that is too short for its labels has loss 0 and gradient 0.
+    With blank_label=first the blank is class 0, and labels end at the first 0; with blank_label=last it is the last class, and
+    labels end at the first -1.  A sequence that is too short for its labels has loss 0 and gradient 0.
     """
     steps, batch, classes = data.shape
     if label.ndim != 2 or label.shape[0] != batch or label.shape[1] > steps:
@@ -179,8 +179,6 @@ def warp_ctc(ctx: Ctx, attrs: Attrs, data: Array, label: Any = None) -> Array:
     """
     _, batch = _sizes(attrs, data.shape[0])
     if data.ndim != 2 or (label is not None and label.size != batch * attrs.label_length):
-        labels = None if label is None else label.shape
-        raise ValueError(
-            f"WarpCTC: data {data.shape} and label {labels}; expected 2 axes and {batch} * {attrs.label_length} labels"
-        )
+        shapes = [data.shape, None if label is None else label.shape]
+        raise ValueError(f"WarpCTC: data and label have {shapes}; expected 2 axes and {batch} * {attrs.label_length} labels")
     return _warp(attrs, data, label, ctx.row_weight(data.ndim))

@@ -295,13 +295,8 @@ def _add(name: str, change: Change) -> None:
     operator(op, attrs=RANGE, rows=batch_only, needs_rng=True)(fn)
 
 
-for _name, _change in (
-    ("brightness", adjust_brightness),
-    ("contrast", adjust_contrast),
-    ("saturation", adjust_saturation),
-    ("hue", adjust_hue),
-):
-    _add(_name, _change)
+for _change in (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue):
+    _add(_change.__name__.removeprefix("adjust_"), _change)
 
 
 @operator(
