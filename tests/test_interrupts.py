@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jfit.train.interrupts import StopFlag, shielded
+from jfit.train.interrupts import StopFlag, defer_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _usual_handler():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("block", [shielded, lambda: StopFlag().watching()], ids=["shielded", "watching"])
+@pytest.mark.parametrize("block", [defer_interrupts, lambda: StopFlag().watching()], ids=["defer_interrupts", "watching"])
 def test_a_second_interrupt_raises_at_once(block):
     reached = []
     with pytest.raises(KeyboardInterrupt), block():
@@ -28,7 +28,7 @@ def test_a_second_interrupt_raises_at_once(block):
 
 
 def test_a_deferred_interrupt_is_chained_to_the_exception_of_the_block():
-    with pytest.raises(KeyboardInterrupt) as caught, shielded():
+    with pytest.raises(KeyboardInterrupt) as caught, defer_interrupts():
         signal.raise_signal(signal.SIGINT)
         raise OSError("the disk is full")
     assert isinstance(caught.value.__context__, OSError)
@@ -36,7 +36,7 @@ def test_a_deferred_interrupt_is_chained_to_the_exception_of_the_block():
 
 def test_a_deferred_interrupt_sets_the_flag_of_the_outer_block():
     with StopFlag().watching() as flag:
-        with shielded():
+        with defer_interrupts():
             signal.raise_signal(signal.SIGINT)
             assert not flag.set
         assert flag.set
@@ -46,7 +46,7 @@ def test_without_a_settable_handler_signals_are_left_alone(monkeypatch):
     entered = []
 
     def blocks():
-        with StopFlag().watching() as flag, shielded():
+        with StopFlag().watching() as flag, defer_interrupts():
             entered.append(flag.set)
 
     thread = threading.Thread(target=blocks)

@@ -17,7 +17,7 @@ from fit_support import bits, blobs, mlp, train
 import jfit
 from jfit import counters
 from jfit.train.callbacks import EVENTS, Callback, lambda_callback
-from jfit.train.loop import NonFiniteLoss, ResidentFeed
+from jfit.train.loop import NonFiniteLoss, ResidentDispatcher
 
 
 def recorder(seen: list, *, every: int | None = 4, kinds: tuple[str, ...] = EVENTS) -> Callback:
@@ -89,10 +89,10 @@ def test_a_callback_that_raises_keeps_the_last_state_and_the_note_names_it():
 def test_a_deleted_run_is_freed_with_its_data(more):
     run = train(num_epoch=1, eval_data=blobs(9), **more)
     assert jfit.last_run() is run
-    before, kept = weakref.ref(run._loop.feed.data), weakref.ref(run)
+    before, kept = weakref.ref(run._loop.dispatcher.data), weakref.ref(run)
     run.score(blobs(8))
     run.predict(blobs(8)[0])
-    arrays = [weakref.ref(a) for a in jax.tree.leaves((run.state, getattr(run._loop.feed.batches, "arrays", ())))]
+    arrays = [weakref.ref(a) for a in jax.tree.leaves((run.state, getattr(run._loop.dispatcher.batches, "arrays", ())))]
     del run
     assert kept() is None and before() is None and jfit.last_run() is None
     assert [a for a in arrays if a() is not None] == []
@@ -136,21 +136,21 @@ def test_an_exception_of_an_iterator_propagates_and_training_can_continue():
 
 
 def lose_the_device(monkeypatch, at_step: int) -> None:
-    """From `at_step` on a call takes the state's buffers and fails."""
-    original = ResidentFeed.calls
+    """From `at_step` on a dispatch deletes the buffers of the state and raises."""
+    original = ResidentDispatcher.dispatches
 
-    def calls(self, *where):
-        for call in original(self, *where):
+    def dispatches(self, *where):
+        for dispatch in original(self, *where):
 
-            def run(state, call=call):
+            def run(state, dispatch=dispatch):
                 if int(state.step) < at_step:
-                    return call.run(state)
+                    return dispatch.run(state)
                 jax.tree.map(lambda x: x.delete(), state)
                 raise RuntimeError("INTERNAL: the device fell off the bus")
 
-            yield call._replace(run=run)
+            yield dispatch._replace(run=run)
 
-    monkeypatch.setattr(ResidentFeed, "calls", calls)
+    monkeypatch.setattr(ResidentDispatcher, "dispatches", dispatches)
 
 
 def test_after_losing_the_device_state_the_last_checkpoint_is_returned_and_named(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ import jfit
 import jfit.mx as mx
 from jfit.optim import SparseRows
 from jfit.train.batches import data_of
-from jfit.train.loop import FeedSpec, ResidentFeed
+from jfit.train.loop import DispatchSpec, ResidentDispatcher
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
 BATCH = {"data": DATA, "softmax_label": LABEL}
@@ -91,9 +91,9 @@ def test_the_compiled_step_copies_no_table():
     step = jfit.train_step(model, optimizer)
     one = jax.jit(step, donate_argnums=0)
     batches = data_of(model, {"data": np.tile(DATA, (2, 1)), "softmax_label": np.tile(LABEL, 2)}, 6)
-    feed = ResidentFeed(batches, FeedSpec(model, step, jax.devices()[:1], 6, steps_per_call=2))
-    next(feed.calls(0, 0, 0, lambda step: 2))  # makes the program of many steps
-    many = feed._programs["train"].lower(state, feed.batches.pack(batches.order(0)), feed._count(2))
+    dispatcher = ResidentDispatcher(batches, DispatchSpec(model, step, jax.devices()[:1], 6, steps_per_call=2))
+    next(dispatcher.dispatches(0, 0, 0, lambda step: 2))  # makes the program of many steps
+    many = dispatcher._programs["train"].lower(state, dispatcher.batches.pack(batches.order(0)), dispatcher._count(2))
     for lowered in (one.lower(state, BATCH), one.lower(state, jfit.Batch(BATCH, jnp.ones(6), jnp.ones(6))), many):
         compiled = lowered.compile()
         assert not re.findall(rf"= f32\[{size},3\]\S* (?:copy|select)\(", compiled.as_text())

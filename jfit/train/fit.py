@@ -1,4 +1,4 @@
-"""`fit`: checks its arguments, builds model, step, feed and evaluation, and starts a `Run`."""
+"""`fit`: checks its arguments, builds model, step, dispatcher and evaluation, and starts a `Run`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jfit.train.batches import Settings, data_of, first_batch, settings_of
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.loop import FeedSpec, auto_steps_per_call, make_feed
+from jfit.train.loop import DispatchSpec, auto_steps_per_call, make_dispatcher
 from jfit.train.run import Run
 
 
@@ -191,12 +191,12 @@ def fit(
 
     # batches to the step, epochs of batches
     per_call = 1 if host_metrics else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
-    spec = FeedSpec(model, step, settings.devices, batch_size, micro_batches, per_call, watch=bool(host_metrics))
-    feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
+    spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=bool(host_metrics))
+    dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
     run = Run(model, settings, place(state, settings.devices))
     del state  # the run's own; a second reference would keep the first parameters in memory
-    run.attach(feed, callbacks, evaluate)
+    run.attach(dispatcher, callbacks, evaluate)
     source = checkpoint if resume is True else resume or None
     if resume:
         run.resume_from(source)

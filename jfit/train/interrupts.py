@@ -39,7 +39,7 @@ class StopFlag:
 
 
 @contextlib.contextmanager
-def shielded() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Ctrl-C inside the block takes effect at its end; a second one at once.
 
     For a call that donates: between its dispatch and the moment its result is kept there is no state.
@@ -47,7 +47,7 @@ def shielded() -> Iterator[None]:
     Example:
         >>> import signal
         >>> try:
-        ...     with shielded():
+        ...     with defer_interrupts():
         ...         signal.raise_signal(signal.SIGINT)
         ...         print("the block goes on")
         ... except KeyboardInterrupt:

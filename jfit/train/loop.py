@@ -44,37 +44,34 @@ class NonFiniteLoss(UserWarning):
 
 
 class Loop:
-    """Epochs over a feed.  `run.py` wires it; its parts are usable one by one."""
+    """Epochs over a dispatcher.  `run.py` wires it; its parts are usable one by one."""
 
     def __init__(
         self,
         state: TrainState,
-        feed: Any,
+        dispatcher: Any,
         *,
         devices: Sequence[Any],
         metrics: Sequence[Any] = (),
         callbacks: Sequence[Callback] = (),
         evaluate: Callable[[TrainState, int], Mapping[str, float]] | None = None,
         history: History | None = None,
-        view: Any = None,
+        run: Any = None,
     ) -> None:
-        self.state, self.feed, self.devices, self.metrics = state, feed, list(devices), on_devices(metrics)
+        self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
         host = on_host(metrics)
         self.host = HostPass(host, len(self.devices)) if host else None
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
-        self._view = None if view is None else weakref.ref(view)  # it holds this loop: a cycle would keep its data alive
+        # Weak: the run refers to this loop, and a reference cycle would keep the data on the devices until garbage collection.
+        self._run: Callable[[], Any] = (lambda: None) if run is None else weakref.ref(run)
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = False
         self.report: Any = None  # report of the last call, on the devices
         self._warned = False
         self._pending: _Point | None = None
-
-    def view(self) -> Any:
-        """What events show callbacks as their run, or None."""
-        return None if self._view is None else self._view()
 
     @property
     def position(self) -> dict[str, int]:
@@ -116,7 +113,7 @@ class Loop:
         self._fire("epoch_start", {})
         window, started, samples = Window(), time.perf_counter(), 0
         logged, self._pending = started, None
-        with contextlib.closing(self.feed.calls(self.epoch, self.batch, self.step, self._limit)) as calls:
+        with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
                 self.state, report = call.run(self.state)
                 self.report = report = report if self.host is None else self.host.take(report)
@@ -145,7 +142,7 @@ class Loop:
         seconds = time.perf_counter() - started
         self._check_finite(int(totals.first_bad_step))
         logs = self._values(totals)
-        logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | lr_in(report)
+        logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | reported_lr(report)
         if self.evaluate is not None:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
@@ -179,7 +176,7 @@ class Loop:
     def _tell(self, i: int, callback: Callback, kind: str, logs: dict[str, float], **where: int) -> None:
         """Tell a callback what happened, here or where it says, if it wants to know."""
         if kind in callback.events:
-            event = Event(kind, num_batches=self.feed.num_batches, logs=logs, run=self.view(), **(self.position | where))
+            event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **(self.position | where))
             self.callback_states[i] = callback.on(event, self.callback_states[i])
 
     def _log(self, speed: float, report: Any, fence: Any) -> None:
@@ -195,7 +192,7 @@ class Loop:
             self._read(fence)  # sync: host waits for the call 8 back
             return
         (totals, last), _ = self._read((before.copied, fence))  # sync: the copy was computed long ago
-        logs = before.logs | self._values(totals, before.mark) | lr_in(last)
+        logs = before.logs | self._values(totals, before.mark) | reported_lr(last)
         self._check_finite(int(totals.first_bad_step))
         self.history.add_point(**before.where, **logs)
         self._fire("log", logs, **before.where)
@@ -220,7 +217,7 @@ class _Point(NamedTuple):
     mark: int | None  # up to where host metrics count
 
 
-def lr_in(report: Any) -> dict[str, float]:
+def reported_lr(report: Any) -> dict[str, float]:
     """The learning rate that the update of a report used, where the optimizer reports it."""
     return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
@@ -234,7 +231,7 @@ AUTO_FLOPS = {"cpu": 1e9}  # work of one call that hides its dispatch; accelerat
 AUTO_FLOPS_DEFAULT = 2e11
 
 
-class Call(NamedTuple):
+class Dispatch(NamedTuple):
     """One dispatch: `run(state) -> (state, report)` does `steps` updates with `rows` rows."""
 
     run: Callable[[TrainState], tuple[TrainState, Array]]
@@ -242,8 +239,8 @@ class Call(NamedTuple):
     rows: int
 
 
-class FeedSpec(NamedTuple):
-    """What a feed needs to know beside its data."""
+class DispatchSpec(NamedTuple):
+    """What a dispatcher needs to know beside its data."""
 
     model: Model
     step: Step
@@ -251,12 +248,12 @@ class FeedSpec(NamedTuple):
     batch_size: int
     micro_batches: int = 1
     steps_per_call: int = 1
-    watch: bool = False  # calls report (report, what metrics see); needs a step with outputs=True and one step a call
+    return_outputs: bool = False  # calls report (report, what metrics see); needs a step with outputs=True and one step a call
 
     @property
     def out_axes(self) -> Any:
         """Where the devices' results lie: the state and the report are shared, what metrics see is each device's own."""
-        return STATE_AXES, (None, 0) if self.watch else None
+        return STATE_AXES, (None, 0) if self.return_outputs else None
 
 
 def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:
@@ -278,11 +275,11 @@ def report(out: StepOut) -> Array:
     return jnp.stack([out.loss, rate])
 
 
-def _step(spec: FeedSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Any]:
+def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Any]:
     # Behind the barrier a step is compiled the same wherever its batch comes from: gathered, cut from a stack or an argument.
     state, batch = lax.optimization_barrier((state, batch))
     state, out = spec.step(state, batch, axis_name=axis_name)
-    if spec.watch:
+    if spec.return_outputs:
         assert out.outputs is not None
         return state, (report(out), seen_of(spec.model, out.outputs, batch, axis_name))
     return state, report(out)
@@ -297,10 +294,10 @@ def repeat_steps(one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., 
     return run
 
 
-class ResidentFeed:
+class ResidentDispatcher:
     """Calls over arrays that live on the devices."""
 
-    def __init__(self, data: ArrayData, spec: FeedSpec, *, paddable: bool = True) -> None:
+    def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True) -> None:
         self.data, self.spec = data, spec
         self.batches = Resident(
             spec.model, data, spec.devices, spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
@@ -309,7 +306,7 @@ class ResidentFeed:
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 
-    def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
+    def dispatches(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Dispatch]:
         """The calls of an epoch.
 
         Args:
@@ -322,10 +319,10 @@ class ResidentFeed:
         size, at = self.spec.batch_size, start
         while at < layout.full:
             steps = min(self.spec.steps_per_call, layout.full - at, limit(step + at - start))
-            yield Call(self._full_program(pack, steps), steps, steps * size)
+            yield Dispatch(self._full_program(pack, steps), steps, steps * size)
             at += steps
         if at < layout.num_batches:
-            yield Call(self._tail_program(pack), 1, layout.tail)
+            yield Dispatch(self._tail_program(pack), 1, layout.tail)
 
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
@@ -365,10 +362,10 @@ class ResidentFeed:
         return lambda state: program(state, pack)
 
 
-class StreamFeed:
+class StreamDispatcher:
     """Calls over batches that come from the host, prepared on a background thread."""
 
-    def __init__(self, data: ArrayData | StreamData, spec: FeedSpec, *, paddable: bool = True) -> None:
+    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True) -> None:
         self.data, self.spec = data, spec
         self.batches = Stream(
             spec.model, data, len(spec.devices), spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
@@ -377,7 +374,7 @@ class StreamFeed:
         self._usual: Any = None  # shapes of the batches that share a call
         self._programs: dict[Any, Any] = {}
 
-    def calls(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Call]:
+    def dispatches(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Dispatch]:
         """The calls of an epoch from batch `start`; `step`: updates so far; `limit`: steps until the next callback boundary."""
         with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
             for first in stream:
@@ -391,13 +388,13 @@ class StreamFeed:
                 yield from self._calls(group)
                 step += len(group)
 
-    def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Call]:
+    def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
         """Batches of equal shapes as one call, or one by one where a call of so many would be a program of its own."""
         most, usual = self.spec.steps_per_call, self._is_usual(group[0][0])
         if most == 1 or not usual:
             program = self._program("train" if most == 1 else "train_tail", functools.partial(_step, self.spec))
             for batch, count in group:
-                yield Call(functools.partial(_run_batch, program, batch), 1, count)
+                yield Dispatch(functools.partial(_run_batch, program, batch), 1, count)
             return
         batches = [batch for batch, _ in group]
         batches += batches[-1:] * (most - len(batches))  # not computed: the program gets the number of real ones
@@ -405,7 +402,7 @@ class StreamFeed:
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
         program = self._many()
         steps = np.int32(len(group))
-        yield Call(lambda state: program(state, stack, steps), len(group), sum(count for _, count in group))
+        yield Dispatch(lambda state: program(state, stack, steps), len(group), sum(count for _, count in group))
 
     def _is_usual(self, batch: Batch) -> bool:
         shapes = _shapes(batch)
@@ -438,19 +435,21 @@ def _shapes(batch: Batch) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype), batch)
 
 
-def epoch_start(feed: Any, epoch: int) -> Any | None:
-    """The position of a feed's data when an epoch began, as JSON; None where the number of the batch is enough."""
-    return feed.data.epoch_start(epoch) if isinstance(feed.data, StreamData) else None
+def data_position(dispatcher: Any, epoch: int) -> Any | None:
+    """The position of a dispatcher's data when an epoch began, as JSON; None where the number of the batch is enough."""
+    return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
 
 
-def start_epoch(feed: Any, epoch: int, position: Any | None) -> None:
-    """Let the data of a feed go to what `epoch_start` gave."""
-    if position is not None and isinstance(feed.data, StreamData):
-        feed.data.start_epoch(epoch, position)
+def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None:
+    """Let the data of a dispatcher go to what `epoch_start` gave."""
+    if position is not None and isinstance(dispatcher.data, StreamData):
+        dispatcher.data.start_epoch(epoch, position)
 
 
-def make_feed(data: ArrayData | StreamData, spec: FeedSpec, *, paddable: bool = True, on_device: bool | str = "auto") -> Any:
-    """The feed for some data: resident where it fits, else streaming.
+def make_dispatcher(
+    data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, on_device: bool | str = "auto"
+) -> Any:
+    """The dispatcher for some data: resident where it fits, else streaming.
 
     Nets whose loops must be unrolled run one step a dispatch whatever was asked for: a loop would be slow, and an unrolled
     loop does not round as separate steps do.
@@ -459,5 +458,5 @@ def make_feed(data: ArrayData | StreamData, spec: FeedSpec, *, paddable: bool = 
         spec = spec._replace(steps_per_call=1)
     resident = fits_on_device(data, spec.devices) if on_device == "auto" else bool(on_device)
     if resident and isinstance(data, ArrayData):
-        return ResidentFeed(data, spec, paddable=paddable)
-    return StreamFeed(data, spec, paddable=paddable)
+        return ResidentDispatcher(data, spec, paddable=paddable)
+    return StreamDispatcher(data, spec, paddable=paddable)

@@ -33,7 +33,7 @@ from jfit.step.state import TrainState, init_state
 from jfit.train.batches import data_of, first_batch, settings_of
 from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.history import axes_for
-from jfit.train.loop import Call, FeedSpec, StopFlag, make_feed
+from jfit.train.loop import Dispatch, DispatchSpec, StopFlag, make_dispatcher
 
 
 class RateRange:
@@ -255,10 +255,10 @@ def lr_find(
         policy=settings.policy,
         sync_batch_stats=sync_batch_stats,
     )
-    spec = FeedSpec(model, step, settings.devices, batch_size, micro_batches)
-    feed = make_feed(data, spec, paddable=plan.paddable, on_device=data_on_device)
+    spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches)
+    dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, on_device=data_on_device)
     try:
-        found, stopped = _sweep(place(state, settings.devices), _calls(feed, data, batch_size, steps), smoothing, diverge)
+        found, stopped = _sweep(place(state, settings.devices), _calls(dispatcher, data, batch_size, steps), smoothing, diverge)
     finally:
         source: Any = train_data
         if is_mxnet_iter(source):
@@ -283,12 +283,12 @@ def _optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, cl
     return resolve_optimizer(optimizer, own, model, climb)
 
 
-def _calls(feed: Any, data: Any, batch_size: int, steps: int) -> Generator[Call, None, None]:
+def _calls(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Generator[Dispatch, None, None]:
     """`steps` calls, epoch after epoch, without the short last batch of arrays: it would be a second program."""
     whole = data.num_rows // batch_size if isinstance(data, ArrayData) else 0
     done = 0
     for epoch in itertools.count():
-        with contextlib.closing(feed.calls(epoch, 0, done, lambda step: 1)) as calls:
+        with contextlib.closing(dispatcher.dispatches(epoch, 0, done, lambda step: 1)) as calls:
             try:
                 for call in itertools.islice(calls, min(whole or steps, steps - done)):
                     yield call
@@ -300,7 +300,9 @@ def _calls(feed: Any, data: Any, batch_size: int, steps: int) -> Generator[Call,
             return
 
 
-def _sweep(state: TrainState, calls: Generator[Call, None, None], smoothing: float, diverge: float) -> tuple[np.ndarray, str]:
+def _sweep(
+    state: TrainState, calls: Generator[Dispatch, None, None], smoothing: float, diverge: float
+) -> tuple[np.ndarray, str]:
     """((steps, 2) loss and rate, why it ended); the host reads the reports of eight calls at a time, eight calls late."""
     window, reports = Window(), []
     seen, stopped = np.zeros((0, 2)), "end"

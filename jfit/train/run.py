@@ -25,7 +25,7 @@ from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.evaluate import Evaluator
 from jfit.train.history import History
-from jfit.train.loop import Loop, epoch_start, lr_in, start_epoch
+from jfit.train.loop import Loop, data_position, reported_lr, set_data_position
 
 # The newest run.  It is kept alive only while it trains and where training raised or was interrupted: a run that ended well is
 # freed, with its data on the devices, as soon as nothing refers to it.
@@ -102,7 +102,7 @@ class Run:
         report = None if self._loop is None or self._loop.report is None else counters.read(self._loop.report)
         if report is None:
             return next((row["lr"] for row in reversed(self.history.epochs) if "lr" in row), None)
-        return lr_in(report).get("lr")
+        return reported_lr(report).get("lr")
 
     @property
     def rate(self) -> float | None:
@@ -167,7 +167,7 @@ class Run:
             "history": self.history.to_json(),
             "callbacks": [list(p) for p in zip(names, states, strict=True)],
             "batch_size": self.batch_size,
-            "data": epoch_start(self._loop.feed, self._loop.epoch) if self._loop else None,
+            "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
 
@@ -187,17 +187,17 @@ class Run:
         return self._loop
 
     # -------------------------------------------------------------------------------- training
-    def attach(self, feed: Any, callbacks: Sequence[Callback] = (), evaluate: Any = None) -> None:
-        """Give the run a loop that trains its state on the batches of a feed (`fit` does)."""
+    def attach(self, dispatcher: Any, callbacks: Sequence[Callback] = (), evaluate: Any = None) -> None:
+        """Give the run a loop that trains its state on the batches of a dispatcher (`fit` does)."""
         self._loop = Loop(
             self.state,
-            feed,
+            dispatcher,
             devices=self.settings.devices,
             metrics=self.settings.metrics,
             callbacks=callbacks,
             evaluate=evaluate,
             history=self.history,
-            view=self,
+            run=self,
         )
         self._state = None  # a second reference would keep the first parameters in memory
 
@@ -227,7 +227,7 @@ class Run:
             raise ValueError(f"the checkpoint in {directory} is {found}; resume with batch_size={then}, or from an epoch's end")
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
-        start_epoch(loop.feed, loop.epoch, meta.get("data"))
+        set_data_position(loop.dispatcher, loop.epoch, meta.get("data"))
         saved: dict[str, list[Any]] = {}
         for name, state in meta["callbacks"]:
             saved.setdefault(name, []).append(state)

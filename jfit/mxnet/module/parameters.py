@@ -21,7 +21,7 @@ from jfit.parallel import place, place_split
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
-from jfit.train.interrupts import shielded
+from jfit.train.interrupts import defer_interrupts
 
 SLICED = 16  # multipliers of more parameters are arguments of their own: XLA on CPU compiles each slice of a vector anew
 EVALUATIONS = 1 << 30  # numbers from here on belong to evaluations, which some operators draw random numbers in too
@@ -275,7 +275,7 @@ class Parameters:
         """
         optimizer = self.optimizer
         assert optimizer is not None
-        with shielded(), counters.explained():
+        with defer_interrupts(), counters.explained():
             try:
                 found = program(passes.view(), *given, np.float32(optimizer.rescale_grad))
             except BaseException:
