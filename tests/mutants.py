@@ -73,7 +73,7 @@ step/reduce.py: parallel step
     sums if axis_name is None else lax.psum(sums, axis_name), local => sums, local
 step/slices.py: step step_properties totals
     (jnp.arange(1, count), jax.tree.map => (jnp.arange(count - 1), jax.tree.map
-    (slots.weight > 0) | (slots.metric_weight > 0) => slots.weight > 0
+    (shard.weight > 0) | (shard.metric_weight > 0) => shard.weight > 0
 step/totals.py: totals step
     part = loss_sum - lost => part = loss_sum
 parallel/devices.py: parallel devices

@@ -269,7 +269,7 @@ def test_per_device_state_keeps_its_leading_axis():
         state, _ = parallel(state, batch_of(4))
     assert_equal(state.local["residual"], np.repeat(np.float32([0, 2, 4, 6]), 2).reshape(4, 2))
     assert not state.local["residual"].sharding.is_fully_replicated
-    with pytest.raises(ValueError, match=r"state.local\['residual'\] has shape \(3, 2\), needed \(4, ...\)"):
+    with pytest.raises(ValueError, match=r"state.local\['residual'\] has shape \(3, 2\), expected \(4, ...\)"):
         parallel.place(state._replace(local={"residual": np.zeros((3, 2))}))
 
 
@@ -348,12 +348,12 @@ def test_repeated_batches_are_merged_repeat_by_repeat():
 
 # ------------------------------------------------------------------------------------------ bad input
 def test_too_many_devices_raise_and_the_error_explains_emulation():
-    with pytest.raises(ValueError, match=r"devices=64 was asked for, but this machine has 8 cpu devices; emulate more .*=64"):
+    with pytest.raises(ValueError, match=r"devices=64 is not available: this machine has 8 cpu devices; emulate more .*=64"):
         jfit.data_parallel(jfit.train_step(mlp()), 64)
 
 
 def test_a_repeated_device_raises():
-    with pytest.raises(ValueError, match=r"devices=\[cpu\(1\), cpu\(1\)\] names a device twice"):
+    with pytest.raises(ValueError, match=r"devices=\[cpu\(1\), cpu\(1\)\] contains a device twice"):
         jfit.data_parallel(jfit.train_step(mlp()), [jfit.cpu(1), jfit.cpu(1)])
 
 

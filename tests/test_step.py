@@ -212,7 +212,7 @@ def test_the_learning_rate_of_an_optax_instance_is_reported_and_cannot_be_set():
     _, state, out = stepped(mlp(), batch, decaying, steps=3)
     assert state.base_lr is None and float(out.lr) == 0.25
     assert stepped(mlp(), batch, optax.sgd(0.1))[2].lr is None
-    with pytest.raises(ValueError, match="keeps its own rate; give it to the optimizer's constructor"):
+    with pytest.raises(ValueError, match="its own learning rate; pass it to the constructor of the optimizer"):
         jfit.init_state(mlp(), optax.sgd(0.1), batch, learning_rate=0.5)
     with pytest.raises(ValueError, match=r"schedule= needs an optimizer that takes its rate.*optax instance"):
         jfit.train_step(mlp(), optax.sgd(0.1), schedule="constant")
@@ -358,7 +358,7 @@ def test_every_micro_batch_uses_a_different_random_key():
 def test_micro_batches_must_divide_the_rows():
     with pytest.raises(ValueError, match="micro_batches=3 does not divide the 8 rows"):
         stepped(mlp(), batch_of(8), micro_batches=3)
-    with pytest.raises(ValueError, match="micro_batches is 0; a batch is cut into 1 or more parts"):
+    with pytest.raises(ValueError, match="micro_batches is 0; it must be at least 1"):
         jfit.train_step(mlp(), micro_batches=0)
     with pytest.raises(ValueError, match="rescale is 'sum'; needed \"mean\""):
         jfit.train_step(mlp(), rescale="sum")
@@ -441,7 +441,7 @@ def test_rows_may_have_metric_weight_without_being_trained_on():
 
 
 def test_row_weights_must_have_one_number_per_row():
-    with pytest.raises(ValueError, match=r"weight has shape \(3,\), the batch has 4 rows; pass one number per row, \(4,\)"):
+    with pytest.raises(ValueError, match=r"weight has shape \(3,\), but the batch has 4 rows; expected shape \(4,\)"):
         stepped(mlp(), weighted(batch_of(4), [1, 1, 1]))
 
 
@@ -482,7 +482,7 @@ def test_initial_parameters_are_copied_and_tied_ones_get_separate_buffers():
 
 
 def test_invalid_parameters_raise_with_their_name():
-    with pytest.raises(ValueError, match=r"params has 'fc1_wight', which the model does not know; did you mean 'fc1_weight'"):
+    with pytest.raises(ValueError, match=r"params has 'fc1_wight', which the model does not have; did you mean 'fc1_weight'"):
         jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_wight": np.ones((5, 4))})
     with pytest.raises(ValueError, match=r"fc1_weight: the given value has shape \(2, 4\), the model needs \(5, 4\)"):
         jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_weight": np.ones((2, 4))})
@@ -500,7 +500,7 @@ def test_seeds_may_be_integers_or_keys():
 
 def test_a_batch_without_the_models_inputs_raises():
     state = jfit.init_state(mlp(), "sgd", batch_of(4))
-    with pytest.raises(ValueError, match=r"the batch has the inputs \['x'\], the model needs \['data', 'softmax_label'\]"):
+    with pytest.raises(ValueError, match=r"the batch has the inputs \['x'\], but the model needs \['data', 'softmax_label'\]"):
         jfit.train_step(mlp())(state, {"x": np.ones((4, 4))})
 
 

@@ -1,4 +1,4 @@
-"""Stage 4: devices, where arrays live, and the same step on N devices (pmap, psum)."""
+"""Devices, placement of arrays on them, and data-parallel training steps (pmap, psum)."""
 
 from jfit.parallel.data_parallel import DataParallel, data_parallel
 from jfit.parallel.devices import Context, cpu, gpu, place, place_split, resolve, sharding, split_batch, tpu

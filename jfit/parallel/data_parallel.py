@@ -1,4 +1,4 @@
-"""A train step on N devices, called with the global batch."""
+"""Data-parallel training steps, called with the global batch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[a
 
 
 class DataParallel:
-    """A train step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
+    """A training step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
 
-    At most 16 calls are in flight: at every 8th call the host waits for the call 8 before it.
+    Create it with `jfit.data_parallel`.  Calls return before the devices are done; at most 16 calls are in flight.
 
     Attributes:
-        devices: where it runs.
+        devices: list of `jax.Device`.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
+        >>> len(DataParallel(jfit.train_step(model, "sgd"), devices=1).devices)
+        1
     """
 
     def __init__(self, step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None) -> None:
@@ -39,13 +45,26 @@ class DataParallel:
         self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
 
     def place(self, state: TrainState) -> TrainState:
-        """A copy of the state on all devices; do it once before the first call."""
+        """Copy the state to all devices; call it once before the first step.
+
+        Args:
+            state: a `TrainState`.
+
+        Returns:
+            The replicated `TrainState`.
+        """
         return place(state, self.devices)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepOut]:
-        """One update with the global batch; rows that do not divide are padded with weight 0.
+        """Run one update with the global batch.
 
-        Asynchronous, but never more than 16 calls ahead of the devices.
+        Args:
+            state: from `place` or the previous call; it is donated.
+            batch: `jfit.Batch` or dict of arrays by input name.  If its rows do not divide by the number of devices, it is
+                padded with rows of weight 0.
+
+        Returns:
+            (state, out), before the devices are done.
         """
         whole = check_batch(Batch(dict(batch)) if isinstance(batch, dict) else batch, self._axes)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
@@ -54,14 +73,14 @@ class DataParallel:
         split = split_batch(whole, count, self._axes, self._multiple)
         state, out = self._program(state, split)
         fence = self._window.push(_fence_of(state, out))
-        if fence is not None and not fence.is_deleted():  # the caller may have donated it
+        if fence is not None and not fence.is_deleted():  # the caller may have donated it to another function
             counters.wait(fence)  # sync: the host waits for the call 8 back
         if count > 1 and getattr(out, "outputs", None) is not None:
             out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
         return state, out
 
     def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeLayout, ...]:
-        """Where the rows of the outputs of one device's slice are."""
+        """Row layouts of the outputs of one device, to concatenate them."""
         if self._model is None:
             return tuple(RowLayout(0, 1, o.shape[1], 1) if o.ndim > 1 else LOST for o in outputs)
         shapes = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in split.inputs.items()}
@@ -72,7 +91,7 @@ class DataParallel:
 
 
 def _fence_of(state: Any, out: Any) -> jax.Array:
-    """A small array that is ready when the step is, and that the next call does not donate."""
+    """A small array that is ready when the step is done, and that the next call does not donate."""
     if isinstance(out, StepOut):
         return out.fence
     leaves = jax.tree.leaves(out)
@@ -83,17 +102,16 @@ _copy = jax.jit(lambda x: x + 0)
 
 
 def data_parallel(step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None) -> DataParallel:
-    """g = Σ_devices Σ_rows: the same step through jit on one device and pmap on N.
+    """Run a training step on N devices: each computes the gradients of its shard of the batch, psum adds them.
 
     Args:
-        step: from `jfit.train_step`, or any `step(state, batch, axis_name=None) -> (state, StepOut)`.
+        step: from `jfit.train_step`, or any function `step(state, batch, axis_name=None) -> (state, StepOut)`.
         devices: None, a number, "all" or a list (see `jfit.parallel.resolve`).
-        batch_axes: input name -> axis of the batch where it is not 0; default: the model's.
+        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0; default: those of the model.
 
     Returns:
-        A callable with `.place(state)`; it splits the global batch into equal slices, pads where rows do not divide, and
-        merges the outputs where the step returns them.  Calls return before the devices are done; the host is kept from
-        running more than 16 calls ahead.
+        `DataParallel`, called as `(state, batch) -> (state, out)`.  It splits the global batch into equal shards, pads it with
+        rows of weight 0 if needed, and concatenates the outputs if the step returns them.  Call its `place(state)` first.
 
     Example:
         >>> import jfit, numpy as np

@@ -1,7 +1,7 @@
-"""Devices, and arrays on them.
+"""Devices, and placement of arrays on them.
 
-The first half turns `devices=` arguments (`cpu(0)`, a number, "all", a list) into `jax.Device`s.  The second half replicates
-arrays on several devices or splits them along the batch axis, and merges the slices again.
+The first half converts `devices=` arguments (`cpu(0)`, a number, "all", a list) to `jax.Device`s.  The second half replicates
+arrays on devices, splits them along the batch axis, and concatenates per-device slices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ AXIS = "devices"  # name of the device axis inside a step
 
 
 class Context(NamedTuple):
-    """A device by kind and number; the real one is looked up when it is needed.
+    """A device by kind and number, as in MXNet.  The `jax.Device` is looked up when it is used.
+
+    Attributes:
+        kind: "cpu", "gpu" or "tpu".
+        index: number of the device, from 0.
 
     Example:
         >>> import jfit
@@ -44,19 +48,25 @@ class Context(NamedTuple):
         """The `jax.Device`.
 
         Raises:
-            ValueError: this machine has no such device (says how to emulate more CPU devices).
+            ValueError: this machine has no such device; the message explains how to emulate more CPU devices.
         """
-        found = _local(self.kind)
+        local = _local(self.kind)
         if self.index < 0:
-            raise ValueError(f"{self!r} was asked for; devices are numbered from 0")
-        if self.index >= len(found):
-            have = _have(self.kind, len(found))
-            raise ValueError(f"{self!r} was asked for, but {have}; {_remedy(self.kind, self.index + 1)}")
-        return found[self.index]
+            raise ValueError(f"{self!r} is not a device: devices are numbered from 0")
+        if self.index >= len(local):
+            have = _have(self.kind, len(local))
+            raise ValueError(f"{self!r} is not available: {have}; {_remedy(self.kind, self.index + 1)}")
+        return local[self.index]
 
 
 def cpu(index: int = 0) -> Context:
-    """CPU device `index`; it is looked up when it is used.
+    """Context of a CPU device, for `devices=` arguments.
+
+    Args:
+        index: number of the device, from 0.
+
+    Returns:
+        `Context`; the device is looked up when it is used, so it need not exist yet.
 
     Example:
         >>> import jfit
@@ -67,7 +77,13 @@ def cpu(index: int = 0) -> Context:
 
 
 def gpu(index: int = 0) -> Context:
-    """GPU device `index`; it is looked up when it is used.
+    """Context of a GPU device, for `devices=` arguments.
+
+    Args:
+        index: number of the device, from 0.
+
+    Returns:
+        `Context`; the device is looked up when it is used, so it need not exist yet.
 
     Example:
         >>> import jfit
@@ -78,7 +94,13 @@ def gpu(index: int = 0) -> Context:
 
 
 def tpu(index: int = 0) -> Context:
-    """TPU device `index`; it is looked up when it is used.
+    """Context of a TPU device, for `devices=` arguments.
+
+    Args:
+        index: number of the device, from 0.
+
+    Returns:
+        `Context`; the device is looked up when it is used, so it need not exist yet.
 
     Example:
         >>> import jfit
@@ -89,10 +111,17 @@ def tpu(index: int = 0) -> Context:
 
 
 def resolve(devices: Any = None) -> list[Device]:
-    """What `devices=` means: None = the default device, a number = the first so many, "all", a context, or a list.
+    """Convert a `devices=` argument to a list of devices.
+
+    Args:
+        devices: None for the default device, a number n for the first n, "all", a `jax.Device`, a `Context`, or a list of
+            these two.
+
+    Returns:
+        List of `jax.Device`.
 
     Raises:
-        ValueError: more devices than exist, the same one twice, or something that is no device.
+        ValueError: more devices than exist, a device twice, or not a device.
 
     Example:
         >>> from jfit.parallel.devices import resolve
@@ -104,25 +133,25 @@ def resolve(devices: Any = None) -> list[Device]:
     if isinstance(devices, str):
         if devices == "all":
             return jax.local_devices()
-        raise ValueError(f'devices={devices!r} is not understood; pass None, a number, "all", a device or a list of devices')
+        raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         devices, have = int(devices), jax.local_devices()
         if not 1 <= devices <= len(have):
             kind = have[0].platform
-            raise ValueError(f"devices={devices} was asked for, but {_have(kind, len(have))}; {_remedy(kind, devices)}")
+            raise ValueError(f"devices={devices} is not available: {_have(kind, len(have))}; {_remedy(kind, devices)}")
         return have[:devices]
     if isinstance(devices, (Context, jax.Device)):
         devices = [devices]
     if not isinstance(devices, Sequence):
-        raise ValueError(f'devices={devices!r} is not understood; pass None, a number, "all", a device or a list of devices')
-    found = [d.device if isinstance(d, Context) else d for d in devices]
-    if not found:
-        raise ValueError("devices=[] names no device; pass None for the default device")
-    if not all(isinstance(d, jax.Device) for d in found):
-        raise ValueError(f"devices={devices!r} holds something that is no device; use jfit.cpu(i), jfit.gpu(i), jax.devices()")
-    if len(set(found)) != len(found):
-        raise ValueError(f"devices={devices!r} names a device twice; every device computes one slice of the batch")
-    return found
+        raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
+    result = [d.device if isinstance(d, Context) else d for d in devices]
+    if not result:
+        raise ValueError("devices=[] is empty; pass None for the default device")
+    if not all(isinstance(d, jax.Device) for d in result):
+        raise ValueError(f"devices={devices!r} must contain devices only: jfit.cpu(i), jfit.gpu(i), or those of jax.devices()")
+    if len(set(result)) != len(result):
+        raise ValueError(f"devices={devices!r} contains a device twice, but every device computes one shard of the batch")
+    return result
 
 
 def _local(kind: str) -> list[Device]:
@@ -145,29 +174,45 @@ def _remedy(kind: str, needed: int) -> str:
     return "ask for fewer, or install jax with support for that kind of device"
 
 
-HOST_ALIGNMENT = 64  # host arrays at such addresses are not copied by a CPU device
-STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ignore[arg-type]  # as compile_spmd's axes
+HOST_ALIGNMENT = 64  # jax shares the memory of numpy arrays that are aligned to this many bytes with a CPU device
+STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ignore[arg-type]  # pytree prefix: axes of a TrainState for `compile_spmd`
 
 
 def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sharding:
-    """Where replicated values (or, with split, values with a leading device axis) live."""
+    """Sharding of replicated arrays, or with split=True of arrays with a leading device axis.
+
+    Args:
+        devices: list of `jax.Device`.
+        split: whether the leading axis is split over the devices.
+
+    Returns:
+        `jax.sharding.Sharding`.
+
+    Example:
+        >>> import jax
+        >>> sharding(jax.devices()[:1]).is_fully_replicated
+        True
+    """
     if len(devices) == 1:
         return SingleDeviceSharding(devices[0])
     return NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS) if split else PartitionSpec())
 
 
 def place(tree: Any, devices: Any = None) -> Any:
-    """The same values on every device, in the sharding that compiled programs take: the first call compiles, the others do not.
+    """Replicate a pytree on devices, in the sharding that compiled steps expect (another sharding would compile them again).
 
-    The result has buffers of its own: donating them leaves the arguments valid.  Of a `TrainState` on several
-    devices, `local` is not replicated but split along its leading device axis.
+    The result never shares memory with `tree`, so it can be donated.  In a `TrainState`, `local` is split along its leading
+    device axis instead of replicated.
 
     Args:
         tree: any pytree of arrays, numpy or jax.
         devices: see `jfit.parallel.resolve`.
 
+    Returns:
+        Pytree of `jax.Array` on the devices.
+
     Raises:
-        ValueError: `state.local` has a leading axis of another length than there are devices.
+        ValueError: the leading axis of `state.local` is not the number of devices.
 
     Example:
         >>> import jax.numpy as jnp
@@ -185,8 +230,8 @@ def place(tree: Any, devices: Any = None) -> Any:
 
 def _copied(tree: Any, where: jax.sharding.Sharding) -> Any:
     def own(x: Any) -> Any:
-        # Putting an array on several devices shares its buffer with the one it lies on, even with may_alias=False, and putting
-        # aligned host memory on a CPU shares that memory: only copies made first may be donated and outlive the original.
+        # device_put to several devices shares the buffer on the source device, even with may_alias=False, and device_put of
+        # aligned host memory to a CPU device shares that memory.  So copy first: the result must be safe to donate.
         if isinstance(x, jax.Array):
             return jax.device_put(jax.device_put(x, may_alias=False), where)
         x = np.asarray(x)
@@ -196,36 +241,52 @@ def _copied(tree: Any, where: jax.sharding.Sharding) -> Any:
 
 
 def _check_local(local: Any, count: int) -> None:
-    # with a shorter leading axis pmap would use fewer devices without an error
+    # With a shorter leading axis, pmap would silently use fewer devices.
     for path, leaf in jax.tree_util.tree_leaves_with_path(local):
         if np.shape(leaf)[:1] != (count,):
             raise ValueError(
-                f"state.local{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}, needed ({count}, ...): one slice for "
-                "each of the devices; stack it along a leading device axis"
+                f"state.local{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}, expected ({count}, ...): one slice per "
+                "device, stacked along a leading device axis"
             )
 
 
 def place_split(tree: Any, devices: Sequence[Device]) -> Any:
-    """Arrays with a leading device axis, one slice on each device (one device: no such axis)."""
+    """Put arrays with a leading device axis on devices, one slice per device.
+
+    Args:
+        tree: pytree of arrays (devices, ...); with one device, arrays without that axis.
+        devices: list of `jax.Device`.
+
+    Returns:
+        Pytree of `jax.Array`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> place_split(np.ones(3), jax.devices()[:1]).shape
+        (3,)
+    """
     where = sharding(devices, split=True)
     return jax.tree.map(lambda x: jax.device_put(x, where), tree)
 
 
 def split_rows(x: Any, count: int, axis: int = 0) -> Any:
-    """(batch, ...) as (devices, batch / devices, ...): a free view for numpy arrays on axis 0."""
+    """Reshape (batch, ...) to (devices, batch / devices, ...), without a copy for numpy arrays with axis 0."""
     shape = x.shape
     cut = x.reshape((*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :]))
     return cut if axis == 0 else np.moveaxis(cut, axis, 0)
 
 
 def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None, multiple: int = 1) -> Batch:
-    """A batch for `count` devices: every input gets a leading device axis.
+    """Split a batch over devices: every array gets a leading device axis, (devices, rows, ...).
 
     Args:
         batch: the global batch.
-        count: number of devices; 1: no device axis.
-        axes: input name -> axis of its rows where it is not 0.
-        multiple: rows of a slice are a multiple of this; missing rows are repeated ones of weight 0.
+        count: number of devices; with 1 there is no device axis.
+        axes: input name -> batch axis, for inputs whose batch axis is not 0.
+        multiple: pad the batch with repeated rows of weight 0, until the rows per device are a multiple of this.
+
+    Returns:
+        `Batch`; its weights are set if rows were padded.
 
     Example:
         >>> import numpy as np
@@ -240,46 +301,50 @@ def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None,
         batch = pad_rows(batch, -(-size // step) * step, axes)
     if count == 1:
         return batch
-    # arrays of a device stay there: reading them would make the host wait
+    # jax arrays stay on their device: converting them to numpy would make the host wait.
     cut = lambda v, axis=0: split_rows(v if isinstance(v, jax.Array) else np.asarray(v), count, axis)  # noqa: E731
     split = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
     return Batch(split, *(None if w is None else cut(w) for w in (batch.weight, batch.metric_weight)))
 
 
-# ------------------------------------------------------------------------------------------------ merging
-# Rows are put together in the form (..., before, rows, after, ...), which has an axis that counts rows and nothing else.
-def rows_apart(array: Any, layout: RowLayout) -> Any:
-    """(..., before * rows * after, ...) as (..., before, rows, after, ...): the rows lie on `layout.axis + 1`."""
+# ------------------------------------------------------------------------------------------------ concatenating slices
+# An output axis may contain each row several times (a `RowLayout`).  Rows are concatenated in the shape
+# (..., before, rows, after, ...), in which rows have an axis of their own.
+def split_row_axis(array: Any, layout: RowLayout) -> Any:
+    """Reshape (..., before * rows * after, ...) to (..., before, rows, after, ...): rows are axis `layout.axis + 1`."""
     axis, shape = layout.axis, array.shape
     size = shape[axis] // (layout.before * layout.after)
     return array.reshape((*shape[:axis], layout.before, size, layout.after, *shape[axis + 1 :]))
 
 
-def rows_of_slices(slices: Any, layout: RowLayout) -> Any:
-    """(devices, ...) as the rows of all devices in order, (..., before, devices * rows, after, ...); numpy or jax."""
+def concat_slices(slices: Any, layout: RowLayout) -> Any:
+    """Concatenate per-device slices (devices, ...) along the rows: (..., before, devices * rows, after, ...).  numpy or jax."""
     lib, axis = np if isinstance(slices, np.ndarray) else jnp, layout.axis
-    apart = lib.moveaxis(rows_apart(slices, layout._replace(axis=axis + 1)), 0, axis + 1)  # (..., before, devices, rows, ...)
-    shape = apart.shape
-    return apart.reshape((*shape[: axis + 1], shape[axis + 1] * shape[axis + 2], *shape[axis + 3 :]))
+    split = lib.moveaxis(
+        split_row_axis(slices, layout._replace(axis=axis + 1)), 0, axis + 1
+    )  # (..., before, devices, rows, ...)
+    shape = split.shape
+    return split.reshape((*shape[: axis + 1], shape[axis + 1] * shape[axis + 2], *shape[axis + 3 :]))
 
 
-def rows_joined(apart: Any, axis: int, count: int | None = None) -> Any:
-    """The first `count` rows of (..., before, rows, after, ...), as an array with one axis for the three."""
-    apart = apart if count is None else apart[(*(slice(None),) * (axis + 1), slice(count))]
-    shape = apart.shape
-    return apart.reshape((*shape[:axis], math.prod(shape[axis : axis + 3]), *shape[axis + 3 :]))
+def merge_row_axis(split: Any, axis: int, count: int | None = None) -> Any:
+    """Take the first `count` rows of (..., before, rows, after, ...) and merge the three axes into one."""
+    split = split if count is None else split[(*(slice(None),) * (axis + 1), slice(count))]
+    shape = split.shape
+    return split.reshape((*shape[:axis], math.prod(shape[axis : axis + 3]), *shape[axis + 3 :]))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def merge_outputs(outputs: tuple[jax.Array, ...], rows: tuple[MaybeLayout, ...], real: int) -> tuple[jax.Array, ...]:
-    """Outputs with a leading device axis as those of the whole batch of `real` rows, padding cut off.
+    """Concatenate outputs with a leading device axis to the outputs of the whole batch of `real` rows, without padding rows.
 
-    An output that does not depend on the batch is that of the first device; one that mixes its rows keeps the device axis.
+    Of outputs that do not depend on the batch, the one of the first device is returned; outputs whose rows cannot be separated
+    (row layout LOST) keep the device axis.
     """
 
     def merged(out: jax.Array, layout: MaybeLayout) -> jax.Array:
         if isinstance(layout, RowLayout):
-            return rows_joined(rows_of_slices(out, layout), layout.axis, real)
+            return merge_row_axis(concat_slices(out, layout), layout.axis, real)
         return out[0] if layout is None else out
 
     return tuple(merged(out, layout) for out, layout in zip(outputs, rows, strict=True))

@@ -1,8 +1,8 @@
-"""Stage 4: one program on N devices, and how far the host may run ahead of it.
+"""Compile a function for N devices (SPMD), and limit how far the host runs ahead of the devices.
 
-This is the only file that names pmap.  Parameters are ONE replicated array of natural shape (out_axes=None): no leading device
-axis, nothing to unreplicate.  `SPMD` chooses between pmap and jit(shard_map), which has the same signature
-here: pmap is in maintenance upstream, and shard_map replaces it.
+This is the only file that uses pmap.  Parameters are ONE replicated array of their natural shape (out_axes=None), without a
+leading device axis.  `SPMD` selects pmap or jit(shard_map), which JAX recommends in place of pmap; both have the same
+signature here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jfit import counters
 from jfit.parallel.devices import AXIS, Device
 
 SPMD = "pmap"  # or "shard_map"
-WAIT_EVERY = 8  # calls between two waits; twice as many may be in flight: emulated CPU devices abort the process at 32
+WAIT_EVERY = 8  # calls between two waits, so at most 16 are in flight: with 32, emulated CPU devices abort the process
 
 
 def compile_spmd(
@@ -31,15 +31,24 @@ def compile_spmd(
     donate: tuple[int, ...] = (),
     name: str = "program",
 ) -> Callable[..., Any]:
-    """`fn(*args, axis_name=...)` as one program: jit on one device, one copy per device on several.
+    """Compile `fn(*args, axis_name=...)` for devices: jit for one device, pmap or shard_map for several.
 
     Args:
-        fn: pure; gets axis_name=None on one device, else the name of the device axis.
-        devices: where it runs.
-        in_axes: for each argument None (replicated) or 0 (a leading device axis), as pytree prefixes.
-        out_axes: the same for the results.
-        donate: arguments whose buffers are given up.
-        name: what its traces are counted under.
+        fn: pure function; called with axis_name=None for one device, else with the name of the device axis.
+        devices: list of `jax.Device`.
+        in_axes: one pytree prefix per argument: None for replicated arrays, 0 for arrays with a leading device axis.
+        out_axes: the same for the result.
+        donate: positions of donated arguments.
+        name: name under which `jfit.counters` counts its traces.
+
+    Returns:
+        Compiled function of the positional arguments.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> double = compile_spmd(lambda x, axis_name: 2 * x, jax.devices()[:1], (None,), None)
+        >>> float(double(jnp.float32(3.0)))
+        6.0
     """
     axis = AXIS if len(devices) > 1 else None
 
@@ -50,12 +59,12 @@ def compile_spmd(
 
     if axis is None:
         return jax.jit(traced, donate_argnums=donate)
-    twin = jax.pmap if SPMD == "pmap" else _shard_map
-    return twin(traced, axis_name=AXIS, devices=list(devices), in_axes=in_axes, out_axes=out_axes, donate_argnums=donate)
+    compile_ = jax.pmap if SPMD == "pmap" else _shard_map
+    return compile_(traced, axis_name=AXIS, devices=list(devices), in_axes=in_axes, out_axes=out_axes, donate_argnums=donate)
 
 
 def _shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):
-    """The twin of pmap on jit(shard_map): same arguments, same results."""
+    """pmap implemented with jit(shard_map): same arguments, same results."""
     mesh = Mesh(np.array(devices), (axis_name,))
     is_none = lambda a: a is None  # noqa: E731
     spec = lambda a: PartitionSpec(axis_name) if a == 0 else PartitionSpec()  # noqa: E731
@@ -66,19 +75,19 @@ def _shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):
         return _each(lambda x, a: x[None] if a == 0 else x, result, out_axes)
 
     specs = (jax.tree.map(spec, in_axes, is_leaf=is_none), jax.tree.map(spec, out_axes, is_leaf=is_none))
-    # check_vma=False: with it on, gradients of replicated parameters are psummed a second time
+    # With check_vma=True, shard_map would psum the gradients of replicated parameters a second time.
     mapped = jax.shard_map(inner, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
     return jax.jit(mapped, donate_argnums=donate_argnums)
 
 
 def _each(fn: Callable[[Any, Any], Any], tree: Any, axes: Any) -> Any:
-    """`fn(leaf, axis)` over a pytree whose axes are given as a prefix tree."""
+    """Map `fn(leaf, axis)` over a pytree, with the axes as a pytree prefix."""
     is_none = lambda a: a is None  # noqa: E731
     return jax.tree.map(lambda a, sub: jax.tree.map(lambda x: fn(x, a), sub), axes, tree, is_leaf=is_none)
 
 
 class Window:
-    """At most 16 calls in flight: at every 8th call the host must wait for the call 8 before it.
+    """Limits the number of dispatched calls in flight to 16: at every 8th call, the host waits for the call 8 calls earlier.
 
     Example:
         >>> window = Window()
@@ -88,10 +97,10 @@ class Window:
 
     def __init__(self) -> None:
         self._count = 0
-        self._fence: Any = None  # of the last call that a later one waits for
+        self._fence: Any = None  # of the last 8th call
 
     def push(self, fence: Any) -> Any | None:
-        """Note a call; returns the fence to wait for now, or None."""
+        """Register a call by its fence, an array that is ready when it is done.  Returns a fence to wait for, or None."""
         self._count += 1
         if self._count % WAIT_EVERY:
             return None

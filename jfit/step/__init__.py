@@ -1,8 +1,8 @@
-"""Stage 3: one update, one evaluation, one prediction, as pure functions.
+"""Training, evaluation and prediction steps as pure functions.
 
-train_step                                     gradients and update in one
-forward_step, gradient_step, update_step       the same, taken apart
-eval_step, predict_step                        nothing learns
+train_step                                     gradients and update in one step
+forward_step, gradient_step, update_step       the same as separate steps
+eval_step, predict_step                        forward passes only
 """
 
 from jfit.lowering.model import plan_of

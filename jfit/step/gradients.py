@@ -1,4 +1,4 @@
-"""Gradients without an update: forward and backward as separate steps, and mean gradients of a batch or a data set."""
+"""Gradients without an update: forward and backward as separate steps, and mean gradients of a batch or a dataset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, objective
-from jfit.step.slices import Slots, of_real_rows, part_key, rows_of, slots_of, stand_ins, table_rows
+from jfit.step.slices import BatchShard, fill_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
 
@@ -20,16 +20,16 @@ Gradients = dict[str, Array]
 
 
 def forward_step(model: Model, *, train: bool = True, policy: Policy | str | None = None) -> Callable[..., Outputs]:
-    """(params, aux, batch, key, step, number) -> outputs; auxiliary states do not move.
+    """Forward pass as a pure function: (params, aux, batch, key, step, number) -> outputs.  Auxiliary states are not updated.
 
     Args:
         model: the model.
-        train: training mode; otherwise nothing is random and labels may be left out.
+        train: run in training mode (dropout, batch statistics); with False labels may be left out of the batch.
         policy: mixed precision.
 
     Returns:
-        `fn(params, aux, batch, key, step, number, axis_name=None) -> outputs`: `key` is `state.key`, `step` and `number` say
-        which step and which of its passes; the same three give `gradient_step` the same random numbers.
+        `fn(params, aux, batch, key, step, number, axis_name=None) -> outputs`: `key` is `state.key`, `step` the number of
+        the step and `number` that of the pass within it.  `gradient_step` draws the same random numbers for the same three.
 
     Example:
         >>> import jax, jax.numpy as jnp, jfit
@@ -41,8 +41,8 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
     policy = Policy(policy) if isinstance(policy, str) else policy
 
     def step(params: Params, aux: Aux, batch: Any, key: Array, step: Any, number: Any, *, axis_name: str | None = None):
-        slots, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
-        return model.apply(params, aux, slots.inputs, policy=policy, **{**apply_args, "train": train})[0]
+        shard, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
+        return model.apply(params, aux, shard.inputs, policy=policy, **{**apply_args, "train": train})[0]
 
     return step
 
@@ -50,18 +50,19 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
 def gradient_step(
     model: Model, wrt: Sequence[str], *, policy: Policy | str | None = None, by_rows: bool = False
 ) -> Callable[..., tuple[Outputs, dict[str, Array], Aux]]:
-    """(outputs, Σᵢ wᵢ ∇ℓᵢ by name, new aux) of one device's rows, nothing reduced, nothing updated.
+    """Outputs and gradients Σᵢ wᵢ ∇ℓᵢ of one device's rows as a pure function, without reduction over devices or update.
 
     Args:
         model: the model.
-        wrt: names of parameters and inputs whose gradients are wanted; integer ones get zeros.
+        wrt: names of the parameters and inputs to differentiate; integer arrays get zero gradients.
         policy: mixed precision.
-        by_rows: give the gradients of the model's tables as `jfit.optim.SparseRows`.
+        by_rows: return the gradients of embedding tables as `jfit.optim.SparseRows`.
 
     Returns:
-        `fn(params, aux, batch, key, step, number, head_gradients=None, axis_name=None)`.  Without head gradients the
-        objective is differentiated (heads and losses; plain outputs get no gradient); with them, one array for each output,
-        Σ output · head gradient is (heads make their own gradient, as MXNet's do).
+        `fn(params, aux, batch, key, step, number, head_gradients=None, axis_name=None) -> (outputs, gradients by name, new
+        auxiliary states)`.  Without `head_gradients`, the training objective is differentiated (outputs that are neither heads
+        nor losses have no gradient).  With `head_gradients`, one array per output, Σ output · head gradient is differentiated;
+        heads such as SoftmaxOutput ignore them and use their own gradient, as in MXNet.
 
     Example:
         >>> import jax, jax.numpy as jnp, jfit
@@ -71,7 +72,7 @@ def gradient_step(
         >>> gradients["data"].tolist()
         [6.0]
     """
-    policy, wanted = Policy(policy) if isinstance(policy, str) else policy, set(wrt)
+    policy, names = Policy(policy) if isinstance(policy, str) else policy, set(wrt)
     with_tables = model if by_rows else model._replace(tables={})
 
     def step(
@@ -85,37 +86,37 @@ def gradient_step(
         *,
         axis_name: str | None = None,
     ) -> tuple[Outputs, dict[str, Array], Aux]:
-        slots, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
-        inputs, known = slots.inputs, {**params, **slots.inputs}
-        trainable, tables = table_rows(with_tables, _floats(params, wanted), slots, policy)
+        shard, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
+        inputs, arrays = shard.inputs, {**params, **shard.inputs}
+        trainable, tables = table_rows(with_tables, _floats(params, names), shard, policy)
         apply_args |= tables.apply_args
 
         def loss_of(trainable: dict[str, Array], floats: dict[str, Array]):
-            fed = {**inputs, **floats}
-            values, moved = model.apply({**params, **trainable}, aux, fed, policy=policy, **apply_args)
-            return _objective(model, values, fed, slots.weight, head_gradients), (values, moved)
+            all_inputs = {**inputs, **floats}
+            values, new_aux = model.apply({**params, **trainable}, aux, all_inputs, policy=policy, **apply_args)
+            return _objective(model, values, all_inputs, shard.weight, head_gradients), (values, new_aux)
 
-        of_both, (values, moved) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(trainable, _floats(inputs, wanted))
-        gradients, moved = of_real_rows(slots.weight, {**of_both[0], **of_both[1]}, moved, aux)
+        both, (values, new_aux) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(trainable, _floats(inputs, names))
+        gradients, new_aux = mask_padding(shard.weight, {**both[0], **both[1]}, new_aux, aux)
         if axis_name is not None:
-            moved = mean_aux(moved, aux, slots.weight, axis_name)
-        gradients = tables.by_rows(gradients)
-        return values, {n: gradients[n] if n in gradients else jnp.zeros_like(known[n]) for n in wrt}, moved
+            new_aux = mean_aux(new_aux, aux, shard.weight, axis_name)
+        gradients = tables.to_sparse(gradients)
+        return values, {n: gradients[n] if n in gradients else jnp.zeros_like(arrays[n]) for n in wrt}, new_aux
 
     return step
 
 
-def _floats(arrays: Mapping[str, Any], wanted: set[str]) -> dict[str, Array]:
-    return {k: jnp.asarray(v) for k, v in arrays.items() if k in wanted and jnp.issubdtype(v.dtype, jnp.floating)}
+def _floats(arrays: Mapping[str, Any], names: set[str]) -> dict[str, Array]:
+    return {k: jnp.asarray(v) for k, v in arrays.items() if k in names and jnp.issubdtype(v.dtype, jnp.floating)}
 
 
-def _pass(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[Slots, dict[str, Any]]:
-    """(slots, keyword arguments of apply) of a training pass over a Batch or a dict of inputs."""
-    slots = Slots(*parts_of(batch), row_ids=None)
-    if any(n in slots.inputs for n in (*model.inputs, *model.labels)):  # a graph without inputs has no rows
-        slots = slots_of(model, batch, axis_name)
-        slots = slots._replace(inputs=stand_ins(model, slots))
-    return slots, {"key": key, "train": True, "weight": slots.weight, "axis_name": axis_name, "row_ids": slots.row_ids}
+def _pass(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[BatchShard, dict[str, Any]]:
+    """Return (shard, keyword arguments of `model.apply`) for a training pass over a Batch or a dict of inputs."""
+    shard = BatchShard(*parts_of(batch), row_ids=None)
+    if any(n in shard.inputs for n in (*model.inputs, *model.labels)):  # a graph without inputs has no rows
+        shard = shard_of(model, batch, axis_name)
+        shard = shard._replace(inputs=fill_padding(model, shard))
+    return shard, {"key": key, "train": True, "weight": shard.weight, "axis_name": axis_name, "row_ids": shard.row_ids}
 
 
 def _objective(model: Model, values: Outputs, inputs: Any, weight: Array | None, head_gradients: Any) -> Array:
@@ -131,17 +132,17 @@ def _objective(model: Model, values: Outputs, inputs: Any, weight: Array | None,
 def mean_gradients(
     model: Model, wrt: Sequence[str] | None = None, *, policy: Policy | str | None = None
 ) -> Callable[..., Gradients]:
-    """Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ of a batch, as a pure function; auxiliary states do not move.
+    """Mean gradient of a batch, Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ, as a pure function.  Auxiliary states are not updated.
 
     Args:
         model: the model.
-        wrt: names of parameters; None: those that are differentiated, all floating ones that the model does not freeze.
+        wrt: names of parameters; None: all trainable ones (floating dtype, not frozen by the model).
         policy: mixed precision.
 
     Returns:
         `fn(params, aux, batch, key=None, axis_name=None) -> gradients by name`; batch: a `jfit.Batch` or a dict of inputs; key:
-        key data, two gradients with the same key draw the same random numbers; with an axis name the mean is over all devices.
-        A batch whose weights sum to 0 gives zeros.
+        PRNG key data, calls with the same key draw the same random numbers.  With `axis_name`, the mean is over the rows of all
+        devices.  The gradients of a batch whose weights sum to 0 are zeros.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -163,18 +164,19 @@ def mean_gradients(
 def full_gradients(
     model: Model, wrt: Sequence[str] | None = None, *, policy: Policy | str | None = None
 ) -> Callable[..., Gradients]:
-    """Σ wᵢ ∇ℓᵢ / Σ wᵢ over all batches of a data set, at the same parameters.
+    """Mean gradient over all batches of a dataset, Σ wᵢ ∇ℓᵢ / Σ wᵢ, at the same parameters.
 
     Args:
         model: the model.
         wrt, policy: as for `mean_gradients`.
 
     Returns:
-        `fn(params, aux, batches, key=None) -> gradients by name`: goes through an iterable of batches once, one dispatch each,
-        and waits for nothing; float32 or wider.  A batch of another shape (a ragged last one) is compiled once more.
+        `fn(params, aux, batches, key=None) -> gradients by name`: iterates over the batches once, with one dispatch per batch
+        and without waiting for the devices.  Sums are float32 or wider.  Each new batch shape, such as that of a smaller last
+        batch, is compiled once.
 
     Raises:
-        ValueError: there is no batch.
+        ValueError: `batches` is empty.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -202,20 +204,20 @@ def full_gradients(
             args = (params, aux, batch, key, jnp.int32(number))
             sums = first(*args) if sums is None else more(sums, *args)
         if sums is None:
-            raise ValueError("full_gradients found no batch; pass an iterable that starts again, such as a list of batches")
+            raise ValueError("full_gradients got no batches; pass a list of batches, or an iterable that starts again")
         return mean(*sums)
 
     return fn
 
 
 def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None) -> Callable[..., tuple[Gradients, Array]]:
-    """(Σ wᵢ ∇ℓᵢ, Σ wᵢ) of a batch, over the devices of an axis."""
+    """(Σ wᵢ ∇ℓᵢ, Σ wᵢ) of a batch, summed over devices if there is an axis name."""
 
     def fn(params: Params, aux: Aux, batch: Any, key: Array, number: Any, axis_name: str | None) -> tuple[Gradients, Array]:
         names = list(split_params(model, params)[0] if wrt is None else wrt)
         _, gradients, _ = gradient_step(model, names, policy=policy)(params, aux, batch, key, 0, number, axis_name=axis_name)
         inputs, weight, _ = parts_of(batch)
-        rows = jnp.asarray(rows_of(model, inputs), jnp.float32) if weight is None else jnp.sum(weight)
+        rows = jnp.asarray(num_rows(model, inputs), jnp.float32) if weight is None else jnp.sum(weight)
         return (gradients, rows) if axis_name is None else lax.psum((gradients, rows), axis_name)
 
     return fn

@@ -1,4 +1,4 @@
-"""One evaluation, one prediction: forward only, nothing learns."""
+"""Evaluation and prediction steps: forward passes without gradients."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, plan_of
 from jfit.metrics import Metric
-from jfit.step.slices import Shared, part_of
+from jfit.step.slices import Shared, part_number
 from jfit.step.totals import Totals, fold, head_arguments, metric_stats
 
 
 def eval_step(
     model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | str | None = None, outputs: bool = False
 ) -> Callable[..., Any]:
-    """(params, aux, totals, batch, number=0) -> totals with this batch folded in; nothing else changes.
+    """Make an evaluation step, a pure function that adds the loss and metrics of a batch to running sums.
 
-    `number` counts the batches: operators that draw in evaluation too draw other numbers in each, the same in every pass.
-    With outputs=True the result is (totals, outputs).
+    Args:
+        model: the model.
+        metrics: metrics to compute on the devices.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
+        outputs: also return the outputs of the model.
+
+    Returns:
+        `step(params, aux, totals, batch, number=0, axis_name=None) -> totals`, or `(totals, outputs)` with outputs=True.
+        `totals` starts as `jfit.totals.zero_totals(metrics)`.  `number` is the number of the batch: operators that draw random
+        numbers in evaluation mode draw different numbers for every batch, and the same ones in every evaluation.
 
     Example:
         >>> import jfit, numpy as np
@@ -41,7 +49,7 @@ def eval_step(
         plan, key = plan_of(model, inputs), _key(model, number)
         values, _ = model.apply(params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy)
         losses = loss_sums(model, values, inputs, weight, plan.rows)
-        stats = metric_stats(metrics, *head_arguments(model, values, inputs, weight, plan.rows), *part_of(axis_name))
+        stats = metric_stats(metrics, *head_arguments(model, values, inputs, weight, plan.rows), *part_number(axis_name))
         shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)
@@ -52,9 +60,15 @@ def eval_step(
 
 
 def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callable[..., tuple[Array, ...]]:
-    """(params, aux, batch, number=0) -> outputs, per row; labels are needed only where outputs are made of them.
+    """Make a prediction step, a pure function that returns the outputs of the model for a batch.
 
-    `number` counts the batches, as in `eval_step`.
+    Args:
+        model: the model.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
+
+    Returns:
+        `step(params, aux, batch, number=0, axis_name=None) -> tuple of outputs`.  The batch needs labels only if an output is
+        computed from them.  `number` is the number of the batch, as in `eval_step`.
 
     Example:
         >>> import jfit, numpy as np
@@ -75,5 +89,5 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
 
 
 def _key(model: Model, number: Any) -> Array | None:
-    """The key of one batch for models that draw random numbers; the others get none, it would say that they train."""
+    """The PRNG key of a batch for models that draw random numbers in evaluation, else None: `apply` takes a key as training."""
     return jax.random.fold_in(jax.random.key(0), number) if "draws" in model.traits else None

@@ -1,10 +1,10 @@
-"""How the gradients of several devices become the gradient of the update.
+"""Reduction of gradients over devices.
 
-    all_reduce   the sum over devices: data-parallel training
-    unreduced    none: every device learns from its own rows, and parameters drift apart
-    two_bit      the sum of 2-bit values, with what was rounded away kept for the next step
+    all_reduce   sum over devices: data-parallel training
+    unreduced    no reduction: every device trains its own copy of the parameters on its own rows
+    two_bit      sum of gradients quantized to 2 bits, with error feedback
 
-Sums of loss and metrics are always added over devices.
+Loss and metric sums are always summed over devices.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from jfit.optim.rows import SparseRows
 
 
 class Reduce(NamedTuple):
-    """A rule, as a pair of pure functions.
+    """A reduction rule as a pair of pure functions.
 
     Attributes:
-        init: `init(gradients) -> local`: what one device keeps between steps (`TrainState.local`), or None.
-        apply: `apply(gradients, sums, local, axis_name) -> (gradients, sums, local)`.
-        shared: whether every device gets the same gradient; if not, parameters and optimizer state are per device.
+        init: `init(gradients) -> local`: initial per-device state (`TrainState.local`), or None.
+        apply: `apply(gradients, sums, local, axis_name) -> (gradients, sums, local)`; reduces the gradients, and adds the
+            pytree `sums` over devices.
+        shared: whether all devices get the same gradients; otherwise each device has its own parameters and optimizer state.
     """
 
     init: Callable[[Params], Any]
@@ -35,9 +36,12 @@ class Reduce(NamedTuple):
     shared: bool = True
 
 
-@functools.cache  # one object for one rule: programs are kept by it
+@functools.cache  # the same object every time: compiled programs are cached by it
 def all_reduce() -> Reduce:
-    """g = Σ_devices g_d, in one all-reduce together with the sums; of tables the rows of all devices are gathered.
+    """g = Σ_devices g_d, in one all-reduce with the sums.  `SparseRows` gradients are gathered from all devices.
+
+    Returns:
+        `Reduce`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,7 +62,10 @@ def all_reduce() -> Reduce:
 
 @functools.cache
 def unreduced() -> Reduce:
-    """g = g_d: no exchange; MXNet's training on several devices with `kvstore=None`.
+    """g = g_d: no communication.  MXNet trains this way on several devices with `kvstore=None`.
+
+    Returns:
+        `Reduce`.
 
     Example:
         >>> unreduced().shared
@@ -73,13 +80,16 @@ def unreduced() -> Reduce:
 
 @functools.cache
 def two_bit(threshold: float = 0.5) -> Reduce:
-    """r ← r + g_d;  q = ±t where |r| reaches t, else 0;  r ← r − q;  g = Σ_devices q.
+    """r ← r + g_d;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  g = Σ_devices q (2-bit quantization with error feedback).
 
     Args:
         threshold: t, above 0.
 
+    Returns:
+        `Reduce` whose per-device state is the residual r.
+
     Raises:
-        ValueError: a threshold that is not above 0.
+        ValueError: the threshold is not above 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -91,22 +101,22 @@ def two_bit(threshold: float = 0.5) -> Reduce:
     Source: Apache MXNet 1.9.1, 2-bit gradient compression of its key-value store.
     """
     if not threshold > 0:
-        raise ValueError(f"the threshold of 2-bit compression is {threshold}, a number above 0 is needed")
+        raise ValueError(f"the threshold of 2-bit compression is {threshold}; it must be above 0")
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-        sent, kept = {}, dict(local)
+        sent, residuals = {}, dict(local)
         for name, gradient in gradients.items():
             gradient = gradient.dense(len(local[name])) if isinstance(gradient, SparseRows) else gradient
-            sent[name], kept[name] = quantize(gradient, local[name], threshold)
+            sent[name], residuals[name] = quantize(gradient, local[name], threshold)
         if axis_name is not None:
             sent, sums = lax.psum((sent, sums), axis_name)
-        return sent, sums, kept
+        return sent, sums, residuals
 
     return Reduce(lambda gradients: jax.tree.map(jnp.zeros_like, gradients), apply)
 
 
 def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tuple[Array, Array]:
-    """(what is sent, the new residual) of one device: values of ±threshold or 0.
+    """Quantize gradient + residual to -threshold, 0 or threshold.  Returns (quantized gradient, new residual).
 
     Example:
         >>> import jax.numpy as jnp

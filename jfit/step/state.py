@@ -1,4 +1,4 @@
-"""TrainState: everything a run needs to continue, as one pytree."""
+"""TrainState: the complete state of training as one pytree."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ class _Fields(NamedTuple):
 
 
 class TrainState(_Fields):
-    """One pytree of arrays; `train_step` maps it to the next one.
+    """The complete state of training: one pytree of arrays, which a training step maps to the next one.
 
     Attributes:
-        step: updates done, () int32.
+        step: number of updates done, int32 scalar.
         params: parameters by name.
         aux: auxiliary states by name (moving means and variances).
         opt_state: the optimizer's own state.
-        metrics: running sums of loss and metrics (see `jfit.totals.Totals`).
-        base_lr: base learning rate, which a schedule scales, () float32, or None where the optimizer keeps its own; write it
-            freely, nothing recompiles.  The rate that an update used is `lr` of its `StepOut`.
-        key: data of the run's PRNG key, uint32 (a typed key costs more dispatch time; both are accepted); each step folds
-            its number in.
-        local: per-device state with a leading device axis, or None.
+        metrics: running sums of loss and metrics, a `jfit.totals.Totals`.
+        base_lr: base learning rate, before the schedule, float32 scalar; None if the optimizer has its own learning rate.  It
+            can be replaced without recompiling.  The learning rate of an update is `StepOut.lr`.
+        key: PRNG key data, uint32; a typed key works too, but costs dispatch time.  Each step folds its number into it.
+        local: per-device state (of the gradient reduction) with a leading device axis, or None.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -59,7 +58,7 @@ class TrainState(_Fields):
 
     @property
     def lr(self) -> Array | None:
-        """The former name of `base_lr`; `_replace` takes it too."""
+        """Deprecated alias of `base_lr`, also accepted by `_replace`."""
         return self.base_lr
 
     def _replace(self, **changes: Any) -> TrainState:
@@ -69,24 +68,24 @@ class TrainState(_Fields):
 
 
 def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ()) -> frozenset[str]:
-    """Names of the parameters that do not learn: the model's own, and those that match a name or glob pattern.
+    """Names of the parameters that are not trained: those frozen by the model, and those that match a name or glob pattern.
 
     Raises:
-        ValueError: a pattern matches no parameter (nearest names listed).
+        ValueError: a pattern matches no parameter; the message lists the nearest names.
     """
-    found = set(model.frozen) & set(names)
+    frozen_set = set(model.frozen) & set(names)
     for pattern in [frozen] if isinstance(frozen, str) else frozen:
         matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
         if not matches:
             near = nearest(pattern, names)
             hint = f"did you mean {near}?" if near else f"they are {list(names)}"
             raise ValueError(f"frozen={pattern!r} matches no parameter; {hint}")
-        found.update(matches)
-    return frozenset(found)
+        frozen_set.update(matches)
+    return frozenset(frozen_set)
 
 
 def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tuple[Params, Params]:
-    """(trainable, frozen): floating parameters that are not frozen, and the rest."""
+    """Split into (trainable, frozen): the floating-point parameters that are not frozen, and all others."""
     names = frozen_names(model, list(params), frozen)
     trainable = {k: v for k, v in params.items() if k not in names and jnp.issubdtype(v.dtype, jnp.floating)}
     return trainable, {k: v for k, v in params.items() if k not in trainable}
@@ -105,23 +104,26 @@ def init_state(
     learning_rate: float | None = None,
     frozen: Sequence[str] = (),
 ) -> TrainState:
-    """The state before the first step.
+    """Create the state before the first training step: draw parameters, initialize the optimizer.
 
     Args:
         model: from `jfit.lower` or `jfit.Model.from_function`.
-        optimizer: name, `jfit.optim` optimizer or any optax transformation; the one that `train_step` gets.
-        inputs: one batch (or jax.ShapeDtypeStruct per input): shapes decide the parameter shapes.
-        seed: integer (also a traced one) or PRNG key; parameters are drawn from fold_in(key, crc32(name)).
-        initializer: name or `jfit.init` initializer.
-        params: values that replace drawn ones, by name; each is copied.
+        optimizer: name, `jfit.optim` optimizer or any optax transformation; pass the same to `train_step`.
+        inputs: one batch, arrays or jax.ShapeDtypeStruct by input name; parameter shapes are inferred from their shapes.
+        seed: integer (may be traced) or PRNG key; each parameter is drawn with the key fold_in(key, crc32(name)).
+        initializer: name or `jfit.init` initializer; None for the default, Xavier.
+        params: values by name that replace drawn ones; they are copied.
         aux: the same for auxiliary states.
-        metrics: those that `train_step` gets.
-        learning_rate: base rate, a number or a scalar array; default: the optimizer's own.
-        frozen: names or glob patterns of parameters that do not learn.
+        metrics: the metrics of `train_step`.
+        learning_rate: base learning rate, number or scalar array; None for the default of the optimizer.
+        frozen: names or glob patterns of parameters that are not trained.
+
+    Returns:
+        `TrainState` on the default device.
 
     Raises:
-        ValueError: an unknown name in params or aux, a shape that does not fit (name, found, needed), or a learning rate
-            for an optax instance, which keeps its own.
+        ValueError: an unknown name in params or aux, a shape that does not match, or a learning rate for an optax instance,
+            which has its own.
 
     Example:
         >>> import jfit, numpy as np
@@ -134,7 +136,7 @@ def init_state(
     init_key, run_key = jax.random.split(_key_of(seed))
     specs = specs_of(inputs or {})
     if model.symbol is not None:
-        initializer = _unless_given({*(params or ()), *(aux or ())}, initializer)
+        initializer = _skipping({*(params or ()), *(aux or ())}, initializer)
     drawn, drawn_aux = model.init(init_key, specs, initializer)
     drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
     ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
@@ -145,66 +147,67 @@ def init_state(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
-        # one program instead of one for each shape; copies, because donated buffers must not be shared
+        # jit: one program instead of one per shape.  Copies: donated buffers must not be shared.
         opt_state=jax.tree.map(own_buffer, jax.jit(optimizer.init)(trainable)),
         metrics=zero_totals(metrics),
-        base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy: the state's buffers are donated
+        base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
         key=jax.random.key_data(run_key),
     )
 
 
 def own_buffer(x: Array) -> Array:
-    """The same values in a buffer of their own, without compiling anything."""
+    """Copy an array to a new buffer, without compiling anything."""
     return jax.device_put(x, may_alias=False)
 
 
 def typed_key(key: Array) -> Array:
-    """The PRNG key that a state holds, as a typed key."""
+    """Convert PRNG key data to a typed key; a typed key is returned unchanged."""
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def _key_of(seed: Any) -> Array:
-    """A typed key from an integer, a typed key, or the data of one."""
+    """Convert an integer, a typed key or key data to a typed key."""
     if not isinstance(seed, jax.Array):
         seed = np.asarray(seed)
     return jax.random.key(seed) if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else typed_key(jnp.asarray(seed))
 
 
-def _base_rate(optimizer: Optimizer, given: Any) -> Any:
-    """The rate that `state.base_lr` starts with; None where the optimizer keeps its own."""
+def _base_rate(optimizer: Optimizer, learning_rate: Any) -> Any:
+    """The initial `state.base_lr`; None if the optimizer has its own learning rate."""
     if optimizer.takes_rate:
-        return optimizer.learning_rate if given is None else given
-    if given is not None:
+        return optimizer.learning_rate if learning_rate is None else learning_rate
+    if learning_rate is not None:
         raise ValueError(
-            f"learning_rate={given} was given, but {optimizer.name} is an optax instance and keeps its own rate; "
-            "give it to the optimizer's constructor, or pass the optimizer by name"
+            f"got learning_rate={learning_rate}, but {optimizer.name} is an optax instance with its own learning rate; "
+            "pass it to the constructor of the optimizer, or pass the optimizer by name"
         )
     return None
 
 
-def _unless_given(given: Collection[str], initializer: Any) -> Any:
-    """The initializer, for all but the names given: their rules, which files may hold of any kind, are not asked."""
-    if not given:
+def _skipping(names: Collection[str], initializer: Any) -> Any:
+    """Skip the initializer for parameters whose values are passed: a graph file may give them an unknown initializer."""
+    if not names:
         return initializer
     start = default() if initializer is None else get_initializer(initializer)
 
     def draw(key: Array, desc: InitDesc, shape: tuple[int, ...], dtype: Any) -> Array:
-        return jnp.zeros(shape, dtype) if desc.name in given else start(key, desc, shape, dtype)
+        return jnp.zeros(shape, dtype) if desc.name in names else start(key, desc, shape, dtype)
 
     return draw
 
 
-def _replaced(kind: str, drawn: dict[str, Array], given: Mapping[str, Any] | None) -> dict[str, Array]:
+def _replaced(kind: str, drawn: dict[str, Array], values: Mapping[str, Any] | None) -> dict[str, Array]:
+    """Replace drawn arrays by copies of the values that the user passed."""
     result = dict(drawn)
-    for name, value in (given or {}).items():
+    for name, value in (values or {}).items():
         if name not in drawn:
             near = nearest(name, list(drawn))
-            hint = f"did you mean {near}?" if near else f"it knows {list(drawn)}"
-            raise ValueError(f"{kind} has {name!r}, which the model does not know; {hint}")
+            hint = f"did you mean {near}?" if near else f"its names are {list(drawn)}"
+            raise ValueError(f"{kind} has {name!r}, which the model does not have; {hint}")
         if np.shape(value) != drawn[name].shape:
             raise ValueError(
-                f"{name}: the given value has shape {np.shape(value)}, the model needs {drawn[name].shape} for these "
-                "inputs; pass matching data or another value"
+                f"{kind}[{name!r}] has shape {np.shape(value)}, but the model needs {drawn[name].shape} for these inputs; "
+                "pass a value of that shape, or matching inputs"
             )
         result[name] = jnp.array(value, drawn[name].dtype)
     return result

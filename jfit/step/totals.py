@@ -1,6 +1,6 @@
-"""Running sums of a pass over the data: the loss and every metric, as one pytree that lives on the devices.
+"""Running sums of the loss and all metrics over batches, as one pytree on the devices.
 
-A step adds its batch to them; the host reads them once an epoch (or at a log point).
+Steps add their batch to the sums; the host reads them once per epoch or log point.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jfit.ops.rows import MaybeLayout
 
 
 class Totals(NamedTuple):
-    """Sums since the pass began.
+    """Running sums of the loss and the metrics.
 
     Attributes:
-        loss: Σ loss, its rounding compensation, Σ count, (3,) float32: one array, as each of the state costs dispatch time.
-        first_bad_step: number of the first step whose loss was not finite, () int32; -1: none.
-        metrics: the sums of each metric.
+        loss: (Σ loss, its rounding error, Σ weight), float32 of shape (3,); one array, because every array costs dispatch time.
+        first_bad_step: number of the first step with a loss that was not finite, int32 scalar, or -1.
+        metrics: sums of each metric, as `Metric.init` makes them.
     """
 
     loss: Array
@@ -34,7 +34,13 @@ class Totals(NamedTuple):
 
 
 def zero_totals(metrics: Sequence[Metric] = ()) -> Totals:
-    """Totals of an empty pass.
+    """Running sums of no batches.
+
+    Args:
+        metrics: the metrics to sum.
+
+    Returns:
+        `Totals`.
 
     Example:
         >>> from jfit.step.totals import zero_totals
@@ -45,10 +51,10 @@ def zero_totals(metrics: Sequence[Metric] = ()) -> Totals:
 
 
 def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, loss: Array) -> Totals:
-    """Totals with the sums of one batch added (`shared` is already summed over devices)."""
+    """Add one batch to the running sums; `shared` must already be summed over devices."""
     total, lost, count = totals.loss
     loss_sum, loss_count = shared.loss
-    # Kahan: what the addition rounds away is carried to the next one
+    # Kahan summation: the rounding error of each addition is subtracted from the next value.
     part = loss_sum - lost
     grown = total + part
     lost = finite(grown, (grown - total) - part)
@@ -58,7 +64,7 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
 
 
 def merged(metric: Metric, stats: Any) -> Any:
-    """The stats of a whole batch: those of a metric that merges come one for each part, (parts, ...), in order."""
+    """Merge the stats of the parts of a batch, stacked as (parts, ...), for metrics with `merge`; others are summed already."""
     if metric.merge is None:
         return stats
     while (parts := jax.tree.leaves(stats)[0].shape[0]) > 1:
@@ -69,13 +75,13 @@ def merged(metric: Metric, stats: Any) -> Any:
 
 
 def shown_heads(model: Model, inputs: Any) -> tuple[int, ...]:
-    """Positions of the outputs that the metrics see: the loss heads with a label, or all loss heads."""
+    """Indices of the outputs that metrics get: the loss heads with a label in `inputs`, or all loss heads if none has one."""
     heads = [i for i, o in enumerate(model.outputs) if o.kind != "plain"]
     return tuple(i for i in heads if model.outputs[i].label is not None and model.outputs[i].label in inputs) or tuple(heads)
 
 
 def head_labels(model: Model, inputs: Any) -> tuple[Any, ...]:
-    """The labels of the outputs that the metrics see, from the inputs by name."""
+    """Labels of the outputs that metrics get."""
     labels = (model.outputs[i].label for i in shown_heads(model, inputs))
     return tuple(inputs[name] for name in labels if name is not None and name in inputs)
 
@@ -83,14 +89,14 @@ def head_labels(model: Model, inputs: Any) -> tuple[Any, ...]:
 def head_arguments(
     model: Model, values: Sequence[Array], inputs: Mapping[str, Array], weight: Array | None, rows: Sequence[MaybeLayout]
 ) -> tuple[tuple[Array, ...], tuple[Array, ...], tuple[Array | None, ...]]:
-    """(labels, outputs, row weights) that the metrics see: the loss heads, paired with their labels."""
+    """Return (labels, outputs, row weights): the arguments of `Metric.stats`, one entry per loss head."""
     shown = [(values[i], rows[i]) for i in shown_heads(model, inputs)]
     weights = tuple(row_weights(weight, r, v.shape[0]) if v.ndim else None for v, r in shown)
     return head_labels(model, inputs), tuple(v for v, _ in shown), weights
 
 
 def sized_for(metrics: Sequence[Any], model: Model, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The metrics with sums of the size that a batch of these inputs needs."""
+    """Set the number of classes of metrics that need it, from the shapes of the outputs for a batch of these inputs."""
     if all(getattr(m, "sized", None) is None for m in metrics):
         return tuple(metrics)
     outputs = model.plan(specs_of(inputs)).shapes
@@ -105,20 +111,27 @@ def metric_stats(
     part: Any = 0,
     parts: int = 1,
 ) -> tuple[Any, ...]:
-    """The sums of one part of a batch for each metric, such that those of all parts can be added.
+    """Stats of each metric for one part (device, micro-batch) of a batch, in a form that can be summed over parts.
 
-    A metric that merges gets a place for each part, and all but the place of this one are 0.
+    Metrics with `merge` cannot be summed: their stats are stacked as (parts, ...), with zeros for all parts but this one.
     """
 
     def placed(x: Array) -> Array:
         return x[None] if parts == 1 else jnp.zeros((parts, *x.shape), x.dtype).at[part].set(x)
 
-    found = [m.stats(labels, outputs, weights) for m in metrics]
-    return tuple(s if m.merge is None else jax.tree.map(placed, s) for m, s in zip(metrics, found, strict=True))
+    stats = [m.stats(labels, outputs, weights) for m in metrics]
+    return tuple(s if m.merge is None else jax.tree.map(placed, s) for m, s in zip(metrics, stats, strict=True))
 
 
 def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
-    """Loss and metrics as Python numbers (a confusion matrix as an array), from totals that are on the host.
+    """Compute loss and metrics from running sums that were copied to the host.
+
+    Args:
+        metrics: the metrics of the sums.
+        totals: `Totals` of numpy arrays, from `jax.device_get`.
+
+    Returns:
+        Dict name -> float (numpy array for values such as a confusion matrix).  "loss" is missing if no row was weighted.
 
     Example:
         >>> from jfit.step.totals import values, zero_totals
@@ -126,20 +139,20 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
         {}
     """
     total, lost, count = np.asarray(totals.loss, np.float64).tolist()
-    found = {"loss": (total - lost) / count} if count > 0 else {}
+    results = {"loss": (total - lost) / count} if count > 0 else {}
     for metric, sums in zip(metrics, totals.metrics, strict=True):
-        found = joined(found, {k: plain(v) for k, v in metric.compute(sums).items()})
-    return found
+        results = joined(results, {k: plain(v) for k, v in metric.compute(sums).items()})
+    return results
 
 
-def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two dicts; clashing names get _2, _3, ...: two functions may have one name, and a metric that of the loss.
+def joined(results: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two dicts; clashing names get _2, _3, ... (two metric functions may have the same name).
 
     Example:
         >>> joined({"loss": 0.5, "custom(<lambda>)": 1.0}, {"custom(<lambda>)": 2.0})
         {'loss': 0.5, 'custom(<lambda>)': 1.0, 'custom(<lambda>)_2': 2.0}
     """
-    both = dict(found)
+    both = dict(results)
     for name, value in more.items():
         key, number = name, 1
         while key in both:
@@ -150,6 +163,6 @@ def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A scalar as a Python float, anything larger as a numpy array."""
-    found = np.asarray(value)
-    return found if found.ndim else float(found)
+    """Convert a scalar to float, any other array to a numpy array."""
+    array = np.asarray(value)
+    return array if array.ndim else float(array)

@@ -1,7 +1,7 @@
-"""One update as a pure function.
+"""The training step as a pure function: θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ).
 
-θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ).  A step is jit-able, vmap-able and knows the name of the device axis: inside pmap it sums
-gradients and metric sums over the devices (one all-reduce) and every device computes the same update.
+A step can be transformed by jit and vmap.  With `axis_name`, inside pmap or shard_map, it sums gradients and metric sums over
+devices in one all-reduce, and every device computes the same update.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from jfit.optim.core import is_small, wide
 from jfit.optim.registry import used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
 from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.slices import How, Sums, chosen, gradients_of, slots_of
+from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import fold
 
 
 class StepOut(NamedTuple):
-    """What a step reports: its buffers are its own, so they stay alive when the next step donates the state.
+    """Results of a step besides the new state.  Its buffers are separate, so they stay valid when the state is donated.
 
     Attributes:
-        fence: a small array that is ready when the step is.
-        loss: mean loss of the batch's rows, () float32; nan where the model has no loss value.
-        lr: the learning rate that was used, () float32, or None.
-        first_bad_step: number of the first step since the metrics were reset whose loss was not finite; -1: none.
-        outputs: the model's outputs, per row; None unless asked for.
-        gradients: name -> gradient summed over this device's rows, before anything is reduced, of the model's tables as
-            `jfit.optim.SparseRows`; None unless asked for.
+        fence: a small array to wait for (`block_until_ready`) until the step is done.
+        loss: mean loss of the batch, float32 scalar; NaN if the model has no loss value.
+        lr: learning rate of the update, float32 scalar, or None if unknown.
+        first_bad_step: number of the first step with a loss that was not finite since the metrics were reset, or -1.
+        outputs: outputs of the model; None unless `train_step` got outputs=True.
+        gradients: gradients by name, summed over the rows of this device, before the reduction over devices; those of
+            embedding tables are `jfit.optim.SparseRows`.  None unless `train_step` got gradients=True.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,7 +56,17 @@ class StepOut(NamedTuple):
 
 
 class Step(Protocol):
-    """`step(state, batch) -> (state, out)`."""
+    """Type of training steps: `step(state, batch, axis_name=None) -> (state, out)`.
+
+    Args:
+        state: a `TrainState`.
+        batch: `jfit.Batch`, or dict of arrays by input name.
+        axis_name: name of the device axis inside pmap or shard_map, else None.
+
+    Example:
+        >>> import jfit
+        >>> step: Step = jfit.train_step(jfit.lower(jfit.sym.MakeLoss(jfit.sym.Variable("data"))), "sgd")
+    """
 
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]: ...
 
@@ -78,32 +88,34 @@ def train_step(
     gradients: bool = False,
     reduce: Reduce | None = None,
 ) -> Step:
-    """θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ): one update as a pure function.
+    """Make a training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
 
     Args:
         model: the model.
         optimizer: name, `jfit.optim` optimizer or any optax transformation.
-        metrics: metrics that are folded into `state.metrics`.
-        schedule: `schedule(count, base) -> rate` (see `jfit.optim.schedules`) or an optax schedule; None: the base rate.
-        frozen: names or glob patterns of parameters that do not learn.
-        micro_batches: the batch is cut into so many parts whose gradients are added: less memory, and the same update where
-            neither batch statistics nor a loss head that normalises by its batch look at the whole batch.
-        clip_norm: the rescaled gradient is shortened to this global 2-norm.
-        clip_value: each value of the rescaled gradient is clipped to ± this.
+        metrics: metrics added to the running sums `state.metrics`.
+        schedule: learning-rate schedule, `schedule(count, base) -> rate` (see `jfit.optim.schedules`) or an optax schedule;
+            None uses `state.base_lr`.
+        frozen: names or glob patterns of parameters that are not trained.
+        micro_batches: number of parts of the batch whose gradients are computed one after the other and summed.  It saves
+            memory and does not change the update, except for layers that use the whole batch: batch normalization, and loss
+            heads that normalize by the batch.
+        clip_norm: maximum global L2 norm of the rescaled gradients.
+        clip_value: maximum absolute value of each element of the rescaled gradients.
         policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
-        rescale: r: "mean" = 1 / Σᵢ wᵢ over all devices, or a number (traced, where the step is made inside a trace).
-        sync_batch_stats: batch statistics over all devices instead of each device's slice.
-        outputs: return the model's outputs in `out.outputs`.
-        gradients: return this device's gradients in `out.gradients`.
-        reduce: how the devices' gradients become one (see `jfit.step.reduce`); default: their sum.
+        rescale: r, "mean" for 1 / Σᵢ wᵢ over all devices, or a number, which may be traced.
+        sync_batch_stats: compute batch statistics over all devices instead of over each device's shard of the batch.
+        outputs: return the outputs of the model in `out.outputs`.
+        gradients: return the gradients of this device in `out.gradients`.
+        reduce: how gradients are reduced over devices (see `jfit.step.reduce`); default: their sum.
 
     Returns:
         `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
-        A row of weight 0 changes nothing, whatever it holds; a batch whose weights sum to 0 leaves parameters, optimizer
-        state and auxiliary states as they are.
+        Rows of weight 0 do not affect the result, even if they contain NaN.  A batch whose weights sum to 0 leaves parameters,
+        optimizer state and auxiliary states unchanged.
 
     Raises:
-        ValueError: a setting that cannot be (micro_batches below 1, a schedule for an optimizer that keeps its own rate).
+        ValueError: an invalid argument (micro_batches below 1, a schedule for an optimizer that has its own learning rate).
 
     Example:
         >>> import jax, jfit, numpy as np
@@ -118,30 +130,29 @@ def train_step(
     _check_settings(optimizer, schedule, micro_batches, rescale)
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics, reduce = tuple(metrics), reduce or all_reduce()
-    how = How(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
+    settings = GradientSettings(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
     update = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-        slots = slots_of(model, batch, axis_name)
+        shard = shard_of(model, batch, axis_name)
         trainable, frozen_params = split_params(model, state.params, frozen)
-        slice_gradients, aux, sums = gradients_of(how, trainable, frozen_params, state, slots, axis_name)
+        slice_gradients, aux, sums = gradients_of(settings, trainable, frozen_params, state, shard, axis_name)
         if axis_name is not None:
-            aux = mean_aux(aux, state.aux, slots.weight, axis_name)
-        added = (sums.rows, sums.shared)
-        reduced, (total, shared), local = reduce.apply(slice_gradients, added, state.local, axis_name)
+            aux = mean_aux(aux, state.aux, shard.weight, axis_name)
+        reduced, (total, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
         trainable, opt_state, lr = update(state, trainable, reduced, total, loss)
         params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
-        if slots.weight is not None:  # a step without rows changes nothing
+        if shard.weight is not None:  # a batch without weighted rows changes nothing
             old = state.params, state.opt_state, state.aux
-            params, opt_state, aux = chosen(total > 0, (params, opt_state, aux), old, but=update.by_rows(reduced))
+            params, opt_state, aux = select(total > 0, (params, opt_state, aux), old, always_new=update.by_rows(reduced))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
-        kept = slice_gradients if gradients else None
-        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, kept)
+        local_gradients = slice_gradients if gradients else None
+        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, local_gradients)
 
-    step.__dict__.update(model=model, micro_batches=micro_batches)  # what data_parallel asks: how rows divide and merge
+    step.__dict__.update(model=model, micro_batches=micro_batches)  # data_parallel reads them
     return step
 
 
@@ -154,16 +165,15 @@ def update_step(
     rescale: Any = 1.0,
     reduce: Reduce | None = None,
 ) -> Callable[..., TrainState]:
-    """θ ← θ − η · u( r · Σ g ): the second half of `train_step`, for gradients that were computed before.
+    """Make the second half of `train_step`, θ ← θ − η · u( r · g ), for gradients that are already computed.
 
     Args:
         optimizer, schedule, clip_norm, clip_value, reduce: as for `train_step`.
         rescale: r, a number.
 
     Returns:
-        `step(state, gradients, axis_name=None) -> state`; gradients: name -> summed gradient of this device's rows,
-        an array or a `jfit.optim.SparseRows`.
-        Parameters without a gradient stay as they are.
+        `step(state, gradients, axis_name=None) -> state`.  `gradients` is a dict by parameter name of gradients summed over the
+        rows of this device, arrays or `jfit.optim.SparseRows`.  Parameters without a gradient are unchanged.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -186,7 +196,7 @@ def update_step(
 
 
 class _Update(NamedTuple):
-    """From reduced gradients to new parameters: rescale once, clip, ask the optimizer."""
+    """Compute new parameters from reduced gradients: rescale, clip, update."""
 
     optimizer: Optimizer
     rate_of: Callable[..., Array] | None
@@ -199,7 +209,7 @@ class _Update(NamedTuple):
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, norm, value)
 
     def by_rows(self, gradients: Params) -> set[str]:
-        """Names of the tables of which only some rows are updated."""
+        """Names of the tables whose gradients update only some rows."""
         state_spec = self.optimizer.state_spec
         return (
             {name for name, g in gradients.items() if isinstance(g, SparseRows)}
@@ -210,7 +220,7 @@ class _Update(NamedTuple):
     def __call__(
         self, state: TrainState, trainable: Params, gradients: Params, total: Array, loss: Array
     ) -> tuple[Params, Any, Array | None]:
-        """(new parameters, new optimizer state, the rate that was used)."""
+        """Return (new trainable parameters, new optimizer state, learning rate of the update)."""
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
         lazy = state_spec is not None and state_spec.lazy
@@ -231,11 +241,11 @@ class _Update(NamedTuple):
 
 
 def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Optimizer:
-    """The optimizer with the graph's order of parameters, where its rule depends on it (Nadam, LARS by groups)."""
+    """Give optimizers that depend on the order of the parameters (Nadam, LARS with `group`) the order of the graph."""
     if optimizer.for_graph is None or model.symbol is None:
         return optimizer
     names = model.symbol.list_arguments()
-    # what the user froze is not updated in MXNet either; a gamma with fix_gamma is
+    # MXNet does not update parameters that the user froze, but it does update gammas with fix_gamma.
     patterns = [frozen] if isinstance(frozen, str) else frozen
     chosen_names = {n for n in names for pattern in patterns if fnmatch.fnmatchcase(n, pattern)}
     return optimizer.for_graph(names, [n for n in names if n in model.frozen - chosen_names])
@@ -244,24 +254,24 @@ def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Opti
 def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, rescale: Any) -> None:
     if schedule is not None and not optimizer.takes_rate:
         raise ValueError(
-            f"schedule= needs an optimizer that takes its rate from the state; {optimizer.name} is an optax instance and keeps "
-            "its own: give the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
+            f"schedule= needs an optimizer whose learning rate is in the state, but {optimizer.name} is an optax instance with "
+            "its own: pass the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
         )
     if micro_batches < 1:
-        raise ValueError(f"micro_batches is {micro_batches}; a batch is cut into 1 or more parts")
+        raise ValueError(f"micro_batches is {micro_batches}; it must be at least 1")
     if isinstance(rescale, str) and rescale != "mean":
-        raise ValueError(f'rescale is {rescale!r}; needed "mean" (1 / sum of weights) or a factor of the summed gradient')
+        raise ValueError(f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor for the summed gradients')
 
 
 def _mean_loss(sums: Sums) -> Array:
-    """Mean loss of the rows that count: 0 where none does, nan where the model has no loss value."""
+    """Mean loss of the weighted rows: 0 if there are none, NaN if the model has no loss value."""
     total, count = sums.shared.loss
     return jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0) if sums.has_loss else jnp.float32(jnp.nan)
 
 
 def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
-    """The mean over the devices that had rows (each device moved its own statistics)."""
-    # counters and keys move alike on every device: they have no mean
+    """Mean of auxiliary states (moving statistics) over the devices whose shard had weighted rows."""
+    # Integer states, such as counters and keys, are equal on all devices.
     means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
     if weight is None:
         return {**aux, **lax.pmean(means, axis_name)}
@@ -273,12 +283,12 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
 
 
 def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:
-    """Rows listed once each for a lazy rule, which updates those alone; the whole gradient, zeros included, for any other."""
-    return coalesce(gradient, len(weight)) if lazy else gradient.dense(len(weight))  # the norm takes each row once
+    """Rows with unique indices for a lazy optimizer (clip_norm must not count a row twice), a dense gradient for any other."""
+    return coalesce(gradient, len(weight)) if lazy else gradient.dense(len(weight))
 
 
 def _scaled(g: Array, factor: Any, exact: bool) -> Array:
-    # jfit's own rules compute in float32, so 16-bit gradients keep the digits that a factor of 1 / batch size would cost them
+    # jfit's optimizers compute in float32: rescale 16-bit gradients in float32 too, to keep their precision.
     return wide(g) * factor if exact and is_small(g) else g * jnp.asarray(factor, g.dtype)
 
 

@@ -25,7 +25,7 @@ from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import compile_spmd, place
-from jfit.parallel.devices import rows_joined, rows_of_slices
+from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, sized_for, values, zero_totals
@@ -203,7 +203,7 @@ class Predictor:
         pieces = []
         for out, where in zip(counters.read(outputs), plan.rows, strict=True):
             if isinstance(where, RowLayout):
-                whole = rows_of_slices(out if split else out[None], where)
+                whole = concat_slices(out if split else out[None], where)
                 pieces.append(_Piece(whole.take(np.arange(count), axis=where.axis + 1), where.axis))
             elif where is LOST and (split or count != size):
                 raise ValueError(
@@ -233,7 +233,7 @@ def _joined(pieces: list[_Piece]) -> np.ndarray:
     axis = pieces[0].axis
     if axis is None:
         return pieces[0].array if len(pieces) == 1 else np.stack([p.array for p in pieces])
-    return rows_joined(np.concatenate([p.array for p in pieces], axis=axis + 1), axis)
+    return merge_row_axis(np.concatenate([p.array for p in pieces], axis=axis + 1), axis)
 
 
 class Evaluator:

@@ -19,7 +19,7 @@ from jax import Array
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Model, plan_of
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.devices import rows_joined, rows_of_slices
+from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step.totals import joined, plain, shown_heads
 
 
@@ -161,5 +161,5 @@ class HostPass:
             array = array.astype(np.float32)
         if slab.layout is None:
             return array[0] if self._split else array
-        axis, whole = slab.layout.axis, rows_of_slices(array if self._split else array[None], slab.layout)
-        return rows_joined(whole if kept is None else whole.take(kept, axis=axis + 1), axis)
+        axis, whole = slab.layout.axis, concat_slices(array if self._split else array[None], slab.layout)
+        return merge_row_axis(whole if kept is None else whole.take(kept, axis=axis + 1), axis)

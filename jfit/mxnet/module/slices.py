@@ -15,7 +15,7 @@ import numpy as np
 
 from jfit.data.batch import Batch, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
-from jfit.parallel.devices import rows_apart, rows_joined, split_batch, split_rows
+from jfit.parallel.devices import merge_row_axis, split_batch, split_row_axis, split_rows
 
 
 def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | None = None) -> Batch:
@@ -74,4 +74,4 @@ def slices_of(out: jax.Array, where: MaybeLayout, counts: Sequence[int]) -> list
     """What each device computed, the rows it repeated cut off."""
     if not isinstance(where, RowLayout):
         return [jnp.atleast_1d(piece) for piece in out]
-    return [rows_joined(rows_apart(p, where), where.axis, count) for p, count in zip(out, counts, strict=True)]
+    return [merge_row_axis(split_row_axis(p, where), where.axis, count) for p, count in zip(out, counts, strict=True)]
