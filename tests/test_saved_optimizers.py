@@ -246,7 +246,7 @@ def test_a_damaged_file_of_mxnets_trainer_raises_or_gives_finite_learning_rates(
         except FormatError as error:
             assert error.path == "damaged"
         except ValueError as error:
-            assert "load them into an object of the same class" in str(error)
+            assert "load them into an object of that class" in str(error)
         else:
             optimizer.count([0])
             assert np.isfinite(optimizer.rate())

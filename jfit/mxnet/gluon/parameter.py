@@ -375,8 +375,7 @@ class Parameter:
     def _rows(self, row_id: Any) -> Any:
         if self._trainer is None:
             raise RuntimeError(
-                f"parameter {self.name!r} has storage type row_sparse, so its values are in the key-value store of a "
-                "Trainer; create one first."
+                f"row_sparse parameter {self.name!r} has its values in the store of a Trainer; create one first."
             )
         return self._trainer._row_sparse_pull(self, row_id)
 

@@ -17,16 +17,7 @@ from jfit.formats.atomic import atomic_write
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore import compression
-from jfit.mxnet.kvstore.transfer import (
-    committed_copy,
-    device_put_all,
-    largest_size,
-    only_rows,
-    private_copy,
-    sharding_of,
-    sum_groups,
-    write,
-)
+from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_rows, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
 
@@ -192,7 +183,7 @@ class KVStore(KVStoreBase):
         """
         del priority
         gathered: dict[Any, list[Any]] = {}
-        pairs = self._pairs(key, value, known=True)
+        pairs = self._pairs(key, value, must_exist=True)
         dense = {k for k, values in pairs if any(getattr(v, "stype", "default") != "row_sparse" for v in values)}
         for k, values in pairs:
             gathered.setdefault(k, []).extend(self._checked(k, v) for v in values)
@@ -233,9 +224,9 @@ class KVStore(KVStoreBase):
         """
         del priority, ignore_sparse
         if out is None:
-            values = [self.arrays.wrap(private_copy(self._stored[k].value)) for k, _ in self._pairs(key, key, known=True)]
+            values = [self.arrays.wrap(private_copy(self._stored[k].value)) for k, _ in self._pairs(key, key, must_exist=True)]
             return values if isinstance(key, (list, tuple)) else values[0]
-        pairs = self._pairs(key, out, known=True)
+        pairs = self._pairs(key, out, must_exist=True)
         write([(cell, self._stored[k].value) for k, cells in pairs for cell in cells])
         return None
 
@@ -285,7 +276,7 @@ class KVStore(KVStoreBase):
         """
         if row_ids is None:
             raise ValueError("row_sparse_pull needs row_ids, the rows to fetch; to fetch all rows use pull.")
-        pairs = self._pairs(key, key if out is None else out, known=True)
+        pairs = self._pairs(key, key if out is None else out, must_exist=True)
         flat = [(k, cell) for k, cells in pairs for cell in cells]
         ids = [as_array(r) for r in row_ids] if isinstance(row_ids, (list, tuple)) else [as_array(row_ids)]
         if len(ids) not in (1, len(flat)):
@@ -373,20 +364,20 @@ class KVStore(KVStoreBase):
             raise AssertionError(f"cannot {verb} optimizer states of the {self._type!r} kvstore, because {why}.")
         return self._updater
 
-    def _pairs(self, key: Any, value: Any, known: bool = False) -> list[tuple[Hashable, list[Any]]]:
-        """List of (key, its values) for one key or a list of keys; with `known` the keys must exist."""
+    def _pairs(self, key: Any, value: Any, must_exist: bool = False) -> list[tuple[Hashable, list[Any]]]:
+        """List of (key, its values) for one key or a list of keys; with `must_exist` a missing key raises."""
         if isinstance(key, (list, tuple)):
             if not isinstance(value, (list, tuple)) or len(key) != len(value):
                 count = len(value) if isinstance(value, (list, tuple)) else "no list of"
                 raise ValueError(f"got {len(key)} keys and {count} values; pass a list with one entry per key.")
-            return [pair for k, v in zip(key, value, strict=True) for pair in self._pairs(k, v, known)]
+            return [pair for k, v in zip(key, value, strict=True) for pair in self._pairs(k, v, must_exist)]
         if isinstance(key, bool) or not isinstance(key, (int, str, np.integer)):
             raise TypeError(f"key {key!r} of a kvstore is a {type(key).__name__}; expected int or str.")
         key = key if isinstance(key, str) else int(key)
         if self._stored and self._strings != isinstance(key, str):
             kind = "str" if self._strings else "int"
             raise MXNetError(f"key {key!r} cannot be used with a kvstore whose keys are {kind}; use one type of keys.")
-        if known and key not in self._stored:
+        if must_exist and key not in self._stored:
             raise MXNetError(f"key {key!r} is not in the kvstore; call init({key!r}, value) first.")
         return [(key, list(value) if isinstance(value, (list, tuple)) else [value])]
 
@@ -440,9 +431,7 @@ def create(name: str = "local", make: Callable[[str], KVStoreBase] = KVStore) ->
     if klass is not None:
         return klass()
     if name.lower() in ("horovod", "byteps"):
-        raise ValueError(
-            f"kvstore {name!r} is a separate program, which jfit does not support; use 'device', which sums on the devices."
-        )
+        raise ValueError(f"kvstore {name!r} is a separate program that jfit does not support; 'device' sums on the devices.")
     return make(name)
 
 
@@ -475,7 +464,7 @@ def select(
     if kvstore is None or (isinstance(kvstore, str) and num_device == 1 and "dist" not in kvstore):
         return None, False
     update = bool(int(os.getenv("MXNET_UPDATE_ON_KVSTORE", "1")))
-    if kvstore == "local" and largest_size(arg_params) > BIG:
+    if kvstore == "local" and _largest_size(arg_params) > BIG:
         update = False
     store = make(kvstore) if isinstance(kvstore, str) else kvstore
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
@@ -505,7 +494,12 @@ def select_julia(
     if isinstance(kvstore, str):
         kvstore = kvstore.lstrip(":")
         if kvstore == "local":
-            kvstore = "local_update_cpu" if largest_size(arg_params) < BIG else "local_allreduce_cpu"
+            kvstore = "local_update_cpu" if _largest_size(arg_params) < BIG else "local_allreduce_cpu"
             kvstore = None if num_device == 1 else kvstore
     store, _ = select(kvstore, num_device, arg_params, make)
     return store, store is not None and "local_allreduce" not in store.type
+
+
+def _largest_size(arrays: Mapping[str, Any]) -> int:
+    """Number of elements of the largest array, 0 if there is none."""
+    return max((int(np.prod(a.shape, dtype=np.int64)) for a in arrays.values()), default=0)

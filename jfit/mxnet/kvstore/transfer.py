@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -189,8 +189,3 @@ def only_rows(value: Any, rows: np.ndarray) -> Any:
 @jax.jit
 def _added(groups: list[list[jax.Array]]) -> list[jax.Array]:
     return [sum(group[1:], start=group[0]) for group in groups]
-
-
-def largest_size(arrays: Mapping[str, Any]) -> int:
-    """Number of elements of the largest array, 0 if there is none."""
-    return max((int(np.prod(a.shape, dtype=np.int64)) for a in arrays.values()), default=0)

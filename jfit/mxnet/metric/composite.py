@@ -337,5 +337,5 @@ def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool 
         labels, preds = ([x] if not isinstance(x, (list, tuple)) else x for x in (labels, preds))
     sizes = (tuple(labels.shape), tuple(preds.shape)) if shape else (len(labels), len(preds))
     if sizes[0] != sizes[1]:
-        raise ValueError(f"Shape of labels {sizes[0]} does not match shape of predictions {sizes[1]}; needed one for each.")
+        raise ValueError(f"Shape of labels {sizes[0]} does not match shape of predictions {sizes[1]}; they must be equal.")
     return labels, preds

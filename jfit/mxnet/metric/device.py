@@ -194,9 +194,7 @@ def _form(rule: Metric, sums: Any, cast: bool) -> Any:
         return sums
     zero = jax.eval_shape(rule.init)
     if not isinstance(zero, tuple):
-        raise TypeError(
-            f"sum_metric and num_inst of metric {rule.name} cannot be assigned, because it is not a ratio of sums; use reset()."
-        )
+        raise TypeError(f"metric {rule.name} is not a ratio of sums, so its sums cannot be assigned; use reset().")
     parts = (sums.total, 0.0, sums.count) if len(zero) == 3 else sums
     return tuple(np.asarray(p, z.dtype if cast else None) for p, z in zip(parts, zero, strict=True))
 

@@ -65,7 +65,7 @@ def new_state(optimizer: Optimizer, weight: Any) -> Slots:
     """
     optimizer.check_weight(weight)
     return tuple(
-        None if name == MASTER and not is_small(weight) else place_like(start(weight), weight)
+        None if name == MASTER and not is_small(weight) else put_like(start(weight), weight)
         for name, start in rule_of(optimizer.hyper_key()).state_spec.slots.items()
     )
 
@@ -122,7 +122,7 @@ def apply_update(
         # One argument per scalar lets equally shaped parameters share a kernel on CPU, which compiles ten times faster.
         # On an accelerator each argument would cost a host-to-device copy per call.
         data = tuple(tuple(row) for row in data)
-    shared = {name: place_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
+    shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
     scale = np.float32(optimizer.rescale_grad)
     new, after, scalars = _program(key)(tuple(weights), slots, tuple(grads), data, scale, shared)
     optimizer.keep_shared(scalars)
@@ -164,7 +164,7 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
     return jax.jit(update)
 
 
-def place_like(value: Any, weight: Any) -> Array:
+def put_like(value: Any, weight: Any) -> Array:
     """The value on the weight's device, committed if the weight is."""
     # A mix of committed and uncommitted arguments would compile the update twice.
     value = jnp.asarray(value)
@@ -326,15 +326,15 @@ def is_nest(nested: Any) -> bool:
     return isinstance(nested, (tuple, list)) and not hasattr(nested, "todense")
 
 
-def map_nested(function: Callable[[Any], Any], nested: Any) -> Any:
+def map_state(function: Callable[[Any], Any], nested: Any) -> Any:
     """Apply a function to every array of a nested state, as `jax.tree.map` does, with sparse arrays as leaves."""
     if nested is None:
         return None
     if is_nest(nested):
-        return tuple(map_nested(function, each) for each in nested)
+        return tuple(map_state(function, each) for each in nested)
     return function(nested)
 
 
-def small_to_float32(value: Any) -> Any:
+def upcast(value: Any) -> Any:
     """Cast 16-bit state (MXNet's without multi_precision) to float32; return anything else unchanged."""
     return jnp.asarray(value).astype(jnp.float32) if hasattr(value, "dtype") and is_small(value) else value

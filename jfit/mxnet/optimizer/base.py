@@ -156,7 +156,22 @@ class Optimizer:
 
     @staticmethod
     def register(klass: OptimizerClass) -> OptimizerClass:
-        """Class decorator: register a class under its lower-case name, so that `create` finds it."""
+        """Class decorator: register an optimizer class under its lower-case name, so that `create` finds it.
+
+        Args:
+            klass: subclass of `Optimizer`.
+
+        Returns:
+            The class.
+
+        Example:
+            >>> @Optimizer.register
+            ... class Halve(Optimizer):
+            ...     def update(self, index, weight, grad, state):
+            ...         weight[:] = weight.value / 2
+            >>> type(Optimizer.opt_registry.pop("halve")()).__name__
+            'Halve'
+        """
         name = klass.__name__.lower()
         old = Optimizer.opt_registry.get(name)
         if old is not None:
@@ -307,7 +322,7 @@ class Optimizer:
             self._update_count(list(group) if self.aggregate_num and not self.counts_one_by_one else group[0])
             if not self.rate_before_count and at != self.num_update:
                 rate, at = self.rate(), self.num_update
-            rates[start : start + size] = self._own("lr", group, rate)
+            rates[start : start + size] = self._get_or("lr", group, rate)
             done[start : start + size] = [self._index_update_count[i] - 1 for i in group]
         return done, rates
 
@@ -319,18 +334,18 @@ class Optimizer:
         """
         done, rates = self.advance(indices, one_by_one)
         lr_mult, wd_mult = self.multipliers(indices)
-        decays = np.asarray(self._own("wd", indices, np.float32(self.wd) * wd_mult), np.float32)
-        if self._hook("lr"):
+        decays = np.asarray(self._get_or("wd", indices, np.float32(self.wd) * wd_mult), np.float32)
+        if self._overrides_get("lr"):
             return rates, decays, done, ()
         return (rates, decays, done, lr_mult) if self.separate_lr_mult else (rates * lr_mult, decays, done, ())
 
-    def _hook(self, kind: str) -> bool:
+    def _overrides_get(self, kind: str) -> bool:
         names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
         return any(getattr(type(self), name) is not getattr(Optimizer, name) for name in names)
 
-    def _own(self, kind: str, indices: Sequence[Any], usual: Any) -> Any:
+    def _get_or(self, kind: str, indices: Sequence[Any], usual: Any) -> Any:
         """Result of a subclass's `_get_lr(s)` or `_get_wd(s)`, called as MXNet calls them; `usual` if not overridden."""
-        if not self._hook(kind):
+        if not self._overrides_get(kind):
             return usual
         if self.aggregate_num:
             return getattr(self, f"_get_{kind}s")(list(indices))

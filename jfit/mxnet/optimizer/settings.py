@@ -121,6 +121,4 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 def _same_class(current: Any, settings: Mapping[str, Any]) -> None:
     actual, expected = saved.class_of(settings), type(current).__name__
     if actual.lower() != expected.lower():
-        raise ValueError(
-            f"the states were saved with {actual}, expected {expected}; load them into an object of the same class."
-        )
+        raise ValueError(f"the states were saved with {actual}, expected {expected}; load them into an object of that class.")

@@ -27,6 +27,9 @@ _BASE = (
 class _AssignmentOptimizer(Optimizer):
     """Store the pushed value: w <- g.
 
+    Args:
+        **kwargs: arguments of `Optimizer`.
+
     Example:
         >>> from jfit.mxnet.mutable import MutableArray
         >>> import numpy as np

@@ -14,15 +14,7 @@ from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.mutable import MutableArray, as_array, mutable_class
 from jfit.mxnet.optimizer import saved
-from jfit.mxnet.optimizer.apply import (
-    check_arrays,
-    check_shapes,
-    map_nested,
-    place_like,
-    small_to_float32,
-    state_from_mxnet,
-    state_to_mxnet,
-)
+from jfit.mxnet.optimizer.apply import check_arrays, check_shapes, map_state, put_like, state_from_mxnet, state_to_mxnet, upcast
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
 from jfit.optim.core import is_small
@@ -92,7 +84,7 @@ class Updater:
         Args:
             dump_optimizer: include the optimizer's settings (learning rate, decay, scheduler ...), as gluon's Trainer does.
         """
-        plain = {i: map_nested(as_array, state) for i, state in self.states.items()}
+        plain = {i: map_state(as_array, state) for i, state in self.states.items()}
         host = counters.read(plain)  # sync: states go to a file
         settings = settings_of(self.optimizer) if dump_optimizer else progress_of(self.optimizer)
         return dump_states(host, self.optimizer.counts(), self.optimizer.num_update, settings or None)
@@ -119,7 +111,7 @@ class Updater:
                 restore_settings(self.optimizer, _as_dict(file.optimizer), where, updates)
             if file.counts is not None:
                 self.optimizer.set_counts(file.counts, file.num_update)
-        self.states = {i: map_nested(functools.partial(self._keep, i), state) for i, state in states.items()}
+        self.states = {i: map_state(functools.partial(self._keep, i), state) for i, state in states.items()}
         self.states_synced = dict.fromkeys(self.states, False)
 
     def _keep(self, index: Any, value: Any) -> Any:
@@ -142,9 +134,9 @@ class Updater:
             if slots is None:
                 return optimizer.create_state_multi_precision(index, weight)
             check_shapes(optimizer, index, slots, value)
-            slots = tuple(None if slot is None else make(place_like(small_to_float32(slot), value)) for slot in slots)
+            slots = tuple(None if slot is None else make(put_like(upcast(slot), value)) for slot in slots)
             return state_to_mxnet(optimizer, slots)
-        return map_nested(lambda part: make(place_like(as_array(part), value)) if _is_array(part) else part, state)
+        return map_state(lambda part: make(put_like(as_array(part), value)) if _is_array(part) else part, state)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
