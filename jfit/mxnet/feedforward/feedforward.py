@@ -66,17 +66,15 @@ class FeedForward:
 
     Args:
         symbol: the network, or a function bucket key -> network.
-        ctx: a device or a list of devices; default cpu(0).
+        ctx, context: a device or a list of devices (two names of one argument); default cpu(0).
         num_epoch: number of the epoch at which training ends (exclusive).
         epoch_size: number of batches per epoch; None: one pass over the data.
         optimizer: name of an optimizer, or an Optimizer.
         initializer: initializer of missing parameters; "default" is Uniform(0.01).
         numpy_batch_size: batch size if X is an array.
-        arg_params: parameters by name.
-        aux_params: auxiliary states by name.
+        arg_params, aux_params: parameters and auxiliary states by name.
         allow_extra_params: ignore parameters that the network does not have; False raises (MXNet's fit ignores them).
         begin_epoch: number of the first epoch.
-        context: the same as `ctx`.
         **kwargs: arguments of an optimizer given by name.
 
     Raises:
@@ -204,9 +202,6 @@ class FeedForward:
 
         Returns:
             Names of (arguments, parameters, auxiliary states).
-
-        Raises:
-            ValueError: the symbol is a function of the bucket key.
 
         Source: MXNet.jl, `init_model`.
         """
@@ -501,13 +496,8 @@ class FeedForward:
         """Create a model from checkpoint files of jfit or MXNet; `fit` continues at epoch `epoch`.
 
         Args:
-            prefix: path and first part of the file names.
-            epoch: number in the name of the parameter file.
-            ctx: as in `FeedForward`.
-            **kwargs: further arguments of `FeedForward`.
-
-        Returns:
-            The model.
+            prefix, epoch: as in `save`.
+            ctx, **kwargs: as in `FeedForward`.
         """
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
         model = cls(cls.arrays.symbol(symbol), ctx=ctx, begin_epoch=epoch, **kwargs)
@@ -516,28 +506,17 @@ class FeedForward:
         return model
 
     def save_checkpoint(self, prefix: str, state: OptimizationState | int) -> None:
-        """Write `prefix-symbol.json` and `prefix-%04d.params`.
-
-        Args:
-            prefix: path and first part of the file names.
-            state: number in the name of the parameter file, or the state whose epoch it is.
-
-        Raises:
-            ValueError: the model has no parameters.
-        """
+        """`save` with an epoch number, or with the state whose `curr_epoch` is that number (MXNet.jl's API)."""
         epoch = state.curr_epoch if isinstance(state, OptimizationState) else int(state)
         files.save_checkpoint(prefix, epoch, self.symbol, *self._checked_params())
 
     def load_checkpoint(self, prefix: str, epoch: int, overwrite: bool = True, allow_different_arch: bool = False) -> Any:
-        """Load the parameters of a checkpoint into this model.
+        """Load the parameters of a checkpoint into this model, and return it.
 
         Args:
             prefix, epoch: as in `load`.
             overwrite: False: load nothing if the model already has parameters.
             allow_different_arch: load the parameters even if the checkpoint's network differs from this model's.
-
-        Returns:
-            The model.
 
         Raises:
             AssertionError: the checkpoint's network differs from this model's.
@@ -582,9 +561,6 @@ class FeedForward:
             symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs: as in `FeedForward`.
             X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback: as in `fit`.
             kvstore, logger, work_load_list, eval_end_callback, eval_batch_end_callback: as in `fit`.
-
-        Returns:
-            The trained model.
         """
         model = cls(symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs)
         callbacks = (epoch_end_callback, batch_end_callback)
