@@ -14,7 +14,7 @@ import jfit
 from jfit import counters
 from jfit.data import ArrayData
 from jfit.parallel import Window, resolve
-from jfit.train.batches import Resident, Stream, data_of
+from jfit.train.batches import DeviceBatches, HostBatches, data_of
 from jfit.train.loop import auto_steps_per_call
 
 IMAGES = blobs(26, (1, 8, 8))
@@ -243,13 +243,13 @@ def test_no_thread_is_left_after_streaming():
 def test_a_padded_batch_of_weighted_rows_includes_no_row_twice():
     model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
     data = ArrayData({"x": np.arange(3.0), "label": np.ones(3)}, shuffle=False, weight=[1.0, 2.0, 3.0])
-    source = Resident(model, data, resolve(1), batch_size=2)
-    assert source.layout.batch(source.pack(data.order(0)), 1, None, tail=True).weight.tolist() == [3, 0]
+    source = DeviceBatches(model, data, resolve(1), batch_size=2)
+    assert source.layout.batch(source.epoch_data(data.order(0)), 1, None, tail=True).weight.tolist() == [3, 0]
 
 
 def test_padding_rows_are_not_predicted():
     model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
     rows = jfit.NDArrayIter(np.arange(5.0), np.ones(5), batch_size=2, data_name="x", label_name="label")
     data = data_of(model, rows, 2, labels=False)
-    with Stream(model, data, 1, 2, weights=False).read() as batches:
+    with HostBatches(model, data, 1, 2, weights=False).read() as batches:
         assert [count for _, count in batches] == [2, 2, 1]

@@ -14,7 +14,7 @@ from jfit import counters, metrics
 from jfit.ops.rows import RowLayout
 from jfit.train.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
 from jfit.train.history import History, _curves
-from jfit.train.host_metrics import HostPass, Seen, _slab
+from jfit.train.host_metrics import HostMetrics, MetricInputs, _row_array
 
 DATA = batch_of(45)
 X, Y = DATA["data"], DATA["softmax_label"]
@@ -105,32 +105,36 @@ def test_device_slices_are_concatenated_along_their_batch_axis(axis, before, aft
     whole = whole.reshape(shape)
     cut = np.moveaxis(whole.reshape(*shape[:axis], before, 4, after, *shape[axis + 1 :]), axis + 1, 0)
     slices = [
-        _slab(jnp.asarray(np.moveaxis(cut[s], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])), rows)
+        _row_array(jnp.asarray(np.moveaxis(cut[s], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])), rows)
         for s in (slice(0, 2), slice(2, 4))
         for rows in [RowLayout(axis, before, 2, after)]
     ]
     stacked = type(slices[0])(np.stack([np.asarray(s.array) for s in slices]), slices[0].layout)
-    found = HostPass((), 2)._rows(Seen((), (stacked,), np.array([[1, 1], [1, 0]], np.float32)))[1][0]
+    found = HostMetrics((), 2)._rows(MetricInputs((), (stacked,), np.array([[1, 1], [1, 0]], np.float32)))[1][0]
     kept = np.moveaxis(cut[:3], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
     np.testing.assert_array_equal(found, kept)
 
 
 def seen_batch(rows, label, output, weight):
-    return Seen((_slab(label, RowLayout(0, 1, rows, 1)),), (_slab(output, RowLayout(0, 1, rows, len(output) // rows)),), weight)
+    return MetricInputs(
+        (_row_array(label, RowLayout(0, 1, rows, 1)),),
+        (_row_array(output, RowLayout(0, 1, rows, len(output) // rows)),),
+        weight,
+    )
 
 
 def test_zero_weight_batches_are_skipped_and_metrics_of_equal_name_stay_separate():
-    found = HostPass(metrics.get([lambda label, output: label.mean(), lambda label, output: 2.0]), 1)
+    found = HostMetrics(metrics.get([lambda label, output: label.mean(), lambda label, output: 2.0]), 1)
     for weight in (np.zeros(3), np.array([0, 0, 2.0])):
-        found.add([seen_batch(3, np.arange(3.0), np.ones(3), weight)])
+        found.update([seen_batch(3, np.arange(3.0), np.ones(3), weight)])
     assert found.values() == {"custom(<lambda>)": 2.0, "custom(<lambda>)_2": 2.0}
 
 
 def test_the_steps_of_a_sequence_have_the_weight_of_their_row():
     draw = np.random.default_rng(4)
     label, score, weight = draw.integers(0, 2, (4, 3)), draw.uniform(size=12).astype("float32"), np.array([0, 1, 2, 0.5])
-    found = HostPass([metrics.roc_auc(bins=None, weighted=True)], 1)
-    found.add([seen_batch(4, label, score, weight)])
+    found = HostMetrics([metrics.roc_auc(bins=None, weighted=True)], 1)
+    found.update([seen_batch(4, label, score, weight)])
     wanted = oracle.roc_auc_score(label.ravel(), score, sample_weight=np.repeat(weight, 3))
     assert found.values()["roc_auc"] == pytest.approx(wanted, rel=1e-12)
 

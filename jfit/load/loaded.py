@@ -18,7 +18,7 @@ from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, default_inputs, lower, lower_with_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
-from jfit.train.evaluate import Placed
+from jfit.train.evaluate import InferenceModel
 
 # A variable without values in the file is an error if it is in one of these slots of an operator, else it is an input.
 _PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}
@@ -110,16 +110,16 @@ class Loaded(Trained):
         matching = [{k: v for k, v in part.items() if k in variables} for part in (self.params, self.aux)]
         return Loaded(model, *matching)
 
-    def _placed(self, options: Mapping[str, Any]) -> Placed:
-        """The `Placed` model for these options, from a cache; changed values are copied to its devices."""
-        cache: dict[str, tuple[Placed, Any]] = self.__dict__.setdefault("_cache", {})
+    def _placed(self, options: Mapping[str, Any]) -> InferenceModel:
+        """Return the cached `InferenceModel` for these options; changed parameter values are copied to its devices."""
+        cache: dict[str, tuple[InferenceModel, Any]] = self.__dict__.setdefault("_cache", {})
         key, values = repr(sorted(options.items())), jax.tree.flatten((self.params, self.aux))
         if key not in cache:
-            cache[key] = Placed(self, None, None, **{"eval_metric": None, **options}), values
+            cache[key] = InferenceModel(self, None, None, **{"eval_metric": None, **options}), values
             return cache[key][0]
         placed, before = cache[key]
         if not _same(before, values):
-            placed.place(self.params, self.aux)
+            placed.set_params(self.params, self.aux)
             cache[key] = placed, values
         return placed
 

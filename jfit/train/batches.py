@@ -1,8 +1,9 @@
-"""The settings of a run, and one source of batches for training, scoring and prediction.
+"""Settings of a run, and the two sources of batches for training, scoring and prediction.
 
-`Resident` keeps arrays on the devices: a program gathers its batches there by row number.  `Stream` prepares batches on the
-host, in a background thread.  Both give batches of one size, short ones padded with rows of weight 0, cut into one slice per
-device; models that mix rows get short batches in their own size.
+`DeviceBatches` keeps whole arrays on the devices; compiled programs gather each batch there by row indices.  `HostBatches`
+prepares batches on the host in a background thread.  Both split every batch into one slice per device and pad incomplete
+batches with rows of weight 0, so that all batches have one shape.  Models whose outputs mix the rows of a batch cannot be
+padded: their incomplete batches keep their size.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ from jfit.parallel.devices import Device, resolve
 
 RESIDENT_SHARE = 0.3  # of an accelerator's memory; the rest is for parameters and activations
 RESIDENT_BYTES_CPU = 2 << 30
-PACK_AXES = {"arrays": None, "weight": None, "order": 0, "numbers": None}  # in_axes of `compile_spmd` for a `Resident.pack`
+EPOCH_DATA_AXES = {
+    "arrays": None,
+    "weight": None,
+    "order": 0,
+    "numbers": None,
+}  # in_axes of `compile_spmd` for a `DeviceBatches.epoch_data`
 
 
 # ------------------------------------------------------------------------------------------------ settings
@@ -161,7 +167,7 @@ def gather(arrays: Mapping[str, Array], slots: Array, axes: Mapping[str, int]) -
     return {k: jnp.moveaxis(take_rows(v, slots), 0, axes.get(k, 0)) for k, v in arrays.items()}
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """How resident data is divided into batches.
 
     Programs close over this and take the data as arguments: JAX caches programs, and data they close over is never freed.
@@ -171,7 +177,7 @@ class Layout(NamedTuple):
         devices: number of devices.
         batch_size: rows of a batch.
         slots: rows of a padded batch.
-        tail: rows of the last batch, at most `batch_size`.
+        last_size: rows of the last batch, at most `batch_size`.
         num_batches: batches of a pass.
         paddable: short batches may be padded; else they run in their own size.
     """
@@ -180,41 +186,41 @@ class Layout(NamedTuple):
     devices: int
     batch_size: int
     slots: int
-    tail: int
+    last_size: int
     num_batches: int
     paddable: bool
 
     @property
-    def full(self) -> int:
+    def num_full(self) -> int:
         """Batches of `batch_size` rows."""
-        return self.num_batches - (self.tail != self.batch_size)
+        return self.num_batches - (self.last_size != self.batch_size)
 
-    def batch(self, pack: Mapping[str, Any], at: Any, axis_name: str | None, *, tail: bool | None = False) -> Batch:
-        """Batch `at` of a pass, gathered inside a program from what `Resident.pack` gives.
+    def batch(self, epoch_data: Mapping[str, Any], at: Any, axis_name: str | None, *, tail: bool | None = False) -> Batch:
+        """Batch `at` of a pass, gathered inside a program from what `DeviceBatches.epoch_data` gives.
 
         Args:
-            pack: the arrays and their order.
+            epoch_data: the arrays and their order.
             at: number of the batch, traced.
             axis_name: name of the device axis.
             tail: True for the short last batch, False for a full one; None where only the program knows, so that every batch
                 has weights.
         """
-        slots = pack["order"][at]  # (slots per device,)
+        slots = epoch_data["order"][at]  # (slots per device,)
         if tail and not self.paddable:
-            slots = slots[: self.tail // self.devices]
-        inputs, weight = gather(pack["arrays"], slots, self.model.batch_axes), None
+            slots = slots[: self.last_size // self.devices]
+        inputs, weight = gather(epoch_data["arrays"], slots, self.model.batch_axes), None
         if tail is None or self.slots != self.batch_size or (tail and self.paddable):
             device = 0 if axis_name is None else lax.axis_index(axis_name)
             number = device * len(slots) + jnp.arange(len(slots))
             last = at == self.num_batches - 1 if tail is None else int(tail)
-            weight = (number < pack["numbers"][1 + last]).astype(jnp.float32)
-        if pack["weight"] is not None:
-            given = take_rows(pack["weight"], slots)
+            weight = (number < epoch_data["numbers"][1 + last]).astype(jnp.float32)
+        if epoch_data["weight"] is not None:
+            given = take_rows(epoch_data["weight"], slots)
             weight = given if weight is None else weight * given
         return Batch(inputs, weight, weight)
 
 
-class Resident:
+class DeviceBatches:
     """Arrays that stay on the devices.
 
     Args:
@@ -243,12 +249,12 @@ class Resident:
         slots, tail = -(-batch_size // unit) * unit, data.num_rows - (num_batches - 1) * batch_size
         if not paddable and (slots != batch_size or tail % unit):
             raise ValueError(unpaddable_sentence(batch_size if slots != batch_size else tail, unit))
-        self.layout = Layout(model, len(devices), batch_size, slots, tail, num_batches, paddable)
+        self.layout = BatchLayout(model, len(devices), batch_size, slots, tail, num_batches, paddable)
         self.devices = devices
         self.arrays = place(dict(data.arrays), devices)
         self.weight = None if data.weight is None else place(data.weight, devices)
 
-    def pack(self, order: np.ndarray, first: int = 0) -> dict[str, Any]:
+    def epoch_data(self, order: np.ndarray, first: int = 0) -> dict[str, Any]:
         """The arguments of a program that gathers batches.
 
         Args:
@@ -262,17 +268,17 @@ class Resident:
         """
         layout = self.layout
         size, slots = layout.batch_size, np.arange(layout.slots)
-        whole = order[: layout.full * size].reshape(layout.full, size)
-        parts = [whole[:, slots % size]] if layout.full else []
-        if layout.full < layout.num_batches:
-            last = order[layout.full * size :]
+        whole = order[: layout.num_full * size].reshape(layout.num_full, size)
+        parts = [whole[:, slots % size]] if layout.num_full else []
+        if layout.num_full < layout.num_batches:
+            last = order[layout.num_full * size :]
             if layout.paddable:
                 parts.append(last[slots % len(last)][None])
             else:  # each device's rows stand first in its slice; the program reads only those
                 each = last.reshape(layout.devices, -1)
                 parts.append(each[:, np.arange(layout.slots // layout.devices) % each.shape[1]].reshape(1, -1))
         table = np.concatenate(parts)  # (batches, slots): row numbers, real ones repeated where a slot is padding
-        numbers = place(np.asarray([first, size, layout.tail], np.int32), self.devices)
+        numbers = place(np.asarray([first, size, layout.last_size], np.int32), self.devices)
         return {
             "arrays": self.arrays,
             "weight": self.weight,
@@ -282,7 +288,7 @@ class Resident:
 
 
 # ------------------------------------------------------------------------------------------------ from the host
-class Stream:
+class HostBatches:
     """Batches from the host, prepared on a background thread; each is (batch split over devices, number of real rows).
 
     Args:

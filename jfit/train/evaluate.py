@@ -30,18 +30,18 @@ from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, sized_for, values, zero_totals
 from jfit.train.batches import (
-    PACK_AXES,
-    Layout,
-    Resident,
+    EPOCH_DATA_AXES,
+    BatchLayout,
+    DeviceBatches,
+    HostBatches,
     Settings,
-    Stream,
     data_of,
     first_batch,
     fits_on_device,
     resolve_metrics,
     settings_of,
 )
-from jfit.train.host_metrics import HostPass, seen_of
+from jfit.train.host_metrics import HostMetrics, metric_inputs
 
 IN_FLIGHT = 8
 BATCHES_PER_CALL = 64  # of resident data; bounds how long the host waits behind one call
@@ -68,21 +68,21 @@ class Scorer:
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
         """Loss and metrics over all rows; one read at the end."""
         self._make(data)
-        host = HostPass(self.host, len(self.devices)) if self.host else None
+        host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics), self.devices)
-        batches = Stream(self.model, data, len(self.devices), self.batch_size, weights=True)
+        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=True)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
                 report = self._program(state.params, state.aux, totals, batch, np.int32(number))
-                totals = report if host is None else host.take(report)
+                totals = report if host is None else host.push(report)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
-                    host.add(counters.read(host.due(IN_FLIGHT)))  # sync: batches that are done; as many are still in flight
+                    host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: batches that are done; as many are still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                     counters.wait(totals.loss)  # sync: bounds the batches in flight
         if host is None:
             return values(self.metrics, counters.read(totals))
-        totals, arrived = counters.read((totals, host.due(0)))  # sync: the end of the pass
-        host.add(arrived)
+        totals, arrived = counters.read((totals, host.pop(0)))  # sync: the end of the pass
+        host.update(arrived)
         return joined(values(self.metrics, totals), host.values())
 
     def _make(self, data: ArrayData | StreamData) -> None:
@@ -101,7 +101,7 @@ class Scorer:
 
         def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
             totals, outputs = one(params, aux, totals, batch, number, axis_name=axis_name)
-            return totals, seen_of(self.model, outputs, batch, axis_name)
+            return totals, metric_inputs(self.model, outputs, batch, axis_name)
 
         return step
 
@@ -111,13 +111,13 @@ class ResidentScorer:
 
     def __init__(self, scorer: Scorer, data: ArrayData) -> None:
         self.scorer = scorer
-        batches = Resident(scorer.model, data, scorer.devices, scorer.batch_size)
+        batches = DeviceBatches(scorer.model, data, scorer.devices, scorer.batch_size)
         self.num_batches = batches.layout.num_batches
-        self._pack = batches.pack(np.arange(data.num_rows, dtype=np.int32))
+        self._pack = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
         self._one = unrolls(scorer.model)
         # without self: JAX keeps programs, not the data
         program = functools.partial(_score_many, scorer, batches.layout, self._one)
-        axes = (None, None, None, PACK_AXES, None, None)
+        axes = (None, None, None, EPOCH_DATA_AXES, None, None)
         self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
@@ -134,12 +134,12 @@ class ResidentScorer:
 
 def _score_many(
     scorer: Scorer,
-    layout: Layout,
+    layout: BatchLayout,
     once: bool,
     params: Any,
     aux: Any,
     totals: Totals,
-    pack: Any,
+    epoch_data: Any,
     first: Any,
     count: Any,
     axis_name: str | None,
@@ -147,7 +147,7 @@ def _score_many(
     """Totals of `count` batches of resident data from batch `first` on."""
 
     def one(j: Any, totals: Totals) -> Totals:
-        batch = layout.batch(pack, first + j, axis_name, tail=None)
+        batch = layout.batch(epoch_data, first + j, axis_name, tail=None)
         return scorer.step(params, aux, totals, batch, first + j, axis_name=axis_name)
 
     return one(0, totals) if once else lax.fori_loop(0, count, one, totals)
@@ -186,7 +186,7 @@ class Predictor:
 
     def _parts(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_Piece]]:
         waiting: deque[tuple[Any, int, Any]] = deque()
-        batches = Stream(self.model, data, len(self.devices), self.batch_size, weights=False)
+        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=False)
         with batches.read(in_order=True) as stream:
             for number, (batch, count) in enumerate(stream):
                 waiting.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))
@@ -301,7 +301,7 @@ def score(
         >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
         1.0
     """
-    return Placed(model, params, aux, eval_metric=eval_metric, **given).score(data)
+    return InferenceModel(model, params, aux, eval_metric=eval_metric, **given).score(data)
 
 
 def predict(
@@ -326,10 +326,10 @@ def predict(
         >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
         (3, 2)
     """
-    return Placed(model, params, aux, **{"eval_metric": None, **given}).predict(data)
+    return InferenceModel(model, params, aux, **{"eval_metric": None, **given}).predict(data)
 
 
-class Placed:
+class InferenceModel:
     """A model with its values on the devices, ready to score and predict; programs are kept for the next call.
 
     Args:
@@ -352,9 +352,9 @@ class Placed:
         self.model = as_model(model, loss=loss, params=params, aux=aux)
         self.settings = settings_of(**given)
         self._evaluator = Evaluator(self.model, self.settings)
-        self.place(params, aux)
+        self.set_params(params, aux)
 
-    def place(self, params: Any, aux: Any) -> None:
+    def set_params(self, params: Any, aux: Any) -> None:
         """Compute with these values from now on; they are copied."""
         params, aux = ({k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, aux or {}))
         key = jax.random.key_data(jax.random.key(0))

@@ -25,7 +25,7 @@ from jfit.step.totals import joined, plain, shown_heads
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Slab:
+class RowArray:
     """An array of one device's slice of a batch, or of all slices with a leading device axis.
 
     Attributes:
@@ -37,16 +37,16 @@ class Slab:
     layout: RowLayout | None = dataclasses.field(metadata={"static": True})
 
 
-class Seen(NamedTuple):
+class MetricInputs(NamedTuple):
     """What metrics see of a batch: labels, outputs, and the metric weight of each row (None: all count)."""
 
-    labels: tuple[Slab, ...]
-    outputs: tuple[Slab, ...]
+    labels: tuple[RowArray, ...]
+    outputs: tuple[RowArray, ...]
     weight: Any
 
 
 # ------------------------------------------------------------------------------------------------ inside the program
-def seen_of(model: Model, values: Sequence[Array], batch: Any, axis_name: str | None) -> Seen:
+def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: str | None) -> MetricInputs:
     """Labels and outputs of one device's slice, in a form that the slices of all devices can be put together from.
 
     Raises:
@@ -60,20 +60,20 @@ def seen_of(model: Model, values: Sequence[Array], batch: Any, axis_name: str | 
                 f"output {model.outputs[at].name!r} mixes the rows of its batch, so a metric on the host cannot be given the "
                 "rows that count; run on one device with a batch size that divides the data"
             )
-        outputs.append(_slab(values[at], plan.rows[at]))
+        outputs.append(_row_array(values[at], plan.rows[at]))
         name = model.outputs[at].label
         if name is not None and name in inputs:
             label, axis = jnp.asarray(inputs[name]), axes.get(name, 0)
-            labels.append(_slab(label, RowLayout(axis, 1, label.shape[axis], 1) if label.ndim > axis else None))
-    return Seen(tuple(labels), tuple(outputs), weight)
+            labels.append(_row_array(label, RowLayout(axis, 1, label.shape[axis], 1) if label.ndim > axis else None))
+    return MetricInputs(tuple(labels), tuple(outputs), weight)
 
 
-def _slab(array: Array, rows: MaybeLayout) -> Slab:
-    return Slab(array, rows if isinstance(rows, RowLayout) else None)
+def _row_array(array: Array, rows: MaybeLayout) -> RowArray:
+    return RowArray(array, rows if isinstance(rows, RowLayout) else None)
 
 
 # ------------------------------------------------------------------------------------------------ on the host
-class HostPass:
+class HostMetrics:
     """Host metrics over a pass: batches that are on their way, and the sums of those that arrived.
 
     Args:
@@ -87,12 +87,12 @@ class HostPass:
 
     def reset(self) -> None:
         """Begin a pass."""
-        self._waiting: deque[Seen] = deque()
+        self._waiting: deque[MetricInputs] = deque()
         self._sums = [m.init() for m in self.metrics]
-        self._marks: dict[int, list[Any]] = {}
+        self._snapshots: dict[int, list[Any]] = {}
         self._sent = self._done = 0
 
-    def take(self, result: tuple[Any, Seen]) -> Any:
+    def push(self, result: tuple[Any, MetricInputs]) -> Any:
         """The report of a watched call; its batch is sent to the host, nobody waits for it."""
         report, seen = result
         for leaf in jax.tree.leaves(seen):
@@ -101,11 +101,11 @@ class HostPass:
         self._sent += 1
         return report
 
-    def due(self, behind: int) -> list[Seen]:
+    def pop(self, behind: int) -> list[MetricInputs]:
         """All batches but the last `behind`, to be read together with whatever is waited for; `add` takes them then."""
         return [self._waiting.popleft() for _ in range(len(self._waiting) - behind)]
 
-    def add(self, arrived: Sequence[Seen]) -> None:
+    def update(self, arrived: Sequence[MetricInputs]) -> None:
         """Evaluate batches that were read, in order.
 
         Raises:
@@ -122,23 +122,23 @@ class HostPass:
                     error.add_note(f"jfit: metric {metric.name!r} raised this for batch {self._done} of the pass ({shapes})")
                     raise
             self._done += 1
-            if self._done in self._marks:
-                self._marks[self._done] = list(self._sums)
+            if self._done in self._snapshots:
+                self._snapshots[self._done] = list(self._sums)
 
-    def mark(self) -> int:
+    def snapshot(self) -> int:
         """Remember this place: `values(mark)` will be those of the batches that were sent so far."""
-        self._marks[self._sent] = list(self._sums) if self._sent == self._done else []
+        self._snapshots[self._sent] = list(self._sums) if self._sent == self._done else []
         return self._sent
 
     def values(self, mark: int | None = None) -> dict[str, Any]:
         """The values of all batches that were added, or of those up to a mark (which is forgotten)."""
-        sums = self._sums if mark is None else self._marks.pop(mark)
+        sums = self._sums if mark is None else self._snapshots.pop(mark)
         found: dict[str, Any] = {}
         for metric, each in zip(self.metrics, sums, strict=True):
             found = joined(found, {k: plain(v) for k, v in metric.compute(each).items()})
         return found
 
-    def _rows(self, seen: Seen) -> tuple[list[np.ndarray], list[np.ndarray], list[Any] | None]:
+    def _rows(self, seen: MetricInputs) -> tuple[list[np.ndarray], list[np.ndarray], list[Any] | None]:
         """Labels, outputs and weights as those of the whole batch, rows that do not count left out."""
         weight = None if seen.weight is None else np.asarray(seen.weight).reshape(-1)
         kept = None if weight is None or np.all(weight > 0) else np.flatnonzero(weight > 0)
@@ -149,13 +149,13 @@ class HostPass:
         weight = weight if kept is None else weight[kept]
         return labels, outputs, [self._weights(slab, weight) for slab in seen.outputs]
 
-    def _weights(self, slab: Slab, weight: np.ndarray) -> np.ndarray | None:
+    def _weights(self, slab: RowArray, weight: np.ndarray) -> np.ndarray | None:
         """The weights of an output's rows, which may stand several times on its first axis; None where they lie elsewhere."""
         if slab.layout is None or slab.layout.axis != 0:
             return None
         return np.tile(np.repeat(weight, slab.layout.after), slab.layout.before)
 
-    def _whole(self, slab: Slab, kept: np.ndarray | None) -> np.ndarray:
+    def _whole(self, slab: RowArray, kept: np.ndarray | None) -> np.ndarray:
         array = np.asarray(slab.array)
         if array.dtype.kind == "V":  # bfloat16 and its like are strangers to numpy's functions
             array = array.astype(np.float32)

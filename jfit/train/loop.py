@@ -30,10 +30,10 @@ from jfit.parallel.spmd import WAIT_EVERY, Window, compile_spmd
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
-from jfit.train.batches import PACK_AXES, Resident, Stream, fits_on_device
+from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, HostBatches, fits_on_device
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.history import History
-from jfit.train.host_metrics import HostPass, seen_of
+from jfit.train.host_metrics import HostMetrics, metric_inputs
 from jfit.train.interrupts import StopFlag
 
 LOG_SECONDS = 0.5  # shortest time between two log events
@@ -60,7 +60,7 @@ class Loop:
     ) -> None:
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
         host = on_host(metrics)
-        self.host = HostPass(host, len(self.devices)) if host else None
+        self.host = HostMetrics(host, len(self.devices)) if host else None
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
@@ -116,7 +116,7 @@ class Loop:
         with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._limit)) as calls:
             for call in calls:
                 self.state, report = call.run(self.state)
-                self.report = report = report if self.host is None else self.host.take(report)
+                self.report = report = report if self.host is None else self.host.push(report)
                 self.step, self.batch = self.step + call.steps, self.batch + call.steps
                 samples += call.rows
                 fence = window.push(report)
@@ -154,8 +154,8 @@ class Loop:
         """A value on the host; its metrics get the batches that are done by then, all but the last `behind`."""
         if self.host is None:
             return counters.read(value)  # sync: the caller says what for
-        read, arrived = counters.read((value, self.host.due(behind)))  # sync: one wait for both
-        self.host.add(arrived)
+        read, arrived = counters.read((value, self.host.pop(behind)))  # sync: one wait for both
+        self.host.update(arrived)
         return read
 
     def _values(self, totals: Any, mark: int | None = None) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Loop:
         has to be waited for anyway.
         """
         before, copied = self._pending, (_copy(self.state.metrics), report)
-        mark = None if self.host is None else self.host.mark()
+        mark = None if self.host is None else self.host.snapshot()
         self._pending = _Point(copied, {"samples_per_second": speed}, self.position, mark)
         if before is None:
             self._read(fence)  # sync: host waits for the call 8 back
@@ -281,7 +281,7 @@ def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | 
     state, out = spec.step(state, batch, axis_name=axis_name)
     if spec.return_outputs:
         assert out.outputs is not None
-        return state, (report(out), seen_of(spec.model, out.outputs, batch, axis_name))
+        return state, (report(out), metric_inputs(spec.model, out.outputs, batch, axis_name))
     return state, report(out)
 
 
@@ -299,7 +299,7 @@ class ResidentDispatcher:
 
     def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True) -> None:
         self.data, self.spec = data, spec
-        self.batches = Resident(
+        self.batches = DeviceBatches(
             spec.model, data, spec.devices, spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
         )
         self.num_batches = self.batches.layout.num_batches
@@ -315,36 +315,36 @@ class ResidentDispatcher:
             step: updates done so far.
             limit: `limit(step)`: maximum number of steps before the next callback boundary.
         """
-        pack, layout = self.batches.pack(self.data.order(epoch), first=step - start), self.batches.layout
+        epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
         size, at = self.spec.batch_size, start
-        while at < layout.full:
-            steps = min(self.spec.steps_per_call, layout.full - at, limit(step + at - start))
-            yield Dispatch(self._full_program(pack, steps), steps, steps * size)
+        while at < layout.num_full:
+            steps = min(self.spec.steps_per_call, layout.num_full - at, limit(step + at - start))
+            yield Dispatch(self._full_program(epoch_data, steps), steps, steps * size)
             at += steps
         if at < layout.num_batches:
-            yield Dispatch(self._tail_program(pack), 1, layout.tail)
+            yield Dispatch(self._tail_program(epoch_data), 1, layout.last_size)
 
     def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
         if name not in self._programs:
-            in_axes = (STATE_AXES, PACK_AXES, None) if counted else (STATE_AXES, PACK_AXES)
+            in_axes = (STATE_AXES, EPOCH_DATA_AXES, None) if counted else (STATE_AXES, EPOCH_DATA_AXES)
             self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
-    def _full_program(self, pack: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
+    def _full_program(self, epoch_data: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
         spec, layout = self.spec, self.batches.layout
 
-        def one(state: TrainState, pack: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
-            return _step(spec, state, layout.batch(pack, state.step - pack["numbers"][0], axis_name), axis_name)
+        def one(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
+            return _step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
 
         if spec.steps_per_call == 1:
             program = self._compiled("train", one, counted=False)
-            return lambda state: program(state, pack)
+            return lambda state: program(state, epoch_data)
 
-        def many(state: TrainState, pack: Mapping[str, Any], count: Any, axis_name: str | None):
-            return repeat_steps(lambda s, _: one(s, pack, axis_name))(state, count)
+        def many(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
+            return repeat_steps(lambda s, _: one(s, epoch_data, axis_name))(state, count)
 
         program, count = self._compiled("train", many, counted=True), self._count(steps)
-        return lambda state: program(state, pack, count)
+        return lambda state: program(state, epoch_data, count)
 
     def _count(self, steps: int) -> Array:
         """A number of steps on the devices, where a call need not send it again."""
@@ -352,14 +352,14 @@ class ResidentDispatcher:
             self._counts[steps] = place(np.int32(steps), self.spec.devices)
         return self._counts[steps]
 
-    def _tail_program(self, pack: Mapping[str, Any]) -> Callable[[TrainState], Any]:
+    def _tail_program(self, epoch_data: Mapping[str, Any]) -> Callable[[TrainState], Any]:
         spec, layout = self.spec, self.batches.layout
 
-        def tail(state: TrainState, pack: Mapping[str, Any], axis_name: str | None):
-            return _step(spec, state, layout.batch(pack, layout.num_batches - 1, axis_name, tail=True), axis_name)
+        def tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
+            return _step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
 
         program = self._compiled("train_tail", tail, counted=False)
-        return lambda state: program(state, pack)
+        return lambda state: program(state, epoch_data)
 
 
 class StreamDispatcher:
@@ -367,7 +367,7 @@ class StreamDispatcher:
 
     def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True) -> None:
         self.data, self.spec = data, spec
-        self.batches = Stream(
+        self.batches = HostBatches(
             spec.model, data, len(spec.devices), spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
         )
         self.num_batches = data.num_batches(spec.batch_size)
