@@ -360,7 +360,7 @@ def test_micro_batches_must_divide_the_rows():
         stepped(mlp(), batch_of(8), micro_batches=3)
     with pytest.raises(ValueError, match="micro_batches is 0; it must be at least 1"):
         jfit.train_step(mlp(), micro_batches=0)
-    with pytest.raises(ValueError, match="rescale is 'sum'; needed \"mean\""):
+    with pytest.raises(ValueError, match="rescale is 'sum'; it must be \"mean\""):
         jfit.train_step(mlp(), rescale="sum")
 
 

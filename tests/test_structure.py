@@ -10,9 +10,10 @@ from typing import NamedTuple
 import pytest
 
 import jfit
+from benchmarks.size import code_lines
 
 ROOT = Path(__file__).parent.parent / "jfit"
-MAX_LINES = 600
+MAX_CODE_LINES = 400  # docstrings, comments and blank lines cost nothing
 PUBLIC = sorted(getattr(jfit, "__all__", ()))
 
 # A value passes down this list; a stage imports only from stages above it.
@@ -29,7 +30,7 @@ class Source(NamedTuple):
     """What the rules ask about one file; each file is read and parsed once for all of them."""
 
     path: str  # below jfit/
-    lines: int
+    code_lines: int
     imports: tuple[tuple[int, str], ...]  # (line, dotted name), also those inside functions; relative ones made absolute
     identifiers: frozenset[str]
     typing_only: frozenset[int]  # lines under `if TYPE_CHECKING`
@@ -59,7 +60,7 @@ def read(path: Path) -> Source:
         if isinstance(node, (ast.Attribute, ast.Name, ast.alias)):
             name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", "")
             identifiers.add(name.rsplit(".", 1)[-1])
-    where, lines = path.relative_to(ROOT).as_posix(), len(text.splitlines())
+    where, lines = path.relative_to(ROOT).as_posix(), code_lines(text)
     return Source(where, lines, tuple(imports), frozenset(identifiers), frozenset(typing_only))
 
 
@@ -116,9 +117,9 @@ def test_only_parallel_names_pmap():
     assert {source.stage for source in SOURCES if "pmap" in source.identifiers} == {"parallel"}
 
 
-def test_no_file_is_longer_than_six_hundred_lines():
-    long = {source.path: source.lines for source in SOURCES if source.lines > MAX_LINES}
-    assert not long, f"{long} lines: split these files, the limit is {MAX_LINES} lines"
+def test_no_file_has_more_than_four_hundred_lines_of_code():
+    long = {source.path: source.code_lines for source in SOURCES if source.code_lines > MAX_CODE_LINES}
+    assert not long, f"{long} lines of code: which second idea do these files contain? The limit is {MAX_CODE_LINES}"
 
 
 def test_every_public_name_has_a_docstring_with_an_example():

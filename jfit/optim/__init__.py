@@ -37,17 +37,19 @@ from jfit.optim.rows import SparseRows, apply_updates
 from jfit.optim.schedules import (
     SCHEDULES,
     Schedule,
+    Span,
     as_optax,
     as_schedule,
     constant,
     cosine,
+    epochs,
     factor,
+    fraction,
     multifactor,
     poly,
     run_schedule,
     warmup_linear,
 )
-from jfit.optim.spans import Span, epochs, fraction
 from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
 Resolved = Optimizer  # deprecated alias

@@ -21,7 +21,7 @@ from jfit.optim.core import (
     one_minus_power,
     transformation,
 )
-from jfit.optim.spans import operand
+from jfit.optim.schedules import operand
 
 # which parameters get a layer-wise learning rate from LARS
 Adapt = str | Mapping[str, bool] | Callable[[str], bool] | Sequence[bool]
