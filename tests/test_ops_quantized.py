@@ -92,7 +92,9 @@ def test_int8_convolution_computed_in_floats_is_exact():
     draw = np.random.default_rng(1)
     data, weight = draw.integers(0, 256, (2, 40, 6, 6)).astype("int32"), draw.integers(-128, 128, (3, 40, 3, 3)).astype("int8")
     attrs, ctx = lookup("_contrib_quantized_conv").parse({"kernel": (3, 3), "num_filter": 3}), Ctx(rows=(None, None))
-    both = [f(ctx, attrs, jnp.asarray(data), jnp.asarray(weight)) for f in (quantized.in_floats, quantized.convolved)]
+    both = [
+        f(ctx, attrs, jnp.asarray(data), jnp.asarray(weight)) for f in (quantized.float_convolution, quantized.int_convolution)
+    ]
     assert both[0].dtype == both[1].dtype == jnp.int32
     np.testing.assert_array_equal(*both)
 

@@ -1,6 +1,7 @@
-"""One file per competitor.  A leg has `setup()` (compile and one warm epoch) and `epoch()` (train one, return its rows).
+"""The legs (compared implementations) of step_overhead, one file per framework.
 
-A file is imported only when its leg runs, so a framework that is not installed costs one printed line.
+A leg has `setup()` (compile and train one warm-up epoch) and `epoch()` (train one epoch, return its rows). A file is imported
+only when its leg runs, so the legs of a framework that is not installed are skipped with a message.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from benchmarks.workloads import Workload
 
 
 class Unavailable(Exception):
-    """A leg cannot run here; the message says why."""
+    """A leg cannot run in this environment; the message is the reason."""
 
 
 class Leg(Protocol):
-    """What the measurement needs from a competitor."""
+    """The interface of a compared implementation."""
 
     accuracy: float
     """Training accuracy over the rows of the last epoch."""
 
     def setup(self) -> None:
-        """Build, compile, and train one warm epoch."""
+        """Build, compile, and train one warm-up epoch."""
         ...
 
     def epoch(self) -> int:
-        """Train one shuffled epoch to its end (nothing left in flight); the number of rows trained."""
+        """Train one shuffled epoch and wait until it has finished; returns the number of rows trained."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Where a leg lives and which group of the comparison it stands for."""
+    """A leg: its title, its group in the comparison, the module with its `make`, and the options of `make`."""
 
     name: str
     title: str
@@ -61,23 +62,29 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("nnx", "(c) Flax NNX + optax", "c", "nnx", {}),
     Entry("torch_slice", "(d) PyTorch eager, indexed tensors", "d", "torch_eager", {"loader": False}),
     Entry("torch_loader", "(d) PyTorch eager, DataLoader", "d", "torch_eager", {"loader": True}),
-    _hand("hand_sorted", "hand-written, data permuted once an epoch", feed="permute"),
-    _hand("hand_loop", "hand-written, 24 steps a dispatch in one fori_loop", ("w1",), steps=24),
+    _hand("hand_sorted", "hand-written, data permuted once per epoch", feed="permute"),
+    _hand("hand_loop", "hand-written, 24 steps per dispatch in one fori_loop", ("w1",), steps=24),
     _hand("hand_window", "hand-written, max-pool by reduce_window", ("w2",), pool="window"),
     _hand("hand_whole", "hand-written, filter gradient in one piece", ("w2",), filter_slices=1),
 )
 
 
 def names(workload: str, *, variants: bool) -> list[str]:
-    """Legs that a run of the workload measures unless told otherwise."""
+    """Names of the legs that run by default for a workload; with `variants`, also the hand-written loop's other forms."""
     return [e.name for e in ENTRIES if workload in e.workloads and (e.default or variants)]
 
 
 def entry(name: str) -> Entry:
-    """The record of one leg.
+    """The `Entry` of a leg.
+
+    Args:
+        name: name of the leg.
+
+    Returns:
+        The entry.
 
     Raises:
-        KeyError: with the names that exist.
+        KeyError: there is no such leg; the message lists the names.
     """
     for candidate in ENTRIES:
         if candidate.name == name:
@@ -86,15 +93,23 @@ def entry(name: str) -> Entry:
 
 
 def build(name: str, workload: Workload, cores: int) -> Leg:
-    """A leg, not yet set up.
+    """Make a leg, without calling its `setup`.
+
+    Args:
+        name: name of the leg.
+        workload: what to train.
+        cores: number of cores that the process uses.
+
+    Returns:
+        The leg.
 
     Raises:
-        Unavailable: if its framework cannot be imported.
+        Unavailable: its framework cannot be imported.
     """
-    found = entry(name)
+    leg = entry(name)
     try:
-        module = importlib.import_module(f"benchmarks.peers.{found.module}")
+        module = importlib.import_module(f"benchmarks.peers.{leg.module}")
     except ImportError as error:
-        raise Unavailable(f"{error.name or found.module} is not installed") from error
+        raise Unavailable(f"{error.name or leg.module} is not installed") from error
     make: Callable[..., Leg] = module.make
-    return make(workload, cores, **found.options)
+    return make(workload, cores, **leg.options)

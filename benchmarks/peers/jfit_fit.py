@@ -1,4 +1,4 @@
-"""jfit itself, through its front door: one `jfit.fit`, then `Run.train` epoch by epoch with the same programs."""
+"""jfit's public API: one `jfit.fit`, then `Run.train` for each measured epoch, with the same compiled programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jfit import counters
 
 
 def network(kind: str) -> Any:
-    """The workload's Symbol, data in NCHW."""
+    """The workload's network as a Symbol, for data in NCHW."""
     sym = jfit.sym
     x = sym.Variable("data")
     if kind == "mlp":
@@ -29,7 +29,7 @@ def network(kind: str) -> Any:
 
 
 class JfitFit:
-    """Measured epochs continue one Run; waits of the last epoch and compiles of all of them are kept in `counts`."""
+    """The leg: measured epochs continue one Run; `counts` has the host syncs of the last epoch and all compilations."""
 
     def __init__(self, workload: Workload, steps_per_call: int | str) -> None:
         if not hasattr(jfit, "fit"):
@@ -41,7 +41,7 @@ class JfitFit:
     def setup(self) -> None:
         """Build, compile, train one epoch."""
         self._data = self.workload.shaped("NCHW")
-        with counters.counted() as seen:
+        with counters.counted() as events:
             self._run = jfit.fit(
                 network(self.workload.kind),
                 self._data,
@@ -53,22 +53,22 @@ class JfitFit:
                 steps_per_call=self.steps_per_call,
                 progress=False,
             )
-        self.setup_counts = dict(seen)
+        self.setup_counts = dict(events)
 
     def epoch(self) -> int:
-        """One shuffled epoch, the tail included (padded, its extra rows weigh 0)."""
-        with counters.counted() as seen:
+        """Train one shuffled epoch; the last batch is padded with rows of weight 0."""
+        with counters.counted() as events:
             self._run.train(num_epoch=1)
-        compiles = self.counts.get("compiles", 0) + seen["compiles"]
-        self.counts = {"host_syncs": seen["host_syncs"], "compiles": compiles}
+        compiles = self.counts.get("compiles", 0) + events["compiles"]
+        self.counts = {"host_syncs": events["host_syncs"], "compiles": compiles}
         return self.workload.rows
 
     @property
     def accuracy(self) -> float:
-        """Accuracy of the trained net on its training rows."""
+        """Accuracy of the trained network on the training rows."""
         return float(dict(self._run.score(self._data))["accuracy"])
 
 
 def make(workload: Workload, cores: int, *, steps_per_call: int | str) -> JfitFit:
-    """The jfit leg with one choice of steps per call."""
+    """Make the jfit leg with this `steps_per_call`."""
     return JfitFit(workload, steps_per_call)

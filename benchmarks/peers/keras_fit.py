@@ -1,4 +1,4 @@
-"""(b) Keras 3 on JAX: `compile` and `fit` as its documentation has them."""
+"""Group (b): Keras 3 on JAX, with `compile` and `fit` as in its documentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _network(kind: str) -> keras.Model:
 
 
 class KerasFit:
-    """One `fit(epochs=1)` a measured epoch; its programs are kept by the model."""
+    """The leg: one `fit(epochs=1)` per measured epoch; the model caches its compiled programs."""
 
     def __init__(self, workload: Workload, steps_per_execution: int) -> None:
         self.workload, self.steps, self.accuracy = workload, steps_per_execution, 0.0
@@ -45,7 +45,7 @@ class KerasFit:
         self.epoch()
 
     def epoch(self) -> int:
-        """One shuffled epoch, the tail included."""
+        """Train one shuffled epoch, including an incomplete last batch."""
         x, y = self._data
         log = self._model.fit(x, y, batch_size=self.workload.batch, epochs=1, shuffle=True, verbose=0)  # pyright: ignore[reportArgumentType]
         self.accuracy = float(log.history["accuracy"][-1])
@@ -53,5 +53,5 @@ class KerasFit:
 
 
 def make(workload: Workload, cores: int, *, steps_per_execution: int) -> KerasFit:
-    """The Keras leg with one choice of steps per execution."""
+    """Make the Keras leg with this `steps_per_execution`."""
     return KerasFit(workload, steps_per_execution)

@@ -1,4 +1,4 @@
-"""MXNet's stateful class: `Module.fit` over an NDArrayIter, one epoch a call, with MXNet's own spelling of everything."""
+"""jfit's Module: `Module.fit` over an NDArrayIter, one epoch per call, with the arguments of MXNet's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jfit import counters
 
 
 class ModuleFit:
-    """Each epoch is one `fit`, which continues the one before; `look` says how often a callback wants to see a batch."""
+    """The leg: each epoch is one call of `fit`, which continues the last; `look` selects the batch callback."""
 
     def __init__(self, workload: Workload, look: str) -> None:
         self.workload = workload
@@ -24,9 +24,9 @@ class ModuleFit:
         data, labels = self.workload.shaped("NCHW")
         self._train = jfit.NDArrayIter(data, labels, self.workload.batch, shuffle=True)
         self._module = jfit.Module(network(self.workload.kind))
-        with counters.counted() as seen:
+        with counters.counted() as events:
             self._fit()
-        self.setup_counts = dict(seen)
+        self.setup_counts = dict(events)
 
     def _fit(self) -> None:
         settings: dict[str, Any] = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
@@ -35,23 +35,23 @@ class ModuleFit:
         )
 
     def epoch(self) -> int:
-        """One shuffled epoch, the tail included: the iterator wraps it around."""
-        with counters.counted() as seen:
+        """Train one shuffled epoch; the iterator fills up the last batch with rows from the start."""
+        with counters.counted() as events:
             self._fit()
-        compiles = self.counts.get("compiles", 0) + seen["compiles"]
-        self.counts = {"host_syncs": seen["host_syncs"], "compiles": compiles}
+        compiles = self.counts.get("compiles", 0) + events["compiles"]
+        self.counts = {"host_syncs": events["host_syncs"], "compiles": compiles}
         return self.workload.rows
 
     @property
     def accuracy(self) -> float:
-        """Accuracy of the trained net on its training rows."""
+        """Accuracy of the trained network on the training rows."""
         return self._module.score(self._train, "acc")[0][1]
 
 
 def _nothing(param: Any) -> None:
-    """A callback that sees each batch and does nothing."""
+    """A batch callback that does nothing."""
 
 
 def make(workload: Workload, cores: int, *, look: str) -> ModuleFit:
-    """The Module leg, with one kind of callback."""
+    """Make the Module leg; `look` is "never", "speedometer" (every 50 batches) or "each" (a callback for every batch)."""
     return ModuleFit(workload, look)

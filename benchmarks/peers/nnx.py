@@ -1,4 +1,4 @@
-"""(c) Flax NNX and optax, in the shape of its documented training loop: nnx.jit step, nnx.Optimizer, nnx.MultiMetric."""
+"""Group (c): Flax NNX and optax, with the documented training loop: nnx.jit step, nnx.Optimizer, nnx.MultiMetric."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.workloads import CLASSES, LEARNING_RATE, MOMENTUM, SIDE, Workloa
 
 
 class Mlp(nnx.Module):
-    """784-128-64-10."""
+    """MLP with layers 784-128-64-10."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.fc1 = nnx.Linear(SIDE * SIDE, 128, rngs=rngs)
@@ -54,7 +54,7 @@ def _train_step(model: nnx.Module, optimizer: nnx.Optimizer, metrics: nnx.MultiM
 
 
 class Nnx:
-    """The documented loop; batches are numpy rows taken by a shuffled index."""
+    """The leg: the documented loop; batches are NumPy rows indexed by a shuffled order."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.accuracy = workload, 0.0
@@ -69,7 +69,7 @@ class Nnx:
         self.epoch()
 
     def epoch(self) -> int:
-        """One shuffled epoch without the ragged tail (the documentation's drop_remainder=True)."""
+        """Train one shuffled epoch without an incomplete last batch (the documentation's drop_remainder=True)."""
         x, y = self._data
         size = self.workload.batch
         order = self._rng.permutation(self.workload.rows)
@@ -83,5 +83,5 @@ class Nnx:
 
 
 def make(workload: Workload, cores: int) -> Nnx:
-    """The Flax NNX leg."""
+    """Make the Flax NNX leg."""
     return Nnx(workload)

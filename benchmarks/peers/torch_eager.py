@@ -1,4 +1,4 @@
-"""(d) PyTorch eager: the usual loop, fed by a DataLoader or, to be fair to it, by indexing tensors in memory."""
+"""Group (d): PyTorch eager, with batches from a DataLoader or, which is faster, by indexing tensors in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _network(kind: str) -> nn.Module:
 
 
 class TorchEager:
-    """zero_grad, forward, backward, step; accuracy summed in a tensor and read once an epoch."""
+    """The leg: zero_grad, forward, backward, step; the accuracy is summed in a tensor and read once per epoch."""
 
     def __init__(self, workload: Workload, cores: int, loader: bool) -> None:
         self.workload, self.loader, self.accuracy = workload, loader, 0.0
@@ -45,7 +45,7 @@ class TorchEager:
             yield self._x[rows], self._y[rows]
 
     def epoch(self) -> int:
-        """One shuffled epoch, the tail included."""
+        """Train one shuffled epoch, including an incomplete last batch."""
         correct = torch.zeros((), dtype=torch.int64)
         for x, y in self._batches():
             self._optimizer.zero_grad()
@@ -58,5 +58,5 @@ class TorchEager:
 
 
 def make(workload: Workload, cores: int, *, loader: bool) -> TorchEager:
-    """The PyTorch leg, with or without a DataLoader."""
+    """Make the PyTorch leg, with or without a DataLoader."""
     return TorchEager(workload, cores, loader)

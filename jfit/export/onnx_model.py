@@ -102,7 +102,7 @@ class _Plan(NamedTuple):
     source: Source
     heads: tuple[Output, ...]
     nodes: list[Node]  # topologically sorted; without labels
-    fed: dict[str, Entry]  # inputs of the model that evaluation needs
+    inputs: dict[str, Entry]  # inputs of the model that evaluation needs
     entries: dict[tuple[int, int], Entry]  # (id(node), output index) -> shape and dtype
     rows: tuple[str, int] | None  # (input, axis) whose size is the number of rows
 
@@ -130,10 +130,10 @@ class _Plan(NamedTuple):
                     f"pass batch=None to export it for the {size} rows of specs"
                 ) from error
         merged = {key: _merged(counts, [t[key] for t in traces]) for key in traces[0]}
-        fed = {n.name: merged[id(n), 0] for n in nodes if n.op is None and n.name in specs}
+        inputs = {n.name: merged[id(n), 0] for n in nodes if n.op is None and n.name in specs}
         axis = {n: model.batch_axes.get(n, 0) for n in names if n in specs}
-        rows = next(((n, a) for n, a in axis.items() if a < len(fed[n].shape) and fed[n].shape[a] == Size(1)), None)
-        return cls(source, symbol.heads, nodes, fed, merged, rows)
+        rows = next(((n, a) for n, a in axis.items() if a < len(inputs[n].shape) and inputs[n].shape[a] == Size(1)), None)
+        return cls(source, symbol.heads, nodes, inputs, merged, rows)
 
 
 def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) -> dict[tuple[int, int], Entry]:
@@ -222,7 +222,7 @@ def _outputs(plan: _Plan, graph: Graph, tensors: Any, values: Any) -> list[tuple
     outputs: list[tuple[str, Entry]] = []
     for head in plan.heads:
         tensor, name = tensors[id(head.node), head.index], head.node.output_name(head.index)
-        if tensor != name or tensor in plan.fed or tensor in values or tensor in dict(outputs):
+        if tensor != name or tensor in plan.inputs or tensor in values or tensor in dict(outputs):
             graph.at = name
             start = len(graph.steps)
             tensor = _named(graph, graph.add("Identity", tensor), name, start)
@@ -240,7 +240,7 @@ def _variable(plan: _Plan, graph: Graph, node: Node, tensors: dict[tuple[int, in
     if node.name not in graph._taken:
         graph.name(node.name)
     tensors[here] = node.name
-    if node.name in plan.fed and entries[here].dtype == np.uint8 and "__dtype__" not in node.attrs:
+    if node.name in plan.inputs and entries[here].dtype == np.uint8 and "__dtype__" not in node.attrs:
         graph.at = node.name
         tensors[here] = graph.add("Cast", node.name, to=TYPES["float32"])
         entries[here] = entries[here]._replace(dtype=np.dtype(np.float32))
@@ -319,7 +319,7 @@ def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str)
     graph = helper.make_graph(
         [helper.make_node(s.kind, list(s.inputs), list(s.outputs), name=s.outputs[0], **s.attrs) for s in steps],
         name,
-        [value_info(n, e) for n, e in plan.fed.items()],
+        [value_info(n, e) for n, e in plan.inputs.items()],
         [value_info(n, e) for n, e in converted.outputs],
         [numpy_helper.from_array(np.ascontiguousarray(v).reshape(v.shape), k) for k, v in converted.graph.constants.items()],
     )

@@ -134,9 +134,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Program:
     (length,) = struct.unpack_from("<Q", data, len(MAGIC))
     start = len(MAGIC) + 8
     if length > len(data) - start:
-        raise FormatError(
-            name, "byte 8", f"the header should have {length} bytes, but only {len(data) - start} follow", _REMEDY
-        )
+        raise FormatError(name, "byte 8", f"the header has {length} bytes, but only {len(data) - start} follow", _REMEDY)
     try:
         header = json.loads(data[start : start + length])
         kind, outputs = header["kind"], [str(o) for o in header["outputs"]]
@@ -206,9 +204,7 @@ def stablehlo(
     if train:
         kind, fn, arguments = _step(source, optimizer, settings, state or _start(source, optimizer, settings, specs), inputs)
     elif settings:
-        raise TypeError(
-            f"stablehlo got {sorted(settings)}, which only apply to a training step; pass train=True or leave them out"
-        )
+        raise TypeError(f"stablehlo got {sorted(settings)}, which only apply to a training step; pass train=True or drop them")
     else:
         check_parameters(source)
         kind, fn, arguments = _forward(source, inputs, bake)

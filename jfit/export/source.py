@@ -56,9 +56,7 @@ def source_of(net: Any, specs: Mapping[str, Any], params: Any = None, aux: Any =
     if isinstance(net, Symbol):
         net = lower(net, inputs=_inputs(net, specs))
     if not isinstance(net, Model):
-        raise ExportError(
-            f"net is a {type(net).__name__}, expected a Symbol, a Model, a Run or a loaded model; pass one of them"
-        )
+        raise ExportError(f"net is a {type(net).__name__}, expected a Symbol, a Model, a Run or a loaded model; pass one")
     return Source(net, dict(params or {}), dict(aux or {}))
 
 
@@ -148,9 +146,9 @@ def check_parameters(source: Source) -> None:
     """Raise ExportError if a parameter or auxiliary state of the graph is missing from the source."""
     if source.model.symbol is None:
         return
-    fed = {*source.model.inputs, *source.model.labels}
+    inputs = {*source.model.inputs, *source.model.labels}
     available = {*source.params, *source.aux}
-    missing = [n for n in dict.fromkeys(source.model.symbol.list_inputs()) if n not in fed and n not in available]
+    missing = [n for n in dict.fromkeys(source.model.symbol.list_inputs()) if n not in inputs and n not in available]
     if missing:
         raise ExportError(
             f"the parameters {missing[:5]} of the graph are missing ({len(missing)} in total); pass params= and aux=, or a Run"

@@ -131,7 +131,7 @@ def need_matrices(name: str, shape: tuple[int, ...], square: bool = True) -> Non
         raise ValueError(f"{name} has shape {shape}, expected {kind} in its last two axes; reshape or slice it")
 
 
-def _flip(matrix: Array, transposed: bool) -> Array:
+def _maybe_transposed(matrix: Array, transposed: bool) -> Array:
     return jnp.swapaxes(matrix, -1, -2) if transposed else matrix
 
 
@@ -146,9 +146,7 @@ GEMM_ATTRS = {
 def _matrix_axis(attrs, ndim: int) -> int:
     axis = normalize_axis(attrs.axis, ndim)
     if axis == ndim - 1:
-        raise ValueError(
-            f"axis is {attrs.axis}, the last axis, which holds the matrix columns; set axis to another one for the matrix rows"
-        )
+        raise ValueError(f"axis is {attrs.axis}, which holds the matrix columns; set it to the axis of the matrix rows")
     return axis
 
 
@@ -162,7 +160,7 @@ def _product(attrs, left: Array, right: Array) -> Array:
     """alpha op(A) op(B), matrix rows along `axis`, columns along the last axis; half precision is computed in float32."""
     axis = _matrix_axis(attrs, left.ndim)
     a, b = (jnp.moveaxis(wide(x), axis, -2) for x in (left, right))
-    product = jnp.matmul(_flip(a, attrs.transpose_a), _flip(b, attrs.transpose_b))
+    product = jnp.matmul(_maybe_transposed(a, attrs.transpose_a), _maybe_transposed(b, attrs.transpose_b))
     return jnp.moveaxis(attrs.alpha * product, -2, axis)
 
 
@@ -229,8 +227,8 @@ def gemm2(ctx, attrs, left, right):
 def syrk(ctx, attrs, matrix):
     """y = alpha A Aᵀ, or alpha Aᵀ A with transpose."""
     need_matrices("A", matrix.shape, square=False)
-    a = _flip(wide(matrix), attrs.transpose)
-    return (attrs.alpha * jnp.matmul(a, _flip(a, True))).astype(matrix.dtype)
+    a = _maybe_transposed(wide(matrix), attrs.transpose)
+    return (attrs.alpha * jnp.matmul(a, _maybe_transposed(a, True))).astype(matrix.dtype)
 
 
 TRIANGULAR = {"transpose": flag(False), "rightside": flag(False), "lower": flag(True), "alpha": number(1.0)}
@@ -258,7 +256,7 @@ TRIANGULAR_RECORD: dict[str, Any] = {
 def trmm(ctx, attrs, matrix, other):
     """y = alpha op(A) B, or alpha B op(A) with rightside; A is triangular: the entries of the other triangle are ignored."""
     half = (jnp.tril if attrs.lower else jnp.triu)(wide(matrix))
-    half, b = _flip(half, attrs.transpose), wide(other)
+    half, b = _maybe_transposed(half, attrs.transpose), wide(other)
     return (attrs.alpha * (jnp.matmul(b, half) if attrs.rightside else jnp.matmul(half, b))).astype(other.dtype)
 
 
@@ -297,15 +295,15 @@ SQUARE = {"inputs": ("A",), "fill": same_shape, "rows": stack_rows}
 CLOSE = 1e-30  # smallest eigenvalue gap used as a divisor in the gradient of syevd
 
 
-def _swapped(matrix: Array) -> Array:
+def _transposed(matrix: Array) -> Array:
     return jnp.swapaxes(matrix, -1, -2)
 
 
 def _from_lower(matrix: Array) -> Array:
     """The symmetric matrix with the lower triangle of `matrix`; its gradient is symmetric, as MXNet's is."""
     # The value is that of the mirrored lower triangle, the gradient that of (A + Aᵀ) / 2.
-    average = (matrix + _swapped(matrix)) / 2
-    mirrored = jnp.tril(matrix) + _swapped(jnp.tril(matrix, -1))
+    average = (matrix + _transposed(matrix)) / 2
+    mirrored = jnp.tril(matrix) + _transposed(jnp.tril(matrix, -1))
     return average + lax.stop_gradient(mirrored - average)
 
 
@@ -323,7 +321,7 @@ def potri(ctx, attrs, matrix):
     factor = wide(matrix)
     one = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     inverse = lax.linalg.triangular_solve(factor, one, left_side=True, lower=True)
-    return jnp.matmul(_swapped(inverse), inverse).astype(matrix.dtype)
+    return jnp.matmul(_transposed(inverse), inverse).astype(matrix.dtype)
 
 
 @operator("_linalg_inverse", aliases=("linalg_inverse",), **SQUARE)
@@ -346,16 +344,16 @@ def _log_det_jvp(primals, tangents):
     (matrix,), (change,) = primals, tangents
     sign, size = _log_det(matrix)
     singular = (sign == 0).reshape((*sign.shape, 1, 1))
-    safe = jnp.where(singular, jnp.eye(matrix.shape[-1], dtype=matrix.dtype).reshape(_ones(matrix)), matrix)
-    slope = jnp.where(singular, jnp.zeros_like(matrix), _swapped(jnp.linalg.inv(safe)))
+    safe = jnp.where(singular, jnp.eye(matrix.shape[-1], dtype=matrix.dtype).reshape(_matrix_shape(matrix)), matrix)
+    slope = jnp.where(singular, jnp.zeros_like(matrix), _transposed(jnp.linalg.inv(safe)))
     return (sign, size), (jnp.zeros_like(sign), jnp.sum(slope * change, (-2, -1)))
 
 
-def _ones(matrix: Array) -> tuple[int, ...]:
+def _matrix_shape(matrix: Array) -> tuple[int, ...]:
     return (1,) * (matrix.ndim - 2) + matrix.shape[-2:]
 
 
-def _leading(values: Array, matrix: Array) -> Array:
+def _at_least_1d(values: Array, matrix: Array) -> Array:
     return values.reshape(values.shape or (1,)).astype(matrix.dtype)
 
 
@@ -364,7 +362,7 @@ def slogdet(ctx, attrs, matrix):
     """y₀ = sign of det A, y₁ = ln|det A|; a singular matrix gives 0 and -inf, with gradient 0."""
     need_matrices("A", matrix.shape)
     sign, size = _log_det(wide(matrix))
-    return _leading(sign, matrix), _leading(size, matrix)
+    return _at_least_1d(sign, matrix), _at_least_1d(size, matrix)
 
 
 @operator("_linalg_det", inputs=("A",), outputs=("output0",), aliases=("linalg_det",), rows=stack_rows)
@@ -372,14 +370,14 @@ def det(ctx, attrs, matrix):
     """y = det A; the gradient of a singular matrix is 0, as in MXNet."""
     need_matrices("A", matrix.shape)
     sign, size = _log_det(wide(matrix))
-    return _leading(sign * jnp.exp(size), matrix)
+    return _at_least_1d(sign * jnp.exp(size), matrix)
 
 
 @operator("_linalg_sumlogdiag", inputs=("A",), aliases=("linalg_sumlogdiag",), rows=stack_rows)
 def sumlogdiag(ctx, attrs, matrix):
     """y = Σᵢ ln A[i, i]."""
     need_matrices("A", matrix.shape)
-    return _leading(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1), matrix)
+    return _at_least_1d(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1), matrix)
 
 
 @operator("_linalg_gelqf", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_gelqf",), rows=stack_rows)
@@ -388,15 +386,15 @@ def gelqf(ctx, attrs, matrix):
     need_matrices("A", matrix.shape, square=False)
     if matrix.shape[-2] > matrix.shape[-1]:
         raise ValueError(f"A has shape {matrix.shape}, it must not have more rows than columns; transpose it")
-    columns, upper = jnp.linalg.qr(_swapped(wide(matrix)))
-    return _swapped(columns).astype(matrix.dtype), _swapped(upper).astype(matrix.dtype)
+    columns, upper = jnp.linalg.qr(_transposed(wide(matrix)))
+    return _transposed(columns).astype(matrix.dtype), _transposed(upper).astype(matrix.dtype)
 
 
 @jax.custom_vjp
 def _eigen(matrix: Array) -> tuple[Array, Array]:
     """(U, eigenvalues in ascending order): A = Uᵀ diag(values) U; the entry of largest magnitude in a row of U is positive."""
-    vectors, values = lax.linalg.eigh(jnp.tril(matrix) + _swapped(jnp.tril(matrix, -1)), symmetrize_input=False)
-    rows = _swapped(vectors)
+    vectors, values = lax.linalg.eigh(jnp.tril(matrix) + _transposed(jnp.tril(matrix, -1)), symmetrize_input=False)
+    rows = _transposed(vectors)
     largest = jnp.take_along_axis(rows, jnp.argmax(jnp.abs(rows), -1)[..., None], -1)
     return jnp.where(largest < 0, -rows, rows), values
 
@@ -409,12 +407,12 @@ def _eigen_forward(matrix):
 def _eigen_backward(residuals, cotangents):
     rows, values = residuals
     d_rows, d_values = cotangents
-    turned = jnp.matmul(d_rows, _swapped(rows))
+    turned = jnp.matmul(d_rows, _transposed(rows))
     gap = values[..., :, None] - values[..., None, :]  # positive below the diagonal
-    below = jnp.tril((turned - _swapped(turned)) / (2 * jnp.maximum(gap, CLOSE)), -1)
-    diagonal = d_values[..., None] * jnp.eye(rows.shape[-1], dtype=rows.dtype).reshape(_ones(rows))
-    inner = diagonal + below + _swapped(below)
-    return (jnp.matmul(_swapped(rows), jnp.matmul(inner, rows)),)
+    below = jnp.tril((turned - _transposed(turned)) / (2 * jnp.maximum(gap, CLOSE)), -1)
+    diagonal = d_values[..., None] * jnp.eye(rows.shape[-1], dtype=rows.dtype).reshape(_matrix_shape(rows))
+    inner = diagonal + below + _transposed(below)
+    return (jnp.matmul(_transposed(rows), jnp.matmul(inner, rows)),)
 
 
 _eigen.defvjp(_eigen_forward, _eigen_backward)
@@ -431,10 +429,10 @@ def syevd(ctx, attrs, matrix):
 # ----------------------------------------------------------------------------------------------------
 # Extract or build the diagonals and triangles of matrices.
 
-Places = tuple[np.ndarray, np.ndarray]
+Indices = tuple[np.ndarray, np.ndarray]
 
 
-def _diagonal(size: int, offset: int) -> Places:
+def _diagonal(size: int, offset: int) -> Indices:
     """(row indices, column indices) of a diagonal of a square matrix; offset > 0 is above the main diagonal."""
     if abs(offset) >= size:
         raise ValueError(f"offset is {offset}, a matrix of side {size} has diagonals {1 - size} to {size - 1}; change offset")
@@ -442,7 +440,7 @@ def _diagonal(size: int, offset: int) -> Places:
     return at + max(-offset, 0), at + max(offset, 0)
 
 
-def _triangle(size: int, offset: int, lower: bool) -> Places:
+def _triangle(size: int, offset: int, lower: bool) -> Indices:
     """(row indices, column indices) of the triangle bounded by a diagonal: lower if offset < 0, upper if > 0, `lower` if 0.
 
     The entries of a lower triangle are listed row by row, those of an upper one column by column.

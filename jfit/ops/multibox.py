@@ -19,7 +19,7 @@ VARIANCES = numbers((0.1, 0.1, 0.2, 0.2))
 NEARLY_NOTHING = 1e-6  # an object is matched to its best anchor only if their IoU exceeds this
 
 
-def _four(op: str, attrs: Attrs) -> tuple[float, ...]:
+def _variances(op: str, attrs: Attrs) -> tuple[float, ...]:
     if len(attrs.variances) != 4:
         raise ValueError(f"{op}: variances is {attrs.variances}, expected four numbers (x, y, width, height); change variances")
     return attrs.variances
@@ -78,7 +78,7 @@ def _overlaps(one: Corners, two: Corners) -> Array:
     return jnp.where(union == 0, 0, shared / jnp.where(union == 0, 1, union))
 
 
-def _mined(attrs: Attrs, positive: Array, best: Array, logits: Array) -> Array:
+def _hard_negatives(attrs: Attrs, positive: Array, best: Array, logits: Array) -> Array:
     """Hard negatives, bool (batch, anchors): the unmatched anchors with the lowest background probability.
 
     Their number is negative_mining_ratio times the number of positive anchors of the image.
@@ -152,24 +152,24 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
     near = (matches < 0) & (best > attrs.overlap_threshold) & any_real & (attrs.overlap_threshold > 0)
     positive = (matches >= 0) | near
     if attrs.negative_mining_ratio > 0:
-        negative = _mined(attrs, positive, best, cls_pred) & any_real
+        negative = _hard_negatives(attrs, positive, best, cls_pred) & any_real
     else:
         negative = ~positive & any_real
     partner = jnp.where(matches >= 0, matches, jnp.argmax(overlap, axis=2).astype(jnp.int32))
     goal = jnp.take_along_axis(label[:, :, :5], partner[:, :, None], axis=1)  # (batch, anchors, 5)
     mask = jnp.broadcast_to(positive[:, :, None], (batch, count, 4))
-    offsets = _offsets(prior, corners(goal[:, :, 1:]), _four("MultiBoxTarget", attrs))
+    offsets = _offsets(prior, corners(goal[:, :, 1:]), _variances("MultiBoxTarget", attrs))
     location = jnp.where(mask, offsets, 0).reshape(batch, -1)
     classes = jnp.where(positive, goal[:, :, 0] + 1, jnp.where(negative, 0.0, attrs.ignore_label))
     return location.astype(dtype), mask.reshape(batch, -1).astype(dtype), classes.astype(dtype)
 
 
 # ------------------------------------------------------------------------------------------ MultiBoxDetection
-def _predicted(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
+def _decode_boxes(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
     """Predicted boxes (batch, anchors, 4): the anchors shifted and scaled by loc_pred."""
     prior = corners(anchor)
     width, height = prior.right - prior.left, prior.bottom - prior.top
-    v = _four("MultiBoxDetection", attrs)
+    v = _variances("MultiBoxDetection", attrs)
     moves = loc_pred.reshape(loc_pred.shape[0], -1, 4)
     x = moves[:, :, 0] * v[0] * width + (prior.left + prior.right) / 2
     y = moves[:, :, 1] * v[1] * height + (prior.top + prior.bottom) / 2
@@ -178,7 +178,7 @@ def _predicted(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
     return jnp.clip(boxes, 0, 1) if attrs.clip else boxes
 
 
-def _unsuppressed(attrs: Attrs, ids: Array, boxes: Array, alive: Array) -> Array:
+def _non_maximum_suppression(attrs: Attrs, ids: Array, boxes: Array, alive: Array) -> Array:
     """Non-maximum suppression, bool (batch, anchors): which detections, sorted by score, survive."""
     sides = corners(boxes)
 
@@ -230,19 +230,19 @@ def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array,
     ids = jnp.argmax(cls_prob[:, 1:], axis=1)
     valid = (score > -1) & ~(score < attrs.threshold)
     detections = jnp.concatenate(
-        [ids.astype(wide)[:, :, None], score[:, :, None], _predicted(attrs, loc_pred, anchor)], axis=2
+        [ids.astype(wide)[:, :, None], score[:, :, None], _decode_boxes(attrs, loc_pred, anchor)], axis=2
     )  # (batch, anchors, 6)
 
     present = jnp.arange(count)[None] < jnp.sum(valid, axis=1, keepdims=True)
-    places = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], valid.shape)
-    unranked = gathered(valid, places, 0)
+    positions = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], valid.shape)
+    unranked = gathered(valid, positions, 0)
     if not 0 < attrs.nms_threshold <= 1:
         return jnp.where(present[:, :, None], jnp.take_along_axis(detections, unranked[:, :, None], axis=1), -1).astype(dtype)
     order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: equal scores keep the order of the anchors
     first = attrs.nms_topk if attrs.nms_topk > 0 else count
     ranked = jnp.take_along_axis(detections, order[:, :, None], axis=1)
-    survives = _unsuppressed(attrs, ranked[:, :, 0], ranked[:, :, 2:], present & (places < first))
+    survives = _non_maximum_suppression(attrs, ranked[:, :, 0], ranked[:, :, 2:], present & (positions < first))
     if first < count:  # MXNet leaves the detections after the nms_topk best in the order of the anchors
-        ranked = jnp.take_along_axis(detections, jnp.where(places < first, order, unranked)[:, :, None], axis=1)
+        ranked = jnp.take_along_axis(detections, jnp.where(positions < first, order, unranked)[:, :, None], axis=1)
     label = jnp.where(survives[:, :, None], ranked[:, :, :1], -1)
     return jnp.where(present[:, :, None], jnp.concatenate([label, ranked[:, :, 1:]], axis=2), -1).astype(dtype)

@@ -150,9 +150,7 @@ def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, m
     wide, shapes = accumulating(data.dtype), {a.shape for a in (gamma, beta, moving_mean, moving_var)}
     if shapes != {(data.shape[axis],)}:
         actual = ", ".join(map(str, sorted(shapes)))
-        raise ValueError(
-            f"parameters and states have shapes {actual}, expected ({data.shape[axis]},): a number for each channel"
-        )
+        raise ValueError(f"parameters, states have shapes {actual}, expected ({data.shape[axis]},): a number for each channel")
     scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
     shift = beta.astype(wide)
     if not ctx.train or attrs.use_global_stats:

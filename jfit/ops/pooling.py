@@ -98,13 +98,13 @@ def _max_tiles_backward(first, kernel, x, grad):
     # when it fuses stacked parts.
     tiles = _tiles(x, first, kernel)
     taps = list(_taps(first, kernel))
-    best, place = tiles[taps[0]], jnp.zeros(grad.shape, jnp.int32)
+    best, argmax = tiles[taps[0]], jnp.zeros(grad.shape, jnp.int32)
     for i, tap in enumerate(taps[1:], 1):
         larger = tiles[tap] > best
-        best, place = jnp.where(larger, tiles[tap], best), jnp.where(larger, i, place)
+        best, argmax = jnp.where(larger, tiles[tap], best), jnp.where(larger, i, argmax)
     within = tuple(first + 1 + 2 * i for i in range(len(kernel)))
     number = jnp.arange(len(taps)).reshape([kernel[within.index(k)] if k in within else 1 for k in range(tiles.ndim)])
-    spread = jnp.where(jnp.expand_dims(place, within) == number, jnp.expand_dims(grad, within), jnp.zeros((), grad.dtype))
+    spread = jnp.where(jnp.expand_dims(argmax, within) == number, jnp.expand_dims(grad, within), jnp.zeros((), grad.dtype))
     return (spread.reshape(x.shape),)
 
 

@@ -86,11 +86,11 @@ def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array)
     box = Corners(*(inside(side, last) for side, last in zip(box, (last_x, last_y, last_x, last_y), strict=True)))
     # positions of the feature map beyond real_y, real_x are padding of the image
     real_y, real_x = (jnp.floor(im_info[:, k : k + 1] / attrs.feature_stride) for k in (0, 1))
-    place = np.arange(height * width * anchors)[None] // anchors
-    padded = (place // width >= real_y) | (place % width >= real_x)
-    least = attrs.rpn_min_size * im_info[:, 2:3]
-    small = (box.right - box.left + 1 < least) | (box.bottom - box.top + 1 < least)
-    grow = jnp.where(small, least / 2, 0.0)
+    position = np.arange(height * width * anchors)[None] // anchors
+    padded = (position // width >= real_y) | (position % width >= real_x)
+    min_size = attrs.rpn_min_size * im_info[:, 2:3]
+    small = (box.right - box.left + 1 < min_size) | (box.bottom - box.top + 1 < min_size)
+    grow = jnp.where(small, min_size / 2, 0.0)
     boxes = jnp.stack([box.left - grow, box.top - grow, box.right + grow, box.bottom + grow], axis=2)
     return boxes, jnp.where(padded | small, -1.0, score)
 
@@ -116,9 +116,9 @@ def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) 
         return shared / (pick(sizes) + sizes - shared) > attrs.threshold
 
     survives = survivors(suppresses, jnp.ones(score.shape, bool), min(count_out, first))
-    places = gathered(survives, jnp.broadcast_to(jnp.arange(first, dtype=jnp.int32)[None], survives.shape), 0)
-    turn = jnp.mod(jnp.arange(count_out, dtype=jnp.int32)[None], jnp.maximum(jnp.sum(survives, axis=1, keepdims=True), 1))
-    chosen = jnp.take_along_axis(places, turn, axis=1)  # (images, count_out)
+    indices = gathered(survives, jnp.broadcast_to(jnp.arange(first, dtype=jnp.int32)[None], survives.shape), 0)
+    cycle = jnp.mod(jnp.arange(count_out, dtype=jnp.int32)[None], jnp.maximum(jnp.sum(survives, axis=1, keepdims=True), 1))
+    chosen = jnp.take_along_axis(indices, cycle, axis=1)  # (images, count_out)
     picked = jnp.take_along_axis(boxes, chosen[:, :, None], axis=1)
     image = jnp.broadcast_to(jnp.arange(images, dtype=picked.dtype)[:, None, None], (images, count_out, 1))
     rois = jnp.concatenate([image, picked], axis=2).reshape(-1, 5)

@@ -33,7 +33,7 @@ OUTPUTS = ("output0", "output1", "output2")
 CALIBRATED = {"min_calib_range": maybe_number(), "max_calib_range": maybe_number()}
 
 
-def largest(low: Array, high: Array) -> Array:
+def magnitude(low: Array, high: Array) -> Array:
     """max(|low|, |high|) as a float32 scalar."""
     return jnp.maximum(jnp.abs(low), jnp.abs(high)).astype(jnp.float32).reshape(())
 
@@ -51,7 +51,7 @@ def as_integers(values: Array, name: str) -> Array:
     return jnp.clip(jnp.round(values), ends.min, ends.max).astype(dtype_of(name))
 
 
-def one(value: Any) -> Array:
+def range_end(value: Any) -> Array:
     """One end of a range in the form of the operators' outputs: (1,) float32."""
     return jnp.asarray(value, jnp.float32).reshape(1)
 
@@ -84,7 +84,7 @@ def _quantize_rows(attrs, rows, shapes, outs):
     return [*layout, *[None if independent else LOST] * 2]
 
 
-def _ends(ctx: Ctx, data: Array) -> tuple[Array, Array]:
+def _min_max(ctx: Ctx, data: Array) -> tuple[Array, Array]:
     """(minimum, maximum) over the rows with weight > 0."""
     mask = ctx.row_mask(data.ndim)
     if mask is None:
@@ -104,11 +104,11 @@ def _ends(ctx: Ctx, data: Array) -> tuple[Array, Array]:
 )
 def quantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
     """q = round(x · 127 / range) as int8 (· 255 / range as uint8), range = max(|min|, |max|); and the ends of the range."""
-    size = largest(min_range, max_range)
+    size = magnitude(min_range, max_range)
     q = as_integers(data.astype(jnp.float32) * (STEPS[attrs.out_type] / size), attrs.out_type)
     if attrs.out_type == "uint8":
-        return q, one(min_range), one(max_range)
-    return q, one(-size), one(size)
+        return q, range_end(min_range), range_end(max_range)
+    return q, range_end(-size), range_end(size)
 
 
 @operator(
@@ -123,11 +123,11 @@ def quantize_v2(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Arra
     kind = _kind(attrs)
     if data.dtype.name in FINE_STEPS:  # integers already: return them with a range in which one step is 1, as MXNet does
         steps = FINE_STEPS[data.dtype.name]
-        return data, one(0.0 if data.dtype == jnp.uint8 else -steps), one(steps)
-    low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _ends(ctx, data)
-    size = largest(jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32))
+        return data, range_end(0.0 if data.dtype == jnp.uint8 else -steps), range_end(steps)
+    low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _min_max(ctx, data)
+    size = magnitude(jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32))
     q = as_integers(data.astype(jnp.float32) * (FINE_STEPS[kind] / size), kind)
-    return (q, one(low), one(high)) if kind == "uint8" else (q, one(-size), one(size))
+    return (q, range_end(low), range_end(high)) if kind == "uint8" else (q, range_end(-size), range_end(size))
 
 
 @operator(
@@ -139,11 +139,11 @@ def quantize_v2(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Arra
 )
 def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Array]:
     """q = round(x · scale + shift) as uint8, scale = 255 / (max - min), shift = 255 - max · scale; and scale, shift."""
-    low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _ends(ctx, data)
+    low, high = (attrs.min_calib_range, attrs.max_calib_range) if _is_calibrated(attrs) else _min_max(ctx, data)
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
     scale = 255.0 / (high - low)
     shift = 255.0 - high * scale
-    return as_integers(data.astype(jnp.float32) * scale + shift, "uint8"), one(scale), one(shift)
+    return as_integers(data.astype(jnp.float32) * scale + shift, "uint8"), range_end(scale), range_end(shift)
 
 
 @operator(
@@ -156,7 +156,7 @@ def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Ar
 )
 def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> Array:
     """y = q · range / 127.5 for int8, q · range / 255.5 for uint8; range = max(|min|, |max|)."""
-    scale = largest(min_range, max_range) / steps_of("_contrib_dequantize", data, FINE_STEPS)
+    scale = magnitude(min_range, max_range) / steps_of("_contrib_dequantize", data, FINE_STEPS)
     return data.astype(jnp.float32) * scale
 
 
@@ -171,14 +171,14 @@ def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
 )
 def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
     """q = round(x · 127 / range) as int8 (· 255 as uint8) for x = p · old range / (2³¹ - 1), p int32; and the new range."""
-    step = largest(min_range, max_range) / steps_of("_contrib_requantize", data, {"int32": STEPS["int32"]})
+    step = magnitude(min_range, max_range) / steps_of("_contrib_requantize", data, {"int32": STEPS["int32"]})
     if _is_calibrated(attrs):
-        low, high = one(attrs.min_calib_range), one(attrs.max_calib_range)
+        low, high = range_end(attrs.min_calib_range), range_end(attrs.max_calib_range)
     else:
-        low, high = (end.astype(jnp.float32) * step for end in _ends(ctx, data))
-    size, kind = largest(low, high), _kind(attrs)
+        low, high = (end.astype(jnp.float32) * step for end in _min_max(ctx, data))
+    size, kind = magnitude(low, high), _kind(attrs)
     q = as_integers(data.astype(jnp.float32) * (step * (STEPS[kind] / size)), kind)
-    return q, one(0.0 if kind == "uint8" else -size), one(size)
+    return q, range_end(0.0 if kind == "uint8" else -size), range_end(size)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -247,26 +247,26 @@ def _wide(op: str, data: Array) -> Array:
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array) -> tuple[Array, Array, Array]:
     """p = x Wᵀ + trunc(b · ratio of the units) in int32; the unit of p is (data range / steps) (weight range / 127)."""
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
-    d, w = largest(*ends[:2]), largest(*ends[2:4])
+    d, w = magnitude(*ends[:2]), magnitude(*ends[2:4])
     sums = nn.fully_connected(ctx, attrs, _wide("_contrib_quantized_fully_connected", data), weight.astype(jnp.int32))
     if bias is not None:
         fine = (steps_of("bias", data, FINE_STEPS) / d) * (FINE_STEPS["int8"] / w)
-        ratio = fine * largest(*ends[4:6]) / FINE_STEPS["int8"]
+        ratio = fine * magnitude(*ends[4:6]) / FINE_STEPS["int8"]
         sums = sums + along(jnp.trunc(bias.astype(jnp.float32) * ratio).astype(jnp.int32), sums.ndim - 1, sums.ndim)
     size = (d / STEPS[data.dtype.name]) * (w / STEPS["int8"]) * STEPS["int32"]
-    return sums, one(-size), one(size)
+    return sums, range_end(-size), range_end(size)
 
 
-def convolved(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
+def int_convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     """W ⋆ x in int32; on accelerators, which support no integer convolution, computed exactly in float32."""
 
     def integers(data: Array, weight: Array) -> Array:
         return conv.convolution(ctx, attrs, data, weight.astype(jnp.int32))
 
-    return lax.platform_dependent(data, weight, cpu=integers, default=functools.partial(in_floats, ctx, attrs))
+    return lax.platform_dependent(data, weight, cpu=integers, default=functools.partial(float_convolution, ctx, attrs))
 
 
-def in_floats(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
+def float_convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     """W ⋆ x of 8-bit integers in float32: four bits of the weights at a time, so that sums of up to 4386 products are exact."""
     wide = weight.astype(jnp.int32)
     with jax.default_matmul_precision("float32"):
@@ -292,16 +292,16 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array
     255: MXNet's CPU build, which supports only uint8 data, does so, and its models were calibrated that way.
     """
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
-    d, w = largest(*ends[:2]), largest(*ends[2:4])
-    sums = convolved(ctx, attrs, _wide("_contrib_quantized_conv", data), weight)
+    d, w = magnitude(*ends[:2]), magnitude(*ends[2:4])
+    sums = int_convolution(ctx, attrs, _wide("_contrib_quantized_conv", data), weight)
     unit = (d / STEPS["int8"]) * (w / STEPS["int8"])
     if bias is not None:
         offset = bias.astype(jnp.int32)
         if data.dtype == jnp.int8:
-            offset = as_integers(bias.astype(jnp.float32) * (largest(*ends[4:6]) / STEPS["int8"] / unit), "int32")
+            offset = as_integers(bias.astype(jnp.float32) * (magnitude(*ends[4:6]) / STEPS["int8"] / unit), "int32")
         channel = (attrs.layout or "NC").index("C")
         sums = sums + along(offset, channel, sums.ndim)
-    return sums, one(-unit * STEPS["int32"]), one(unit * STEPS["int32"])
+    return sums, range_end(-unit * STEPS["int32"]), range_end(unit * STEPS["int32"])
 
 
 # ------------------------------------------------------------------------------------------ layers that keep the range
@@ -324,13 +324,13 @@ def pool(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[
     else:  # the divisor is always the kernel size, even where a window extends beyond the padding (unlike float Pooling)
         sums = pooling.pooling(ctx, Attrs({**attrs, "pool_type": "sum"}), wide)
         values = sums / size_of(attrs.kernel)
-    return as_integers(values, data.dtype.name), one(low), one(high)
+    return as_integers(values, data.dtype.name), range_end(low), range_end(high)
 
 
 @_same_range_operator("_contrib_quantized_flatten")
 def flatten(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """q = x of shape (n, everything else); the range is unchanged."""
-    return data.reshape(data.shape[0], size_of(data.shape[1:])), one(low), one(high)
+    return data.reshape(data.shape[0], size_of(data.shape[1:])), range_end(low), range_end(high)
 
 
 @_same_range_operator("_contrib_quantized_act", attrs={"act_type": choice("relu", "sigmoid", "softrelu", "softsign", "tanh")})
@@ -341,7 +341,7 @@ def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> 
     """
     if attrs.act_type != "relu":
         raise ValueError(f"_contrib_quantized_act: act_type is {attrs.act_type!r}, expected 'relu'; dequantize before it")
-    return jnp.maximum(data, jnp.zeros((), data.dtype)), one(low), one(high)
+    return jnp.maximum(data, jnp.zeros((), data.dtype)), range_end(low), range_end(high)
 
 
 @operator(
@@ -356,7 +356,7 @@ def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> 
 def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """q = weight[clip(x, 0, input_dim - 1)]; the range is that of the weight."""
     ids = jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
-    return jnp.take(weight, ids, axis=0, mode="clip"), one(low), one(high)
+    return jnp.take(weight, ids, axis=0, mode="clip"), range_end(low), range_end(high)
 
 
 # ------------------------------------------------------------------------------------------ several arrays
@@ -397,11 +397,11 @@ def concat(ctx: Ctx, attrs: Attrs, *arrays: Array) -> tuple[Array, Array, Array]
     data, ends = arrays[: attrs.num_args], arrays[attrs.num_args :]
     kind = _common([x.dtype for x in data]).name
     low, high = jnp.min(jnp.stack(ends[::2])), jnp.max(jnp.stack(ends[1::2]))
-    size, parts = largest(low, high), []
+    size, parts = magnitude(low, high), []
     for x, a, b in zip(data, ends[::2], ends[1::2], strict=True):
-        ratio = (largest(a, b) / steps_of("_contrib_quantized_concat", x, STEPS)) / (size / STEPS[kind])
+        ratio = (magnitude(a, b) / steps_of("_contrib_quantized_concat", x, STEPS)) / (size / STEPS[kind])
         parts.append(as_integers(x.astype(jnp.float32) * ratio, kind))
-    return jnp.concatenate(parts, axis=attrs.dim), one(low), one(high)
+    return jnp.concatenate(parts, axis=attrs.dim), range_end(low), range_end(high)
 
 
 PAIR = ("lhs", "rhs", "lhs_min", "lhs_max", "rhs_min", "rhs_max")
@@ -425,7 +425,7 @@ def _pair_rows(attrs, rows, shapes, outs):
 
 def _fine(op: str, x: Array, low: Array, high: Array) -> Array:
     """The size of one quantization step of x."""
-    return largest(low, high) / steps_of(op, x, FINE_STEPS)
+    return magnitude(low, high) / steps_of(op, x, FINE_STEPS)
 
 
 @operator(
@@ -442,11 +442,11 @@ def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[A
     op = "_contrib_quantized_elemwise_add"
     kind = _pair_kind(attrs, [lhs.dtype, rhs.dtype])
     if kind == "int32":
-        size = largest(*ends[:2]) + largest(*ends[2:])
-        low, high, steps = one(-size), one(size), STEPS[kind]
+        size = magnitude(*ends[:2]) + magnitude(*ends[2:])
+        low, high, steps = range_end(-size), range_end(size), STEPS[kind]
     else:
-        low, high, steps = one(attrs.min_calib_range), one(attrs.max_calib_range), FINE_STEPS[kind]
-    scale = steps / largest(low, high)
+        low, high, steps = range_end(attrs.min_calib_range), range_end(attrs.max_calib_range), FINE_STEPS[kind]
+    scale = steps / magnitude(low, high)
     if lhs.dtype != rhs.dtype:  # convert uint8 to int8 of the same range first
         lhs, rhs = (x if x.dtype == jnp.int8 else (x // 2).astype(jnp.int8) for x in (lhs, rhs))
     left, right = (_fine(op, x, *r) * scale for x, r in ((lhs, ends[:2]), (rhs, ends[2:])))
@@ -473,11 +473,11 @@ def multiply(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> Ar
         return products.astype(jnp.float32) * step
     kind = _pair_kind(attrs, [lhs.dtype, rhs.dtype])
     if kind == "int32":
-        exact = [largest(*r) / steps_of(op, x, STEPS) for x, r in ((lhs, ends[:2]), (rhs, ends[2:]))]
+        exact = [magnitude(*r) / steps_of(op, x, STEPS) for x, r in ((lhs, ends[:2]), (rhs, ends[2:]))]
         size = exact[0] * exact[1] * STEPS["int32"]
-        return products, one(-size), one(size)
-    low, high = one(attrs.min_calib_range), one(attrs.max_calib_range)
-    truncated = jnp.trunc(products.astype(jnp.float32) * (step * FINE_STEPS[kind] / largest(low, high)))
+        return products, range_end(-size), range_end(size)
+    low, high = range_end(attrs.min_calib_range), range_end(attrs.max_calib_range)
+    truncated = jnp.trunc(products.astype(jnp.float32) * (step * FINE_STEPS[kind] / magnitude(low, high)))
     return as_integers(truncated, kind), low, high
 
 
@@ -520,15 +520,15 @@ def batch_norm(
         raise ValueError(
             "_contrib_quantized_batch_norm: min_calib_range and max_calib_range are required; calibrate the quantized model"
         )
-    size = largest(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
+    size = magnitude(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
     data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # uint8 -> int8 of the same range
-    step = largest(low, high) / steps_of("_contrib_quantized_batch_norm", data, FINE_STEPS)
+    step = magnitude(low, high) / steps_of("_contrib_quantized_batch_norm", data, FINE_STEPS)
     scale = gamma / jnp.sqrt(var + attrs.eps)
     shift = beta - mean * scale
     x = data.astype(jnp.float32)
     steps = FINE_STEPS["int8"] / size
     values = x * along(scale * step * steps, attrs.axis, x.ndim) + along(shift * steps, attrs.axis, x.ndim)
-    return (as_integers(values, "int8"), one(attrs.min_calib_range), one(attrs.max_calib_range)), (mean, var)
+    return (as_integers(values, "int8"), range_end(attrs.min_calib_range), range_end(attrs.max_calib_range)), (mean, var)
 
 
 # ----------------------------------------------------------------------------------------------------

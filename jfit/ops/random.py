@@ -149,7 +149,7 @@ def drawn_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     return ins, [DTYPES[attrs.dtype or "float32"]]
 
 
-def finished(values: Array, dtype: Any) -> Array:
+def cast_samples(values: Array, dtype: Any) -> Array:
     """Cast samples to the output dtype; they have no gradient."""
     return lax.stop_gradient(values).astype(dtype)
 
@@ -167,7 +167,7 @@ def _add(law: Distribution) -> None:
     def shaped(ctx: Ctx, attrs: Attrs) -> Array:
         shape, parameters = shape_of(name, attrs), _parameters(name, law, attrs)
         drawn = ctx.random(lambda key, size: law.draw(key, size, *parameters), shape)
-        return finished(drawn, dtype_of(attrs.dtype or "float32"))
+        return cast_samples(drawn, dtype_of(attrs.dtype or "float32"))
 
     def like(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         if not jnp.issubdtype(data.dtype, jnp.floating):
@@ -175,7 +175,7 @@ def _add(law: Distribution) -> None:
                 f"{name}_like: data has dtype {data.dtype}, expected a float dtype because the output has it too; cast the data"
             )
         parameters = _parameters(f"{name}_like", law, attrs)
-        return finished(ctx.random(lambda key, size: law.draw(key, size, *parameters), data.shape), data.dtype)
+        return cast_samples(ctx.random(lambda key, size: law.draw(key, size, *parameters), data.shape), data.dtype)
 
     shaped.__doc__ = law.draw.__doc__
     like.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}; one sample for each entry of the data."
@@ -234,8 +234,8 @@ def _one_shape(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    known = next((t for t in ins if t is not None), None)
-    return [known if t is None else t for t in ins], drawn_types(attrs, ins)[1]
+    dtype = next((t for t in ins if t is not None), None)
+    return [dtype if t is None else t for t in ins], drawn_types(attrs, ins)[1]
 
 
 def _leading_rows(attrs, rows, shapes, outs):
@@ -257,7 +257,7 @@ def _add_sample(law: Distribution) -> None:
         keys = ctx.random(jax.random.split, lead, _batched(ctx)).reshape(-1)
         flat = [p.astype(jnp.float32).reshape(-1) for p in parameters]
         drawn = jax.vmap(lambda key, *values: law.draw(key, attrs.shape, *values))(keys, *flat)
-        return finished(drawn.reshape(*lead, *attrs.shape), dtype_of(attrs.dtype or "float32"))
+        return cast_samples(drawn.reshape(*lead, *attrs.shape), dtype_of(attrs.dtype or "float32"))
 
     sample.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}; `shape` samples for each entry of the parameters."
     operator(

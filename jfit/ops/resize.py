@@ -149,14 +149,14 @@ def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
     if size == old:
         return wide
     if size == 1:
-        place = np.zeros(1)  # as in MXNet, a single output pixel is the first input pixel, with either alignment
+        position = np.zeros(1)  # as in MXNet, a single output pixel is the first input pixel, with either alignment
     elif align:
-        place = np.arange(size) * ((old - 1) / (size - 1))
+        position = np.arange(size) * ((old - 1) / (size - 1))
     else:
-        place = np.maximum((np.arange(size) + 0.5) * (old / size) - 0.5, 0.0)
-    low = np.minimum(place.astype(np.int64), old - 1)
+        position = np.maximum((np.arange(size) + 0.5) * (old / size) - 0.5, 0.0)
+    low = np.minimum(position.astype(np.int64), old - 1)
     high = np.minimum(low + 1, old - 1)
-    part = jnp.asarray((place - low).reshape([-1 if k == axis else 1 for k in range(wide.ndim)]), wide.dtype)
+    part = jnp.asarray((position - low).reshape([-1 if k == axis else 1 for k in range(wide.ndim)]), wide.dtype)
     below, above = jnp.take(wide, low, axis=axis), jnp.take(wide, high, axis=axis)
     return below + part * (above - below)
 
@@ -197,8 +197,8 @@ def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = No
 # ------------------------------------------------------------------------------------------ AdaptiveAvgPooling2D
 def _averages(n: int, count: int) -> np.ndarray:
     """Averaging matrix (count, n): row i averages the entries from ⌊i n / count⌋ to ⌈(i + 1) n / count⌉ (exclusive)."""
-    i, place = np.arange(count)[:, None], np.arange(n)[None, :]
-    inside = (place >= i * n // count) & (place < -(-(i + 1) * n // count))
+    i, position = np.arange(count)[:, None], np.arange(n)[None, :]
+    inside = (position >= i * n // count) & (position < -(-(i + 1) * n // count))
     return inside / inside.sum(axis=1, keepdims=True)
 
 
@@ -241,9 +241,7 @@ def resized(op: str, data: Array, size: tuple[int, int], interp: int) -> Array:
         raise ValueError(f"{op}: interp is {interp}, expected 0 to 4 (nearest, linear, cubic, area, Lanczos)")
     floating = jnp.issubdtype(data.dtype, jnp.floating)
     if interp != NEAREST and not floating and data.dtype != jnp.uint8:
-        raise ValueError(
-            f"{op}: data has dtype {data.dtype}, expected uint8 or floats because interp={interp} averages; cast the data"
-        )
+        raise ValueError(f"{op}: data is {data.dtype}, expected uint8 or floats because interp={interp} averages; cast data")
     old = data.shape[-3:-1]
     if interp == NEAREST:
         rows, columns = (np.minimum(np.arange(n) * o // n, o - 1) for n, o in zip(size, old, strict=True))
@@ -264,11 +262,11 @@ def _apply(data: Array, high: np.ndarray, wide: np.ndarray) -> Array:
     return jnp.einsum("...hvc,uh->...uvc", across, jnp.asarray(high, data.dtype), precision=precise)
 
 
-def _matrix(old: int, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _matrix(old: int, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Dense weight matrix (new, old) from the indices and weights (new, taps) of `_taps`."""
-    matrix = np.zeros((len(places), old), weights.dtype)
-    for tap in range(places.shape[1]):
-        np.add.at(matrix, (np.arange(len(places)), places[:, tap]), weights[:, tap])
+    matrix = np.zeros((len(indices), old), weights.dtype)
+    for tap in range(indices.shape[1]):
+        np.add.at(matrix, (np.arange(len(indices)), indices[:, tap]), weights[:, tap])
     return matrix
 
 
@@ -295,8 +293,8 @@ def _taps(old: int, new: int, interp: int, cut: bool) -> tuple[np.ndarray, np.nd
     count = weights.shape[1]
     if count == 2 and cut:
         first = np.clip(first, 0, old - 1)
-    places = first[:, None] + np.arange(count) - (count // 2 - 1)
-    return np.clip(places, 0, old - 1).astype(np.int32), weights.astype(np.float32)
+    indices = first[:, None] + np.arange(count) - (count // 2 - 1)
+    return np.clip(indices, 0, old - 1).astype(np.int32), weights.astype(np.float32)
 
 
 def _cubic(part: np.ndarray) -> np.ndarray:

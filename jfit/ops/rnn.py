@@ -200,8 +200,8 @@ def _rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list[Any]:
 
 def _types(attrs: Any, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     floats = len(ins) - attrs.use_sequence_length
-    known = next((t for t in ins[:floats] if t is not None), None)
-    return [known] * floats + ins[floats:], [known] * len(_outputs(attrs))
+    dtype = next((t for t in ins[:floats] if t is not None), None)
+    return [dtype] * floats + ins[floats:], [dtype] * len(_outputs(attrs))
 
 
 def _dropped(ctx: Any, attrs: Any, data: Array, layer: int) -> Array:

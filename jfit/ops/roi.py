@@ -73,9 +73,9 @@ def _samples(size: Array, bins: int, ratio: int) -> Array:
     return jnp.clip(jnp.ceil(size / bins), 1, MOST_SAMPLES).astype(jnp.int32)
 
 
-def _inside(place: Array, size: int) -> Array:
+def _inside(position: Array, size: int) -> Array:
     """Whether a sample is inside the feature map or at most one pixel outside; other samples are 0."""
-    return (place >= -1) & (place <= size)
+    return (position >= -1) & (position <= size)
 
 
 def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) -> Array:
@@ -86,9 +86,9 @@ def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) 
     pixels = jnp.arange(size, dtype=start.dtype)[None, None]
 
     def add(k: Any, total: Array) -> Array:
-        place = first + (k + 0.5) * step / count[:, None]
-        used = _inside(place, size) & (k < count)[:, None]
-        hat = jnp.maximum(0, 1 - jnp.abs(jnp.clip(place, 0, size - 1)[:, :, None] - pixels))
+        position = first + (k + 0.5) * step / count[:, None]
+        used = _inside(position, size) & (k < count)[:, None]
+        hat = jnp.maximum(0, 1 - jnp.abs(jnp.clip(position, 0, size - 1)[:, :, None] - pixels))
         return total + jnp.where(used[:, :, None], hat, 0)
 
     most = ratio if ratio > 0 else jnp.max(count, initial=1)
@@ -171,14 +171,14 @@ def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Ar
     count_y, count_x = _samples(down, bins_y, attrs.sampling_ratio), _samples(across, bins_x, attrs.sampling_ratio)
     most_y, most_x = jnp.max(count_y, initial=1), jnp.max(count_x, initial=1)
 
-    def places(k: Array, length: Array, count: Array, bins: int) -> Array:
+    def positions(k: Array, length: Array, count: Array, bins: int) -> Array:
         step = (length / bins)[:, None]
         return (-length / 2)[:, None] + (jnp.arange(bins, dtype=rois.dtype)[None] + (k + 0.5) / count[:, None]) * step
 
     def add(k: Any, data: Array) -> Array:
         k_y, k_x = k // most_x, k % most_x
-        y = places(k_y, down, count_y, bins_y)[:, :, None]
-        x = places(k_x, across, count_x, bins_x)[:, None, :]
+        y = positions(k_y, down, count_y, bins_y)[:, :, None]
+        x = positions(k_x, across, count_x, bins_x)[:, None, :]
         turned_x = x * jnp.cos(angle) + y * jnp.sin(angle) + centre_x[:, None, None]
         turned_y = y * jnp.cos(angle) - x * jnp.sin(angle) + centre_y[:, None, None]
         used = (k_y < count_y) & (k_x < count_x) & (rois[:, 0] >= 0)
@@ -279,11 +279,11 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     left, top, across, down = _edges(regions, attrs.spatial_scale, 0.0)
     rows = jnp.where(valid[:, None, None], _covered(top, down, bins, height), 0)
     columns = _covered(left, across, bins, width)
-    places = _groups(bins, group)
+    groups = _groups(bins, group)
 
     def maps_of(maps: Array) -> Array:
         split = maps.reshape(attrs.output_dim, group, group, height, width)
-        return split if group == bins else split[:, places[:, None], places[None, :]]
+        return split if group == bins else split[:, groups[:, None], groups[None, :]]
 
     return _pooled(data, image, rows, columns, maps_of).astype(data.dtype)
 
@@ -324,7 +324,7 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
     moves = offsets.astype(wide)[:, :, parts[:, None], parts[None, :]].reshape(-1, classes, 2, bins, bins) * attrs.trans_std
     # (batch, classes, groups, groups, height, width, channels of a class)
     maps = jnp.moveaxis(data.reshape(batch, classes, -1, group, group, height, width), 2, -1)
-    places = _groups(bins, group)
+    groups = _groups(bins, group)
     edges = jnp.stack(_edges(regions, attrs.spatial_scale, 0.5), axis=1)  # (regions, 4)
 
     def one(region: tuple[Array, Array, Array]) -> Array:
@@ -335,7 +335,7 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
         x = (left + grid * across)[None, None, :, None, :] + (move[:, 0] * across)[:, :, :, None, None]
         y, x = jnp.broadcast_arrays(y, x)  # (classes, bins, bins, samples, samples)
         used = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
-        index = (np.arange(classes)[:, None, None, None, None], places[:, None, None, None], places[:, None, None])
+        index = (np.arange(classes)[:, None, None, None, None], groups[:, None, None, None], groups[:, None, None])
         image_maps = maps[which].astype(wide)
         value = _blend(lambda r, c: image_maps[(*index, r, c)], y, x, height, width)
         total = jnp.sum(jnp.where(used[..., None], value, 0), axis=(3, 4))
@@ -368,10 +368,10 @@ def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Arra
 
 def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[Array, Array]:
     """(maximum, index of the first maximum) of each bin along `axis`; the bins are a new last axis."""
-    place = jnp.arange(values.shape[axis]).reshape([-1 if k == axis else 1 for k in range(values.ndim)])
+    position = jnp.arange(values.shape[axis]).reshape([-1 if k == axis else 1 for k in range(values.ndim)])
     maxima = []
     for k in range(begin.shape[0]):
-        inside = jnp.where((place >= begin[k]) & (place < end[k]), values, jnp.asarray(-jnp.inf, values.dtype))
+        inside = jnp.where((position >= begin[k]) & (position < end[k]), values, jnp.asarray(-jnp.inf, values.dtype))
         maxima.append((jnp.max(inside, axis=axis), jnp.argmax(inside, axis=axis)))
     return jnp.stack([m[0] for m in maxima], axis=-1), jnp.stack([m[1] for m in maxima], axis=-1)
 
@@ -414,8 +414,8 @@ def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array
         empty = (bottom <= top).reshape(1, -1, 1) | (right <= left).reshape(1, 1, -1) | (row < 0) | (row >= rows)
         return jnp.where(empty, -1, jnp.swapaxes(line, 1, 2) * width + column)
 
-    place = lax.map(one, (images, corners))  # (regions, channels, *pooled_size)
+    pixel = lax.map(one, (images, corners))  # (regions, channels, *pooled_size)
     channel = jnp.arange(channels).reshape(1, channels, 1, 1)
-    flat = (jnp.clip(images, 0, rows - 1).reshape(-1, 1, 1, 1) * channels + channel) * (height * width) + jnp.maximum(place, 0)
-    out = jnp.where(place < 0, jnp.zeros((), data.dtype), jnp.take(data.reshape(-1), flat, mode="clip"))
-    return out, lax.stop_gradient(place.astype(data.dtype))
+    flat = (jnp.clip(images, 0, rows - 1).reshape(-1, 1, 1, 1) * channels + channel) * (height * width) + jnp.maximum(pixel, 0)
+    out = jnp.where(pixel < 0, jnp.zeros((), data.dtype), jnp.take(data.reshape(-1), flat, mode="clip"))
+    return out, lax.stop_gradient(pixel.astype(data.dtype))

@@ -29,7 +29,7 @@ def _target(op: str, attrs: Attrs) -> tuple[int, int]:
     return attrs.target_shape
 
 
-def _affine_grid(op: str, theta: Array, y_places: np.ndarray, x_places: np.ndarray) -> Array:
+def _affine_grid(op: str, theta: Array, y_target: np.ndarray, x_target: np.ndarray) -> Array:
     """Sampling grid (rows, 2, height, width): theta (rows, 6) as 2 x 3 matrices times (x, y, 1) for all target coordinates.
 
     Each operator passes coordinates rounded as MXNet rounds them for it (`_even`, `_even_by_steps`): whether a coordinate is
@@ -37,7 +37,7 @@ def _affine_grid(op: str, theta: Array, y_places: np.ndarray, x_places: np.ndarr
     """
     if theta.ndim != 2 or theta.shape[1] != 6:
         raise ValueError(f"{op}: the affine matrices have shape {theta.shape}, expected (rows, 6); reshape them")
-    x, y = jnp.asarray(x_places, theta.dtype).reshape(1, 1, -1), jnp.asarray(y_places, theta.dtype).reshape(1, -1, 1)
+    x, y = jnp.asarray(x_target, theta.dtype).reshape(1, 1, -1), jnp.asarray(y_target, theta.dtype).reshape(1, -1, 1)
     parts = theta.reshape(-1, 2, 3, 1, 1)
     return jnp.stack([parts[:, i, 0] * x + parts[:, i, 1] * y + parts[:, i, 2] for i in (0, 1)], axis=1)
 
@@ -51,8 +51,8 @@ def grid_generator(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = θ (x, y, 1)ᵀ on an even grid in [-1, 1] (affine); or pixel coordinates plus the flow x, scaled to [-1, 1] (warp)."""
     wide = data.astype(accumulating(data.dtype))
     if attrs.transform_type == "affine":
-        places = map(_even_by_steps, _target("GridGenerator", attrs))
-        return _affine_grid("GridGenerator", wide, *places).astype(data.dtype)
+        coordinates = map(_even_by_steps, _target("GridGenerator", attrs))
+        return _affine_grid("GridGenerator", wide, *coordinates).astype(data.dtype)
     if data.ndim != 4 or data.shape[1] != 2:
         raise ValueError(f"GridGenerator: the flow has shape {data.shape}, expected (rows, 2, height, width); reshape data")
     height, width = data.shape[2:]
@@ -74,8 +74,8 @@ def _sampled(data: Array, grid: Array) -> Array:
     for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
         at_x, at_y = left + right, top + down
         inside = (at_x >= 0) & (at_x <= width - 1) & (at_y >= 0) & (at_y <= height - 1)
-        place = jnp.clip(at_y, 0, height - 1).astype(jnp.int32) * width + jnp.clip(at_x, 0, width - 1).astype(jnp.int32)
-        picked = jnp.take_along_axis(flat, place.reshape(rows, 1, -1), axis=2).reshape(total.shape)
+        pixel = jnp.clip(at_y, 0, height - 1).astype(jnp.int32) * width + jnp.clip(at_x, 0, width - 1).astype(jnp.int32)
+        picked = jnp.take_along_axis(flat, pixel.reshape(rows, 1, -1), axis=2).reshape(total.shape)
         part = (x - left if right else left + 1 - x) * (y - top if down else top + 1 - y)
         part = jnp.where(inside, part, jnp.zeros((), part.dtype))
         total = total + picked * jnp.expand_dims(part, 1)
@@ -122,7 +122,7 @@ def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
 def spatial_transformer(ctx: Ctx, attrs: Attrs, data: Array, loc: Array) -> Array:
     """y = BilinearSampler(x, affine grid of `loc` (rows, 6)), of height and width `target_shape`."""
     wide = accumulating(data.dtype)
-    places = map(_even, _target("SpatialTransformer", attrs))
-    grid = _affine_grid("SpatialTransformer", loc.astype(wide), *places)
+    coordinates = map(_even, _target("SpatialTransformer", attrs))
+    grid = _affine_grid("SpatialTransformer", loc.astype(wide), *coordinates)
     _check_sampled("SpatialTransformer", data, grid.shape)
     return _sampled(data.astype(wide), grid).astype(data.dtype)

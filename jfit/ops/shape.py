@@ -114,8 +114,8 @@ def _reshape_back(attrs, ins, outs):
     data, out = ins[0], outs[0]
     if data is None or out is None or data.count(0) != 1 or 0 in out:
         return ins
-    known = math.prod(d for d in data if d)
-    return [tuple(d or math.prod(out) // known for d in data)] if math.prod(out) % known == 0 else ins
+    known_size = math.prod(d for d in data if d)
+    return [tuple(d or math.prod(out) // known_size for d in data)] if math.prod(out) % known_size == 0 else ins
 
 
 @operator(

@@ -22,10 +22,10 @@ from jfit.ops.rules import (
 
 
 def _concat_shapes(attrs, ins, outs):
-    known = next((s for s in [*outs, *ins] if s is not None), None)
-    if known is None:
+    reference = next((s for s in [*outs, *ins] if s is not None), None)
+    if reference is None:
         return ins
-    axis = normalize_axis(attrs.dim, len(known), "dim")
+    axis = normalize_axis(attrs.dim, len(reference), "dim")
     blank = [None if s is None else s[:axis] + (0,) + s[axis + 1 :] for s in [*ins, *outs]]
     common = unify(blank, f"only axis {axis} may differ between concatenated arrays")
     assert common is not None
@@ -151,9 +151,7 @@ def slices(attrs: Any, ndim: int) -> tuple[slice, ...]:
     """The attributes begin, end and step as Python slices, one for each of the leading axes."""
     begin, end = attrs.begin, attrs.end
     if len(begin) != len(end) or len(begin) > ndim:
-        raise ValueError(
-            f"begin {begin} and end {end} must have the same length, at most the number {ndim} of axes of the data"
-        )
+        raise ValueError(f"begin {begin} and end {end} must have equal lengths, at most {ndim}, the data's number of axes")
     step = (*attrs.step, *(None,) * (len(begin) - len(attrs.step)))
     return tuple(slice(b, e, s or None) for b, e, s in zip(begin, end, step, strict=True))
 

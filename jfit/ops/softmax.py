@@ -46,8 +46,8 @@ def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = N
     if length is None:
         out = f(wide, axis=axis)
     else:
-        place = along(jnp.arange(data.shape[axis]), axis, data.ndim)
-        inside = place < jnp.expand_dims(length.astype(jnp.int32), axis)
+        position = along(jnp.arange(data.shape[axis]), axis, data.ndim)
+        inside = position < jnp.expand_dims(length.astype(jnp.int32), axis)
         # a finite number instead of -inf, so that a row of length 0 gives no NaN
         low = jnp.asarray(jnp.finfo(wide.dtype).min / 2, wide.dtype)
         out = jnp.where(inside, f(jnp.where(inside, wide, low), axis=axis), jnp.zeros((), wide.dtype))

@@ -26,9 +26,7 @@ def fft(ctx, attrs, data):
 def ifft(ctx, attrs, data):
     """y[n] = Re Σₖ x[k] exp(2πi kn / N), not divided by N; x has real and imaginary parts interleaved along the last axis."""
     if data.shape[-1] % 2:
-        raise ValueError(
-            f"data has shape {data.shape}, expected a last axis of even size, with real and imaginary parts interleaved"
-        )
+        raise ValueError(f"data has shape {data.shape}, expected a last axis of even size (interleaved real, imaginary parts)")
     parts = data.astype(accumulating(data.dtype)).reshape((*data.shape[:-1], -1, 2))
     return (jnp.fft.ifft(lax.complex(parts[..., 0], parts[..., 1])).real * parts.shape[-2]).astype(data.dtype)
 
@@ -62,8 +60,8 @@ def count_sketch(ctx, attrs, data, h, s):
         raise ValueError(
             f"h has shape {h.shape} and s {s.shape}, expected {data.shape[-1]} entries in each for data of shape {data.shape}"
         )
-    places = h.reshape(-1).astype(jnp.int32)
+    buckets = h.reshape(-1).astype(jnp.int32)
     wide = data.astype(accumulating(data.dtype))
     signed = wide * lax.stop_gradient(s).reshape((1,) * (data.ndim - 1) + (-1,)).astype(wide.dtype)
-    total = jnp.zeros((*data.shape[:-1], attrs.out_dim), wide.dtype).at[..., places].add(signed, mode="drop")
+    total = jnp.zeros((*data.shape[:-1], attrs.out_dim), wide.dtype).at[..., buckets].add(signed, mode="drop")
     return total.astype(data.dtype)

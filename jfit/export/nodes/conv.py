@@ -135,8 +135,8 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         size = math.prod(kernel)
         if kind != "avg":
             return _root(graph, node, graph.binary("Mul", mean, size, node.dtype))
-        counts = _divisors(sizes, kernel, stride, pads, attrs.get("count_include_pad") is not False)
-        return mean if (counts == size).all() else graph.binary("Mul", mean, (size / counts)[None, None], node.dtype)
+        divisors = _divisors(sizes, kernel, stride, pads, attrs.get("count_include_pad") is not False)
+        return mean if (divisors == size).all() else graph.binary("Mul", mean, (size / divisors)[None, None], node.dtype)
 
     return _in_channels_first(graph, node, data, call)
 
@@ -212,14 +212,14 @@ def _lines(size: int, out: int, corners: bool) -> np.ndarray:
     matrix = np.zeros((out, size))
     for i in range(out):
         if out == 1 and size > 1:
-            place = 0.0  # as in MXNet, a single output pixel is the first input pixel
+            position = 0.0  # as in MXNet, a single output pixel is the first input pixel
         elif corners:
-            place = i * (size - 1) / (out - 1) if out > 1 else 0.0
+            position = i * (size - 1) / (out - 1) if out > 1 else 0.0
         else:
-            place = max((i + 0.5) * size / out - 0.5, 0.0)
-        low = min(int(place), size - 1)
-        matrix[i, low] += 1 - (place - low)
-        matrix[i, min(low + 1, size - 1)] += place - low
+            position = max((i + 0.5) * size / out - 0.5, 0.0)
+        low = min(int(position), size - 1)
+        matrix[i, low] += 1 - (position - low)
+        matrix[i, min(low + 1, size - 1)] += position - low
     return matrix
 
 

@@ -95,16 +95,16 @@ def argsort(graph: Graph, node: At, data: str) -> str:
 def topk(graph: Graph, node: At, data: str) -> Any:
     """TopK: values, indices, both, or a mask with ones at the indices."""
     kind, axis = node.attrs.ret_typ, node.attrs.axis
-    values, places = _sorted(graph, node, data, node.attrs.k, node.attrs.is_ascend)
+    values, indices = _sorted(graph, node, data, node.attrs.k, node.attrs.is_ascend)
     if kind == "mask":
-        blank = graph.binary("Mul", places, 0, INT64)
+        blank = graph.binary("Mul", indices, 0, INT64)
         zeros, ones = graph.full(node.shape, 0, node.dtype), graph.cast(graph.binary("Add", blank, 1, INT64), node.dtype)
         zeros = zeros if axis is not None else graph.add("Reshape", zeros, graph.ints([-1]))
-        return graph.reshape(graph.add("ScatterElements", zeros, places, ones, axis=axis or 0), node.shape)
+        return graph.reshape(graph.add("ScatterElements", zeros, indices, ones, axis=axis or 0), node.shape)
     if kind == "value":
         return values
-    places = graph.cast(places, node.outs[-1].dtype)
-    return (values, places) if kind == "both" else places
+    indices = graph.cast(indices, node.outs[-1].dtype)
+    return (values, indices) if kind == "both" else indices
 
 
 # ------------------------------------------------------------------------------------------ sequences

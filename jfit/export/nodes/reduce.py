@@ -116,8 +116,8 @@ def _softmax(kind: str, sign: int = 1) -> Callable[..., str]:
             return graph.cast(graph.add(kind, data, axis=axis), out, node.dtype)
         size = node.sizes(axis, axis + 1)[0]
         ids = graph.cast(length, np.int32, node.of(1).dtype)
-        places = graph.along(graph.const(np.arange(size), np.int32), axis, node.ndim)
-        inside = graph.add("Less", places, graph.unsqueeze(ids, [axis]))
+        positions = graph.along(graph.const(np.arange(size), np.int32), axis, node.ndim)
+        inside = graph.add("Less", positions, graph.unsqueeze(ids, [axis]))
         low = graph.const(np.finfo(node.dtype).min / 2, node.dtype)
         result = graph.add(kind, graph.add("Where", inside, data, low), axis=axis)
         return graph.cast(graph.add("Where", inside, result, graph.const(0, node.dtype)), out, node.dtype)
