@@ -198,7 +198,7 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
     layout="any",
 )
 def dropout(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x * m / (1 - p) in training, m = 0 with probability p, else 1; along each of `axes` all entries share one m."""
+    """y = x * m / (1 - p) in training (mode always: evaluation too), m = 0 with probability p, else 1; shared along `axes`."""
     keep = 1.0 - attrs.p
     if attrs.p <= 0 or not (ctx.train or attrs.mode == "always"):
         return data
