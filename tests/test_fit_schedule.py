@@ -75,7 +75,7 @@ def test_an_endless_stream_requires_a_schedule_length():
         ValueError, match=r"epochs\(1\): the number of updates of an epoch is unknown, because the training data"
     ):
         rates(schedule="factor", schedule_params={"step": epochs(1)}, data=stream)
-    with pytest.raises(ValueError, match=r"fraction\(0.5\): the number of updates of the run has"):
+    with pytest.raises(ValueError, match=r"fraction\(0.5\): the number of updates of the run is unknown"):
         rates(schedule="factor", schedule_params={"step": 0.5}, data=stream)
     assert rates(schedule="factor", schedule_params={"step": 2, "factor": 0.5}, data=stream) == pytest.approx(
         [0.2, 0.2, 0.1, 0.1]
