@@ -200,9 +200,9 @@ REFUSED = [
         "_contrib_DeformableConvolution",
         HALF[4][1],
         [(1, 1, 4, 4), (1, 9, 3, 3), (2, 1, 2, 2), (2,)],
-        "inputs have shapes .*needed",
+        "inputs have shapes .*expected",
     ),
-    ("_contrib_DeformableConvolution", {**HALF[4][1], "num_group": 2}, [(1, 1, 4, 4)] * 4, "that num_group 2"),
+    ("_contrib_DeformableConvolution", {**HALF[4][1], "num_group": 2}, [(1, 1, 4, 4)] * 4, "num_group 2 must divide"),
 ]
 
 
