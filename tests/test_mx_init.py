@@ -99,7 +99,7 @@ def test_mixed_uses_the_first_matching_pattern_and_load_the_loaded_values():
     load("fc_weight", a)
     load(mx.init.InitDesc("other_weight"), b)
     assert a.asnumpy().max() == 4 and b.asnumpy().tolist() == [1, 1]
-    with pytest.raises(AssertionError, match=r"shape \(2, 2\), needed \(3,\)"):
+    with pytest.raises(AssertionError, match=r"shape \(2, 2\), expected \(3,\)"):
         load("fc_weight", mx.nd.zeros(3))
     with pytest.raises(ValueError, match="matches no pattern"):
         mx.init.Mixed(["b"], ["zero"])(mx.init.InitDesc("w"), a)

@@ -1,4 +1,4 @@
-"""`mx.cpu(i)`, `mx.gpu(i)`, `mx.tpu(i)` and the context that arrays are made in."""
+"""Devices in MXNet's terms: `mx.cpu(i)`, `mx.gpu(i)`, `mx.tpu(i)`, and the default device of new arrays."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from jfit.mxnet.mutable import is_tracer
 from jfit.parallel import devices
 
 _local = threading.local()
-_TYPE_IDS = {"cpu": 1, "gpu": 2, "tpu": 6}  # MXNet's numbers; it has no TPU, and uses 1, 2, 3 and 5
-_KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # memory kinds of MXNet's CPU, one memory here
+_TYPE_IDS = {"cpu": 1, "gpu": 2, "tpu": 6}  # MXNet's numbers are 1, 2, 3 and 5; it has no TPU
+_KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them
 
 
 class Context(devices.Context):
-    """A device by kind and number; `with ctx:` makes it the default of new arrays.
+    """A device, given by kind and number; `with ctx:` makes it the default device of new arrays.
 
     Args:
         device_type: "cpu", "gpu" or "tpu", or a context to copy.
-        device_id: which one of its kind.
+        device_id: number among the devices of this kind, from 0.
 
     Example:
         >>> with Context("cpu", 1):
@@ -36,12 +36,12 @@ class Context(devices.Context):
 
     @property
     def device_type(self) -> str:
-        """ "cpu", "gpu" or "tpu"."""
+        """Kind of device: "cpu", "gpu" or "tpu"."""
         return self.kind
 
     @property
     def device_typeid(self) -> int:
-        """MXNet's number of the kind: 1 cpu, 2 gpu; 6 tpu, which MXNet does not have.
+        """MXNet's number for the kind of device: 1 for cpu, 2 for gpu; 6 for tpu, which MXNet does not have.
 
         Example:
             >>> cpu().device_typeid, gpu(1).device_typeid
@@ -51,7 +51,7 @@ class Context(devices.Context):
 
     @property
     def device_id(self) -> int:
-        """Its number among the devices of its kind."""
+        """Number among the devices of this kind, from 0."""
         return self.index
 
     def __enter__(self) -> Context:
@@ -62,7 +62,7 @@ class Context(devices.Context):
         _stack().pop()
 
     def empty_cache(self) -> None:
-        """Nothing to do: XLA keeps no cache that scripts can empty."""
+        """Do nothing: XLA manages device memory and has no cache to empty."""
 
 
 def _stack() -> list[Context]:
@@ -70,27 +70,79 @@ def _stack() -> list[Context]:
 
 
 def cpu(device_id: int = 0) -> Context:
-    """CPU device `device_id`."""
+    """Return CPU device `device_id`.
+
+    Args:
+        device_id: number of the device, from 0.
+
+    Returns:
+        Context.
+
+    Example:
+        >>> cpu()
+        cpu(0)
+    """
     return Context("cpu", device_id)
 
 
 def cpu_pinned(device_id: int = 0) -> Context:
-    """The CPU: page-locked memory is XLA's business."""
+    """Return CPU device `device_id`; XLA decides itself when to use page-locked (pinned) memory.
+
+    Args:
+        device_id: number of the device, from 0.
+
+    Returns:
+        Context.
+
+    Example:
+        >>> cpu_pinned()
+        cpu(0)
+    """
     return Context("cpu", device_id)
 
 
 def gpu(device_id: int = 0) -> Context:
-    """GPU device `device_id`."""
+    """Return GPU device `device_id`; it need not exist until it is used.
+
+    Args:
+        device_id: number of the device, from 0.
+
+    Returns:
+        Context.
+
+    Example:
+        >>> gpu(1)
+        gpu(1)
+    """
     return Context("gpu", device_id)
 
 
 def tpu(device_id: int = 0) -> Context:
-    """TPU device `device_id`."""
+    """Return TPU device `device_id`; it need not exist until it is used.
+
+    Args:
+        device_id: number of the device, from 0.
+
+    Returns:
+        Context.
+
+    Example:
+        >>> tpu()
+        tpu(0)
+    """
     return Context("tpu", device_id)
 
 
 def num_gpus() -> int:
-    """How many GPUs this process sees."""
+    """Return the number of GPUs visible to this process.
+
+    Returns:
+        int.
+
+    Example:
+        >>> num_gpus() >= 0
+        True
+    """
     try:
         return len(jax.local_devices(backend="gpu"))
     except RuntimeError:
@@ -98,12 +150,26 @@ def num_gpus() -> int:
 
 
 def current_context() -> Context:
-    """The innermost `with ctx:`, else cpu(0), as in MXNet."""
+    """Return the context of the innermost `with ctx:` block of this thread, or cpu(0) outside of one, as in MXNet.
+
+    Returns:
+        Context.
+
+    Example:
+        >>> current_context()
+        cpu(0)
+    """
     return _stack()[-1] if _stack() else Context("cpu", 0)
 
 
 def context_of(array: Any) -> Context:
-    """Where an array lives; host arrays, and arrays inside a program, are in the current context.
+    """Return the context of an array's device; for numpy arrays and tracers the current context.
+
+    Args:
+        array: jax.Array (for several devices, that with the lowest id is used), numpy array or tracer.
+
+    Returns:
+        Context.
 
     Example:
         >>> import jax.numpy as jnp
@@ -118,9 +184,9 @@ def context_of(array: Any) -> Context:
 
 
 def place(array: Any, ctx: Any = None) -> jax.Array:
-    """The array on a context's device; without one, on the current context's.
+    """Put an array on the device of `ctx` (default: the current context).
 
-    The default device takes it uncommitted, so that it may still move to wherever it is computed with.
+    On JAX's default device the array stays uncommitted, so that JAX may still move it to the device of other operands.
     """
     ctx = current_context() if ctx is None else ctx
     device = ctx.device if isinstance(ctx, devices.Context) else ctx

@@ -1,4 +1,4 @@
-"""Errors by MXNet's names, which scripts may already catch, and how the errors of jfit become them."""
+"""MXNet's exception types, which scripts may already catch, and the conversion of jfit's exceptions to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ string_types = (str,)
 
 
 class MXNetError(RuntimeError):
-    """Something that MXNet's engine refuses: keys of a store, gradient compression, parameters that are not there yet.
+    """An error that MXNet's C++ engine would report, such as a duplicate key of a store or an uninitialized parameter.
 
     Example:
         >>> try:
@@ -28,20 +28,24 @@ class MXNetError(RuntimeError):
 
 
 class DamagedFile(FormatError, MXNetError):
-    """A file is not what it should be; scripts catch it as MXNetError, the rest of jfit as `FormatError`."""
+    """A damaged file or one of another format: an MXNetError for MXNet scripts and a `FormatError` for jfit."""
 
 
 class MissingFile(FileNotFoundError, MXNetError):
-    """There is no such file; MXNet's engine calls that an MXNetError, Python a FileNotFoundError."""
+    """A missing file: an MXNetError, as MXNet raises, and a FileNotFoundError, as Python raises."""
 
 
 class ReshapeError(MXNetError, ValueError):
-    """Another number of values; MXNet raises MXNetError where more are asked for, ValueError where fewer are."""
+    """A reshape to a different number of elements: MXNet raises MXNetError if it is larger, ValueError if smaller."""
 
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """What MXNet's engine would refuse raises MXNetError, as scripts expect; the sentence stays.
+    """Context manager that re-raises jfit's graph, operator and file errors as MXNetError with the same message.
+
+    Raises:
+        MXNetError: a GraphError, UnknownOperator, FormatError (then a DamagedFile) or FileNotFoundError (then a MissingFile)
+            was raised inside the block.
 
     Example:
         >>> with translated():
@@ -53,10 +57,10 @@ def translated() -> Iterator[None]:
     try:
         with explained():
             yield
-    except FormatError as error:  # first: a damaged graph file is a GraphError too
+    except FormatError as error:  # before GraphError: a damaged graph file raises a subclass of both
         raise DamagedFile(error.path, error.where, error.problem, error.remedy) from error
     except (GraphError, UnknownOperator) as error:
         raise MXNetError(str(error)) from error
     except FileNotFoundError as error:
-        said = error.args if error.errno is None else (error.errno, error.strerror, error.filename)
-        raise MissingFile(*said) from error
+        args = error.args if error.errno is None else (error.errno, error.strerror, error.filename)
+        raise MissingFile(*args) from error

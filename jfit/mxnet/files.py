@@ -1,4 +1,4 @@
-"""Checkpoints in MXNet's layout: `prefix-symbol.json` and `prefix-%04d.params`."""
+"""Checkpoints in MXNet's file layout: `prefix-symbol.json` and `prefix-%04d.params`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def save_checkpoint(
     aux_params: Mapping[str, Any],
     remove_amp_cast: bool = True,
 ) -> None:
-    """Write the graph and its parameters as MXNet does; each file is the old one or the new one, never half.
+    """Write a graph to `prefix-symbol.json` and its parameters to `prefix-%04d.params`; each file is replaced atomically.
 
     Args:
-        prefix: path and beginning of the names.
+        prefix: path and first part of the file names.
         epoch: number in the name of the parameter file.
-        symbol: the graph; None writes no graph.
-        arg_params: parameters by name, arrays or boxes.
-        aux_params: auxiliary states by name.
-        remove_amp_cast: leave the casts of MXNet's mixed precision (`amp_cast`) out of the file.
+        symbol: the graph; None writes no graph file.
+        arg_params: parameters by name: jax, numpy or mutable arrays.
+        aux_params: auxiliary states by name, likewise.
+        remove_amp_cast: omit the `amp_cast` nodes, which MXNet's automatic mixed precision inserts.
 
     Example:
         >>> import jfit
@@ -52,7 +52,12 @@ def save_checkpoint(
 
 
 def save_params(path: str, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
-    """Write parameters (`arg:name`) and auxiliary states (`aux:name`) to a file; waits once for all arrays.
+    """Write parameters (as `arg:name`) and auxiliary states (as `aux:name`) to one file.
+
+    Args:
+        path: the file.
+        arg_params: parameters by name: jax, numpy, mutable or sparse arrays.
+        aux_params: auxiliary states by name, likewise.
 
     Example:
         >>> save_params("w.params", {"w": np.ones(2, "float32")}, {})
@@ -61,19 +66,22 @@ def save_params(path: str, arg_params: Mapping[str, Any], aux_params: Mapping[st
     """
     named = {f"arg:{k}": _plain(v) for k, v in arg_params.items()} | {f"aux:{k}": _plain(v) for k, v in aux_params.items()}
     device = {k: v for k, v in named.items() if isinstance(v, jax.Array)}
-    save_arrays(path, {**named, **(counters.read(device) if device else {})})  # sync: a file needs the numbers
+    save_arrays(path, {**named, **(counters.read(device) if device else {})})  # sync: one transfer for all arrays
 
 
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Arrays, Arrays]:
-    """(symbol, parameters, auxiliary states) of a checkpoint that jfit or MXNet wrote.
+    """Read a checkpoint written by jfit or MXNet.
 
     Args:
-        prefix: path and beginning of the names.
+        prefix: path and first part of the file names.
         epoch: number in the name of the parameter file.
 
+    Returns:
+        (symbol, parameters by name, auxiliary states by name), arrays as numpy arrays.
+
     Raises:
-        FormatError: the parameter file is none; the message names file and field.
-        GraphError: the graph is none.
+        FormatError: the parameter file is damaged or of another format; the message names file and field.
+        GraphError: the graph file is damaged or of another format.
 
     Example:
         >>> import jfit
@@ -87,7 +95,14 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Arrays, Arrays]:
 
 
 def load_params(prefix: str, epoch: int) -> tuple[Arrays, Arrays]:
-    """(parameters, auxiliary states) of `prefix-%04d.params`; see `read_params`.
+    """Read the parameter file `prefix-%04d.params`; see `read_params`.
+
+    Args:
+        prefix: path and first part of the file name.
+        epoch: number in the file name.
+
+    Returns:
+        (parameters by name, auxiliary states by name), numpy arrays.
 
     Example:
         >>> save_checkpoint("note", 2, None, {"w": np.ones(2, "float32")}, {})
@@ -98,7 +113,13 @@ def load_params(prefix: str, epoch: int) -> tuple[Arrays, Arrays]:
 
 
 def read_params(path: str) -> tuple[Arrays, Arrays]:
-    """(parameters, auxiliary states) of a file, numpy arrays by name; sparse ones become dense.
+    """Read a parameter file; sparse arrays are converted to dense ones.
+
+    Args:
+        path: the file.
+
+    Returns:
+        (parameters by name, auxiliary states by name), numpy arrays.
 
     Raises:
         FormatError: the names do not begin with `arg:` or `aux:`, or the file is damaged.
@@ -108,18 +129,18 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
         >>> read_params("s.params")[1]["var"].tolist()
         [1.0]
     """
-    found = load_arrays(path)
-    if not found:
+    arrays = load_arrays(path)
+    if not arrays:
         logging.warning("Params file '%s' is empty", path)
         return {}, {}
-    if isinstance(found, list):
-        raise FormatError(path, "names", "Invalid param file: the arrays have no names", "use load_arrays for such a list.")
+    if isinstance(arrays, list):
+        raise FormatError(path, "names", "Invalid param file: the arrays have no names", "read it with load_arrays instead.")
     groups: dict[str, Arrays] = {"arg": {}, "aux": {}}
-    for key, value in found.items():
+    for key, value in arrays.items():
         kind, _, name = key.partition(":")
         if kind not in groups or not name:
-            problem = "Invalid param file: needed names such as 'arg:fc1_weight' or 'aux:bn_moving_mean'"
-            raise FormatError(path, f"name {key!r}", problem, "use load_arrays for files of other names.")
+            problem = "Invalid param file: expected names such as 'arg:fc1_weight' or 'aux:bn_moving_mean'"
+            raise FormatError(path, f"name {key!r}", problem, "read files with other names with load_arrays.")
         if value is not None:
             groups[kind][name] = bounded_dense(value, path, f"array {key!r}")
     return groups["arg"], groups["aux"]

@@ -1,7 +1,7 @@
-"""`mx.init`: initializers in MXNet's form, `init(InitDesc(name, attrs), array)` writes into the array.
+"""`mx.init`: initializers with MXNet's signature: `init(InitDesc(name, attrs), array)` writes into the array.
 
-The values are those of `jfit.init`; the keys come from `mx.random.seed`.  Each is also a function of jfit's form,
-`init(key, desc, shape, dtype) -> array`, so it goes wherever jfit takes an initializer.
+The values are those of `jfit.init`, with keys derived from `mx.random.seed`.  Each initializer can also be called with jfit's
+signature `init(key, desc, shape, dtype) -> array`, so it is accepted wherever jfit accepts an initializer.
 
 >>> import jfit.mx as mx
 >>> a = mx.nd.zeros((2, 2))
@@ -57,29 +57,34 @@ __all__ = [
 _REGISTRY: dict[str, type] = {}
 
 
-class TwoForms:
-    """`init(desc, array)` writes; `init(key, desc, shape, dtype)` returns, with every draw from that key."""
+class BothSignatures:
+    """Initializer with two signatures: `init(desc, array)` writes in place; `init(key, desc, shape, dtype)` is pure."""
 
     def __call__(self, *args: Any) -> Any:
         if len(args) == 2:
             return self._write(*args)
         if len(args) not in (3, 4):
-            raise TypeError(f"an initializer is called as init(desc, array) or init(key, desc, shape, dtype), got {len(args)}")
+            raise TypeError(
+                f"an initializer is called with (desc, array) or (key, desc, shape, dtype), got {len(args)} arguments"
+            )
         key, desc, shape = args[:3]
-        box = NDArray(jnp.zeros(tuple(shape), args[3] if len(args) == 4 else jnp.float32))
+        array = NDArray(jnp.zeros(tuple(shape), args[3] if len(args) == 4 else jnp.float32))
         with use_key(key):
-            self._write(InitDesc(desc, getattr(desc, "attrs", None)), box)
-        return box.value
+            self._write(InitDesc(desc, getattr(desc, "attrs", None)), array)
+        return array.value
 
     def _write(self, desc: str, arr: Any) -> None:
         raise NotImplementedError
 
 
-class Initializer(TwoForms):
-    """Base of initializers: the `__init__` attribute decides, else the end of the name.  Write `_init_weight(name, arr)`.
+class Initializer(BothSignatures):
+    """Base class of initializers; subclasses define `_init_weight(name, arr)`.
+
+    The rule for a parameter is that of its `__init__` attribute, or else that of its name's suffix: `_weight`, `_bias` (0),
+    `_gamma` (1), `_beta` (0), ...
 
     Args:
-        kwargs: what `dumps` repeats.
+        kwargs: the constructor arguments of the subclass, which `dumps` writes.
 
     Example:
         >>> import jfit.mx as mx
@@ -107,11 +112,11 @@ class Initializer(TwoForms):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._kwargs.items())})"
 
     def set_verbosity(self, verbose: bool = False, print_func: Callable[[Any], str] | None = None) -> Initializer:
-        """Accepted; initial values are not printed."""
+        """Accept MXNet's arguments and ignore them: initial values are never printed."""
         return self
 
     def dumps(self) -> str:
-        """The initializer as JSON text, for a variable's `__init__` attribute."""
+        """Return the initializer as JSON text `["name", {arguments}]`, for a variable's `__init__` attribute."""
         plain = {k: np.asarray(as_array(v)).tolist() if hasattr(v, "shape") else v for k, v in self._kwargs.items()}
         return json.dumps([type(self).__name__.lower(), plain])
 
@@ -147,17 +152,23 @@ class Initializer(TwoForms):
         create("bilinear")._init_weight(name, arr)
 
     def _init_loc_bias(self, name: str, arr: Any) -> None:
-        arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], np.float32)  # the identity of a spatial transformer
+        arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], np.float32)  # identity transform of a spatial transformer
 
     def _init_default(self, name: str, arr: Any) -> None:
         raise ValueError(
-            f'Unknown initialization pattern for {name}: the end of the name has to be "weight", "bias", "gamma" (1.0) or '
-            '"beta" (0.0), min or max; give its variable a rule, mx.sym.Variable(init=mx.init.*)'
+            f'Unknown initialization pattern for {name}: the name must end with "weight", "bias", "gamma" (1.0), "beta" (0.0), '
+            '"min" or "max"; or set the initializer of its variable: mx.sym.Variable(name, init=mx.init.Zero())'
         )
 
 
 def register(klass: type) -> type:
-    """Class decorator: `create` and `__init__` attributes find it by its lower-case name.
+    """Class decorator that registers an initializer under its lower-case class name, for `create` and `__init__` attributes.
+
+    Args:
+        klass: subclass of Initializer.
+
+    Returns:
+        The class, unchanged.
 
     Example:
         >>> @register
@@ -172,21 +183,43 @@ def register(klass: type) -> type:
 
 
 def alias(*names: str) -> Callable[[type], type]:
-    """Class decorator: further names."""
+    """Class decorator that registers an initializer under additional names.
 
-    def enter(klass: type) -> type:
+    Args:
+        names: the names; case is ignored.
+
+    Returns:
+        Decorator that returns the class unchanged.
+
+    Example:
+        >>> @alias("quarter")
+        ... class Fourth(Initializer):
+        ...     pass
+        >>> create("quarter").dumps()
+        '["fourth", {}]'
+    """
+
+    def add(klass: type) -> type:
         _REGISTRY.update((name.lower(), klass) for name in names)
         return klass
 
-    return enter
+    return add
 
 
 def create(spec: Any, *args: Any, **kwargs: Any) -> Any:
-    """An initializer from its name, its JSON text, or itself.
+    """Create an initializer from its name or JSON text.
+
+    Args:
+        spec: registered name, JSON text `["name", {arguments}]`, or an initializer, which is returned unchanged.
+        args: positional arguments of the initializer; ignored for JSON text.
+        kwargs: keyword arguments of the initializer; ignored for JSON text.
+
+    Returns:
+        An initializer.
 
     Raises:
-        AssertionError: no such name is registered.
-        ValueError: a text that is not of the form `["name", {}]`.
+        AssertionError: the name is not registered.
+        ValueError: the JSON text is not of the form `["name", {}]`.
 
     Example:
         >>> create('["normal", {"sigma": 0.5}]').dumps()
@@ -197,12 +230,12 @@ def create(spec: Any, *args: Any, **kwargs: Any) -> Any:
     if spec.lstrip().startswith("["):
         spec, kwargs = read_text(spec)
     if spec.lower() not in _REGISTRY:
-        raise AssertionError(f"initializer {spec[:80]!r} is not registered; known are {', '.join(sorted(_REGISTRY))}")
+        raise AssertionError(f"initializer {spec[:80]!r} is not registered; available are {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[spec.lower()](*args, **kwargs)
 
 
-class Drawn(Initializer):
-    """Initializers whose weights are those of a class of `jfit.init`, with its arguments."""
+class FromPure(Initializer):
+    """Base class of initializers that take arguments and values from a class of `jfit.init` (`rule=`)."""
 
     rule: ClassVar[Any]
     __signature__: ClassVar[Any]
@@ -215,28 +248,38 @@ class Drawn(Initializer):
             register(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(self.rule).bind(*args, **kwargs)
-        given.apply_defaults()
-        super().__init__(**given.arguments)
-        vars(self).update(given.arguments)
+        bound = inspect.signature(self.rule).bind(*args, **kwargs)
+        bound.apply_defaults()
+        super().__init__(**bound.arguments)
+        vars(self).update(bound.arguments)
 
     def _init_weight(self, name: str, arr: Any) -> None:
         arr[:] = self.rule(**self._kwargs).draw(next_key(), str(name), tuple(arr.shape))
 
 
 @alias("zeros")
-class Zero(Drawn, rule=init.Zero):
+class Zero(FromPure, rule=init.Zero):
     pass
 
 
 @alias("ones")
-class One(Drawn, rule=init.One):
+class One(FromPure, rule=init.One):
     pass
 
 
 @register
 class Constant(Initializer):
-    """w = value, a number or an array that broadcasts."""
+    """w = value.
+
+    Args:
+        value: a number, or an array that broadcasts to the shape of the parameter.
+
+    Example:
+        >>> Constant(2).dumps()
+        '["constant", {"value": 2}]'
+
+    Source: Apache MXNet 1.9.1.
+    """
 
     def __init__(self, value: Any) -> None:
         super().__init__(value=value)
@@ -246,45 +289,54 @@ class Constant(Initializer):
         arr[:] = np.asarray(as_array(self.value), np.float32)
 
 
-class Uniform(Drawn, rule=init.Uniform):
+class Uniform(FromPure, rule=init.Uniform):
     pass
 
 
-class Normal(Drawn, rule=init.Normal):
+class Normal(FromPure, rule=init.Normal):
     pass
 
 
-class Orthogonal(Drawn, rule=init.Orthogonal):
+class Orthogonal(FromPure, rule=init.Orthogonal):
     pass
 
 
-class Xavier(Drawn, rule=init.Xavier):
+class Xavier(FromPure, rule=init.Xavier):
     pass
 
 
-class MSRAPrelu(Drawn, rule=init.MSRAPrelu):
+class MSRAPrelu(FromPure, rule=init.MSRAPrelu):
     pass
 
 
-class Bilinear(Drawn, rule=init.Bilinear):
+class Bilinear(FromPure, rule=init.Bilinear):
     pass
 
 
-class LSTMBias(Drawn, rule=init.LSTMBias):
+class LSTMBias(FromPure, rule=init.LSTMBias):
     pass
 
 
 @register
 class FusedRNN(Initializer):
-    """The flat parameters of a fused RNN: each gate's weights by `init`, forget biases of an LSTM by `forget_bias`.
+    """Initialize the flat parameter vector of the `RNN` operator: each gate's weights and biases separately by `init`.
 
     Args:
-        init: initializer of the parts (or its JSON text); None means the one that was asked for the whole.
-        num_hidden: size of the state.
-        num_layers: layers.
-        mode: rnn_relu, rnn_tanh, lstm or gru.
-        bidirectional: both directions.
-        forget_bias: of the forget gates of an LSTM.
+        init: initializer of each part, or its JSON text; None means the initializer of the whole network.
+        num_hidden: number of hidden units.
+        num_layers: number of layers.
+        mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+        bidirectional: whether the RNN runs in both directions.
+        forget_bias: value of the forget-gate biases of an LSTM.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> flat = mx.nd.zeros(6)  # 1 hidden unit, 3 inputs: 3 + 1 weights, then 2 biases
+        >>> FusedRNN("ones", 1, 1, "rnn_tanh")(mx.init.InitDesc("rnn_weight"), flat)
+        >>> flat.asnumpy().tolist()
+        [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+
+    Source: Apache MXNet 1.9.1.
     """
 
     def __init__(
@@ -304,24 +356,38 @@ class FusedRNN(Initializer):
         outer = getattr(name, "global_init", None)
         start = self._init or outer
         if start is None:
-            raise ValueError(f"{name}: FusedRNN(None, ...) needs the initializer of the whole; pass init=")
-        own, found = self._kwargs, []
-        sizes = (own["num_hidden"], own["num_layers"], own["mode"], own["bidirectional"])
+            raise ValueError(f"{name}: FusedRNN(None, ...) was called without the network's initializer; pass init=")
+        config, flat = self._kwargs, []
+        sizes = (config["num_hidden"], config["num_layers"], config["mode"], config["bidirectional"])
         for part, shape in parts_of(int(np.prod(arr.shape)), *sizes, name=str(name)):
-            box = NDArray(jnp.zeros(shape, jnp.float32))
-            if own["mode"] == "lstm" and part.endswith("_f_bias"):
-                box[:] = own["forget_bias"]
+            array = NDArray(jnp.zeros(shape, jnp.float32))
+            if config["mode"] == "lstm" and part.endswith("_f_bias"):
+                array[:] = config["forget_bias"]
             else:
-                start(InitDesc(part, global_init=outer), box)
-            found.append(box.value.reshape(-1))
-        arr[:] = jnp.concatenate(found).reshape(arr.shape)
+                start(InitDesc(part, global_init=outer), array)
+            flat.append(array.value.reshape(-1))
+        arr[:] = jnp.concatenate(flat).reshape(arr.shape)
 
 
-class Load(TwoForms):
-    """Values from a dict of arrays or a file, names with or without `arg:` / `aux:`; the rest by `default_init`.
+class Load(BothSignatures):
+    """Initialize parameters with loaded arrays, and those that were not loaded with `default_init`.
+
+    Args:
+        param: arrays by name, with or without the prefix `arg:` or `aux:`; or the path of a parameter file.
+        default_init: initializer of the other parameters.
+        verbose: accepted and ignored.
 
     Raises:
         AssertionError: a shape differs, or a name is missing and there is no `default_init`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> w = mx.nd.zeros(2)
+        >>> Load({"arg:w": mx.nd.ones(2)})(mx.init.InitDesc("w"), w)
+        >>> w.asnumpy().tolist()
+        [1.0, 1.0]
+
+    Source: Apache MXNet 1.9.1.
     """
 
     def __init__(self, param: Any, default_init: Any = None, verbose: bool = False) -> None:
@@ -336,7 +402,7 @@ class Load(TwoForms):
             value = as_array(self.param[desc])
             if tuple(value.shape) != tuple(arr.shape):
                 raise AssertionError(
-                    f"parameter {desc} cannot be loaded: the loaded array has shape {tuple(value.shape)}, needed {arr.shape}"
+                    f"parameter {desc} cannot be loaded: the loaded array has shape {tuple(value.shape)}, expected {arr.shape}"
                 )
             arr[:] = value
         elif self.default_init is None:
@@ -345,28 +411,42 @@ class Load(TwoForms):
             self.default_init(desc, arr)
 
 
-class Mixed(TwoForms):
-    """The initializer of the first regular expression that matches from the start of the name.
+class Mixed(BothSignatures):
+    """Choose the initializer by parameter name: that of the first pattern that matches the start of the name.
+
+    Args:
+        patterns: regular expressions.
+        initializers: an initializer, name or JSON text for each pattern.
 
     Raises:
-        ValueError: none matches.
+        AssertionError: there are not as many initializers as patterns.
+        ValueError: when called, no pattern matches the name.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> b = mx.nd.zeros(2)
+        >>> Mixed(["fc_", ".*"], [mx.init.One(), mx.init.Zero()])(mx.init.InitDesc("fc_weight"), b)
+        >>> b.asnumpy().tolist()
+        [1.0, 1.0]
+
+    Source: Apache MXNet 1.9.1.
     """
 
     def __init__(self, patterns: Sequence[str], initializers: Sequence[Any]) -> None:
         if len(patterns) != len(initializers):
-            raise AssertionError(f"{len(patterns)} patterns and {len(initializers)} initializers; one for each is needed")
+            raise AssertionError(f"{len(patterns)} patterns but {len(initializers)} initializers; pass one for each pattern")
         self.map = [(re.compile(p), create(i)) for p, i in zip(patterns, initializers, strict=True)]
 
     def _write(self, desc: str, arr: Any) -> None:
-        for pattern, chosen in self.map:
+        for pattern, initializer in self.map:
             if pattern.match(desc):
-                chosen(desc, arr)
+                initializer(desc, arr)
                 return
-        raise ValueError(f"parameter {desc} matches no pattern; add '.*' as the last one")
+        raise ValueError(f"parameter {desc} matches no pattern; add '.*' as the last pattern")
 
 
 def writes_in_place(initializer: Any) -> bool:
-    """True for MXNet's form `initializer(desc, array)`; jfit's own are pure: `(key, desc, shape, dtype) -> array`."""
+    """Whether an initializer has MXNet's signature `(desc, array)`, not jfit's pure `(key, desc, shape, dtype) -> array`."""
     if isinstance(initializer, (str, Mapping, type)) or not callable(initializer):
         return False
     try:

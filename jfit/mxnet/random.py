@@ -1,6 +1,7 @@
-"""`mx.random` and `mx.nd.random`: the seed, and eager draws from its sequence of keys.
+"""`mx.random` and `mx.nd.random`: the global seed and random arrays.
 
-Numbers as parameters draw with `_random_*`; arrays draw with `_sample_*`, `shape` numbers for each of their entries.
+Distribution parameters are either all scalars (operator `_random_*`; the result has shape `shape`) or all NDArrays of one shape
+(operator `_sample_*`; the result has shape `parameter.shape + shape`, `shape` samples for each entry).
 
 >>> import jfit.mx as mx
 >>> mx.nd.random.normal(mx.nd.array([0, 100]), mx.nd.array([1, 1]), shape=3).shape
@@ -23,7 +24,14 @@ from jfit.mxnet.ndarray.invoke import is_array
 
 
 def seed(seed_state: int, ctx: Any = "all") -> None:
-    """Start the random numbers of everything in `jfit.mx` again; the same calls then give the same numbers.
+    """Set the global seed of `jfit.mx`; the same calls after the same seed give the same random numbers.
+
+    Args:
+        seed_state: the seed, an integer.
+        ctx: accepted and ignored; the seed applies to all devices.
+
+    Raises:
+        ValueError: the seed is not an integer.
 
     Example:
         >>> seed(7)
@@ -33,88 +41,264 @@ def seed(seed_state: int, ctx: Any = "all") -> None:
         True
     """
     if not isinstance(seed_state, numbers.Integral):
-        raise ValueError(f"the seed is {seed_state!r}, needed a whole number; convert it by int()")
+        raise ValueError(f"the seed is {seed_state!r}, expected an integer; convert it with int()")
     keys.seed(int(seed_state))
 
 
 def uniform(low: Any = 0, high: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
-    """y ~ U(low, high)."""
-    return _drawn("uniform", {"low": low, "high": high}, shape, dtype, ctx, out)
+    """Sample y ~ U(low, high).
+
+    Args:
+        low: lower bound (inclusive), a number or an NDArray.
+        high: upper bound (exclusive), like `low`.
+        shape: int or tuple; None means (1,) for scalar parameters, and one sample per entry for NDArrays.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result; None means the current context.  Ignored for NDArray parameters.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `low.shape + shape` for NDArrays; `out` if it was passed.
+
+    Raises:
+        ValueError: some parameters are numbers and others NDArrays.
+
+    Example:
+        >>> uniform(0, 1, shape=(2, 3)).shape
+        (2, 3)
+    """
+    return _sample("uniform", {"low": low, "high": high}, shape, dtype, ctx, out)
 
 
 def normal(loc: Any = 0, scale: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
-    """y ~ N(loc, scale²)."""
-    return _drawn("normal", {"loc": loc, "scale": scale}, shape, dtype, ctx, out)
+    """Sample y ~ N(loc, scale²).
+
+    Args:
+        loc: mean, a number or an NDArray.
+        scale: standard deviation, like `loc`.
+        shape: int or tuple, see `uniform`.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result, see `uniform`.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `loc.shape + shape` for NDArrays; `out` if it was passed.
+
+    Example:
+        >>> normal(0, 1, shape=2).shape
+        (2,)
+    """
+    return _sample("normal", {"loc": loc, "scale": scale}, shape, dtype, ctx, out)
 
 
 def randn(*shape: int, loc: Any = 0, scale: Any = 1, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
-    """y ~ N(loc, scale²) of the shape given by position."""
+    """Sample y ~ N(loc, scale²), with the shape as positional arguments.
+
+    Args:
+        shape: sizes of the axes.
+        loc: mean, a number or an NDArray.
+        scale: standard deviation, like `loc`.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result, see `uniform`.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `loc.shape + shape` for NDArrays; `out` if it was passed.
+
+    Example:
+        >>> randn(2, 3).shape
+        (2, 3)
+    """
     return normal(loc, scale, shape, dtype, ctx, out)
 
 
 def poisson(lam: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
-    """y ~ Poisson(lam)."""
-    return _drawn("poisson", {"lam": lam}, shape, dtype, ctx, out)
+    """Sample y ~ Poisson(lam).
+
+    Args:
+        lam: mean, a number or an NDArray.
+        shape: int or tuple, see `uniform`.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result, see `uniform`.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `lam.shape + shape` for an NDArray; `out` if it was passed.
+
+    Example:
+        >>> poisson(4.0, shape=2).shape
+        (2,)
+    """
+    return _sample("poisson", {"lam": lam}, shape, dtype, ctx, out)
 
 
 def exponential(scale: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
-    """y ~ Exp(1 / scale), of mean scale."""
-    return _drawn("exponential", {"lam": 1.0 / scale}, shape, dtype, ctx, out)
+    """Sample from the exponential distribution with mean `scale`.
+
+    Args:
+        scale: mean, a number or an NDArray.
+        shape: int or tuple, see `uniform`.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result, see `uniform`.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `scale.shape + shape` for an NDArray; `out` if it was passed.
+
+    Example:
+        >>> exponential(2.0, shape=2).shape
+        (2,)
+    """
+    return _sample("exponential", {"lam": 1.0 / scale}, shape, dtype, ctx, out)
 
 
 def gamma(alpha: Any = 1, beta: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:
-    """y ~ Γ(alpha) · beta, of mean alpha · beta."""
-    return _drawn("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, ctx, out)
+    """Sample from the gamma distribution with shape parameter `alpha` and scale `beta`; its mean is alpha · beta.
+
+    Args:
+        alpha: shape parameter, a number or an NDArray.
+        beta: scale, like `alpha`.
+        shape: int or tuple, see `uniform`.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result, see `uniform`.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `alpha.shape + shape` for NDArrays; `out` if it was passed.
+
+    Example:
+        >>> gamma(2.0, 0.5, shape=2).shape
+        (2,)
+    """
+    return _sample("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, ctx, out)
 
 
 def negative_binomial(
     k: Any = 1, p: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
 ) -> NDArray:
-    """y = failures before the k-th success of probability p."""
-    return _drawn("negative_binomial", {"k": k, "p": p}, shape, dtype, ctx, out)
+    """Sample the number of failures before the k-th success, each with success probability p.
+
+    Args:
+        k: number of successes, a number or an NDArray.
+        p: success probability, like `k`.
+        shape: int or tuple, see `uniform`.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result, see `uniform`.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `k.shape + shape` for NDArrays; `out` if it was passed.
+
+    Example:
+        >>> negative_binomial(3, 0.5, shape=2).shape
+        (2,)
+    """
+    return _sample("negative_binomial", {"k": k, "p": p}, shape, dtype, ctx, out)
 
 
 def generalized_negative_binomial(
     mu: Any = 1, alpha: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
 ) -> NDArray:
-    """y of mean mu and variance mu + alpha mu²."""
-    return _drawn("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, ctx, out)
+    """Sample from the negative binomial distribution with mean mu and variance mu + alpha mu².
+
+    Args:
+        mu: mean, a number or an NDArray.
+        alpha: dispersion, like `mu`; 0 is a Poisson distribution.
+        shape: int or tuple, see `uniform`.
+        dtype: dtype of the result; None means float32.
+        ctx: device of the result, see `uniform`.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`, or `mu.shape + shape` for NDArrays; `out` if it was passed.
+
+    Example:
+        >>> generalized_negative_binomial(2.0, 0.3, shape=2).shape
+        (2,)
+    """
+    return _sample("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, ctx, out)
 
 
 def multinomial(data: Any, shape: Any = None, get_prob: bool = False, out: Any = None, dtype: Any = "int32") -> Any:
-    """y = k with probability data[..., k]; with get_prob also the logarithm of that probability."""
-    kind = np.dtype(dtype).name
-    return function("_sample_multinomial")(data, shape=_sizes(shape), get_prob=get_prob, dtype=kind, out=out)
+    """Sample class indices: y = k with probability data[..., k].
+
+    Args:
+        data: probabilities, NDArray of shape (classes,) or (batch, classes).
+        shape: int or tuple, the samples for each distribution; None draws one, without an axis.
+        get_prob: also return the log-probability of each sample.
+        out: NDArray to write the samples into.
+        dtype: dtype of the samples.
+
+    Returns:
+        NDArray of shape (*shape,) or (batch, *shape); with `get_prob` a list of it and the log-probabilities.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> multinomial(mx.nd.array([0, 1, 0]), shape=3).asnumpy().tolist()
+        [1, 1, 1]
+    """
+    dtype_name = np.dtype(dtype).name
+    return function("_sample_multinomial")(data, shape=_sizes(shape), get_prob=get_prob, dtype=dtype_name, out=out)
 
 
 def randint(low: int, high: int, shape: Any = None, dtype: Any = "int32", ctx: Any = None, out: Any = None) -> NDArray:
-    """Whole numbers from low to high - 1, equally likely."""
-    return _drawn("randint", {"low": low, "high": high}, shape, dtype or "int32", ctx, out)
+    """Sample integers uniformly from low (inclusive) to high (exclusive).
+
+    Args:
+        low: lower bound, an int.
+        high: upper bound, an int.
+        shape: int or tuple; None means (1,).
+        dtype: dtype of the result; None means int32.
+        ctx: device of the result; None means the current context.
+        out: NDArray to write the samples into.
+
+    Returns:
+        NDArray of shape `shape`; `out` if it was passed.
+
+    Example:
+        >>> randint(5, 6, shape=2).asnumpy().tolist()
+        [5, 5]
+    """
+    return _sample("randint", {"low": low, "high": high}, shape, dtype or "int32", ctx, out)
 
 
 def shuffle(data: Any, out: Any = None) -> NDArray:
-    """The rows in a random order."""
+    """Return the rows of an array (entries along axis 0) in random order.
+
+    Args:
+        data: NDArray of shape (rows, ...).
+        out: NDArray to write the result into.
+
+    Returns:
+        NDArray of the same shape; `out` if it was passed.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> sorted(shuffle(mx.nd.array([1, 2, 3])).asnumpy().tolist())
+        [1.0, 2.0, 3.0]
+    """
     return function("_shuffle")(data, out=out)
 
 
-def _drawn(law: str, parameters: Mapping[str, Any], shape: Any, dtype: Any, ctx: Any, out: Any) -> NDArray:
-    kind = None if dtype is None else np.dtype(dtype).name
-    kinds = {is_array(v) if not isinstance(v, numbers.Number) else False for v in parameters.values()}
-    if kinds == {True}:
-        return function(f"_sample_{law}")(*parameters.values(), shape=_sizes(shape), dtype=kind, out=out)
-    if kinds != {False} or not all(isinstance(v, numbers.Number) for v in parameters.values()):
-        found = {k: type(v).__name__ for k, v in parameters.items()}
-        raise ValueError(f"random.{law}: the parameters are {found}, needed numbers only or NDArrays only; convert them")
+def _sample(distribution: str, parameters: Mapping[str, Any], shape: Any, dtype: Any, ctx: Any, out: Any) -> NDArray:
+    dtype_name = None if dtype is None else np.dtype(dtype).name
+    are_arrays = {is_array(v) if not isinstance(v, numbers.Number) else False for v in parameters.values()}
+    if are_arrays == {True}:
+        return function(f"_sample_{distribution}")(*parameters.values(), shape=_sizes(shape), dtype=dtype_name, out=out)
+    if are_arrays != {False} or not all(isinstance(v, numbers.Number) for v in parameters.values()):
+        types = {k: type(v).__name__ for k, v in parameters.items()}
+        raise ValueError(
+            f"random.{distribution}: the parameters are {types}, expected only numbers or only NDArrays; convert them"
+        )
     size = out.shape if out is not None and shape is None else _sizes(shape) or (1,) if shape is None else _sizes(shape)
-    drawn = function(f"_random_{law}")(shape=size, dtype=kind, **parameters)
+    samples = function(f"_random_{distribution}")(shape=size, dtype=dtype_name, **parameters)
     if out is not None:
-        out[:] = drawn
+        out[:] = samples
         return out
-    return array(drawn, ctx, np.float32 if dtype is None else dtype)
+    return array(samples, ctx, np.float32 if dtype is None else dtype)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """The sizes given by one number, several, or None (no axis)."""
+    """Normalize a shape: int -> (int,), sequence -> tuple, None -> ()."""
     return () if shape is None else (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
 
 

@@ -1,4 +1,4 @@
-"""`mx.recordio`: MXNet's record files, read and written byte for byte.
+"""`mx.recordio`: read and write MXNet's record files (RecordIO), byte for byte as MXNet does.
 
 >>> import jfit.mx as mx
 >>> packed = mx.recordio.pack(mx.recordio.IRHeader(0, 4.0, 2574, 0), b"image")
@@ -23,18 +23,18 @@ __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "u
 
 
 class MXRecordIO:
-    """Reads or writes the records of a file one after the other.
+    """Sequential reader or writer of a record file.
+
+    A reader can be pickled; the copy starts at the first record.  In a forked process reading raises until `reset` is called,
+    because both processes share the file position.  An open writer cannot be pickled (in MXNet the copy empties the file).
 
     Args:
-        uri: the file.
-        flag: "r" to read, "w" to write; writing empties a file that is there.
+        uri: path of the file.
+        flag: "r" to read, "w" to write; "w" overwrites an existing file.
 
     Raises:
-        ValueError: another flag.
-        MXNetError: there is no such file, or (when reading) it is damaged; the message names the byte.
-
-    A reader can be pickled and goes on from its start in the other process; after a fork it refuses to read until `reset`.
-    An open writer cannot be pickled (in MXNet the copy empties the file).
+        ValueError: `flag` is neither "r" nor "w".
+        MXNetError: the file does not exist, or (when reading) is damaged; the message gives the byte offset.
 
     Example:
         >>> import tempfile
@@ -56,45 +56,55 @@ class MXRecordIO:
     def open(self) -> None:
         """Open the file."""
         if self.flag not in ("r", "w"):
-            raise ValueError(f"flag of {self.uri} is {self.flag!r}, needed 'r' to read or 'w' to write.")
+            raise ValueError(f"flag of {self.uri} is {self.flag!r}, expected 'r' to read or 'w' to write.")
         self.writable = self.flag == "w"
         with translated():
             self._file = (RecordWriter if self.writable else RecordReader)(self.uri)
         self.pid, self.is_open = os.getpid(), True
 
     def close(self) -> None:
-        """Close the file; may be called again."""
+        """Close the file; no effect if it is closed."""
         if self.is_open:
             self._file.close()
         self.is_open, self.pid = False, None
 
     def reset(self) -> None:
-        """Back to the first record; a file that is being written is emptied."""
+        """Close and reopen: a reader returns to the first record, a writer empties its file."""
         self.close()
         self.open()
 
     def write(self, buf: bytes) -> None:
-        """Append a record."""
+        """Append a record of any bytes.
+
+        Raises:
+            AssertionError: the file is open for reading.
+        """
         self._check(writing=True)
         self._file.write(buf)
 
     def read(self) -> bytes | None:
-        """The next record, None at the end."""
+        """Return the next record as bytes, or None at the end of the file.
+
+        Raises:
+            AssertionError: the file is open for writing.
+            RuntimeError: the file was opened by another process.
+            MXNetError: the file is damaged.
+        """
         self._check(writing=False)
         with translated():
             return self._file.read()
 
     def tell(self) -> int:
-        """The byte at which the next record begins."""
+        """Return the byte offset of the next record."""
         self._check()
         return self._file.tell()
 
     def state_dict(self) -> dict[str, int]:
-        """The place of a reader."""
+        """Return the position of a reader, for `load_state_dict`."""
         return {"offset": self.tell()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on reading at a saved place."""
+        """Continue reading at a position from `state_dict`."""
         self._check(writing=False)
         with translated():
             self._file.seek(int(state["offset"]))
@@ -104,7 +114,7 @@ class MXRecordIO:
 
     def __getstate__(self) -> dict[str, Any]:
         if self.is_open and self.writable:
-            raise ValueError(f"{self.uri} is open for writing: another process would empty it; close it before pickling.")
+            raise ValueError(f"{self.uri} is open for writing: an unpickled copy would empty it; close it before pickling.")
         return {k: v for k, v in self.__dict__.items() if k not in ("_file", "fidx")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -114,24 +124,24 @@ class MXRecordIO:
 
     def _check(self, writing: bool | None = None) -> None:
         if not self.is_open:
-            raise ValueError(f"{self.uri} is closed; open() or reset() it first.")
+            raise ValueError(f"{self.uri} is closed; call open() or reset() first.")
         if writing is not None and writing != self.writable:
-            # MXNet asserts this, so scripts that look for it catch an AssertionError.
-            raise AssertionError(f"{self.uri} is open with flag {self.flag!r}; needed {'w' if writing else 'r'!r} for this.")
+            # An AssertionError because MXNet uses `assert` here, and scripts may catch that.
+            raise AssertionError(f"{self.uri} is open with flag {self.flag!r}; this call needs {'w' if writing else 'r'!r}.")
         if self.pid != os.getpid():
             raise RuntimeError(
-                f"{self.uri} was opened by process {self.pid}, which shares its place in the file; call reset() here."
+                f"{self.uri} was opened by process {self.pid}, and both processes share the file position; call reset() first."
             )
 
 
 class MXIndexedRecordIO(MXRecordIO):
-    """Reads or writes the records of a file by key; the index is a text file of its own.
+    """Reader or writer of a record file by key, with a separate text file as index.
 
     Args:
-        idx_path: the index file.
-        uri: the record file.
-        flag: "r" or "w".
-        key_type: makes a key from its text.
+        idx_path: path of the index file.
+        uri: path of the record file.
+        flag: "r" to read, "w" to write.
+        key_type: function from the text of a key in the index to the key.
 
     Example:
         >>> import tempfile
@@ -171,13 +181,13 @@ class MXIndexedRecordIO(MXRecordIO):
             self.fidx.close()  # type: ignore[union-attr]
 
     def seek(self, idx: Any) -> None:
-        """Go to the record of a key.
+        """Move to the record of key `idx`.
 
         Raises:
             KeyError: the index has no such key.
         """
         if self.pid is not None and self.pid != os.getpid():
-            self.reset()  # as MXNet: a reader by key has no place that processes could share
+            self.reset()  # as in MXNet; safe, because a reader by key does not depend on the current position
         self._check(writing=False)
         if idx not in self.idx:
             raise KeyError(f"{self.idx_path} has no key {idx!r}; it has {len(self.keys)}: {str(self.keys[:5])[1:-1]} ...")
@@ -185,34 +195,37 @@ class MXIndexedRecordIO(MXRecordIO):
             self._file.seek(self.idx[idx])
 
     def read_idx(self, idx: Any) -> bytes | None:
-        """The record of a key."""
+        """Return the record of key `idx` as bytes."""
         self.seek(idx)
         return self.read()
 
     def write_idx(self, idx: Any, buf: bytes) -> None:
-        """Append a record under a key.  The record is written before its line of the index."""
+        """Append a record under key `idx`; the record is written before its line of the index."""
         key = self.key_type(idx)
-        at = self.tell()
+        offset = self.tell()
         self.write(buf)
         assert self.fidx is not None
-        self.fidx.write(f"{key}\t{at}\n")
-        self.idx[key] = at
+        self.fidx.write(f"{key}\t{offset}\n")
+        self.idx[key] = offset
         self.keys.append(key)
 
 
 def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
-    """An image array as a record.
+    """Encode an image and pack it with a header into a record.
+
+    JPEG bytes differ from those that OpenCV writes in MXNet, with the same quality; PNG is lossless.
 
     Args:
         header: an `IRHeader`.
-        img: (H, W, 3) uint8 in OpenCV's order blue, green, red, or (H, W).
-        quality: of JPEG from 1 to 100, or compression of PNG from 0 to 9.
+        img: array (height, width, 3) or (height, width), uint8, channels in OpenCV's order blue, green, red.
+        quality: JPEG quality from 1 to 100, or PNG compression level from 0 to 9.
         img_fmt: ".jpg" or ".png".
+
+    Returns:
+        The record, bytes.
 
     Raises:
         ImportError: Pillow is not installed.
-
-    The bytes of a JPEG depend on the encoder: other ones than OpenCV writes, of an image as near.  PNG keeps every pixel.
 
     Example:
         >>> packed = pack_img(IRHeader(0, 1.0, 0, 0), np.zeros((2, 2, 3), "uint8"), 9, ".png")
@@ -224,14 +237,21 @@ def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") ->
 
 
 def unpack_img(s: bytes, iscolor: int = -1) -> tuple[Any, np.ndarray]:
-    """Header and image array of a record.
+    """Unpack a record and decode its image.
 
     Args:
-        s: the record.
-        iscolor: 1 for three channels (blue, green, red), 0 for grey, -1 for what the file has.
+        s: the record, bytes.
+        iscolor: 1 for three channels (blue, green, red), 0 for grayscale, -1 for the channels stored in the file.
 
     Returns:
-        The header and (H, W, 3) or (H, W) uint8.
+        (header, image), the image an array (height, width, 3) or (height, width), uint8.
+
+    Raises:
+        ImportError: Pillow is not installed.
+
+    Example:
+        >>> unpack_img(pack_img(IRHeader(0, 1.0, 0, 0), np.zeros((2, 3), "uint8"), 9, ".png"))[1].shape
+        (2, 3)
     """
     header, content = unpack(s)
     mode = {1: "RGB", 0: "L"}.get(iscolor)

@@ -1,4 +1,4 @@
-"""`mx.util`: NumPy-shape semantics.  Arrays of jfit always know () and sizes of 0, so the switch only remembers itself."""
+"""`mx.util`: MXNet's switch for NumPy shape semantics; no effect, because jfit always supports shape () and axes of size 0."""
 
 from __future__ import annotations
 
@@ -9,18 +9,40 @@ _local = threading.local()
 
 
 def is_np_shape() -> bool:
-    """Whether the switch is on."""
+    """Return whether NumPy shape semantics are switched on in this thread.
+
+    Returns:
+        bool; False unless switched on.
+
+    Example:
+        >>> is_np_shape()
+        False
+    """
     return _local.__dict__.get("on", False)
 
 
 def set_np_shape(active: bool) -> bool:
-    """Turn the switch; returns what it was."""
+    """Switch NumPy shape semantics on or off for this thread.
+
+    Args:
+        active: the new state.
+
+    Returns:
+        The previous state, bool.
+
+    Example:
+        >>> set_np_shape(False)
+        False
+    """
     before, _local.on = is_np_shape(), bool(active)
     return before
 
 
 class np_shape:
-    """The switch for the length of a block.
+    """Context manager and decorator that switches NumPy shape semantics on or off.
+
+    Args:
+        active: the state inside the block.
 
     Example:
         >>> with np_shape(True):
@@ -39,7 +61,7 @@ class np_shape:
         set_np_shape(self._before)
 
     def __call__(self, fn: Any) -> Any:
-        """As a decorator."""
+        """Decorate `fn` to run with the switch set."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with np_shape(self._active):

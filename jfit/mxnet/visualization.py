@@ -1,4 +1,4 @@
-"""`mx.viz`: networks as MXNet prints and draws them.  `Symbol.summary`, `.mermaid` and `.graphviz` are jfit's own.
+"""`mx.viz`: print and draw networks exactly as MXNet does.  jfit's equivalents are `Symbol.summary`, `.mermaid`, `.graphviz`.
 
 >>> import jfit.mx as mx
 >>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
@@ -31,7 +31,7 @@ from jfit.mxnet.errors import translated
 __all__ = ["plot_network", "print_summary"]
 
 COLUMNS = ("Layer (type)", "Output Shape", "Param #", "Previous Layer")
-WEIGHT_ENDS = (
+WEIGHT_SUFFIXES = (
     *("_weight", "_bias", "_beta", "_gamma"),
     *("_moving_var", "_moving_mean", "_running_var", "_running_mean"),
 )
@@ -53,7 +53,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 # ------------------------------------------------------------------------------------------------ the table
 class _Layer(NamedTuple):
-    """One line of the table, and the further inputs on lines of their own."""
+    """One row of the table; all but the first of `previous` are printed on separate lines."""
 
     title: str
     shape: str
@@ -67,30 +67,37 @@ def print_summary(
     line_length: int = 120,
     positions: Sequence[float] = (0.44, 0.64, 0.74, 1.0),
 ) -> None:
-    """Print a table of the layers: name and type, output shape without the batch, parameters, previous layers.
+    """Print a table of the layers: name and type, output shape without the batch axis, number of parameters, previous layers.
 
-    The numbers are those MXNet prints: it counts the parameters of Convolution, FullyConnected, Embedding and BatchNorm (gamma
-    and beta only), takes the second axis of an input for its channels, and shows the variables that come first only.
+    The numbers are those that MXNet prints, which are incomplete: it counts the parameters of Convolution, FullyConnected,
+    Embedding and BatchNorm (gamma and beta) only, uses axis 1 of an input as its channels, and omits most variables.
     `symbol.summary(**shapes)` counts everything.
 
     Args:
         symbol: the network.
-        shape: shapes by input name; without them shapes stay empty.
-        line_length: characters in a line.
-        positions: where the columns end, in characters or as parts of a line.
+        shape: shapes by input name; None leaves the shapes empty.
+        line_length: characters per line.
+        positions: the end of each of the four columns, in characters or as fractions of the line.
 
     Raises:
-        TypeError: `symbol` is none.
-        ValueError: the shapes do not tell all shapes.
+        TypeError: `symbol` is not a Symbol.
+        ValueError: some shapes cannot be inferred from `shape`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> print_summary(mx.sym.Variable("x"), line_length=72)  # doctest: +ELLIPSIS
+        ________________________________________________________________________
+        Layer (type)                   Output Shape  Param #Previous Layer
+        ...
     """
     _check(symbol)
-    known = None if shape is None else _known("shape", symbol, shape)
+    shapes = None if shape is None else _inferred("shape", symbol, shape)
     ends = [int(line_length * p) for p in positions] if positions[-1] <= 1 else [int(p) for p in positions]
     order = symbol.nodes()
-    # MXNet looks for the heads among node number, output number and version of the first head: the first node is always there
+    # Bug kept from MXNet: it takes the first head's (node id, output index, version) for three node ids; the version is 0.
     first = symbol.heads[0]
-    heads = {order.index(first.node), first.index, 0}
-    lasting = {id(order[i]) for i in heads if i < len(order)}
+    head_ids = {order.index(first.node), first.index, 0}
+    heads = {id(order[i]) for i in head_ids if i < len(order)}
     print("_" * line_length)
     _print_row(COLUMNS, ends)
     print("=" * line_length)
@@ -98,7 +105,7 @@ def print_summary(
     for i, node in enumerate(order):
         if node.op is None and i > 0:
             continue
-        layer = _layer(node, lasting, known)
+        layer = _layer(node, heads, shapes)
         total += layer.params
         _print_row((layer.title, layer.shape, layer.params, next(iter(layer.previous), "")), ends)
         for name in layer.previous[1:]:
@@ -115,19 +122,19 @@ def _print_row(fields: Sequence[Any], ends: Sequence[int]) -> None:
     print(line)
 
 
-def _layer(node: Node, lasting: set[int], known: Mapping[Any, Any] | None) -> _Layer:
-    sources = [e for e in node.inputs if e.node.op is not None or id(e.node) in lasting]
-    shapes = [_single(e.node, known) for e in sources]
-    channels = sum(s[1] for s in shapes if s)
-    own = _single(node, known) if node.op is not None or id(node) in lasting else None
+def _layer(node: Node, heads: set[int], shapes: Mapping[Any, Any] | None) -> _Layer:
+    sources = [e for e in node.inputs if e.node.op is not None or id(e.node) in heads]
+    input_shapes = [_single(e.node, shapes) for e in sources]
+    channels = sum(s[1] for s in input_shapes if s)
+    shape = _single(node, shapes) if node.op is not None or id(node) in heads else None
     title = f"{node.name}({node.op.name if node.op else 'null'})"
-    return _Layer(title, _size(own), _params(node, channels, own), [e.node.name for e in sources])
+    return _Layer(title, _size(shape), _params(node, channels, shape), [e.node.name for e in sources])
 
 
-def _single(node: Node, known: Mapping[Any, Any] | None) -> Any:
-    """The shape of a node's one output; MXNet finds none for nodes of several."""
+def _single(node: Node, shapes: Mapping[Any, Any] | None) -> Any:
+    """Output shape of a node with one output; None for nodes with several outputs, which MXNet's table leaves empty."""
     several = node.op is not None and node.op.num_visible(node.params) > 1
-    return None if known is None or several else known.get((id(node), 0))
+    return None if shapes is None or several else shapes.get((id(node), 0))
 
 
 def _params(node: Node, channels: int, shape: Any) -> int:
@@ -157,36 +164,44 @@ def plot_network(
     node_attrs: Mapping[str, str] | None = None,
     hide_weights: bool = True,
 ) -> Any:
-    """The network as a `graphviz.Digraph`, drawn as MXNet draws it.
+    """Draw the network as a `graphviz.Digraph`, as MXNet does.
 
     Args:
         symbol: the network.
-        title: name of the drawing, and of its file.
-        save_format: what `render` writes: pdf, png, svg, ...
-        shape: shapes by input name; the edges then show them, without the batch.
-        dtype: dtypes by input name; the edges then show them.
+        title: name of the drawing and of its file.
+        save_format: file format of `render`: "pdf", "png", "svg", ...
+        shape: shapes by input name; if given, edges are labelled with shapes (without the batch axis).
+        dtype: dtypes by input name; if given, edges are labelled with dtypes.
         node_attrs: graphviz attributes of every node.
-        hide_weights: leave out variables whose names end as weights do (`_weight`, `_bias`, ...).
+        hide_weights: omit the edges from variables whose names end like parameters (`_weight`, `_bias`, ...).
+
+    Returns:
+        graphviz.Digraph.
 
     Raises:
-        ImportError: the graphviz package is missing.
-        TypeError: `symbol` is none.
-        ValueError: the shapes do not tell all shapes.
+        ImportError: the graphviz package is not installed.
+        TypeError: `symbol` is not a Symbol.
+        ValueError: some shapes or dtypes cannot be inferred.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> plot_network(mx.sym.Variable("x") * 2, title="double").name  # doctest: +SKIP
+        'double'
     """
     gv = package()
     _check(symbol)
-    shapes = None if shape is None else _known("shape", symbol, shape)
-    types = None if dtype is None else _known("type", symbol, dtype)
+    shapes = None if shape is None else _inferred("shape", symbol, shape)
+    types = None if dtype is None else _inferred("type", symbol, dtype)
     order = symbol.nodes()
-    _warn_of_repeated([n.name for n in order])
+    _warn_about_duplicates([n.name for n in order])
     dot = gv.Digraph(name=title, format=save_format)
     for node in order:
-        if node.op is not None or not node.name.endswith(WEIGHT_ENDS):
-            dot.node(name=node.name, label=_label(node), **_look(node, node_attrs or {}))
+        if node.op is not None or not node.name.endswith(WEIGHT_SUFFIXES):
+            dot.node(name=node.name, label=_label(node), **_style(node, node_attrs or {}))
     for node in order:
-        taken = node.inputs[:1] if node.op and node.op.name == "_contrib_BilinearResize2D" else node.inputs
-        for entry in taken:
-            if entry.node.op is None and entry.node.name.endswith(WEIGHT_ENDS) and hide_weights:
+        inputs = node.inputs[:1] if node.op and node.op.name == "_contrib_BilinearResize2D" else node.inputs
+        for entry in inputs:
+            if entry.node.op is None and entry.node.name.endswith(WEIGHT_SUFFIXES) and hide_weights:
                 continue
             label = "" if shapes is None else _size(shapes.get((id(entry.node), entry.index)))
             if types is not None:
@@ -195,38 +210,38 @@ def plot_network(
     return dot
 
 
-def _look(node: Node, own: Mapping[str, str]) -> dict[str, str]:
+def _style(node: Node, user_attrs: Mapping[str, str]) -> dict[str, str]:
     if node.op is None:
-        return {**NODE, **own, "shape": "oval", "fillcolor": INPUT_COLOR}
-    return {**NODE, **own, "fillcolor": COLORS.get(node.op.name, OTHER_COLOR)}
+        return {**NODE, **user_attrs, "shape": "oval", "fillcolor": INPUT_COLOR}
+    return {**NODE, **user_attrs, "fillcolor": COLORS.get(node.op.name, OTHER_COLOR)}
 
 
 def _label(node: Node) -> str:
-    """What stands in a node: its name, or the operator with the attributes that matter most."""
-    given = node.attrs
-    stride = _size((0, *node.params.stride)) if "stride" in given else "1"
+    """Text of a node: its name, or for some operators the operator with its main attributes."""
+    attrs = node.attrs
+    stride = _size((0, *node.params.stride)) if "stride" in attrs else "1"
     match node.op.name if node.op else "null":
         case "Convolution":
-            return f"Convolution\n{_size((0, *node.params.kernel))}/{stride}, {given['num_filter']}"
+            return f"Convolution\n{_size((0, *node.params.kernel))}/{stride}, {attrs['num_filter']}"
         case "FullyConnected":
-            return f"FullyConnected\n{given['num_hidden']}"
+            return f"FullyConnected\n{attrs['num_hidden']}"
         case "Activation":
-            return f"Activation\n{given['act_type']}"
+            return f"Activation\n{attrs['act_type']}"
         case "LeakyReLU":
-            return f"LeakyReLU\n{given.get('act_type', 'Leaky')}"
+            return f"LeakyReLU\n{attrs.get('act_type', 'Leaky')}"
         case "Pooling":
-            kernel = _size((0, *node.params.kernel)) if "kernel" in given else "[]"
-            return f"Pooling\n{given.get('pool_type', 'max')}, {kernel}/{stride}"
+            kernel = _size((0, *node.params.kernel)) if "kernel" in attrs else "[]"
+            return f"Pooling\n{attrs.get('pool_type', 'max')}, {kernel}/{stride}"
         case "Custom":
-            return given["op_type"]
+            return attrs["op_type"]
     return node.name
 
 
-def _warn_of_repeated(names: Sequence[str]) -> None:
-    repeated = sorted(n for n, count in Counter(names).items() if count > 1)
-    if repeated:
+def _warn_about_duplicates(names: Sequence[str]) -> None:
+    duplicates = sorted(n for n, count in Counter(names).items() if count > 1)
+    if duplicates:
         warnings.warn(
-            f"several nodes are named {', '.join(repeated)}; the drawing shows them as one node, and may go in circles",
+            f"several nodes are named {', '.join(duplicates)}; the drawing merges nodes of one name, so it may contain cycles",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -235,19 +250,19 @@ def _warn_of_repeated(names: Sequence[str]) -> None:
 # ------------------------------------------------------------------------------------------------ both
 def _check(symbol: Any) -> None:
     if not isinstance(symbol, Symbol):
-        raise TypeError(f"symbol is a {type(symbol).__name__}, needed a Symbol")
+        raise TypeError(f"symbol is a {type(symbol).__name__}, expected a Symbol")
 
 
-def _known(what: str, symbol: Symbol, given: Mapping[str, Any]) -> dict[tuple[int, int], Any]:
-    """Shapes or dtypes of every output of every node."""
+def _inferred(what: str, symbol: Symbol, inputs: Mapping[str, Any]) -> dict[tuple[int, int], Any]:
+    """Infer the shape or dtype of every node output from those of the inputs: (id(node), output index) -> shape or dtype."""
     internals = symbol.get_internals()
     with translated():
-        _, found, _ = getattr(internals, f"infer_{what}")(**given)
-    if found is None:
-        raise ValueError(f"the {what}s {dict(given)} do not tell all {what}s; give those of all inputs")
-    return {(id(h.node), h.index): f for h, f in zip(internals.heads, found, strict=True)}
+        _, outputs, _ = getattr(internals, f"infer_{what}")(**inputs)
+    if outputs is None:
+        raise ValueError(f"the {what}s {dict(inputs)} do not determine all {what}s of the network; pass those of all inputs")
+    return {(id(h.node), h.index): value for h, value in zip(internals.heads, outputs, strict=True)}
 
 
 def _size(shape: Any) -> str:
-    """A shape without its first axis, as `3x28x28`."""
+    """A shape without its first axis, such as `3x28x28`."""
     return "x".join(str(s) for s in (shape or ())[1:])

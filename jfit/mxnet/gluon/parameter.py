@@ -337,7 +337,7 @@ class Parameter:
 
     def _initial_value(self, init: Any) -> Any:
         chosen, shape = self._initializer_of(init), self._shape or ()
-        if isinstance(chosen, initializer.TwoForms) or initializer.writes_in_place(chosen):
+        if isinstance(chosen, initializer.BothSignatures) or initializer.writes_in_place(chosen):
             cell = self.arrays.mutable(jnp.zeros(shape, np.dtype(self.dtype)))
             # in gluon the initializer treats every parameter as a weight, regardless of its name
             if hasattr(chosen, "_init_weight"):
