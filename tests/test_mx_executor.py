@@ -126,7 +126,7 @@ def test_the_gradient_array_of_a_label_is_unchanged():
 def test_an_output_that_is_not_a_loss_needs_a_head_gradient():
     ex = mx.sym.square(V("x"), name="sq").bind(mx.cpu(), [mx.nd.ones(2)], [mx.nd.zeros(2)])
     ex.forward(is_train=True)
-    with pytest.raises(mx.MXNetError, match="'sq_output' is no loss, so backward needs its head gradient"):
+    with pytest.raises(mx.MXNetError, match="'sq_output' is not a loss, so backward needs its head gradient"):
         ex.backward()
     ex.backward({"sq_output": mx.nd.ones(2)})
     assert ex.grad_arrays[0].asnumpy().tolist() == [2, 2]
@@ -178,7 +178,7 @@ def test_new_inputs_are_passed_by_name_and_validated():
     assert ex.arg_dict["data"].asnumpy().max() == 0
     with pytest.raises(TypeError, match="Unknown argument 'dat'"):
         ex.forward(dat=mx.nd.zeros((4, 5)))
-    with pytest.raises(ValueError, match=r"'data': the array has shape \(3, 5\), bound is \(4, 5\)"):
+    with pytest.raises(ValueError, match=r"'data' is bound with shape \(4, 5\), but the value has \(3, 5\)"):
         ex.forward(data=mx.nd.zeros((3, 5)))
 
 

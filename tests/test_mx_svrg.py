@@ -126,7 +126,7 @@ def test_an_interrupted_full_gradient_is_computed_again():
     before = module.get_params()[0]["fc1_weight"].asnumpy()
     with pytest.raises(KeyboardInterrupt):
         module.update_full_grads(broken)
-    assert not module._taken
+    assert not module._up_to_date
     np.testing.assert_array_equal(module.get_params()[0]["fc1_weight"].asnumpy(), before)
 
 
@@ -217,7 +217,7 @@ def test_reshape_predict_and_score_apply_to_both_modules():
 
 def test_invalid_arguments_raise():
     net = mx.sym.LinearRegressionOutput(mx.sym.Variable("data"), mx.sym.Variable("label"))
-    with pytest.raises(TypeError, match="update_freq in SVRGModule is None; it must be an integer"):
+    with pytest.raises(TypeError, match="update_freq in SVRGModule is None, expected an integer"):
         SVRGModule(net, label_names=["label"])
     with pytest.raises(ValueError, match="update_freq in SVRGModule is 0"):
         SVRGModule(net, label_names=["label"], update_freq=0)
@@ -235,7 +235,7 @@ def test_invalid_arguments_raise():
         def __iter__(self):
             return iter(())
 
-    with pytest.raises(ValueError, match="no batch in train_data"):
+    with pytest.raises(ValueError, match="no batches from train_data"):
         module.update_full_grads(Empty())
     with pytest.raises(AttributeError, match="text"):
         mx.contrib.text  # noqa: B018

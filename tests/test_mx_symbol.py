@@ -82,7 +82,7 @@ def test_bind_raises_with_the_missing_array():
     one = mx.nd.ones((1, 2))
     with pytest.raises(ValueError, match="'fc_weight' is missing in args"):
         net().bind(mx.cpu(), {"data": one})
-    with pytest.raises(ValueError, match="args has 1 arrays, needed 3"):
+    with pytest.raises(ValueError, match="args has 1 arrays, expected 3"):
         net().bind(mx.cpu(), [one])
     with pytest.raises(TypeError, match="a list of NDArrays or a dict"):
         net().bind(mx.cpu(), 3)

@@ -35,9 +35,11 @@ def test_drawings_are_those_of_mxnet(drawings, name):
 
 def test_unknown_shapes_and_non_symbols_raise():
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
-    with pytest.raises(ValueError, match=r"the shapes \{\} do not tell all shapes; give those of all inputs"):
+    with pytest.raises(
+        ValueError, match=r"the shapes \{\} do not determine all shapes of the network; pass those of all inputs"
+    ):
         mx.viz.print_summary(net, {})
-    with pytest.raises(TypeError, match="symbol is a int, needed a Symbol"):
+    with pytest.raises(TypeError, match="symbol is a int, expected a Symbol"):
         mx.viz.plot_network(3)
     with pytest.raises(mx.MXNetError, match="no such variable"):
         mx.viz.print_summary(net, {"dat": (2, 3)})

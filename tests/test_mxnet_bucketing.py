@@ -488,7 +488,7 @@ def test_unsupported_bucket_keys_raise_before_a_file_is_written(tmp_path):
     module = BucketingModule(lambda key: sym_gen(key[0]), (5, 1))
     module.bind(*shapes(5))
     module.init_params()
-    with pytest.raises(ValueError, match=r"bucket key \(5, 1\) is no integer"):
+    with pytest.raises(ValueError, match=r"bucket key \(5, 1\) is not an integer"):
         module.save_checkpoint(str(tmp_path / "rnn"), 1)
     assert not list(tmp_path.iterdir())
 

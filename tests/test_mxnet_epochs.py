@@ -13,7 +13,7 @@ from jfit import counters
 from jfit.mxnet import keys as random_numbers
 from jfit.mxnet import metric
 from jfit.mxnet.callback import Speedometer, log_train_metric
-from jfit.mxnet.module.epochs import looks_every
+from jfit.mxnet.module.epochs import callback_period
 from jfit.mxnet.optimizer import lr_scheduler
 
 ROWS, BATCH = 46, 4
@@ -131,9 +131,9 @@ def test_a_callback_declares_its_period():
 
 
 def test_a_subclass_that_inherits_the_period_is_called_every_batch():
-    assert looks_every([Speedometer(4, 6), log_train_metric(4)]) == 2
-    assert looks_every([EachBatch(4, 6)]) is None
-    assert looks_every([]) == 0
+    assert callback_period([Speedometer(4, 6), log_train_metric(4)]) == 2
+    assert callback_period([EachBatch(4, 6)]) is None
+    assert callback_period([]) == 0
 
 
 def test_overridden_methods_are_called_for_every_batch():
@@ -169,7 +169,7 @@ def test_ctrl_c_within_an_epoch_keeps_parameters_and_position():
 
     interrupt.every = 4
     module = jfit.Module(network())
-    with pytest.raises(KeyboardInterrupt, match="keeps what it has learned"):
+    with pytest.raises(KeyboardInterrupt, match="keeps its current parameters"):
         module.fit(iterator, batch_end_callback=interrupt, num_epoch=3)
     assert counted == [0, 4]
     assert module._optimizer.num_update == 5 == int(module.state.step)

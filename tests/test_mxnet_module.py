@@ -64,7 +64,7 @@ def test_a_context_may_be_a_context_a_device_or_a_list():
 
 
 def test_the_number_of_work_loads_must_equal_that_of_devices():
-    with pytest.raises(ValueError, match="work_load_list has 3 entries, needed one for each of 2 devices"):
+    with pytest.raises(ValueError, match="work_load_list has 3 entries, expected one for each of 2 devices"):
         Module(linear(), context=cpus(2), work_load_list=[1, 2, 3])
 
 
@@ -102,9 +102,9 @@ def test_reading_outputs_and_gradients_before_their_pass_raises():
 def test_shapes_are_pairs_or_descriptions_for_exactly_the_data_names(caplog):
     for shapes in ([("data", (6, 4))], [DataDesc("data", (6, 4))], [("data", (6, 4), "float32")]):
         assert bound(shapes=shapes).data_shapes[0].shape == (6, 4)
-    with pytest.raises(ValueError, match=r"data_names are \['data'\], shapes are for \['x'\]"):
+    with pytest.raises(ValueError, match=r"data_names are \['data'\], the shapes are for \['x'\]"):
         Module(linear()).bind([("x", (6, 4))])
-    with pytest.raises(ValueError, match=r"needed \(name, shape\) pairs"):
+    with pytest.raises(ValueError, match=r"expected a \(name, shape\) pair"):
         Module(linear()).bind([(6, 4)])
     Module(linear()).bind([("data", (6, 4))], [("other", (6,))])
     assert "label_shapes do not match" in caplog.text
@@ -126,7 +126,7 @@ def test_a_module_bound_for_prediction_has_no_gradients():
     module.forward(batch_of(6))
     with pytest.raises(AssertionError, match="re-bind with for_training=True"):
         module.backward()
-    with pytest.raises(AssertionError, match="needs for_training=True"):
+    with pytest.raises(AssertionError, match="requires for_training=True"):
         Module(linear()).bind([("data", (6, 4))], for_training=False, inputs_need_grad=True)
 
 
@@ -154,8 +154,8 @@ def test_a_parameter_with_grad_req_null_is_unchanged():
 
 def test_invalid_grad_req_raises():
     for given, words in (
-        ("most", "needed one of write, add, null"),
-        (["write"], "lists 1 words, needed one for each of the 4 arguments"),
+        ("most", "expected one of write, add, null"),
+        (["write"], "has 1 entries, expected one for each of the 4 arguments"),
         ({"fc_weigth": "add"}, "did you mean .*fc_weight"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -183,7 +183,7 @@ def test_uneven_slices_of_a_network_without_row_tracking_raise():
     module = Module(mixed, label_names=None, context=cpus(3))
     module.bind([("data", (10, 4))])
     module.init_params()
-    with pytest.raises(ValueError, match=r"10 rows splits into slices of \[3, 3, 4\] rows"):
+    with pytest.raises(ValueError, match=r"10 rows is split into slices of \[3, 3, 4\] rows"):
         module.forward(DataBatch([data_of(10)[0]]))
 
 
@@ -221,7 +221,7 @@ def test_init_params_initializes_missing_parameters_only_if_allowed():
     given = {"fc_bias": np.ones(3, "float32")}
     with pytest.raises(RuntimeError, match="fc_weight is not presented"):
         module.init_params(arg_params=given)
-    with pytest.raises(RuntimeError, match="fc_bias has no value and initializer=None"):
+    with pytest.raises(RuntimeError, match="fc_bias has no value, and initializer is None"):
         module.init_params(None)
     module.init_params(jfit.init.Constant(2.0), given, allow_missing=True)
     params = host(module.get_params()[0])
@@ -250,7 +250,7 @@ def test_the_initializer_of_a_variable_takes_precedence():
 
 def test_values_of_another_shape_raise_with_the_name():
     module = bound()
-    with pytest.raises(ValueError, match=r"fc_bias: the given value has shape \(5,\), the network needs \(3,\)"):
+    with pytest.raises(ValueError, match=r"fc_bias: the value has shape \(5,\), but the network needs \(3,\)"):
         module.set_params({"fc_bias": np.zeros(5), "fc_weight": np.zeros((3, 4))}, {})
 
 

@@ -97,7 +97,7 @@ def test_a_module_without_labels_updates_no_metric():
     ("call", "error", "match"),
     [
         (lambda: PythonLossModule(data_names=("a", "b")), AssertionError, "one data name"),
-        (lambda: PythonLossModule(grad_func=3), AssertionError, "grad_func is a function"),
+        (lambda: PythonLossModule(grad_func=3), AssertionError, "grad_func is 3, expected a function"),
         (lambda: bound().bind([("x", (2, 3))], force_rebind=True), AssertionError, r"data_names are \['data'\]"),
         (lambda: bound().bind(SHAPES[0], [("y", (2,))], force_rebind=True), AssertionError, "label_names are"),
         (lambda: bound().bind(*SHAPES, force_rebind=True, grad_req="add"), AssertionError, "only support write"),

@@ -225,7 +225,7 @@ def test_invalid_use_raises(call, error, match):
 def test_a_wrong_number_of_arrays_between_layers_raises():
     chain = SequentialModule().add(Module(sym.Group([features(sym.Variable("data"))] * 2), label_names=None))
     chain.add(Module(head(sym.Variable("data"))), take_labels=True, auto_wiring=True)
-    with pytest.raises(AssertionError, match=r"layer 1 takes 1 data arrays .* gives 2"):
+    with pytest.raises(AssertionError, match=r"layer 1 takes 1 data arrays .* previous one has 2"):
         chain.bind(*SHAPES)
 
 

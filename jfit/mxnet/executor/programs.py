@@ -1,4 +1,4 @@
-"""Compiled programs of bound graphs, shared by every executor over the same graph."""
+"""Compiled programs of bound graphs, shared by all executors of the same graph."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outpu
 from jfit.ops.rules import dtype_of
 from jfit.step.slices import part_key
 
-# operators that pass no gradient on: an output of theirs needs no head gradient
+# operators that block gradients, so that their outputs need no head gradient
 _STOPS = {"BlockGrad", "zeros_like", "ones_like", "argmax", "argmin", "argmax_channel"}
 
 Arrays = dict[str, Array]
 
 
 class Programs:
-    """The pure functions of one graph, jitted as they are needed.
+    """The jitted functions of one graph, compiled at first use.
 
-    Every variable is an argument here, data and labels too: an executor gives each of them an array.
+    All variables, including data and labels, are entries of the dict `args`, because an executor has an array for each.
     """
 
     def __init__(self, heads: tuple[Entry, ...]) -> None:
@@ -37,10 +37,10 @@ class Programs:
         self.random = any(n.op is not None and n.op.needs_rng for n in self.symbol.nodes())
         self.forward = functools.cache(self._forward)
         self.backward = functools.cache(self._backward)
-        self.seen_forward = functools.cache(self._seen_forward)
+        self.monitor_forward = functools.cache(self._monitor_forward)
 
     def _forward(self, train: bool) -> Callable[[Arrays, Arrays, Array], tuple[Array, ...]]:
-        """(arguments, auxiliary states, key) -> outputs."""
+        """Function (arguments, auxiliary states, key) -> outputs."""
 
         def run(args: Arrays, aux: Arrays, key: Array) -> tuple[Array, ...]:
             count_trace("executor_forward")
@@ -49,51 +49,51 @@ class Programs:
         return jax.jit(run)
 
     def _backward(self, train: bool, wanted: tuple[str, ...], added: tuple[str, ...]) -> Callable[..., Any]:
-        """(arguments, auxiliary states, key, head gradients, old gradients) -> (outputs, gradients, new auxiliary states)."""
+        """Function (args, aux, key, head gradients, old gradients) -> (outputs, gradients, new aux); adds those in `added`."""
 
         def run(args: Arrays, aux: Arrays, key: Array, head_gradients: Sequence[Array | None], old: Arrays):
             count_trace("executor_backward")
 
-            def forward(learns: Arrays):
-                return _apply(self.before_casts, {**args, **learns}, aux, key, train)
+            def forward(differentiated: Arrays):
+                return _apply(self.model_before_casts, {**args, **differentiated}, aux, key, train)
 
-            reached, pull, moved = jax.vjp(forward, {n: args[n] for n in wanted}, has_aux=True)
-            outputs = tuple(_cast(o, to) for o, to in zip(reached, self.end_casts, strict=True))
-            heads = [g if g is None else _cast(g, to[::-1]) for g, to in zip(head_gradients, self.end_casts, strict=True)]
-            (found,) = pull(tuple(_cotangent(o, g) for o, g in zip(reached, heads, strict=True)))
-            return outputs, {n: old[n] + found[n] if n in added else found[n] for n in wanted}, moved
+            uncast, vjp, new_aux = jax.vjp(forward, {n: args[n] for n in wanted}, has_aux=True)
+            outputs = tuple(_cast(o, to) for o, to in zip(uncast, self.final_casts, strict=True))
+            heads = [g if g is None else _cast(g, to[::-1]) for g, to in zip(head_gradients, self.final_casts, strict=True)]
+            (gradients,) = vjp(tuple(_cotangent(o, g) for o, g in zip(uncast, heads, strict=True)))
+            return outputs, {n: old[n] + gradients[n] if n in added else gradients[n] for n in wanted}, new_aux
 
         return jax.jit(run)
 
-    def _seen_forward(self, train: bool, monitor_all: bool) -> Capture:
-        """What a monitor sees of a forward pass: (arguments, auxiliary states, {}, key, 0, 0) -> arrays by name."""
+    def _monitor_forward(self, train: bool, monitor_all: bool) -> Capture:
+        """Function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""
         return capture_outputs(self.symbol, [], monitor_all=monitor_all, train=train)
 
     @functools.cached_property
-    def seen_backward(self) -> Capture:
-        """What it sees of a backward pass: the same and the gradient of each output -> gradients by name."""
+    def monitor_backward(self) -> Capture:
+        """The same for the backward pass, with the head gradients as further argument -> internal gradients by name."""
         return capture_gradients(self.symbol, [])
 
     @functools.cached_property
-    def end_casts(self) -> list[tuple[Any, ...]]:
-        """For each output: the dtypes it is cast to at its end, where integers are among them; usually none."""
-        return [_end_casts(h)[1] for h in self.symbol.heads]
+    def final_casts(self) -> list[tuple[Any, ...]]:
+        """For each output, the dtypes of the casts that end it, if any is an integer dtype; usually empty."""
+        return [_final_casts(h)[1] for h in self.symbol.heads]
 
     @functools.cached_property
-    def before_casts(self) -> Model:
-        """The model without those casts: MXNet passes head gradients through them, JAX has none for integers."""
-        if not any(self.end_casts):
+    def model_before_casts(self) -> Model:
+        """The model without the final casts: MXNet propagates gradients through casts to integers, JAX does not."""
+        if not any(self.final_casts):
             return self.model
-        return lower(Symbol(tuple(_end_casts(h)[0] for h in self.symbol.heads)), inputs=[])
+        return lower(Symbol(tuple(_final_casts(h)[0] for h in self.symbol.heads)), inputs=[])
 
     @functools.cached_property
     def needs_head(self) -> list[frozenset[str]]:
-        """For each output: the arguments that its head gradient reaches; none where the output makes its own."""
-        return [frozenset() if _makes_its_own(h.node) else _reached(h.node) for h in self.symbol.heads]
+        """For each output, the arguments whose gradients depend on its head gradient; empty for losses."""
+        return [frozenset() if _has_own_gradient(h.node) else _reachable_arguments(h.node) for h in self.symbol.heads]
 
     @functools.cached_property
-    def label_only(self) -> frozenset[str]:
-        """Arguments that only fill label slots of heads: MXNet leaves their gradient buffers as they are."""
+    def label_arguments(self) -> frozenset[str]:
+        """Arguments used only as labels of output heads, whose gradient arrays MXNet leaves unchanged."""
         labels, others = set(), set()
         for node in self.symbol.nodes():
             if node.op is None:
@@ -106,7 +106,7 @@ class Programs:
 
 @functools.lru_cache(maxsize=128)
 def programs_of(heads: tuple[Entry, ...]) -> Programs:
-    """The programs of a graph; two executors over the same nodes share them.
+    """The cached `Programs` of a graph, shared by executors of the same nodes.
 
     Example:
         >>> import jfit
@@ -118,11 +118,11 @@ def programs_of(heads: tuple[Entry, ...]) -> Programs:
 
 
 def _apply(model: Model, args: Mapping[str, Array], aux: Arrays, key: Array, train: bool):
-    return model.apply(dict(args), aux, {}, key=part_key(key, 0), train=train)  # as `Capture` does: monitors see this pass
+    return model.apply(dict(args), aux, {}, key=part_key(key, 0), train=train)  # the same key as in `Capture`
 
 
-def _end_casts(head: Entry) -> tuple[Entry, tuple[Any, ...]]:
-    """(what an output is before the casts at its end, their dtypes), as it is where none of them is to integers."""
+def _final_casts(head: Entry) -> tuple[Entry, tuple[Any, ...]]:
+    """(output before its final casts, their dtypes) if any of them casts to integers, else (output, ())."""
     entry, dtypes = head, []
     while entry.node.op is not None and entry.node.op.name in ("Cast", "amp_cast"):
         dtypes.insert(0, dtype_of(entry.node.params.dtype))
@@ -136,27 +136,27 @@ def _cast(array: Array, dtypes: Sequence[Any]) -> Array:
     return array
 
 
-def _cotangent(output: Array, given: Array | None) -> Any:
-    """Heads ignore it; integer outputs have none."""
+def _cotangent(output: Array, head: Array | None) -> Any:
+    """Cotangent of an output for vjp: float0 zeros for integers; ones without a head gradient (losses ignore the value)."""
     if not jnp.issubdtype(output.dtype, jnp.inexact):
         return jnp.zeros(output.shape, jax.dtypes.float0)
-    return jnp.ones_like(output) if given is None else jnp.broadcast_to(given, output.shape).astype(output.dtype)
+    return jnp.ones_like(output) if head is None else jnp.broadcast_to(head, output.shape).astype(output.dtype)
 
 
-def _makes_its_own(node: Node) -> bool:
+def _has_own_gradient(node: Node) -> bool:
     return node.op is not None and (node.op.kind != "plain" or node.op.name in _STOPS) and not node.params.get("out_grad")
 
 
-def _reached(node: Node) -> frozenset[str]:
-    found, seen, stack = set(), set(), [node]
+def _reachable_arguments(node: Node) -> frozenset[str]:
+    names, visited, stack = set(), set(), [node]
     while stack:
         node = stack.pop()
-        if id(node) in seen:
+        if id(node) in visited:
             continue
-        seen.add(id(node))
+        visited.add(id(node))
         if node.op is None:
-            found.add(node.name)
+            names.add(node.name)
         elif node.op.name not in _STOPS:
             slots = zip(node.input_names(), node.inputs, strict=True)
             stack.extend(e.node for slot, e in slots if slot != node.op.label)
-    return frozenset(found)
+    return frozenset(names)

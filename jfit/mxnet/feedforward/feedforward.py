@@ -21,7 +21,7 @@ from jfit.mxnet.feedforward.data import data_iter, descriptions, eval_iter, is_d
 from jfit.mxnet.feedforward.julia import JuliaTraining, TrainingOptions, matching_params
 from jfit.mxnet.feedforward.modules import FeedForwardBucketingModule, FeedForwardModule, JuliaModule
 from jfit.mxnet.module.base import call, listed
-from jfit.mxnet.module.binding import same, wrapped_rows
+from jfit.mxnet.module.binding import same_shapes, wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
@@ -215,7 +215,7 @@ class FeedForward:
         initial = module.binding.initial(module.arrays)
         current = {} if overwrite else matching_params(self.arg_params, initial.params, module.logger)
         current_aux = {} if overwrite else matching_params(self.aux_params, initial.aux, module.logger)
-        params, aux = initial.drawn(initializer, current, current_aux, True, True)
+        params, aux = initial.initialize(initializer, current, current_aux, True, True)
         self._set_params(params, aux)
         return self.symbol.list_arguments(), list(params), list(aux)
 
@@ -452,7 +452,7 @@ class FeedForward:
         labels = [d for d in labels if d.name in free]
         last, key = self._predictor, (names, free)
         module = last[1] if last and last[1].symbol is self.symbol and last[0] == key else None
-        fits = module is not None and same(module.data_shapes, inputs)
+        fits = module is not None and same_shapes(module.data_shapes, inputs)
         if self._predictor and not fits and not overwrite:
             bound = [tuple(d) for d in self._predictor[1].data_shapes]
             raise AssertionError(

@@ -221,7 +221,7 @@ class JuliaTraining:
 
         for callback in self.by_batch:
             callback(state)
-        per_batch = bool(self.by_batch) or not optimizer.is_pure or not module.parameters.learns
+        per_batch = bool(self.by_batch) or not optimizer.is_pure or not module.parameters.trainable
         before = optimizer.num_update
         module._fit_epoch(self.data, metric, ended if per_batch else None, None, state.curr_epoch, None, flag)
         if not per_batch:  # without a batch callback several batches may share one dispatch, so count updates instead

@@ -1,12 +1,12 @@
-"""Module and its family: bound networks that fit, score, predict, and train step by step.
+"""MXNet's Module and its relatives: networks bound to shapes and devices, with fit, score, predict and single steps.
 
-base        BaseModule: fit, score, predict over forward, backward, update
-module      Module, of three parts:
-  binding     names, devices, shapes, and a batch as inputs by name    initial: first values of the parameters
-  parameters  parameters and optimizer on the devices                  states: the optimizer's state in files
-  passes      forward, backward, update, as late as possible           slices: a batch over the devices
-epochs      many steps of fit in one dispatch
-bucketing, sequential, python, svrg                                   modules over modules
+base        BaseModule: fit, score and predict, built on forward, backward and update
+module      Module, which has three parts:
+  binding     names, devices and shapes of a graph                      initial: initial parameter values
+  parameters  parameters and optimizer state on the devices             states: optimizer state in files
+  passes      forward, backward and update, computed lazily             slices: split a batch over devices
+epochs      run many steps of fit in one dispatch
+bucketing, sequential, python, svrg: modules composed of other modules or written in Python
 """
 
 from jfit.mxnet.module.base import BaseModule

@@ -1,4 +1,4 @@
-"""What every module can do once it can bind, forward, backward and update: fit, score, predict, parameter files."""
+"""BaseModule: fit, score, predict and parameter files, built on a module's bind, forward, backward and update."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ Callbacks = Any  # a callback, a list of them, or None
 
 
 class BaseModule:
-    """What every module is: bind, init_params, init_optimizer, forward, backward and update, which each kind defines, and over
-    them fit, score, predict and parameter files.
+    """Base class of modules: fit, score, predict and parameter files.
+
+    Subclasses define bind, init_params, init_optimizer, forward, backward and update.
 
     Attributes:
-        binded: `bind` was called.
-        for_training: it was bound for training.
-        inputs_need_grad: it gives gradients of its inputs.
-        params_initialized: it has parameters.
-        optimizer_initialized: it has an optimizer.
-        logger: where log lines go.
-        arrays: which arrays and graphs it hands out.
+        logger: logger for messages; an argument of the constructor.
+        binded: whether `bind` was called.
+        for_training: whether it was bound for training.
+        inputs_need_grad: whether it computes gradients of its inputs.
+        params_initialized: whether its parameters have values.
+        optimizer_initialized: whether it has an optimizer.
+        arrays: which array and symbol types its methods return (`jfit.mxnet.array_types`).
 
     Source: Apache MXNet 1.9.1, `mxnet.module.BaseModule`.
     """
@@ -49,72 +50,74 @@ class BaseModule:
         self.params_initialized = False
         self.optimizer_initialized = False
         self._symbol: Any = None
-        self._flag: StopFlag | None = None  # while fit runs
+        self._flag: StopFlag | None = None  # set while fit runs: Ctrl-C was pressed
 
-    # -------------------------------------------------------------------------------- what subclasses give
+    # -------------------------------------------------------------------------------- defined by subclasses
     @property
     def symbol(self) -> Any:
-        """The network."""
+        """The network, a Symbol."""
         return self._symbol
 
-    def _missing(self, name: str) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no method {name}; a module defines it")
+    def _not_implemented(self, name: str) -> Any:
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define {name}(), which every module needs; add it to the class"
+        )
 
     def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Fix the shapes."""
-        self._missing("bind")
+        """Set the input shapes and allocate what depends on them; see `Module.bind`."""
+        self._not_implemented("bind")
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
-        """Give the parameters their first values."""
-        self._missing("init_params")
+        """Initialize the parameters; see `Module.init_params`."""
+        self._not_implemented("init_params")
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(parameters, auxiliary states)."""
-        return self._missing("get_params")
+        """Return (parameters, auxiliary states), dicts of arrays by name."""
+        return self._not_implemented("get_params")
 
     def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
-        """Choose the optimizer."""
-        self._missing("init_optimizer")
+        """Set the optimizer; see `Module.init_optimizer`."""
+        self._not_implemented("init_optimizer")
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Compute the outputs of a batch."""
-        self._missing("forward")
+        """Run the forward pass on a batch; see `Module.forward`."""
+        self._not_implemented("forward")
 
     def backward(self, out_grads: Any = None) -> None:
-        """Compute the gradients of the last forward pass."""
-        self._missing("backward")
+        """Run the backward pass of the last forward pass; see `Module.backward`."""
+        self._not_implemented("backward")
 
     def update(self) -> None:
-        """One update of the parameters."""
-        self._missing("update")
+        """Update the parameters with the gradients of the last backward pass."""
+        self._not_implemented("update")
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
-        """Outputs of the last forward pass."""
-        return self._missing("get_outputs")
+        """Return the outputs of the last forward pass."""
+        return self._not_implemented("get_outputs")
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Gradients of the inputs."""
-        return self._missing("get_input_grads")
+        """Return the gradients with respect to the inputs."""
+        return self._not_implemented("get_input_grads")
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Add the last batch to a metric."""
-        self._missing("update_metric")
+        """Update a metric with the outputs of the last forward pass and their labels."""
+        self._not_implemented("update_metric")
 
     def install_monitor(self, mon: Any) -> None:
-        """Let a Monitor see the arrays."""
-        self._missing("install_monitor")
+        """Attach a Monitor, which computes statistics of the module's arrays."""
+        self._not_implemented("install_monitor")
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """What is needed before a batch."""
+        """Prepare for the forward pass of a batch; called one batch ahead."""
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
-        """The states that the module keeps itself; none here."""
+        """Return the values of the state inputs (`state_names`); none in this class."""
         return []
 
     def set_states(self, states: Any = None, value: Any = None) -> None:
-        """Set those states."""
+        """Set the values of the state inputs."""
         if states:
-            raise ValueError(f"{type(self).__name__} has no states; found {len(states)} arrays")
+            raise ValueError(f"{type(self).__name__} has no state inputs, but {len(states)} arrays were passed")
 
     def set_params(
         self,
@@ -124,12 +127,12 @@ class BaseModule:
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Set parameters and auxiliary states."""
+        """Set parameters and auxiliary states; arguments as for `init_params`."""
         self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
 
     # -------------------------------------------------------------------------------- one batch, one pass
     def forward_backward(self, data_batch: Any) -> None:
-        """forward in training mode, then backward."""
+        """Run forward in training mode, then backward."""
         self.forward(data_batch, is_train=True)
         self.backward()
 
@@ -144,19 +147,20 @@ class BaseModule:
         epoch: int = 0,
         sparse_row_id_fn: Any = None,
     ) -> list[tuple[str, float]]:
-        """Metrics over a data iterator; rows that it wrapped around do not count.
+        """Compute metrics over a data iterator; padding rows (repeated to fill the last batch) have weight 0.
 
         Args:
             eval_data: the iterator.
             eval_metric: name, list of names, function or EvalMetric.
-            num_batch: most batches to take.
+            num_batch: maximum number of batches; None means all.
             batch_end_callback: called with a BatchEndParam after each batch.
-            score_end_callback: called once at the end; its `nbatch` is the number of batches.
-            reset: rewind the iterator first.
-            epoch: what callbacks see.
+            score_end_callback: called with a BatchEndParam once at the end; its `nbatch` is the number of batches.
+            reset: reset the iterator first.
+            epoch: epoch number passed to the callbacks.
+            sparse_row_id_fn: passed to `prepare`.
 
         Returns:
-            [(name, value)].
+            List of (name, value).
         """
         require(self, "score", "binded", "params_initialized")
         if reset:
@@ -186,7 +190,7 @@ class BaseModule:
     def iter_predict(
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
     ) -> Iterator[tuple[list[Any], int, Any]]:
-        """(outputs without wrapped rows, number, batch) of each batch."""
+        """Iterate over (outputs without padding rows, batch number, batch); arguments as for `predict`."""
         require(self, "iter_predict", "binded", "params_initialized")
         if reset:
             eval_data.reset()
@@ -209,32 +213,37 @@ class BaseModule:
         always_output_list: bool = False,
         sparse_row_id_fn: Any = None,
     ) -> Any:
-        """The outputs for every row, in order.
+        """Compute the outputs for every row of a data iterator, in order, without padding rows.
 
         Args:
-            eval_data: a data iterator, or an array of one batch.
-            num_batch: most batches to take.
-            merge_batches: one array for each output; otherwise a list of outputs for each batch.
-            reset: rewind the iterator first.
-            always_output_list: a list also where there is one output.
+            eval_data: a data iterator, or an array with one batch.
+            num_batch: maximum number of batches; None means all.
+            merge_batches: True concatenates the batches to one array per output; False returns a list of outputs per batch.
+            reset: reset the iterator first.
+            always_output_list: return a list even if there is only one output.
+            sparse_row_id_fn: passed to `prepare`.
+
+        Returns:
+            An array (rows, ...), a list of such arrays, or (merge_batches=False) a list of lists.
 
         Raises:
-            ValueError: batches with different numbers of outputs are to be merged.
+            ValueError: merge_batches=True, but batches have different numbers of outputs.
         """
         require(self, "predict", "binded", "params_initialized")
         if not hasattr(eval_data, "reset") and hasattr(eval_data, "shape"):
             self.forward(DataBatch([as_array(eval_data)]))
             return self.get_outputs()[0]
-        found = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
-        if not found or not merge_batches:
-            return found
-        if len({len(outputs) for outputs in found}) > 1:
+        batches = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
+        if not batches or not merge_batches:
+            return batches
+        if len({len(outputs) for outputs in batches}) > 1:
             raise ValueError(
                 "Cannot merge batches, as the number of outputs is not the same for all of them (bucketing?); pass "
                 "merge_batches=False"
             )
         merged = [
-            self.arrays.wrap(jnp.concatenate([jnp.asarray(as_array(o)) for o in column])) for column in zip(*found, strict=True)
+            self.arrays.wrap(jnp.concatenate([jnp.asarray(as_array(o)) for o in column]))
+            for column in zip(*batches, strict=True)
         ]
         return merged[0] if len(merged) == 1 and not always_output_list else merged
 
@@ -263,37 +272,39 @@ class BaseModule:
         monitor: Any = None,
         sparse_row_id_fn: Any = None,
     ) -> None:
-        """Train over `num_epoch - begin_epoch` passes of a data iterator.
+        """Train for the epochs from `begin_epoch` to `num_epoch - 1`.
 
-        Binds, draws parameters and makes the optimizer if that was not done before; a second fit goes on where the first
-        ended.  Ctrl-C stops between two steps: the module keeps what it has learned, and KeyboardInterrupt is raised.
+        Calls bind, init_params and init_optimizer unless that was done before; a second call of fit continues training.
+        Ctrl-C stops training between two steps: the module keeps its current parameters, and KeyboardInterrupt is raised.
 
         Args:
-            train_data: the iterator (`provide_data`, `provide_label`, `reset`).
+            train_data: the iterator (with `provide_data`, `provide_label`, `reset`).
             eval_data: an iterator to score after each epoch.
-            eval_metric: metric of the training rows.
-            epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
-            batch_end_callback: called with a BatchEndParam; `nbatch` counts from 0.  With one, each batch is a dispatch of its
-                own; without, several steps may share one.
+            eval_metric: metric of the training data.
+            epoch_end_callback: called with (epoch, symbol, arg_params, aux_params) after each epoch.
+            batch_end_callback: called with a BatchEndParam after each batch; `nbatch` counts from 0.  Without it (or if all
+                callbacks have an attribute `every`) one dispatch may run several steps.
             kvstore, optimizer, optimizer_params: as for `init_optimizer`.
             eval_end_callback, eval_batch_end_callback: as for `score`.
             initializer, arg_params, aux_params, allow_missing, force_init: as for `init_params`.
             force_rebind: as for `bind`.
             begin_epoch: number of the first epoch.
-            num_epoch: number after the last epoch; required.
-            validation_metric: metric of `eval_data`; default `eval_metric`.
-            monitor: a Monitor.
+            num_epoch: number of the last epoch + 1; required.
+            validation_metric: metric of `eval_data`; None means `eval_metric`.
+            monitor: a Monitor to attach.
+            sparse_row_id_fn: passed to `prepare`.
 
         Raises:
-            AssertionError: num_epoch is missing.
+            AssertionError: num_epoch is None.
+            KeyboardInterrupt: training was stopped by Ctrl-C.
         """
         if num_epoch is None:
             raise AssertionError("please specify number of epochs: num_epoch=")
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
-        given = initializer is not DEFAULT or arg_params is not None or aux_params is not None
-        if force_init or given or not self.params_initialized:  # a warning about what nobody asked for would be noise
+        requested = initializer is not DEFAULT or arg_params is not None or aux_params is not None
+        if force_init or requested or not self.params_initialized:  # otherwise init_params would only warn
             self.init_params(initializer, arg_params, aux_params, allow_missing=allow_missing, force_init=force_init)
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         validation_metric = eval_metric if validation_metric is None else validation_metric
@@ -303,8 +314,8 @@ class BaseModule:
                 start = time.time()
                 eval_metric.reset()
                 self._begin_epoch(train_data, epoch)
-                found = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
-                for name, value in scalars(found):
+                results = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
+                for name, value in scalars(results):
                     self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
                 self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
                 self._sync_devices()
@@ -320,18 +331,18 @@ class BaseModule:
                 self._stop_if(flag)
 
     def _begin_epoch(self, train_data: Any, epoch: int) -> None:
-        """What fit does before the first batch of an epoch."""
+        """Called by fit before the first batch of each epoch."""
 
     def _end_epoch(self, train_data: Any) -> None:
         train_data.reset()
 
-    def _logged(self, eval_metric: Any) -> list[tuple[str, float]]:
-        """The values that fit logs for a pass."""
+    def _epoch_metrics(self, eval_metric: Any) -> list[tuple[str, float]]:
+        """The (name, value) pairs that fit logs at the end of an epoch."""
         return eval_metric.get_global_name_value()
 
     @contextlib.contextmanager
     def _stopping_at(self, flag: StopFlag) -> Iterator[None]:
-        """Passes over data inside the block stop between two batches when the flag is set."""
+        """Context manager in which `score` and `fit` stop between two batches once the flag is set."""
         self._flag = flag
         try:
             yield
@@ -340,10 +351,10 @@ class BaseModule:
 
     def _stop_if(self, flag: StopFlag | None) -> None:
         if flag is not None and flag.set:
-            raise KeyboardInterrupt("fit was stopped by Ctrl-C between two steps; the module keeps what it has learned")
+            raise KeyboardInterrupt("fit was stopped by Ctrl-C between two steps; the module keeps its current parameters")
 
     def _sync_devices(self) -> None:
-        """Give every device the same parameters, where they have their own."""
+        """Average the parameters over devices, if they differ (kvstore=None); called after each epoch."""
 
     def _fit_epoch(
         self,
@@ -356,12 +367,13 @@ class BaseModule:
         flag: StopFlag,
         first: int = 0,
     ) -> list[tuple[str, float]]:
-        """One pass, batch by batch; returns the metrics of the whole pass.
+        """Train one epoch, one batch at a time, and return the metrics of the whole epoch.
 
-        They are read before the last batch's callbacks, so that a callback that resets the metric cannot change them.
+        The metrics are read before the callbacks of the last batch, which may reset them.  `first` is the number of the first
+        batch (EpochRunner may have run the ones before).
         """
-        found: list[tuple[str, float]] = []
-        stream, nbatch = iter(train_data), first  # a faster way may have done the first ones
+        results: list[tuple[str, float]] = []
+        stream, nbatch = iter(train_data), first
         data_batch = next(stream, None)
         while data_batch is not None:
             if monitor is not None:
@@ -375,41 +387,41 @@ class BaseModule:
             if monitor is not None:
                 monitor.toc_print()
             if following is None:
-                found = self._logged(eval_metric)
+                results = self._epoch_metrics(eval_metric)
             if callbacks is not None:
                 call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             self._stop_if(flag)
             data_batch, nbatch = following, nbatch + 1
-        return found
+        return results
 
     # -------------------------------------------------------------------------------- files
     def save_params(self, fname: str) -> None:
-        """Write parameters and auxiliary states to a `.params` file that MXNet reads."""
+        """Write parameters and auxiliary states to a `.params` file in MXNet's format."""
         files.save_params(fname, *self.get_params())
 
     def load_params(self, fname: str) -> None:
-        """Set parameters and auxiliary states from a `.params` file.
+        """Read parameters and auxiliary states from a `.params` file.
 
         Raises:
-            ValueError: the file holds names that are neither `arg:` nor `aux:`.
+            FormatError: the file is damaged, or has names that begin with neither `arg:` nor `aux:`.
         """
         self.set_params(*files.read_params(fname))
 
 
 def listed(callbacks: Callbacks) -> list[Callable[..., None]]:
-    """One callback, several, or None, as a list."""
+    """Convert one callback, a list of callbacks, or None to a list."""
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def call(callbacks: Callbacks, param: BatchEndParam) -> None:
-    """Call each of the callbacks."""
+    """Call one callback, a list of callbacks, or none with `param`."""
     for callback in listed(callbacks):
         callback(param)
 
 
-# what must have been done before a method: attribute -> (what is wrong where it is false, the call that sets it)
+# preconditions of methods: attribute -> (problem if it is false, the call that makes it true)
 _STEPS = {
     "binded": ("it is not bound", "bind(data_shapes, label_shapes)"),
     "params_initialized": ("its parameters have no values", "init_params()"),
@@ -419,15 +431,15 @@ _STEPS = {
 
 
 def require(module: Any, method: str, *steps: str) -> None:
-    """Raises an error unless the module is ready for a method.
+    """Raise an error that says what to call first, unless the module is ready for a method.
 
     Args:
         module: the module.
-        method: name of its method or property.
+        method: name of the method or property, for the message.
         steps: attributes that must be true: binded, params_initialized, optimizer_initialized, inputs_need_grad.
 
     Raises:
-        AssertionError: one is not (MXNet's class); the message says what to call first.
+        AssertionError: one of them is false (the exception type that MXNet raises).
 
     Example:
         >>> import jfit
@@ -442,6 +454,6 @@ bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
     if not missing:
         return
     problems, calls = zip(*(_STEPS[step] for step in missing), strict=True)
-    if "binded" in missing and "inputs_need_grad" in missing:  # the last step of all
+    if "binded" in missing and "inputs_need_grad" in missing:  # one call of bind does both
         problems, calls = problems[:-1], ("bind(data_shapes, label_shapes, inputs_need_grad=True)", *calls[1:-1])
     raise AssertionError(f"{type(module).__name__}.{method}: {', '.join(problems)}; call {', '.join(calls)} first.")

@@ -1,4 +1,4 @@
-"""BucketingModule: one network unrolled to several lengths; parameters, optimizer and their state are common to all."""
+"""BucketingModule: networks of different sequence lengths that share parameters, optimizer and optimizer state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jfit.mxnet.module.module import Module
 
 
 class Bucket(NamedTuple):
-    """What `sym_gen` gives for a key."""
+    """The result of `sym_gen` for a bucket key."""
 
     symbol: Any
     data_names: list[str]
@@ -28,33 +28,34 @@ class Bucket(NamedTuple):
 
 
 def _current(name: str, doc: str) -> Any:
-    """A property of the current bucket."""
+    """A property that reads an attribute of the current bucket's module."""
     return property(lambda self: getattr(self._curr_module, name), doc=doc)
 
 
 class BucketingModule(BaseModule):
     """A module whose network depends on the batch's `bucket_key`, such as an RNN unrolled to the length of its sentences.
 
-    Every bucket is a `Module` over the parameters and optimizer state of the default bucket.  A bucket compiles when its first
-    batch comes and never again.
+    Every bucket is a `Module` that shares the parameters and optimizer state of the default bucket.  It is compiled at its
+    first batch.
+
+    Differences from MXNet 1.9.1: checkpoints contain the graphs that were bound (MXNet calls `sym_gen` again); the optimizer
+    is kept by `bind(force_rebind=True)`; optimizer state can be saved; buckets with fewer parameters work with every kvstore
+    (MXNet confuses their indices if the kvstore does not update).
 
     Args:
-        sym_gen: key -> (symbol, data names, label names); called once for each key, automatic names start at 0.
-        default_bucket_key: key of the network that has all parameters (the longest sentence, say).
-        logger: where log lines go.
-        context: a device or a list of them.
-        work_load_list: relative share of each device.
-        fixed_param_names: parameters without gradient and update.
-        state_names: inputs that the module keeps itself; buckets with states of equal shapes keep them in common.
-        group2ctxs: accepted; all groups share the devices of `context`.
-        compression_params: `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
-
-    Where it differs from MXNet 1.9.1: checkpoints hold the graphs that were bound (MXNet calls `sym_gen` again); an optimizer
-    outlives `bind(force_rebind=True)`; optimizer state can be saved; buckets with fewer parameters work with every kvstore
-    (MXNet confuses their indices where the kvstore does not update).
+        sym_gen: function from a bucket key to (symbol, data names, label names); called once for each key, with automatic
+            node names that start at 0.
+        default_bucket_key: key of the network that has all parameters, for example the longest sequence length.
+        logger: logger for messages.
+        context: a device or a list of devices.
+        work_load_list: relative share of each device; None means equal shares.
+        fixed_param_names: parameters that get no gradient and no update.
+        state_names: inputs whose values persist in the module; buckets with states of equal names and shapes share them.
+        group2ctxs: accepted and ignored; all groups share the devices of `context`.
+        compression_params: gradient compression `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
 
     Raises:
-        ValueError: no default key, or a name that the default symbol does not have.
+        ValueError: default_bucket_key is None, or a name is not an argument of the default symbol.
 
     Example:
         >>> import jfit, numpy as np
@@ -94,40 +95,41 @@ class BucketingModule(BaseModule):
         self._settings |= {"group2ctxs": group2ctxs, "compression_params": compression_params}
         self._fixed, self._state_names = list(fixed_param_names or ()), list(state_names or ())
         self._generated: dict[Any, Bucket] = {}
-        self._buckets: dict[Any, Module] = {}  # those that were bound
+        self._buckets: dict[Any, Module] = {}  # bound modules by key
         self._curr_bucket_key: Any = default_bucket_key
-        self._curr_module = self._new_module(default_bucket_key)  # which checks the names
-        self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, until bind
-        self._active: Module | None = None  # the module of the last forward pass, where something may still wait to be run
+        self._curr_module = self._new_module(default_bucket_key)  # also checks the names
+        self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, for bind
+        self._active: Module | None = None  # module of the last forward pass, which may have pending computations
         self._monitor: Any = None
         self._grad_req: Any = "write"
 
-    # -------------------------------------------------------------------------------- what it is
-    data_names = _current("data_names", "Names of the data of the current bucket.")
-    label_names = _current("label_names", "Names of its labels.")
-    output_names = _current("output_names", "Names of its outputs.")
-    data_shapes = _current("data_shapes", "Descriptions of its data.")
-    label_shapes = _current("label_shapes", "Descriptions of its labels.")
-    output_shapes = _current("output_shapes", "(name, shape) of each of its outputs.")
-    symbol = _current("symbol", "Its network.")
+    # -------------------------------------------------------------------------------- properties
+    data_names = _current("data_names", "Names of the data inputs of the current bucket.")
+    label_names = _current("label_names", "Names of the labels of the current bucket.")
+    output_names = _current("output_names", "Names of the outputs of the current bucket.")
+    data_shapes = _current("data_shapes", "Descriptions of the data inputs of the current bucket.")
+    label_shapes = _current("label_shapes", "Descriptions of the labels of the current bucket.")
+    output_shapes = _current("output_shapes", "(name, shape) of each output of the current bucket.")
+    symbol = _current("symbol", "Symbol of the current bucket.")
 
     # -------------------------------------------------------------------------------- buckets
     def _bucket(self, key: Any) -> Bucket:
-        """Graph and names of a key."""
+        """Graph and input names of a bucket key (cached)."""
         if key not in self._generated:
             with NameManager():
-                found = self._sym_gen(key)
-            if not (isinstance(found, tuple) and len(found) == 3):
-                raise ValueError(f"sym_gen({key!r}) returned {type(found).__name__}; needed (symbol, data names, label names)")
-            self._generated[key] = Bucket(found[0], list(found[1] or ()), list(found[2] or ()))
+                result = self._sym_gen(key)
+            if not (isinstance(result, tuple) and len(result) == 3):
+                name = type(result).__name__
+                raise ValueError(f"sym_gen({key!r}) returned {name}, expected (symbol, data names, label names)")
+            self._generated[key] = Bucket(result[0], list(result[1] or ()), list(result[2] or ()))
         return self._generated[key]
 
     def _new_module(self, key: Any) -> Module:
-        """The module of a bucket, not bound yet; only the default bucket must have all fixed parameters and states."""
+        """Create the unbound module of a bucket; only the default bucket must have all fixed parameters and states."""
         symbol, data_names, label_names = self._bucket(key)
-        has = set(symbol.list_arguments())
-        whole = key == self._default_key
-        fixed, states = ([n for n in names if whole or n in has] for names in (self._fixed, self._state_names))
+        arguments = set(symbol.list_arguments())
+        default = key == self._default_key
+        fixed, states = ([n for n in names if default or n in arguments] for names in (self._fixed, self._state_names))
         names = {"fixed_param_names": fixed, "state_names": states}
         return self._module_class(symbol, data_names, label_names, **names, **self._settings)
 
@@ -145,45 +147,45 @@ class BucketingModule(BaseModule):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """Bind the default bucket; the others are bound by `switch_bucket`, which `forward` calls.
+        """Bind the default bucket; other buckets are bound by `switch_bucket`, which `forward` calls.
 
         Args:
-            data_shapes, label_shapes: of a batch of the default bucket.
+            data_shapes, label_shapes: descriptions of a batch of the default bucket, as for `Module.bind`.
             for_training, inputs_need_grad, grad_req: as for `Module.bind`, for all buckets.
-            force_rebind: bind again; parameters and optimizer stay.
+            force_rebind: bind again if the module is bound, keeping parameters and optimizer.
             shared_module: must be None.
 
         Raises:
-            ValueError: as `Module.bind`.
+            ValueError: as for `Module.bind`.
         """
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
             return
         assert shared_module is None, "shared_module for BucketingModule is not supported"
         self._settle()
-        before = self._default if self.binded and self.params_initialized else None
+        previous = self._default if self.binded and self.params_initialized else None
         self._grad_req = grad_req
-        fresh = self._new_module(self._default_key)
-        fresh.bind(data_shapes, label_shapes, for_training, inputs_need_grad, shared_module=before, grad_req=grad_req)
-        self._buckets = {self._default_key: fresh}
-        self._curr_module, self._curr_bucket_key, self._active = fresh, self._default_key, None
+        module = self._new_module(self._default_key)
+        module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, shared_module=previous, grad_req=grad_req)
+        self._buckets = {self._default_key: module}
+        self._curr_module, self._curr_bucket_key, self._active = module, self._default_key, None
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
-            fresh.init_params(None, *self._loaded, allow_extra=True)
+            module.init_params(None, *self._loaded, allow_extra=True)
             self._loaded = None
-        if before is not None and self._monitor is not None:
-            fresh.install_monitor(self._monitor)
+        if previous is not None and self._monitor is not None:
+            module.install_monitor(self._monitor)
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Make a bucket the current one; bind it if this is its first time.
+        """Make a bucket the current one, and bind it at its first use.
 
         Args:
-            bucket_key: its key.
-            data_shapes: descriptions of its data; only read when it is bound.
+            bucket_key: key of the bucket.
+            data_shapes: descriptions of its data inputs; only used when it is bound.
             label_shapes: the same for its labels.
 
         Raises:
-            ValueError: its symbol has a parameter that the default bucket lacks, or one of another shape.
+            ValueError: its symbol has a parameter that the default bucket lacks, or one with a different shape.
         """
         assert self.binded, "call bind before switching bucket"
         if bucket_key not in self._buckets:
@@ -191,10 +193,10 @@ class BucketingModule(BaseModule):
         self._curr_module, self._curr_bucket_key = self._buckets[bucket_key], bucket_key
 
     def _bound(self, key: Any, data_shapes: Any, label_shapes: Any) -> Module:
-        """A new bucket over the arrays of the default one."""
+        """Create and bind a bucket that shares the parameters of the default bucket."""
         module, default = self._new_module(key), self._default
-        mine, whole = module.binding, default.binding
-        extra = [n for n in (*mine.params, *mine.aux) if n not in whole.params and n not in whole.aux]
+        binding, whole = module.binding, default.binding
+        extra = [n for n in (*binding.params, *binding.aux) if n not in whole.params and n not in whole.aux]
         if extra:
             raise ValueError(
                 f"bucket {key!r} has the parameter {extra[0]!r}, which the default bucket {self._default_key!r} lacks; "
@@ -202,16 +204,16 @@ class BucketingModule(BaseModule):
             )
         request = self._grad_req
         if isinstance(request, Mapping):
-            request = {name: word for name, word in request.items() if name in mine.arguments}
+            request = {name: value for name, value in request.items() if name in binding.arguments}
         need = self.inputs_need_grad
         try:
             module.bind(data_shapes, label_shapes, self.for_training, need, shared_module=default, grad_req=request)
         except ValueError as error:
             raise ValueError(f"bucket {key!r} (default bucket {self._default_key!r}): {error}") from error
-        # As in MXNet, "add" adds over the batches of all buckets, and a state that one bucket sets is read by the others.
+        # As in MXNet, grad_req "add" accumulates over the batches of all buckets, and state inputs are shared.
         module.passes.gradients = default.passes.gradients
-        if [(k, v.shape) for k, v in mine.states.items()] == [(k, v.shape) for k, v in whole.states.items()]:
-            mine.states = whole.states
+        if [(k, v.shape) for k, v in binding.states.items()] == [(k, v.shape) for k, v in whole.states.items()]:
+            binding.states = whole.states
         if self._monitor is not None:
             module.install_monitor(self._monitor)
         return module
@@ -222,7 +224,7 @@ class BucketingModule(BaseModule):
         self._default._sync_devices()
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(parameters, auxiliary states) of all buckets: copies."""
+        """Return copies of (parameters, auxiliary states), which all buckets share."""
         require(self, "get_params", "params_initialized")
         if self._loaded is not None:
             params, aux = ({k: self.arrays.wrap(v) for k, v in tree.items()} for tree in self._loaded)
@@ -239,7 +241,7 @@ class BucketingModule(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Set and draw the parameters, as `Module.init_params`."""
+        """Initialize the parameters, as `Module.init_params`."""
         if self.params_initialized and not force_init:
             return
         assert self.binded, "call bind before initializing the parameters"
@@ -269,7 +271,7 @@ class BucketingModule(BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Choose the optimizer of all buckets, as `Module.init_optimizer`; the batch size is that of the current bucket."""
+        """Set the optimizer of all buckets, as `Module.init_optimizer`; the batch size is that of the current bucket."""
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring.")
@@ -282,7 +284,8 @@ class BucketingModule(BaseModule):
         for module in self._buckets.values():
             if module is not self._default:
                 module.borrow_optimizer(self._default)
-        self._default.parameters.count_each()  # now: a bucket with fewer parameters must not change the programs of the others
+        # Now, not at the first bucket with fewer parameters, where it would recompile the programs of all buckets.
+        self._default.parameters.count_per_parameter()
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -292,11 +295,11 @@ class BucketingModule(BaseModule):
         self._default.save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read it; see `Module.load_optimizer_states`."""
+        """Read the optimizer state of all buckets; see `Module.load_optimizer_states`."""
         require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
         self._default.load_optimizer_states(fname)
-        self._default.parameters.count_each()
+        self._default.parameters.count_per_parameter()
 
     # -------------------------------------------------------------------------------- computing
     def _switch_to(self, data_batch: Any) -> None:
@@ -304,19 +307,19 @@ class BucketingModule(BaseModule):
         key = getattr(data_batch, "bucket_key", None)
         if key is None:
             raise ValueError(
-                "the batch has no bucket_key, which tells a BucketingModule the network to run; take batches from an iterator "
+                "the batch has no bucket_key, which a BucketingModule needs to select the network; use an iterator "
                 "that sets it, or pass DataBatch(..., bucket_key=, provide_data=, provide_label=)"
             )
         if key in self._buckets:
             self.switch_bucket(key, None)
             return
         bucket = self._bucket(key)
-        data = getattr(data_batch, "provide_data", None) or _shown(bucket.data_names, data_batch.data)
-        labels = getattr(data_batch, "provide_label", None) or _shown(bucket.label_names, data_batch.label)
+        data = getattr(data_batch, "provide_data", None) or _described(bucket.data_names, data_batch.data)
+        labels = getattr(data_batch, "provide_label", None) or _described(bucket.label_names, data_batch.label)
         self.switch_bucket(key, data, labels or None)
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """Bind the bucket of a batch that comes soon; the current bucket stays the current one."""
+        """Bind the bucket of a coming batch; the current bucket is unchanged."""
         require(self, "prepare", "binded", "params_initialized")
         key = self._curr_bucket_key
         self._switch_to(data_batch)
@@ -324,7 +327,7 @@ class BucketingModule(BaseModule):
         self.switch_bucket(key, None)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Compute the outputs of a batch with the network of its `bucket_key`.
+        """Run the forward pass of a batch with the network of its `bucket_key`.
 
         Raises:
             ValueError: the batch has no bucket_key, or its network has parameters that the default bucket lacks.
@@ -337,43 +340,43 @@ class BucketingModule(BaseModule):
         self._curr_module.forward(data_batch, is_train)
 
     def _settle(self) -> None:
-        """Run what still waits in the module of the last forward pass."""
+        """Run the pending computations of the module of the last forward pass."""
         if self._active is not None:
             self._active._settle()
 
     def backward(self, out_grads: Any = None) -> None:
-        """Gradients of the last forward pass."""
+        """Run the backward pass of the last forward pass."""
         self._curr_module.backward(out_grads)
 
     def update(self) -> None:
-        """One update of the parameters of the current bucket's network."""
+        """Update the parameters of the current bucket's network."""
         self._curr_module.update()
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
-        """Outputs of the last forward pass."""
+        """Return the outputs of the last forward pass."""
         return self._curr_module.get_outputs(merge_multi_context)
 
     def _without_padding(self, pad: int) -> list[Any]:
         return self._curr_module._without_padding(pad)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Gradients of the data inputs."""
+        """Return the gradients of the data inputs."""
         return self._curr_module.get_input_grads(merge_multi_context)
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Add the last batch to a metric."""
+        """Update a metric with the outputs of the last forward pass."""
         self._curr_module.update_metric(eval_metric, labels, pre_sliced)
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
-        """The arrays of `state_names` of the current bucket."""
+        """Return the values of the inputs `state_names` of the current bucket."""
         return self._curr_module.get_states(merge_multi_context)
 
     def set_states(self, states: Any = None, value: Any = None) -> None:
-        """Set them, as `Module.set_states`."""
+        """Set the state inputs of the current bucket, as `Module.set_states`."""
         self._curr_module.set_states(states, value)
 
     def install_monitor(self, mon: Any) -> None:
-        """Let a Monitor see the arrays of every bucket."""
+        """Attach a Monitor to every bucket."""
         require(self, "install_monitor", "binded")
         self._monitor = mon
         for module in self._buckets.values():
@@ -381,16 +384,16 @@ class BucketingModule(BaseModule):
 
     # -------------------------------------------------------------------------------- files
     def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
-        """Write `prefix-%04d.params`, `prefix-<key>-symbol.json` of each bucket and `prefix.buckets`, all readable by MXNet.
+        """Write `prefix-%04d.params`, `prefix-<key>-symbol.json` of each bucket and `prefix.buckets`, in MXNet's formats.
 
         Raises:
-            ValueError: a bucket key that is no integer, which the format cannot hold.
+            ValueError: a bucket key is not an integer, which the format requires.
         """
         assert self._buckets, "Empty BucketingModule cannot be saved"
         wrong = [k for k in self._buckets if isinstance(k, bool) or not isinstance(k, (int, np.integer))]
         if wrong:
             raise ValueError(
-                f"bucket key {wrong[0]!r} is no integer, and {prefix}.buckets holds integers only; use integer keys, or "
+                f"bucket key {wrong[0]!r} is not an integer, but {prefix}.buckets contains only integers; use integer keys, or "
                 "save_params and, for each bucket, symbol.save"
             )
         self.save_params(f"{prefix}-{epoch:04d}.params")
@@ -400,22 +403,26 @@ class BucketingModule(BaseModule):
 
     @classmethod
     def load(cls, prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any) -> Any:
-        """A module from the files of `save_checkpoint`; `bind` it, then go on.
+        """Create a module from the files of `save_checkpoint`; call `bind` before using it.
 
         Args:
-            prefix, epoch: name the files.
-            sym_gen: gives the names of inputs and, for keys that are not in the files, graphs.
+            prefix: path and first part of the file names.
+            epoch: number in the name of the parameter file.
+            sym_gen: as for `BucketingModule`; used for input names, and for the graphs of keys that are not in the files.
             default_bucket_key: as for `BucketingModule`.
-            **kwargs: as for `BucketingModule`.
+            **kwargs: further arguments of `BucketingModule`.
+
+        Returns:
+            BucketingModule.
 
         Raises:
-            FormatError: a damaged file.
+            FormatError: a file is damaged.
         """
         where = f"{prefix}.buckets"
-        held = load_arrays(where)
-        if not isinstance(held, list) or len(held) != 1 or getattr(held[0], "ndim", 0) != 1:
-            raise FormatError(where, "arrays", "needed one list of integer bucket keys", "save the checkpoint again.")
-        symbols = {int(k): cls.arrays.symbol(load_symbol(f"{prefix}-{int(k)}-symbol.json")) for k in np.asarray(held[0])}
+        keys = load_arrays(where)
+        if not isinstance(keys, list) or len(keys) != 1 or getattr(keys[0], "ndim", 0) != 1:
+            raise FormatError(where, "arrays", "expected one list of integer bucket keys", "save the checkpoint again.")
+        symbols = {int(k): cls.arrays.symbol(load_symbol(f"{prefix}-{int(k)}-symbol.json")) for k in np.asarray(keys[0])}
         return cls.load_dict(symbols, sym_gen, default_bucket_key, *files.load_params(prefix, epoch), **kwargs)
 
     @classmethod
@@ -428,9 +435,9 @@ class BucketingModule(BaseModule):
         aux_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """A module from graphs by bucket key and parameters by name; `bind` it, then go on."""
-        given = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key}
-        for name, value in {**given, "arg_params": arg_params, "aux_params": aux_params}.items():
+        """Create a module from graphs by bucket key and parameters by name; call `bind` before using it."""
+        required = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key}
+        for name, value in {**required, "arg_params": arg_params, "aux_params": aux_params}.items():
             assert value is not None, f"{name} is required for loading a BucketingModule"
         module = cls(sym_gen, default_bucket_key, **kwargs)
         for key, symbol in (sym_dict or {}).items():
@@ -440,6 +447,6 @@ class BucketingModule(BaseModule):
         return module
 
 
-def _shown(names: Iterable[str], arrays: Any) -> list[Any]:
-    """Descriptions of the arrays of a batch that brings none."""
+def _described(names: Iterable[str], arrays: Any) -> list[Any]:
+    """Descriptions of the arrays of a batch without `provide_data`."""
     return [desc_of(name, array, None) for name, array in zip(names, arrays or (), strict=False)]

@@ -1,4 +1,4 @@
-"""The gradients of a bound module as MXNet's executors hold them: scripts clear accumulated ones by `g[:] = 0`."""
+"""`module._exec_group` of MXNet: the gradients of a bound module, which scripts reset with `g[:] = 0`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jfit.mxnet.ndarray.array import NDArray
 
 
 class ExecGroup:
-    """What scripts reach by `module._exec_group`.
+    """The gradients of a bound module, as writable arrays (MXNet's DataParallelExecutorGroup).
 
     Attributes:
         param_names: names of the parameters, in the order of `grad_arrays`.
@@ -21,26 +21,26 @@ class ExecGroup:
 
     @property
     def grad_arrays(self) -> list[list[Gradient | None]]:
-        """For each parameter, its gradient on each device; None where it has none."""
-        asked = self._passes.requests
-        return [[Gradient(self._passes, n, k) if n in asked else None for k in range(self._devices)] for n in self.param_names]
+        """For each parameter, a list with its gradient on each device; None where it has no gradient."""
+        reqs = self._passes.grad_reqs
+        return [[Gradient(self._passes, n, k) if n in reqs else None for k in range(self._devices)] for n in self.param_names]
 
 
 class Gradient(NDArray):
-    """A gradient inside a module: reading gives what `backward` left there, writing replaces it."""
+    """A gradient of one parameter on one device: reading returns the module's gradient, writing replaces it."""
 
-    __slots__ = ("_at", "_name", "_passes")
+    __slots__ = ("_device", "_name", "_passes")
 
-    def __init__(self, passes: Any, name: str, at: int) -> None:
-        self._passes, self._name, self._at = passes, name, at
+    def __init__(self, passes: Any, name: str, device: int) -> None:
+        self._passes, self._name, self._device = passes, name, device
 
     @property
     def value(self) -> Any:
-        """The gradient of this device."""
-        return self._passes.gradient_slices(self._name)[self._at]
+        """The gradient on this device; with several devices, of its rows only."""
+        return self._passes.gradient_slices(self._name)[self._device]
 
     @value.setter
     def value(self, new: Any) -> None:
         slices = self._passes.gradient_slices(self._name)
-        slices[self._at] = new
+        slices[self._device] = new
         self._passes.set_gradient(self._name, slices)

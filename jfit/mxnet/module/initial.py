@@ -1,4 +1,4 @@
-"""Values for a module's parameters: given ones checked, missing ones drawn."""
+"""Initial values of a module's parameters: validate the user's values, and initialize the missing ones."""
 
 from __future__ import annotations
 
@@ -22,45 +22,47 @@ Values = dict[str, Any]
 
 
 class Initial(NamedTuple):
-    """What is known of a module's parameters.
+    """Names, shapes and attributes of a module's parameters, needed to initialize them.
 
     Attributes:
-        params: name -> shape and dtype.
+        params: shape and dtype of each parameter by name.
         aux: the same for auxiliary states.
-        attrs: attributes of the variables, which may name an initializer.
-        ones: gammas that are exactly 1 whatever is given or drawn.
-        arrays: what an initializer of the user's, `init(desc, array)`, is told of and writes into.
+        attrs: attributes of each variable by name; `__init__` may name an initializer.
+        fixed_gammas: names of the gammas that are always 1 (BatchNorm with fix_gamma=True).
+        arrays: array class passed to initializers with MXNet's signature, which write in place.
     """
 
     params: Specs
     aux: Specs
     attrs: Mapping[str, Mapping[str, str]]
-    ones: Sequence[str] = ()
+    fixed_gammas: Sequence[str] = ()
     arrays: ArrayTypes = PLAIN
 
-    def drawn(
+    def initialize(
         self, initializer: Any, params: Mapping[str, Any] | None, aux: Mapping[str, Any] | None, missing: bool, extra: bool
     ) -> tuple[Values, Values]:
-        """(parameters, auxiliary states): the given values, and the rest drawn.
+        """Return (parameters, auxiliary states): the values passed, and the others from `initializer`.
+
+        `missing` and `extra` are `allow_missing` and `allow_extra` of `Module.init_params`.
 
         Raises:
-            RuntimeError: a name is missing from given values although `missing` is False, or there is nothing to draw with.
-            ValueError: an unknown name (unless `extra`), or a shape that does not fit.
+            RuntimeError: a name has no value although `missing` is False, or `initializer` is None.
+            ValueError: a name is unknown (unless `extra`), or a shape differs.
         """
-        given, given_aux = self.checked(params or {}, aux or {}, extra)
-        absent = self._absent("parameter", self.params, given, params, missing)
-        absent |= self._absent("auxiliary state", self.aux, given_aux, aux, missing)
-        nothing = initializer is None and missing and params is not None
-        fresh = {n: np.zeros(s.shape, s.dtype) for n, s in absent.items()} if nothing else self._draw(initializer, absent)
-        ones = {n: np.ones(self.params[n].shape, self.params[n].dtype) for n in self.ones}
-        found = {n: given[n] if n in given else fresh[n] for n in self.params}
-        return {**found, **ones}, {n: given_aux[n] if n in given_aux else fresh[n] for n in self.aux}
+        values, aux_values = self.validate(params or {}, aux or {}, extra)
+        specs = self._missing("parameter", self.params, values, params, missing)
+        specs |= self._missing("auxiliary state", self.aux, aux_values, aux, missing)
+        as_zeros = initializer is None and missing and params is not None
+        new = {n: np.zeros(s.shape, s.dtype) for n, s in specs.items()} if as_zeros else self._draw(initializer, specs)
+        ones = {n: np.ones(self.params[n].shape, self.params[n].dtype) for n in self.fixed_gammas}
+        params = {n: values[n] if n in values else new[n] for n in self.params}
+        return {**params, **ones}, {n: aux_values[n] if n in aux_values else new[n] for n in self.aux}
 
-    def checked(self, params: Mapping[str, Any], aux: Mapping[str, Any], extra: bool) -> tuple[Values, Values]:
-        """The given values as plain arrays of the needed dtypes, names and shapes checked."""
-        found = []
-        for kind, given, specs in (("arg_params", params, self.params), ("aux_params", aux, self.aux)):
-            unknown = [n for n in given if n not in specs]
+    def validate(self, params: Mapping[str, Any], aux: Mapping[str, Any], extra: bool) -> tuple[Values, Values]:
+        """Check names and shapes of values passed by the user, and convert them to jax or numpy arrays of the right dtype."""
+        groups = []
+        for kind, values, specs in (("arg_params", params, self.params), ("aux_params", aux, self.aux)):
+            unknown = [n for n in values if n not in specs]
             if unknown and not extra:
                 near = nearest(unknown[0], list(specs))
                 raise ValueError(
@@ -68,48 +70,48 @@ class Initial(NamedTuple):
                     + (f"did you mean {near}? " if near else "")
                     + "Leave it out, or pass allow_extra=True"
                 )
-            found.append({n: _fitting(n, v, specs[n]) for n, v in given.items() if n in specs})
-        first, second = found
-        ones = {n: np.ones(self.params[n].shape, self.params[n].dtype) for n in self.ones if n in first}
+            groups.append({n: _converted(n, v, specs[n]) for n, v in values.items() if n in specs})
+        first, second = groups
+        ones = {n: np.ones(self.params[n].shape, self.params[n].dtype) for n in self.fixed_gammas if n in first}
         return {**first, **ones}, second
 
     @staticmethod
-    def _absent(kind: str, specs: Specs, given: Values, source: Any, missing: bool) -> dict[str, jax.ShapeDtypeStruct]:
-        absent = {n: s for n, s in specs.items() if n not in given}
-        if source is not None and absent and not missing:
-            names = list(absent)
+    def _missing(kind: str, specs: Specs, values: Values, source: Any, allow: bool) -> dict[str, jax.ShapeDtypeStruct]:
+        missing = {n: s for n, s in specs.items() if n not in values}
+        if source is not None and missing and not allow:
+            names = list(missing)
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise RuntimeError(
-                f"{names[0]} is not presented{more}: the given values lack this {kind}; pass allow_missing=True to draw it"
+                f"{names[0]} is not presented{more}: this {kind} has no value; pass allow_missing=True to initialize it"
             )
-        return absent
+        return missing
 
-    def _draw(self, initializer: Any, wanted: Specs) -> Values:
-        if not wanted:
+    def _draw(self, initializer: Any, specs: Specs) -> Values:
+        if not specs:
             return {}
         if initializer is None:
-            raise RuntimeError(f"{sorted(wanted)[0]} has no value and initializer=None draws none; pass an initializer")
+            raise RuntimeError(f"{sorted(specs)[0]} has no value, and initializer is None; pass an initializer")
         start: Any = Uniform(0.01) if isinstance(initializer, str) and initializer == DEFAULT else initializer
         if writes_in_place(start):
-            return self._written(start, wanted)
-        described = {n: (InitDesc(n, self.attrs.get(n)), s) for n, s in sorted(wanted.items())}
+            return self._run_in_place(start, specs)
+        described = {n: (InitDesc(n, self.attrs.get(n)), s) for n, s in sorted(specs.items())}
         return draw_all(get(start), next_key(), described)
 
-    def _written(self, initializer: Any, wanted: Specs) -> Values:
-        """Values from an initializer in MXNet's form: `initializer(desc, array)` writes into the array."""
-        found = {}
-        for name, spec in sorted(wanted.items()):
-            cell = self.arrays.mutable(np.zeros(spec.shape, spec.dtype))
-            initializer(InitDesc(name, self.attrs.get(name)), cell)
-            found[name] = as_array(cell)
-        return found
+    def _run_in_place(self, initializer: Any, specs: Specs) -> Values:
+        """Initialize with an initializer of MXNet's signature, `initializer(desc, array)`, which writes into the array."""
+        values = {}
+        for name, spec in sorted(specs.items()):
+            array = self.arrays.mutable(np.zeros(spec.shape, spec.dtype))
+            initializer(InitDesc(name, self.attrs.get(name)), array)
+            values[name] = as_array(array)
+        return values
 
 
-def _fitting(name: str, value: Any, spec: jax.ShapeDtypeStruct) -> Any:
+def _converted(name: str, value: Any, spec: jax.ShapeDtypeStruct) -> Any:
     array = as_array(value)
     if tuple(array.shape) != tuple(spec.shape):
         raise ValueError(
-            f"{name}: the given value has shape {tuple(array.shape)}, the network needs {tuple(spec.shape)} for the bound "
-            "shapes; pass matching values, or bind other shapes"
+            f"{name}: the value has shape {tuple(array.shape)}, but the network needs {tuple(spec.shape)} for the bound "
+            "shapes; pass a value of that shape, or bind with other shapes"
         )
     return array if array.dtype == spec.dtype else array.astype(spec.dtype)

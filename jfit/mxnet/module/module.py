@@ -1,4 +1,4 @@
-"""Module: a symbol bound to shapes and devices, with MXNet's methods and jfit's engine below them."""
+"""Module: a symbol bound to shapes and devices, with MXNet's methods, computed by jfit's pure functions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
 from jfit.mxnet.module.base import BaseModule, call, listed, require
-from jfit.mxnet.module.binding import Binding, joined, python_slices, same, wrapped_rows
-from jfit.mxnet.module.epochs import EpochRunner, looks_every, runs_whole
+from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
+from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
@@ -31,32 +31,32 @@ from jfit.train.interrupts import StopFlag
 
 
 class Module(BaseModule):
-    """A network with bind, init_params, init_optimizer, forward, backward, update, and the fit and score of `BaseModule`.
+    """A network with MXNet's methods bind, init_params, init_optimizer, forward, backward, update, fit, score and predict.
 
     The state is one `jfit.TrainState`, and the methods call the pure functions of `jfit.step`.  `forward(); backward();
     update()` run as one program if nothing is read in between; the numbers are the same either way.
 
-    It has three parts.  `binding` knows names, devices and shapes, and makes inputs by name of a batch; `parameters` holds the
-    parameters and the optimizer, which modules may share; `passes` computes, from `bind` on.
+    It has three parts: `binding` has the names, devices and shapes and converts a batch to inputs by name; `parameters` has
+    the parameters and the optimizer, which several modules may share; `passes`, created by `bind`, runs the computations.
+
+    Differences from MXNet 1.9.1: padding rows of the last batch are trained on, but have weight 0 in metrics; metrics on
+    several devices are those of the whole batch; gamma of a BatchNorm with fix_gamma is exactly 1 and never changes; unknown
+    names in `set_params` raise.  Returned arrays are jax.Array (`jfit.mx.mod.Module` returns NDArray).
 
     Args:
         symbol: the network.
         data_names: names of the data inputs.
-        label_names: names of the labels; None or () for none.
-        logger: where log lines go.
-        context: a device (`jfit.cpu(0)`, `jax.devices()[0]`) or a list of them: each gets a slice of every batch.
-        work_load_list: relative share of each device.
-        fixed_param_names: parameters without gradient and update.
-        state_names: inputs that the module keeps itself (see `set_states`).
-        group2ctxs: accepted; all groups share the devices of `context`.
-        compression_params: `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
-
-    Where it differs from MXNet 1.9.1: rows that an iterator wrapped around train, but never count in metrics; metrics of
-    several devices are those of the whole batch; gamma of a BatchNorm with fix_gamma is exactly 1 and never changes; unknown
-    names in `set_params` raise.  Arrays are jax.Array (`jfit.mx.mod.Module` gives NDArray).
+        label_names: names of the labels; None or () for no labels.
+        logger: logger for messages.
+        context: a device (`jfit.cpu(0)`, `jax.devices()[0]`) or a list of devices, each of which gets a slice of every batch.
+        work_load_list: relative share of each device; None means equal shares.
+        fixed_param_names: parameters that get no gradient and no update.
+        state_names: inputs whose values persist in the module from batch to batch (see `set_states`).
+        group2ctxs: accepted and ignored; all groups share the devices of `context`.
+        compression_params: gradient compression `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
 
     Raises:
-        ValueError: a name that the symbol does not have.
+        ValueError: a name is not an argument of the symbol.
 
     Example:
         >>> import jfit, numpy as np
@@ -94,14 +94,14 @@ class Module(BaseModule):
         self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.mutable)
         self.passes: Passes = None  # type: ignore[assignment]
         self._compression = dict(compression_params) if compression_params else None
-        self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, until bind
-        self._preload: Any = None  # a file of optimizer states that init_optimizer reads
+        self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, for bind
+        self._preload: Any = None  # file of optimizer states, for init_optimizer
         self._monitor: Any = None
-        self._runner: Any = None  # EpochRunner over the data that fit saw last
-        self._pad = 0  # rows at the end of the last batch that do not count
+        self._runner: Any = None  # EpochRunner for the data of the last fit
+        self._pad = 0  # number of padding rows at the end of the last batch
 
-    # -------------------------------------------------------------------------------- what it is
-    # what scripts read of MXNet's Module
+    # -------------------------------------------------------------------------------- properties
+    # private attributes of MXNet's Module that scripts read
     _data_names = property(attrgetter("binding.data_names"))
     _label_names = property(attrgetter("binding.label_names"))
     _data_shapes = property(attrgetter("binding.data_shapes"))
@@ -142,21 +142,21 @@ class Module(BaseModule):
 
     @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of each output of a whole batch."""
+        """(name, shape) of each output for a whole batch."""
         require(self, "output_shapes", "binded")
         return self.binding.output_shapes
 
     @property
     def state(self) -> Any:
-        """The `jfit.TrainState` of this module, for research code: step, params, aux, opt_state ...
+        """The `jfit.TrainState` of this module: step, params, aux, opt_state, ...
 
-        The next update gives its buffers up: copy what should stay.
+        The next update donates its buffers: copy what you need after that.
         """
         self._settle()
         return self.parameters.state
 
     def _settle(self) -> None:
-        """Run pending passes, so that the state is that of all calls so far."""
+        """Run pending passes, so that the state includes all calls so far."""
         if self.passes is not None:
             self.passes.flush()
 
@@ -171,19 +171,20 @@ class Module(BaseModule):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """Fix shapes and decide which arrays get gradients.
+        """Set the input shapes and which arrays get gradients.
 
         Args:
-            data_shapes: (name, shape) pairs or DataDesc, of whole batches.
+            data_shapes: (name, shape) pairs or DataDesc objects that describe whole batches.
             label_shapes: the same for labels, or None.
-            for_training: False: no gradients at all.
-            inputs_need_grad: also gradients of the data.
-            force_rebind: bind again, keeping the parameters.
+            for_training: False binds for prediction, without gradients.
+            inputs_need_grad: also compute gradients of the data inputs.
+            force_rebind: bind again if the module is bound, keeping the parameters.
             shared_module: a bound module whose parameters and optimizer this one shares.
             grad_req: "write", "add" or "null", a list in the order of the arguments, or a dict by name.
 
         Raises:
-            ValueError: shapes for other names than `data_names`, shapes that do not fit the graph, or more devices than rows.
+            ValueError: the names differ from `data_names`, the shapes do not fit the graph, or devices outnumber rows.
+            AssertionError: inputs_need_grad=True with for_training=False.
         """
         if force_rebind and self.binded:
             self._settle()
@@ -192,7 +193,7 @@ class Module(BaseModule):
             self.logger.warning("Already bound, ignoring bind()")
             return
         if not for_training and inputs_need_grad:
-            raise AssertionError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
+            raise AssertionError("inputs_need_grad=True requires for_training=True: no gradients are computed for prediction")
         self.passes = None  # type: ignore[assignment]
         parameters = self.parameters if shared_module is None else _parameters_of(shared_module)
         self.binding.bind(data_shapes, label_shapes, grad_req if for_training else "null", inputs_need_grad)
@@ -203,13 +204,13 @@ class Module(BaseModule):
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
             params, aux = self._loaded
-            parameters.set_arrays(*self.binding.initial(self.arrays).drawn(None, params, aux, False, True))
+            parameters.set_arrays(*self.binding.initial(self.arrays).initialize(None, params, aux, False, True))
             self._loaded = None
         if shared_module is not None and shared_module.optimizer_initialized:
             self.optimizer_initialized = True
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Bind to other shapes of the same arrays; parameters and optimizer stay, programs compile once per shape."""
+        """Change the input shapes, keeping parameters and optimizer; programs are compiled once for each shape."""
         require(self, "reshape", "binded")
         self.binding.reshape(data_shapes, label_shapes)
 
@@ -223,27 +224,27 @@ class Module(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Set parameters from `arg_params` / `aux_params`, and draw what they lack.
+        """Initialize the parameters: from `arg_params` / `aux_params` where passed, else with `initializer`.
 
         Args:
-            initializer: of the missing ones (and of all, where no values are given); "default" is Uniform(0.01).
-            arg_params: values by name.
+            initializer: initializer of the parameters without a value; "default" is Uniform(0.01).
+            arg_params: parameter values by name.
             aux_params: auxiliary states by name.
-            allow_missing: names that the given values lack are drawn; otherwise they raise.
-            force_init: do it though there are parameters already.
-            allow_extra: unknown names are ignored; otherwise they raise (MXNet ignores them silently).
+            allow_missing: use the initializer for names missing in `arg_params` / `aux_params`; if False, they raise.
+            force_init: initialize even if the module has parameters.
+            allow_extra: ignore unknown names; if False, they raise (MXNet ignores them silently).
 
         Raises:
             RuntimeError: a value is missing.
-            ValueError: an unknown name, or a shape that does not fit.
+            ValueError: a name is unknown, or a shape differs.
         """
         if self.params_initialized and not force_init:
             warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
             return
         assert self.binded, "call bind before initializing the parameters"
-        self.passes.hold_outputs()
-        found = self.binding.initial(self.arrays).drawn(initializer, arg_params, aux_params, allow_missing, allow_extra)
-        self.parameters.set_arrays(*found)
+        self.passes.materialize_outputs()
+        values = self.binding.initial(self.arrays).initialize(initializer, arg_params, aux_params, allow_missing, allow_extra)
+        self.parameters.set_arrays(*values)
         self.params_initialized = True
 
     def set_params(
@@ -254,35 +255,35 @@ class Module(BaseModule):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Set parameters; with allow_missing those that are not given keep their values."""
+        """Set parameters, as `init_params`; with allow_missing=True missing names keep their values."""
         if self.params_initialized and not force_init:
             warnings.warn("Parameters already initialized and force_init=False. set_params call ignored.", stacklevel=2)
             return
         if not allow_missing or not self.params_initialized:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
             return
-        self.passes.hold_outputs()
-        now, aux = self.parameters.arrays()
-        given = self.binding.initial(self.arrays).checked(arg_params, aux_params, allow_extra)
-        self.parameters.set_arrays({**now, **given[0]}, {**aux, **given[1]})
+        self.passes.materialize_outputs()
+        params, aux = self.parameters.arrays()
+        new_params, new_aux = self.binding.initial(self.arrays).validate(arg_params, aux_params, allow_extra)
+        self.parameters.set_arrays({**params, **new_params}, {**aux, **new_aux})
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(parameters, auxiliary states): copies; the mean over devices where each has its own."""
+        """Return copies of (parameters, auxiliary states); with kvstore=None the mean over devices."""
         require(self, "get_params", "binded", "params_initialized")
         self._settle()
         params, aux = self.parameters.arrays()
-        box, held = self.arrays.wrap, self.binding
-        return {n: box(params[n]) for n in held.params}, {n: box(aux[n]) for n in held.aux}
+        wrap, binding = self.arrays.wrap, self.binding
+        return {n: wrap(params[n]) for n in binding.params}, {n: wrap(aux[n]) for n in binding.aux}
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
-        """The arrays of `state_names`; with merge_multi_context=False one list of slices for each."""
+        """Return the values of the inputs `state_names`; with merge_multi_context=False a list of slices for each."""
         require(self, "get_states", "binded", "params_initialized")
         if merge_multi_context:
             return [self.arrays.wrap(v) for v in self.binding.states.values()]
         return [[self.arrays.wrap(p) for p in parts] for parts in self.binding.state_slices()]
 
     def set_states(self, states: Any = None, value: float | None = None) -> None:
-        """Set the state inputs: from arrays (whole, or lists of slices as `get_states` gives them), or all to one number."""
+        """Set the state inputs from arrays (whole, or lists of slices as returned by `get_states`), or all to one number."""
         require(self, "set_states", "binded", "params_initialized")
         self.binding.set_states(states, value)
 
@@ -294,14 +295,18 @@ class Module(BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Choose the optimizer and how gradients are added over devices.
+        """Set the optimizer and how gradients are reduced over devices.
 
         Args:
-            kvstore: "local", "device", ..., a KVStore, or None (each device learns from its own rows).
-            optimizer: a name (gradients are then scaled by 1 / batch size) or an `Optimizer` (its own `rescale_grad`, 1 by
-                default, holds, and its weight decay applies to all parameters, as in MXNet).
-            optimizer_params: parameters of a named optimizer, a dict or (name, value) pairs.
-            force_init: replace an optimizer that is there.
+            kvstore: "local", "device", ..., a KVStore, or None (each device updates its own parameters from its own rows).
+            optimizer: a name (gradients are then scaled by 1 / batch size), or an `Optimizer` (its `rescale_grad`, default 1,
+                is used, and its weight decay applies to all parameters, as in MXNet).
+            optimizer_params: arguments of a named optimizer, a dict or (name, value) pairs.
+            force_init: replace the optimizer if the module has one.
+
+        Raises:
+            TypeError: `optimizer` is neither a name nor an Optimizer.
+            ValueError: `compression_params` is not supported with this key-value store.
         """
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
         if self.optimizer_initialized and not force_init:
@@ -312,17 +317,17 @@ class Module(BaseModule):
         params, _ = parameters.arrays()
         store, on_store = self._select(kvstore, params)
         rows = self.binding.rows
-        made = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
+        optimizer = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
         parameters.kvstore, parameters.update_on_kvstore, parameters.names = store, on_store, list(self.binding.params)
-        parameters.set_optimizer(made, passes.learns, self.binding.gammas, self._reduce_of(store))
-        parameters.updater = None if made.is_pure else get_updater(made)
+        parameters.set_optimizer(optimizer, passes.trainable, self.binding.fixed_gammas, self._reduce_of(store))
+        parameters.updater = None if optimizer.is_pure else get_updater(optimizer)
         self.optimizer_initialized = True
         if self._preload is not None:
             self.load_optimizer_states(self._preload)
             self._preload = None
 
     def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
-        """(key-value store or None, whether it updates)."""
+        """(key-value store or None, whether the store applies the optimizer)."""
         return stores.select(kvstore, len(self.binding.devices), params, make=self._make_store)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
@@ -335,7 +340,7 @@ class Module(BaseModule):
             params.setdefault("rescale_grad", scale)
             return create_optimizer(optimizer, sym=self._symbol, param_idx2name=names, **params)
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"an optimizer is a name or an Optimizer; found {optimizer!r}")
+            raise TypeError(f"optimizer is {optimizer!r}, expected a name or an Optimizer")
         if optimizer.rescale_grad != scale:
             warnings.warn(
                 "Optimizer created manually outside Module but rescale_grad is not normalized to 1.0/batch_size/num_workers "
@@ -352,93 +357,93 @@ class Module(BaseModule):
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
             kind = self._compression.get("type", "2bit")
             if kind != "2bit":
-                raise ValueError(f"compression_params has type {kind!r}; '2bit' is what there is")
+                raise ValueError(f"compression_params has type {kind!r}; only '2bit' is supported")
             return two_bit(float(self._compression.get("threshold", 0.5)))
         return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
-        """Use the optimizer (state, counters, key-value store) of another module, which shares its parameters with this one.
+        """Use the optimizer (state, update counts, key-value store) of a module that shares its parameters with this one.
 
         Raises:
-            ValueError: they share none; optimizer state belongs to parameters.
+            ValueError: the modules do not share parameters.
         """
         require(self, "borrow_optimizer", "binded")
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
         if self.parameters is not shared_module.parameters:
             raise ValueError(
-                "borrow_optimizer takes the optimizer of a module with the same parameters, and these two have parameters of "
-                "their own; bind this one with shared_module= that one first"
+                "borrow_optimizer needs a module that shares its parameters with this one, because optimizer state belongs to "
+                "parameters; bind this module with shared_module= the other one first"
             )
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Write the optimizer state as MXNet's `.states`, with update counts, so that resuming equals continuing."""
+        """Write the optimizer state to a `.states` file in MXNet's format, with the update counts needed for exact resuming."""
         require(self, "save_optimizer_states", "optimizer_initialized")
         self._settle()
         save_states_of(self.parameters, fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read `.states` of MXNet or jfit; MXNet's hold no update counts, which then stay as they are."""
+        """Read a `.states` file of MXNet or jfit; MXNet's have no update counts, which are then unchanged."""
         require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
         load_states_into(self.parameters, fname)
 
     # -------------------------------------------------------------------------------- computing
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Compute the outputs of a batch (when they are asked for, or with `backward` and `update`).
+        """Run the forward pass on a batch; computed when the outputs are read, or together with `backward` and `update`.
 
         Args:
-            data_batch: a DataBatch; other shapes than the bound ones are taken as a reshape.  A list holds one batch for each
-                device, sliced before.
-            is_train: default: whether the module is bound for training.
+            data_batch: a DataBatch; if its shapes differ from the bound ones, the module is reshaped.  Or a list with one
+                (pre-sliced) batch for each device.
+            is_train: training mode; None means whether the module is bound for training.
         """
         require(self, "forward", "binded", "params_initialized")
         train = self.for_training if is_train is None else is_train
-        if isinstance(data_batch, list):  # a batch may be a named tuple
-            whole, counts = self.binding.joined(data_batch)
+        if isinstance(data_batch, list):  # not a tuple: a batch may be a named tuple
+            whole, counts = self.binding.concat_batches(data_batch)
             inputs, self._pad = self._inputs(whole), 0
         else:
             inputs, self._pad = self._inputs(data_batch), wrapped_rows(data_batch)
             counts = self.binding.slices(self.binding.rows)
-        self.passes.forward(Batch(inputs, None, self.binding.counted(self._pad)), counts, train)
-        self._watch("outputs" if train else "eval_outputs")
+        self.passes.forward(Batch(inputs, None, self.binding.metric_weights(self._pad)), counts, train)
+        self._feed_monitor("outputs" if train else "eval_outputs")
 
     def _inputs(self, data_batch: Any) -> dict[str, Any]:
-        """Inputs by name; adapts the bound shapes where the batch has others."""
+        """Convert a batch to inputs by name; reshapes the module if the batch has different shapes."""
         data, labels = self.binding.arrays_of(data_batch)
-        shown, shown_labels = self.binding.shown_by(data_batch, data, labels)
-        if not same(shown, self.binding.data_shapes):
-            self.reshape(shown, shown_labels or self.binding.label_shapes)
-        return self.binding.inputs((shown, shown_labels), data, labels)
+        descs, label_descs = self.binding.descriptions_of(data_batch, data, labels)
+        if not same_shapes(descs, self.binding.data_shapes):
+            self.reshape(descs, label_descs or self.binding.label_shapes)
+        return self.binding.inputs((descs, label_descs), data, labels)
 
     def backward(self, out_grads: Any = None) -> None:
-        """Gradients of the last forward pass.
+        """Run the backward pass of the last forward pass.
 
         Args:
-            out_grads: gradient of each output (an array for a single one); not needed where all outputs are losses.
+            out_grads: gradient with respect to each output (or one array for a single output); None if all outputs are losses.
         """
         require(self, "backward", "binded", "params_initialized")
         assert self.for_training, "the module was bound for prediction; re-bind with for_training=True to run backward()"
         if out_grads is not None and not isinstance(out_grads, (list, tuple)):
             out_grads = [out_grads]
         heads = None if out_grads is None else [as_array(g) for g in out_grads]
-        self._watch("gradients", *([] if heads is None else [heads]))
+        self._feed_monitor("gradients", *([] if heads is None else [heads]))
         self.passes.backward(heads)
 
     def update(self) -> None:
-        """One update of all parameters with the gradients of the last `backward`."""
+        """Update all parameters with the gradients of the last `backward`."""
         require(self, "update", "binded", "params_initialized", "optimizer_initialized")
         self.passes.update()
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
-        """Outputs of the last forward pass; with merge_multi_context=False one list of slices for each output."""
+        """Return the outputs of the last forward pass; with merge_multi_context=False a list of slices for each output."""
         require(self, "get_outputs", "binded", "params_initialized")
         if merge_multi_context:
             return [self.arrays.wrap(out) for out in self.passes.merged()]
         return [[self.arrays.wrap(piece) for piece in pieces] for pieces in self.passes.sliced()]
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Gradients of the data inputs; needs `bind(inputs_need_grad=True)`."""
+        """Return the gradients of the data inputs; requires `bind(inputs_need_grad=True)`."""
         require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         names = [d.name for d in self.binding.data_shapes]
         if merge_multi_context:
@@ -446,36 +451,37 @@ class Module(BaseModule):
         return [[self.arrays.wrap(part) for part in self.passes.input_gradient(name)] for name in names]
 
     def gradients(self) -> dict[str, Any]:
-        """Gradients of the parameters, summed over the devices' rows, by name; after `backward`."""
+        """Return the gradients of the parameters by name, summed over devices, after `backward`."""
         require(self, "gradients", "binded")
-        slices = {n: self.passes.gradient_slices(n) for n in self.passes.learns}
+        slices = {n: self.passes.gradient_slices(n) for n in self.passes.trainable}
         home = self.binding.devices[0]
         return {n: self.arrays.wrap(sum(jax.device_put(p, home) for p in parts)) for n, parts in slices.items()}
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Add the last batch to a metric; rows that an iterator wrapped around do not count.
+        """Update a metric with the outputs of the last forward pass; padding rows have weight 0.
 
         Args:
             eval_metric: an EvalMetric.
-            labels: list of label arrays (with pre_sliced, a list of such lists, one for each device).
+            labels: list of label arrays, or (pre_sliced=True) a list of such lists, one for each device.
+            pre_sliced: whether the labels are split over devices.
         """
         require(self, "update_metric", "binded", "params_initialized")
         if pre_sliced:
-            labels = [joined([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
-        outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # a metric of the user's calls methods of the box
+            labels = [concat_slices([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
+        outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # user metrics may call methods of NDArray
         names = [d.name for d in self.binding.label_shapes] or self.binding.label_names
-        shown = dict(zip(names, [self.arrays.wrap(as_array(a)) for a in labels or ()], strict=False))
-        eval_metric.fold_dict(shown, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
+        named_labels = dict(zip(names, [self.arrays.wrap(as_array(a)) for a in labels or ()], strict=False))
+        eval_metric.fold_dict(named_labels, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
 
     def _weights(self, outputs: Sequence[Any]) -> Any:
-        """Row weights for each output; None for one that has no rows, such as the mean of a loss, which counts as it is."""
+        """Row weights for each output; None for an output without a row axis, such as a mean loss."""
         if not self._pad:
             return None
-        weight, rows = self.binding.counted(self._pad), self.binding.rows
+        weight, rows = self.binding.metric_weights(self._pad), self.binding.rows
         return [weight if out.shape and out.shape[0] and out.shape[0] % rows == 0 else None for out in outputs]
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """Prepare for a batch, as MXNet fetches sparse rows; it does nothing here."""
+        """Do nothing; MXNet fetches the rows of sparse parameters here."""
         require(self, "prepare", "binded")
 
     # -------------------------------------------------------------------------------- fit, predict
@@ -490,27 +496,27 @@ class Module(BaseModule):
         flag: StopFlag,
         first: int = 0,
     ) -> list[tuple[str, float]]:
-        """One pass; full batches of arrays in memory in few dispatches where nobody looks between them.
+        """Train one epoch; several steps share a dispatch if data is in memory and no callback needs every batch.
 
-        Of such a pass no outputs and gradients are kept: `get_outputs` asks for a forward pass first.
+        After such an epoch there are no outputs and gradients: `get_outputs` raises until the next forward pass.
         """
-        leaves, every = eval_metric.leaves(), looks_every(listed(callbacks))
-        whole = every is not None and monitor is None and self._monitor is None and self._own_methods()
-        whole = whole and all(m.pure and not m.output_names and not m.label_names for m in leaves)
-        found: list[tuple[str, float]] = []
+        leaves, every = eval_metric.leaves(), callback_period(listed(callbacks))
+        many = every is not None and monitor is None and self._monitor is None and self._uses_default_methods()
+        many = many and all(m.pure and not m.output_names and not m.label_names for m in leaves)
+        results: list[tuple[str, float]] = []
         first = 0
-        if whole and runs_whole(self.passes, train_data, [d.name for d in self.binding.label_shapes]):
+        if many and can_run_many_steps(self.passes, train_data, [d.name for d in self.binding.label_shapes]):
 
-            def look(nbatch: int) -> None:
-                if nbatch + 1 == train_data.num_batches:  # before a callback resets anything
-                    found.extend(eval_metric.get_global_name_value())
+            def on_batch(nbatch: int) -> None:
+                if nbatch + 1 == train_data.num_batches:  # read the metrics before a callback resets them
+                    results.extend(eval_metric.get_global_name_value())
                 call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, {"self": self, "nbatch": nbatch, "epoch": epoch}))
 
-            train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, look, flag))
+            train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, on_batch, flag))
             self._stop_if(flag)
             first = train_data.batches_read
-        found += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag, first)
-        return found or eval_metric.get_global_name_value()
+        results += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag, first)
+        return results or eval_metric.get_global_name_value()
 
     def _runner_of(self, data: Any, leaves: list[Any], every: int) -> EpochRunner:
         runner, metrics = self._runner, tuple(m.pure for m in leaves)
@@ -519,11 +525,11 @@ class Module(BaseModule):
             self._runner = runner = EpochRunner(self.passes, data, counts, metrics, every)
         return runner
 
-    def _own_methods(self) -> bool:
-        """False where a subclass, or an attribute, replaces a method that `fit` calls for each batch."""
+    def _uses_default_methods(self) -> bool:
+        """Whether neither a subclass nor an instance attribute overrides a method that `fit` calls for each batch."""
         names = ("forward", "backward", "update", "forward_backward", "update_metric", "prepare")
-        own = all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
-        return own and not any(n in vars(self) for n in names)
+        inherited = all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
+        return inherited and not any(n in vars(self) for n in names)
 
     def _sync_devices(self) -> None:
         if self.parameters.split:
@@ -537,10 +543,10 @@ class Module(BaseModule):
 
     # -------------------------------------------------------------------------------- monitor
     def install_monitor(self, mon: Any) -> None:
-        """Let a Monitor see outputs, arguments and gradients; while it is idle it costs nothing.
+        """Attach a Monitor, which computes statistics of outputs, arguments and gradients on the steps it samples.
 
-        An active one makes a second program run beside the step.  With several devices it sees each device's arrays; where
-        slices are uneven, those of the shorter ones hold repeated rows.
+        On these steps a second program computes the arrays; on other steps there is no cost.  With several devices the
+        monitor gets each device's arrays; if slices are uneven, shorter ones contain repeated padding rows.
         """
         require(self, "install_monitor", "binded")
         self._monitor = mon
@@ -549,22 +555,22 @@ class Module(BaseModule):
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments, auxiliary states) by name, for a Monitor."""
         params, aux = self.parameters.arrays()
-        known = {**self.passes.whole_inputs(), **params}
-        return {n: known[n] for n in self.binding.arguments if n in known}, {n: aux[n] for n in self.binding.aux}
+        values = {**self.passes.whole_inputs(), **params}
+        return {n: values[n] for n in self.binding.arguments if n in values}, {n: aux[n] for n in self.binding.aux}
 
-    def _watch(self, kind: str, *heads: Any) -> None:
-        """Hand the arrays of the pass at hand to a monitor that is active."""
+    def _feed_monitor(self, kind: str, *heads: Any) -> None:
+        """Pass the named arrays of the current pass to the monitor, if it samples this step."""
         mon = self._monitor
         if mon is None or not mon.active:
             return
-        for found in self.passes.captured(kind, mon, heads):
-            mon.collect(found)
+        for arrays in self.passes.captured(kind, mon, heads):
+            mon.collect(arrays)
 
     # -------------------------------------------------------------------------------- files
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
-        """Write `prefix-symbol.json`, `prefix-%04d.params` and, if wanted, `prefix-%04d.states`, all readable by MXNet."""
+        """Write `prefix-symbol.json`, `prefix-%04d.params` and optionally `prefix-%04d.states`, in MXNet's formats."""
         files.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
         if save_optimizer_states:
             name = f"{prefix}-{epoch:04d}.states"
@@ -573,12 +579,16 @@ class Module(BaseModule):
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
-        """A module from checkpoint files; `bind` and `init_optimizer` it, then go on.
+        """Create a module from checkpoint files; call `bind` and `init_optimizer` to continue training.
 
         Args:
-            prefix, epoch: name the files, as in `save_checkpoint`.
-            load_optimizer_states: read `.states` in `init_optimizer`.
-            **kwargs: as for `Module`.
+            prefix: path and first part of the file names, as in `save_checkpoint`.
+            epoch: number in the file names.
+            load_optimizer_states: let `init_optimizer` read `prefix-%04d.states`.
+            **kwargs: further arguments of `Module`.
+
+        Returns:
+            Module.
         """
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
         module = cls(cls.arrays.symbol(symbol), **kwargs)
@@ -590,7 +600,7 @@ class Module(BaseModule):
 
 
 def _parameters_of(module: Any) -> Parameters:
-    """The parameters and the optimizer of a module that shares them."""
+    """The `Parameters` of the module passed as `shared_module`."""
     if not (module.binded and module.params_initialized):
-        raise ValueError("shared_module is not bound or has no parameters yet; bind it and call init_params first")
+        raise ValueError("shared_module is not bound or has no parameters; call its bind() and init_params() first")
     return module.parameters

@@ -1,4 +1,4 @@
-"""What modules with the same parameters share: one TrainState, one optimizer, one way to reduce gradients over devices."""
+"""State that modules with the same parameters share: a TrainState, the optimizer, and the gradient reduction over devices."""
 
 from __future__ import annotations
 
@@ -23,69 +23,70 @@ from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
 from jfit.train.interrupts import defer_interrupts
 
-SLICED = 16  # multipliers of more parameters are arguments of their own: XLA on CPU compiles each slice of a vector anew
-EVALUATIONS = 1 << 30  # numbers from here on belong to evaluations, which some operators draw random numbers in too
-Index = int | str  # how an optimizer knows a parameter
+SLICED = 16  # more multipliers than this are separate arguments: XLA on CPU is slow to compile many slices of one vector
+EVALUATIONS = 1 << 30  # pass numbers from here on are evaluations (random keys are derived from the pass number)
+Index = int | str  # key of a parameter in MXNet's optimizers: its number, or (kvstore updates) its name
 
 
 class Parameters:
-    """Parameters, auxiliary states and optimizer state on the devices, and who updates them.
+    """Parameters, auxiliary states and optimizer state on the devices, with the optimizer that updates them.
 
     Attributes:
-        devices: where the arrays live.
+        devices: the JAX devices of the arrays.
         state: the TrainState; None before parameters are set.
-        optimizer: the stateful optimizer, or None.
-        names: parameters in the order that gives them their index.
-        cell: class of the writable arrays that an optimizer class of the user's gets.
-        learns: those of the names that the optimizer updates.
-        gammas: those of a BatchNorm with fix_gamma: they stay 1, but count as updated, as MXNet updates and overwrites them.
-        reduce: how the devices' gradients become one.
-        passes: training passes since the last update; each draws its own random numbers.
+        optimizer: the MXNet-style optimizer, or None.
+        names: all parameters; the position of a name determines its optimizer index.
+        mutable: class of the mutable arrays passed to user-defined optimizer classes.
+        trainable: names of the parameters that the optimizer updates.
+        fixed_gammas: gammas of BatchNorm with fix_gamma=True: always 1, but counted as updated, because MXNet updates them and
+            overwrites the result.
+        reduce: reduction of gradients over devices.
+        passes: number of training passes since the last update, from which their random keys are derived.
     """
 
-    def __init__(self, devices: Sequence[Any], names: Sequence[str] = (), cell: Callable[[Any], Any] = MutableArray) -> None:
-        self.devices, self.names, self.cell = list(devices), list(names), cell
+    def __init__(self, devices: Sequence[Any], names: Sequence[str] = (), mutable: Callable[[Any], Any] = MutableArray) -> None:
+        self.devices, self.names, self.mutable = list(devices), list(names), mutable
         self.state: TrainState | None = None
         self.optimizer: Optimizer | None = None
         self.kvstore: Any = None
         self.update_on_kvstore = False
-        self.updater: Any = None  # of an optimizer that is a user's Python class
-        self.learns: list[str] = []
-        self.gammas: list[str] = []
+        self.updater: Any = None  # only for user-defined optimizer classes
+        self.trainable: list[str] = []
+        self.fixed_gammas: list[str] = []
         self.reduce: Reduce = all_reduce()
         self.passes = self.evaluations = 0
-        self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # passes whose outputs may not be computed yet
+        self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # `Passes` whose outputs may still be pending
         self._rate: Any = None
         self._multipliers: Any = None
-        self._known_indices: Any = None
+        self._cached_indices: Any = None
 
-    def numbered(self, train: bool) -> int:
-        """The number of a pass that begins: among training passes since the last update, or among all evaluations."""
+    def next_pass_number(self, train: bool) -> int:
+        """Number of a new pass: counted since the last update for training passes, over all evaluations otherwise."""
         if train:
             self.passes += 1
             return self.passes - 1
         self.evaluations += 1
         return EVALUATIONS + self.evaluations % EVALUATIONS
 
-    def draw_like(self, other: Parameters) -> None:
-        """The next training pass draws the random numbers of the last one of `other`."""
+    def use_random_numbers_of(self, other: Parameters) -> None:
+        """Make the next training pass use the same random key as the last one of `other`."""
         assert self.state is not None and other.state is not None
-        step, key = place((other.state.step, other.state.key), self.devices)  # copies: an update gives up the originals
+        step, key = place((other.state.step, other.state.key), self.devices)  # copies: an update donates the originals
         self.state, self.passes = self.state._replace(step=step, key=key), other.passes - 1
 
     # -------------------------------------------------------------------------------- parameters
     @property
     def split(self) -> bool:
-        """True where each device has parameters of its own."""
+        """Whether each device has separate parameters (kvstore=None), stored with a leading device axis."""
         return not self.reduce.shared and len(self.devices) > 1
 
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
-        """Replace parameters and auxiliary states; those that are not given, optimizer state and counters are unchanged."""
-        self.hold()
+        """Replace the passed parameters and auxiliary states; everything else is unchanged."""
+        self.materialize_pending()
         if self.state is not None and not set(self.state.params) <= set(params):
             old, old_aux = self.arrays()
             params, aux = {**old, **params}, {**old_aux, **aux}
-        placed, moved = place(dict(params), self.devices), place(dict(aux), self.devices)
+        placed, placed_aux = place(dict(params), self.devices), place(dict(aux), self.devices)
         if self.split:
             placed = self.stacked(params)
         if self.state is None:
@@ -93,39 +94,41 @@ class Parameters:
             state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), zero_totals(), jnp.zeros(()), key)
             self.state = place(state, self.devices)
         assert self.state is not None
-        self.state = self.state._replace(params=placed, aux=moved)
+        self.state = self.state._replace(params=placed, aux=placed_aux)
 
     def stacked(self, tree: Any) -> Any:
-        """A copy for each device, along a leading device axis."""
-        host = counters.read(tree)  # sync: once an epoch at most, and only where devices hold arrays of their own
+        """Replicate each array along a new leading device axis, split over the devices."""
+        host = counters.read(tree)  # sync: at most once an epoch, and only with kvstore=None
         return place_split(jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self.devices)), host), self.devices)
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Copies of (parameters, auxiliary states) on the first device; the mean where devices have their own."""
+        """Copies of (parameters, auxiliary states) on the first device; the mean over devices if they are separate."""
         assert self.state is not None
         return _copies(self.state.params, self.split, self.devices), _copies(self.state.aux, False, self.devices)
 
-    def replace_params(self, fresh: Mapping[str, Any]) -> None:
-        """Write new values of some parameters."""
+    def replace_params(self, values: Mapping[str, Any]) -> None:
+        """Replace some parameters."""
         assert self.state is not None
-        self.state = self.state._replace(params={**self.state.params, **place(dict(fresh), self.devices)})
+        self.state = self.state._replace(params={**self.state.params, **place(dict(values), self.devices)})
 
     # -------------------------------------------------------------------------------- optimizer
-    def set_optimizer(self, optimizer: Optimizer, learns: Sequence[str], gammas: Sequence[str], reduce: Reduce) -> None:
-        """Fresh optimizer state for the parameters in `learns`, counted from where the optimizer's own counts are."""
+    def set_optimizer(
+        self, optimizer: Optimizer, trainable: Sequence[str], fixed_gammas: Sequence[str], reduce: Reduce
+    ) -> None:
+        """Set the optimizer and initialize its state; update counts continue from those of the optimizer object."""
         assert self.state is not None
         params, _ = self.arrays()
         if self.optimizer is not None:
             self.optimizer.shared.detach(self)
-        self.optimizer, self.learns, self.gammas, self.reduce = optimizer, list(learns), list(gammas), reduce
-        own = {k: params[k] for k in sorted(self.learns)}
-        opt_state = self._fresh(own) if optimizer.is_pure else ()
-        local = reduce.init(own)
+        self.optimizer, self.trainable, self.fixed_gammas, self.reduce = optimizer, list(trainable), list(fixed_gammas), reduce
+        updated = {k: params[k] for k in sorted(self.trainable)}
+        opt_state = self._init_state(updated) if optimizer.is_pure else ()
+        local = reduce.init(updated)
         count = len(self.devices)
         if local is not None and count > 1:
             local = self.stacked(local)
         opt_state = self.stacked(opt_state) if self.split else place(opt_state, self.devices)
-        # devices may have had parameters of their own before, and may have them from now on
+        # place again: `reduce` decides whether parameters are replicated or separate, and may have changed it
         placed = self.stacked(params) if self.split else place(params, self.devices)
         self.state = self.state._replace(params=placed)
         begin = place(jnp.int32(optimizer.begin_num_update), self.devices)
@@ -135,97 +138,97 @@ class Parameters:
             optimizer.shared.attach(self)
         self.sync_multipliers()
 
-    def _fresh(self, params: Mapping[str, Array]) -> OptState:
-        """First state; all parameters count alike until some of them are left out of an update."""
+    def _init_state(self, params: Mapping[str, Array]) -> OptState:
+        """Initial optimizer state, with one update count for all parameters (see `count_per_parameter`)."""
         assert self.optimizer is not None
         for weight in params.values():
             self.optimizer.check_weight(weight)
-        state = self.optimizer.transform(self.turns(self.gammas)).init(dict(params))
-        # an optimizer object that was used before goes on counting, as in MXNet
+        state = self.optimizer.transform(self.turns(self.fixed_gammas)).init(dict(params))
+        # as in MXNet, an optimizer object that was used before continues its counts
         done, begin = self.optimizer.counts(), self.optimizer.begin_num_update
         begin = jnp.int32(max((done.get(i, begin) for i in self.indices()), default=begin))
         shared = state.shared and {**state.shared, **self.optimizer.shared.values()}
         return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None, shared=shared)
 
     def shared_scalars(self) -> dict[str, Array]:
-        """The scalars that the parameters share in the optimizer state, on the devices."""
+        """Optimizer state that all parameters share (such as Nadam's momentum schedule), scalars by name, on the devices."""
         state = self.state
         shared = state.opt_state.shared if state is not None and isinstance(state.opt_state, OptState) else None
         return {name: value[0] if self.split else value for name, value in (shared or {}).items()}
 
     def set_shared_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Replace the scalars that the parameters share."""
+        """Replace the shared scalars of the optimizer state."""
         state = self.state
         assert state is not None
         if isinstance(state.opt_state, OptState) and state.opt_state.shared:
-            fresh = {name: scalars[name] for name in state.opt_state.shared}
-            fresh = self.stacked(fresh) if self.split else place(fresh, self.devices)
-            self.state = state._replace(opt_state=state.opt_state._replace(shared=fresh))
+            shared = {name: scalars[name] for name in state.opt_state.shared}
+            shared = self.stacked(shared) if self.split else place(shared, self.devices)
+            self.state = state._replace(opt_state=state.opt_state._replace(shared=shared))
 
-    def turns(self, gammas: Sequence[str]) -> Any:
-        """What the optimizer's rule needs to know of the order in which MXNet updates the parameters of a graph."""
+    def turns(self, fixed_gammas: Sequence[str]) -> Any:
+        """The order in which MXNet updates the parameters of a graph, for optimizers whose result depends on it."""
         assert self.optimizer is not None
-        return self.optimizer.hyper_for_names(self.names, self.update_on_kvstore, gammas)
+        return self.optimizer.hyper_for_names(self.names, self.update_on_kvstore, fixed_gammas)
 
-    def resolved(self, gammas: Sequence[str]) -> PureOptimizer:
-        """The pure optimizer for the train step of a graph; its rate is `state.base_lr`."""
+    def resolved(self, fixed_gammas: Sequence[str]) -> PureOptimizer:
+        """The pure optimizer for the train step of a graph; its learning rate is `state.base_lr`."""
         assert self.optimizer is not None
-        return self.optimizer.transform(self.turns(gammas))
+        return self.optimizer.transform(self.turns(fixed_gammas))
 
     def index(self, name: str) -> Index:
-        """How the optimizer knows a parameter: by name where the key-value store updates, else by number."""
+        """Optimizer index of a parameter: its name if the key-value store updates, else its number * devices."""
         return name if self.update_on_kvstore else self.names.index(name) * len(self.devices)
 
-    def begin_update(self, learns: Sequence[str], counted: Sequence[str]) -> None:
-        """Host counters of one update of `learns`; writes learning rate and multipliers into the state where they changed.
+    def begin_update(self, trainable: Sequence[str], updated: Sequence[str]) -> None:
+        """Advance the host's update counts by one, and write changed learning rates and multipliers into the state.
 
         Args:
-            learns: parameters of the graph at hand that are updated.
-            counted: those, and the gammas with fix_gamma.
+            trainable: names of the parameters of the graph that are updated.
+            updated: these and its fixed gammas.
         """
         state = self.state
         assert state is not None
-        rate = self._counted(learns, counted)
+        rate = self._count_update(trainable, updated)
         if not np.array_equal(rate, self._rate):
             self._rate = rate
             self.state = state._replace(base_lr=place(rate, self.devices))
         self.sync_multipliers()
         self.passes = 0
 
-    def begin_updates(self, count: int, learns: Sequence[str], counted: Sequence[str]) -> np.ndarray:
-        """`begin_update` for `count` updates in a row; the rate of each, (count,) or (count, parameters)."""
-        rates = np.stack([self._counted(learns, counted) for _ in range(count)])
+    def begin_updates(self, count: int, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
+        """`begin_update` for `count` updates in a row; returns their learning rates, (count,) or (count, parameters)."""
+        rates = np.stack([self._count_update(trainable, updated) for _ in range(count)])
         if rates.ndim > 1 and self.state is not None and not np.array_equal(rates[0], self._rate):
-            self.state = self.state._replace(base_lr=place(rates[0], self.devices))  # as a loop takes it
+            self.state = self.state._replace(base_lr=place(rates[0], self.devices))  # a loop's carry keeps its shape
         self.sync_multipliers()
         self._rate, self.passes = rates[-1], 0
         return rates
 
-    def _counted(self, learns: Sequence[str], counted: Sequence[str]) -> np.ndarray:
-        """Counts one update; its rate, or one for each of `learns` where MXNet's order of asking makes them differ."""
-        optimizer, indices = self.optimizer, self.indices(counted)
+    def _count_update(self, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
+        """Advance the counts by one update; returns its learning rate, or one per parameter if the schedule differs."""
+        optimizer, indices = self.optimizer, self.indices(updated)
         assert optimizer is not None
         if not (optimizer.rate_before_count and optimizer.lr_scheduler is not None and optimizer.is_pure):
             optimizer.count(indices)
             return np.float32(optimizer.rate())  # type: ignore[return-value]
-        of_name = dict(zip(sorted(counted), indices, strict=True))
+        of_name = dict(zip(sorted(updated), indices, strict=True))
         order = sorted(of_name, key={name: i for i, name in enumerate(self.names)}.__getitem__)
-        _, asked = optimizer.advance([of_name[name] for name in order], one_by_one=True)
-        rates = dict(zip(order, asked, strict=True))
-        return np.asarray([rates[name] for name in sorted(learns)], np.float32)
+        _, in_order = optimizer.advance([of_name[name] for name in order], one_by_one=True)
+        rates = dict(zip(order, in_order, strict=True))
+        return np.asarray([rates[name] for name in sorted(trainable)], np.float32)
 
-    def indices(self, learns: Sequence[str] | None = None) -> list[Index]:
-        """How the optimizer knows parameters, in the order of their sorted names."""
-        names = self.learns if learns is None else learns
-        known = self._known_indices
-        if known is None or known[0] is not names or known[1:3] != (self.update_on_kvstore, self.names):
+    def indices(self, trainable: Sequence[str] | None = None) -> list[Index]:
+        """Optimizer indices of the parameters, in the order of their sorted names (cached)."""
+        names = self.trainable if trainable is None else trainable
+        cached = self._cached_indices
+        if cached is None or cached[0] is not names or cached[1:3] != (self.update_on_kvstore, self.names):
             number = {name: i for i, name in enumerate(self.names)}
-            found = [n if self.update_on_kvstore else number[n] * len(self.devices) for n in sorted(names)]
-            self._known_indices = known = (names, self.update_on_kvstore, list(self.names), found)
-        return known[3]
+            indices = [n if self.update_on_kvstore else number[n] * len(self.devices) for n in sorted(names)]
+            self._cached_indices = cached = (names, self.update_on_kvstore, list(self.names), indices)
+        return cached[3]
 
     def sync_multipliers(self) -> None:
-        """Write the multipliers of the optimizer into the state, if they changed."""
+        """Write the optimizer's learning-rate and weight-decay multipliers into the state, if they changed."""
         optimizer = self.optimizer
         assert optimizer is not None and self.state is not None
         if not optimizer.is_pure:
@@ -234,101 +237,101 @@ class Parameters:
             self._multipliers = dict(optimizer.lr_mult), dict(optimizer.wd_mult)
             lr, wd = optimizer.multipliers(self.indices())
             old = self.state.opt_state
-            lr, wd = self._multiplier(lr, old.lr_mult), self._multiplier(wd, old.wd_mult, apart=len(wd) > SLICED)
+            lr, wd = self._multiplier(lr, old.lr_mult), self._multiplier(wd, old.wd_mult, separate=len(wd) > SLICED)
             self.state = self.state._replace(opt_state=old._replace(lr_mult=lr, wd_mult=wd))
 
-    def _multiplier(self, values: np.ndarray, old: Any, apart: bool = False) -> Any:
-        """On the devices, in leaf order (sorted names); None while all are 1, so that they cost nothing."""
+    def _multiplier(self, values: np.ndarray, old: Any, separate: bool = False) -> Any:
+        """Put multipliers on the devices, in the order of sorted names; None while all have always been 1 (no cost)."""
         if old is None and (np.asarray(values) == 1).all():
             return None
-        given: Any = np.asarray(values, np.float32)
-        given = tuple(given) if apart else given
-        return self.stacked(given) if self.split else place(given, self.devices)
+        multipliers: Any = np.asarray(values, np.float32)
+        multipliers = tuple(multipliers) if separate else multipliers
+        return self.stacked(multipliers) if self.split else place(multipliers, self.devices)
 
     # -------------------------------------------------------------------------------- a part of the parameters
-    def view(self, params: Sequence[str], aux: Sequence[str], learns: Sequence[str]) -> TrainState:
-        """The state of one graph among several that share parameters; the whole state where it uses all of them."""
+    def view(self, params: Sequence[str], aux: Sequence[str], trainable: Sequence[str]) -> TrainState:
+        """The part of the TrainState that one of several graphs uses; the whole state if it uses all parameters."""
         state = self.state
         assert state is not None
-        if self._whole(state, params, aux, learns):
+        if self._whole(state, params, aux, trainable):
             return state
-        state = self.count_each()
+        state = self.count_per_parameter()
         part = state._replace(params={k: state.params[k] for k in params}, aux={k: state.aux[k] for k in aux})
         if isinstance(state.opt_state, OptState):
-            part = part._replace(opt_state=self._part(state.opt_state, learns))
-        local = state.local and {k: v for k, v in state.local.items() if k in set(learns)}
+            part = part._replace(opt_state=self._part(state.opt_state, trainable))
+        local = state.local and {k: v for k, v in state.local.items() if k in set(trainable)}
         return part._replace(local=local)
 
-    def _whole(self, state: TrainState, params: Collection[str], aux: Collection[str], learns: Collection[str]) -> bool:
-        """Whether a graph uses all parameters, and learns all that the optimizer knows."""
+    def _whole(self, state: TrainState, params: Collection[str], aux: Collection[str], trainable: Collection[str]) -> bool:
+        """Whether a graph uses all parameters, and updates all that the optimizer has state for."""
         same = len(params) == len(state.params) and len(aux) == len(state.aux)
-        return same and (state.opt_state == () or len(learns) == len(self.learns))
+        return same and (state.opt_state == () or len(trainable) == len(self.trainable))
 
-    def run(self, passes: Any, program: Callable[..., Any], *given: Any, count: int = 1) -> Any:
-        """Dispatch `program(state, *given, rescale)`, which takes the state's buffers, and keep the state it returns.
+    def run(self, passes: Any, program: Callable[..., Any], *args: Any, count: int = 1) -> Any:
+        """Run `program(state, *args, rescale)`, which donates the state, and store the state it returns.
 
-        An interrupt waits until the new state is kept: between the two the module would have none.  Where the dispatch
-        fails, the host's counters are set back.
+        KeyboardInterrupt is deferred until the new state is stored, because the old one's buffers are gone.  If the dispatch
+        fails, the host's update counts are reset to those before its `count` updates.
 
         Returns:
-            What the program returned beside the state.
+            The program's second result, or None if it returns only the state.
         """
         optimizer = self.optimizer
         assert optimizer is not None
         with defer_interrupts(), counters.explained():
             try:
-                found = program(passes.view(), *given, np.float32(optimizer.rescale_grad))
+                result = program(passes.view(), *args, np.float32(optimizer.rescale_grad))
             except BaseException:
                 done = optimizer.counts()
-                before = {i: done[i] - count for i in self.indices(passes.counted) if i in done}
+                before = {i: done[i] - count for i in self.indices(passes.updated) if i in done}
                 optimizer.set_counts({**done, **before}, optimizer.num_update - count)
                 raise
-            new, reported = (found, None) if isinstance(found, TrainState) else found
-            self.commit(new, passes.learns)
-        return reported
+            new, out = (result, None) if isinstance(result, TrainState) else result
+            self.commit(new, passes.trainable)
+        return out
 
-    def hold(self, but: Any = None) -> None:
-        """Compute the pending outputs of all passes but one before the arrays change: outputs use the arrays at `forward`."""
+    def materialize_pending(self, except_for: Any = None) -> None:
+        """Compute pending outputs of all other graphs before the parameters change: outputs use the values at `forward`."""
         for passes in list(self.waiting):
-            if passes is not but:
-                passes.hold_outputs()
+            if passes is not except_for:
+                passes.materialize_outputs()
 
-    def count_each(self) -> TrainState:
-        """Keep an update count for each parameter from now on: graphs that use only some of the parameters need that."""
+    def count_per_parameter(self) -> TrainState:
+        """Replace a common update count by one per parameter, which graphs with only some of the parameters need."""
         state = self.state
         assert state is not None
         if not isinstance(state.opt_state, OptState) or state.opt_state.count is None:
             return state
-        count, size = jnp.asarray(state.opt_state.count), len(self.learns)
+        count, size = jnp.asarray(state.opt_state.count), len(self.trainable)
         if count.ndim == int(self.split):
             count = np.full(size, np.asarray(counters.read(count)).max(), np.int32)
             count = self.stacked(count) if self.split else place(count, self.devices)
             self.state = state = state._replace(opt_state=state.opt_state._replace(count=count))
         return state
 
-    def _part(self, whole: OptState, learns: Sequence[str]) -> OptState:
-        at = self._positions(learns)
+    def _part(self, whole: OptState, trainable: Sequence[str]) -> OptState:
+        at = self._positions(trainable)
 
         def pick(v: Any) -> Any:
             return tuple(v[i] for i in at) if isinstance(v, tuple) else None if v is None else v[..., at]
 
-        slots = {slot: {k: tree[k] for k in sorted(learns)} for slot, tree in whole.slots.items()}
+        slots = {slot: {k: tree[k] for k in sorted(trainable)} for slot, tree in whole.slots.items()}
         return OptState(pick(whole.count), slots, pick(whole.lr_mult), pick(whole.wd_mult), whole.shared)
 
-    def _positions(self, learns: Sequence[str]) -> np.ndarray:
-        order = {name: i for i, name in enumerate(sorted(self.learns))}
-        return np.asarray([order[n] for n in sorted(learns)], np.int32)
+    def _positions(self, trainable: Sequence[str]) -> np.ndarray:
+        order = {name: i for i, name in enumerate(sorted(self.trainable))}
+        return np.asarray([order[n] for n in sorted(trainable)], np.int32)
 
-    def commit(self, new: TrainState, learns: Sequence[str]) -> None:
-        """Write the result of a step on a `view` back into the whole state."""
+    def commit(self, new: TrainState, trainable: Sequence[str]) -> None:
+        """Merge the new state of a `view` into the whole state."""
         whole = self.state
         assert whole is not None
-        if self._whole(whole, new.params, new.aux, learns):
+        if self._whole(whole, new.params, new.aux, trainable):
             self.state = new
             return
         opt_state = whole.opt_state
         if isinstance(new.opt_state, OptState):
-            at, old = self._positions(learns), opt_state
+            at, old = self._positions(trainable), opt_state
             count = None if old.count is None else old.count.at[..., at].set(new.opt_state.count)
             slots = {slot: {**tree, **new.opt_state.slots[slot]} for slot, tree in old.slots.items()}
             opt_state = old._replace(count=count, slots=slots, shared=new.opt_state.shared)
@@ -343,8 +346,8 @@ def _mean(tree: Any) -> Any:
 
 
 def _copies(tree: dict[str, Array], split: bool, devices: Sequence[Any]) -> dict[str, Array]:
-    """Own buffers on the first device."""
-    found = _mean(tree) if split else tree
+    """Copies (new buffers) on the first device."""
+    arrays = _mean(tree) if split else tree
     if len(devices) > 1:
-        found = {k: v.addressable_data(0) for k, v in found.items()}
-    return jax.tree.map(lambda x: jax.device_put(x, devices[0], may_alias=False), found)
+        arrays = {k: v.addressable_data(0) for k, v in arrays.items()}
+    return jax.tree.map(lambda x: jax.device_put(x, devices[0], may_alias=False), arrays)

@@ -1,10 +1,10 @@
-"""forward, backward and update called one by one, computed as late and in as few programs as possible.
+"""Lazy evaluation of separate forward, backward and update calls, in as few compiled programs as possible.
 
-`forward` and `backward` only record what is wanted.  If nothing is read before `update`, all three run as ONE program, the
-train step of the engine; outputs read before `backward` cost a forward program (with the same random numbers), gradients read
-before `update` a backward program and an update program.  The numbers are the same in all cases.
+`forward` and `backward` only record the call.  If no result is read before `update`, all three run as one program,
+`jfit.step.train_step`.  If outputs are read before `backward`, a forward program runs first (with the same random numbers);
+if gradients are read before `update`, a backward program and an update program run.  The results are the same in all cases.
 
-The functions are those of `jfit.step`; `Programs` compiles them for the devices, once per setting, and keeps them.
+The functions are those of `jfit.step`; `Programs` compiles and caches them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from jfit.step.state import TrainState
 
 
 class Pass(NamedTuple):
-    """One forward pass that was asked for.
+    """A recorded forward pass.
 
     Attributes:
-        batch: split over the devices.
-        counts: rows of each device.
-        train: training mode.
-        number: which pass of this step it is, for its random numbers.
-        plan: where the rows of the outputs are.
+        batch: the batch; with several devices, arrays have a leading device axis.
+        counts: number of rows for each device.
+        train: whether it is in training mode.
+        number: number of the pass within its step, from which its random key is derived.
+        plan: which axis of each output is the row axis.
     """
 
     batch: Batch
@@ -53,27 +53,27 @@ class Pass(NamedTuple):
 
 
 class Passes:
-    """The passes of one bound graph over parameters that other graphs may share.
+    """Forward, backward and update of one bound graph, whose parameters other graphs may share.
 
     Args:
-        bound: the graph, with its names and the gradients that are asked for.
-        parameters: the arrays, and the optimizer.
+        bound: the graph, with its names and gradient requests.
+        parameters: the parameter arrays and the optimizer.
     """
 
     def __init__(self, bound: Binding, parameters: Parameters) -> None:
-        self.programs, self._bound = Programs(bound.model, parameters, bound.gammas), bound
-        self.params, self.aux, self.requests, self.learns = bound.params, bound.aux, bound.requests, bound.learns
-        self.counted = [*bound.learns, *bound.gammas]  # what MXNet's optimizer updates
-        self.gradients: dict[str, Any] = {}  # with several devices, a leading device axis; of tables by rows until read
+        self.programs, self._bound = Programs(bound.model, parameters, bound.fixed_gammas), bound
+        self.params, self.aux, self.grad_reqs, self.trainable = bound.params, bound.aux, bound.grad_reqs, bound.trainable
+        self.updated = [*bound.trainable, *bound.fixed_gammas]  # MXNet's optimizer counts updates of fixed gammas, too
+        self.gradients: dict[str, Any] = {}  # with a leading device axis if there are several; SparseRows until read
         self._pass: Pass | None = None
         self._outputs: tuple[Array, ...] | None = None
-        self._backward: Any = None  # None: not asked for; (): without head gradients; else the head gradients
+        self._backward: Any = None  # pending backward pass: None if none, () without head gradients, else the head gradients
         self._window = Window()
         self._captures: dict[Any, Any] = {}
 
     @property
     def parameters(self) -> Parameters:
-        """The shared arrays."""
+        """The parameters and optimizer, which several graphs may share."""
         return self.programs.parameters
 
     # -------------------------------------------------------------------------------- forward
@@ -82,218 +82,220 @@ class Passes:
         self.flush()
         devices, parameters = len(self.parameters.devices), self.parameters
         axes = self.programs.model.batch_axes
-        plan = self.programs.plan(per_device_of(batch, counts, axes))
+        plan = self.programs.plan(device_shapes(batch, counts, axes))
         if len(set(counts)) > 1 and not plan.paddable:
             raise ValueError(
-                f"a batch of {sum(counts)} rows splits into slices of {list(counts)} rows, which are padded to one length, but "
+                f"a batch of {sum(counts)} rows is split into slices of {list(counts)} rows, which must be padded, but "
                 f"{plan.reason}"
             )
         split = split_slices(batch, counts, axes) if devices > 1 else batch
-        self._pass = Pass(_at_home(split, parameters.devices), tuple(counts), train, parameters.numbered(train), plan)
+        self._pass = Pass(
+            _to_program_devices(split, parameters.devices), tuple(counts), train, parameters.next_pass_number(train), plan
+        )
         parameters.waiting.add(self)
         self._outputs, self._backward = None, None
 
     def outputs(self) -> tuple[Array, ...]:
-        """Outputs of the last pass; with several devices, a leading device axis."""
-        at = self._asked()
+        """Outputs of the last forward pass; with a leading device axis if there are several devices."""
+        at = self._last_pass()
         if self._outputs is None and self._backward is not None:
             self.flush()
         if self._outputs is None:
             state = self.view()
             run = self.programs.forward(at.train)
-            found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
-            self._dispatched(found[0])
-            self._outputs = found
+            outputs = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
+            self._limit_queue(outputs[0])
+            self._outputs = outputs
         assert self._outputs is not None
         return self._outputs
 
-    def hold_outputs(self) -> None:
-        """Compute pending gradients and outputs before the parameters change: outputs use the parameters at `forward`."""
+    def materialize_outputs(self) -> None:
+        """Compute pending gradients and outputs now, because the parameters are about to change."""
         self.flush()
         if self._pass is not None and self._outputs is None:
             self.outputs()
 
-    def _dispatched(self, result: Array) -> None:
-        """Keep the host from running too far ahead of the devices."""
+    def _limit_queue(self, result: Array) -> None:
+        """Block until the dispatch 8 back is done, so that the host does not queue an unlimited number of programs."""
         fence = self._window.push(result)
         if fence is not None:
-            counters.wait(fence)  # sync: host waits for the call 8 back
+            counters.wait(fence)  # sync: the host waits for the dispatch 8 back
 
     def merged(self, without: int = 0) -> list[Array]:
-        """Outputs of the whole batch, except for its last `without` rows."""
-        found, at, rows = self.outputs(), self._asked(), self._rows()
-        whole = list(merge_slices(found, rows, at.counts)) if len(at.counts) > 1 else list(found)
-        return [_cut_rows(out, where, sum(at.counts), without) for out, where in zip(whole, rows, strict=True)]
+        """Outputs for the whole batch, without its last `without` rows."""
+        outputs, last, rows = self.outputs(), self._last_pass(), self._rows()
+        whole = list(merge_slices(outputs, rows, last.counts)) if len(last.counts) > 1 else list(outputs)
+        return [_drop_rows(out, where, sum(last.counts), without) for out, where in zip(whole, rows, strict=True)]
 
     def whole_inputs(self) -> dict[str, Any]:
-        """Inputs of the last pass, slices of several devices side by side."""
+        """Inputs of the last forward pass for the whole batch, without padding rows."""
         if self._pass is None:
             return {}
-        axes, counts, given = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
+        axes, counts, inputs = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
         if len(counts) == 1:
-            return dict(given)
+            return dict(inputs)
         cut = {
             k: [np.take(p, np.arange(c), axes.get(k, 0)) for p, c in zip(v, counts, strict=True)]
-            for k, v in counters.read(given).items()  # sync: a monitor looks at the whole batch
+            for k, v in counters.read(inputs).items()  # sync: a monitor reads the whole batch
         }
         return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
 
     def captured(self, kind: str, monitor: Any, heads: Sequence[Any]) -> list[dict[str, Array]]:
-        """Named arrays of the pass at hand, for each device.
+        """Compute the internal arrays of the current pass that a monitor needs: one dict by name for each device.
 
         Args:
-            kind: "outputs" of a training pass, "eval_outputs", or "gradients".
-            monitor: its `pattern` and `monitor_all` say which.
-            heads: [gradients of the outputs], or [].
+            kind: "outputs" (of a training pass), "eval_outputs", or "gradients".
+            monitor: a Monitor, whose `pattern` and `monitor_all` select the arrays.
+            heads: [head gradients], or [].
         """
-        at, state, bound = self._asked(), self.view(), self._bound
+        at, state, bound = self._last_pass(), self.view(), self._bound
         key = ("monitor", kind, bool(heads), monitor.pattern, monitor.monitor_all)
         if key not in self._captures:
-            fed = [n for n in (*bound.data_names, *bound.label_names, *bound.state_names) if n in bound.arguments]
+            inputs = [n for n in (*bound.data_names, *bound.label_names, *bound.state_names) if n in bound.arguments]
             if kind == "gradients":
-                self._captures[key] = capture_gradients(bound.symbol, fed, monitor.pattern)
+                self._captures[key] = capture_gradients(bound.symbol, inputs, monitor.pattern)
             else:
                 train = kind == "outputs"
-                self._captures[key] = capture_outputs(bound.symbol, fed, monitor.pattern, monitor.monitor_all, train)
+                self._captures[key] = capture_outputs(bound.symbol, inputs, monitor.pattern, monitor.monitor_all, train)
         capture = self._captures[key]
         if not capture.names:
             return []
-        split = [tuple(self._cut(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
+        split = [tuple(self._split_head_gradient(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
         axes = (self.programs.axes()[0], None, 0, None, None, None, *[0 for _ in heads])
         run = self.programs.compiled(key, lambda: (capture.raw, axes, 0), "monitor")
-        found = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
-        ordered = {n: found[n] for n in capture.names if n in found}
+        arrays = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
+        ordered = {n: arrays[n] for n in capture.names if n in arrays}
         devices = len(self.parameters.devices)
         return [ordered] if devices == 1 else [{n: v[d] for n, v in ordered.items()} for d in range(devices)]
 
     def sliced(self) -> list[list[Array]]:
-        """For each output, what each device computed."""
-        found, at = self.outputs(), self._asked()
+        """For each output, a list with the slice of each device."""
+        outputs, at = self.outputs(), self._last_pass()
         if len(at.counts) == 1:
-            return [[out] for out in found]
-        return [self._apart(out, where, at.counts) for out, where in zip(found, self._rows(), strict=True)]
+            return [[out] for out in outputs]
+        return [self._per_device(out, where, at.counts) for out, where in zip(outputs, self._rows(), strict=True)]
 
-    def _apart(self, out: Array, where: MaybeLayout, counts: Sequence[int]) -> list[Array]:
-        """What each device computed, on that device."""
+    def _per_device(self, out: Array, where: MaybeLayout, counts: Sequence[int]) -> list[Array]:
+        """The slice of each device without padding rows, placed on that device."""
         pieces = slices_of(out, where, counts)
         return [jax.device_put(piece, device) for piece, device in zip(pieces, self.parameters.devices, strict=True)]
 
     def _rows(self) -> tuple[MaybeLayout, ...]:
-        # rows that lie at LOST places stand side by side, as MXNet concatenates whatever a device gives
-        return tuple(None if r is LOST else r for r in self._asked().plan.rows)
+        # Outputs whose row axis is unknown (LOST) are concatenated along axis 0, as MXNet does with all outputs.
+        return tuple(None if r is LOST else r for r in self._last_pass().plan.rows)
 
-    def _asked(self) -> Pass:
+    def _last_pass(self) -> Pass:
         if self._pass is None:
-            raise RuntimeError("there are no outputs yet; call forward(batch) first")
+            raise RuntimeError("the module has no outputs yet; call forward(batch) first")
         return self._pass
 
     # -------------------------------------------------------------------------------- backward
     def backward(self, out_grads: Sequence[Any] | None) -> None:
-        """Record a backward pass over the last forward pass."""
-        at = self._asked()
+        """Record the backward pass of the last forward pass."""
+        at = self._last_pass()
         if not at.train:
-            raise RuntimeError("backward() follows a forward pass in training mode; call forward(batch, is_train=True)")
-        self.flush()  # each backward pass counts: gradients add up, statistics move
+            raise RuntimeError("backward() needs a forward pass in training mode; call forward(batch, is_train=True) first")
+        self.flush()  # every backward pass has effects: it adds to gradients ("add") and updates moving statistics
         model = self.programs.model
         if out_grads is None:
             plain = [o.name for i, o in enumerate(model.outputs) if o.kind == "plain" and not _blocked(model, i)]
             if plain:
                 raise ValueError(
-                    f"backward() without out_grads, but output {plain[0]!r} is no loss: nothing says what its gradient is; "
-                    "pass out_grads (one array for each output), or end the network in a loss head such as SoftmaxOutput"
+                    f"backward() got no out_grads, but output {plain[0]!r} is not a loss, so its gradient is unknown; "
+                    "pass out_grads (one array for each output), or end the network in an output such as SoftmaxOutput"
                 )
             self._backward = ()
             return
         if len(out_grads) != len(model.outputs):
             raise ValueError(
-                f"out_grads holds {len(out_grads)} arrays, needed one for each output: {[o.name for o in model.outputs]}"
+                f"out_grads has {len(out_grads)} arrays, expected one for each output: {[o.name for o in model.outputs]}"
             )
-        cut = tuple(self._cut(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
-        self._backward = _at_home(cut, self.parameters.devices)
+        split = tuple(self._split_head_gradient(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
+        self._backward = _to_program_devices(split, self.parameters.devices)
 
-    def _cut(self, gradient: Any, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
-        """A head gradient of the whole batch as one slice for each device; padded rows repeat real ones (their weight is 0)."""
+    def _split_head_gradient(self, gradient: Any, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
+        """Split the gradient of an output over devices: (rows, ...) -> (devices, slots, ...), with 0 in padding rows."""
         value = jnp.asarray(gradient)
         if len(counts) == 1:
             return value
         if not isinstance(where, RowLayout) or where.before != 1:
             raise ValueError(
-                f"out_grads of shape {value.shape} cannot be divided over {len(counts)} devices: the output does not hold the "
-                "rows of the batch in order; bind on one device"
+                f"out_grads of shape {value.shape} cannot be split over {len(counts)} devices: the output does not have the "
+                "rows of the batch in order along one axis; bind on one device"
             )
         batch = Batch({"gradient": value})
         scaled = [c * where.after for c in counts]
-        cut = split_slices(batch, scaled, {"gradient": where.axis})
-        own = cut.inputs["gradient"]
-        if cut.weight is None:
-            return own
-        shape = (*cut.weight.shape[:1], *(cut.weight.shape[1] if k == where.axis else 1 for k in range(own.ndim - 1)))
-        return jnp.where(cut.weight.reshape(shape) > 0, own, 0)
+        split = split_slices(batch, scaled, {"gradient": where.axis})
+        slices = split.inputs["gradient"]
+        if split.weight is None:
+            return slices
+        shape = (*split.weight.shape[:1], *(split.weight.shape[1] if k == where.axis else 1 for k in range(slices.ndim - 1)))
+        return jnp.where(split.weight.reshape(shape) > 0, slices, 0)
 
     def flush(self) -> None:
-        """Run the pending backward pass, if there is one."""
+        """Run the pending backward pass, if any."""
         if self._backward is None:
             return
-        at, heads, state = self._asked(), self._backward, self.view()
+        at, heads, state = self._last_pass(), self._backward, self.view()
         self._backward = None
-        wrt = tuple(sorted(self.requests))
+        wrt = tuple(sorted(self.grad_reqs))
         run = self.programs.gradients(wrt, bool(heads))
-        given = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
-        outputs, found, aux = run(*given, heads) if heads else run(*given)
-        self._dispatched(outputs[0])
-        if self._outputs is None:  # those of the forward pass stay, whatever the parameters are now
+        args = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
+        outputs, gradients, aux = run(*args, heads) if heads else run(*args)
+        self._limit_queue(outputs[0])
+        if self._outputs is None:  # outputs that were read before are kept, even if the parameters have changed since
             self._outputs = outputs
         whole = self.parameters.state
         assert whole is not None
         self.parameters.state = whole._replace(aux={**whole.aux, **aux})
-        for name, gradient in found.items():
-            old = self.read_gradients().get(name) if self.requests[name] == "add" else None
-            gradient = gradient if old is None else whole_table(self.parameters, name, gradient)
+        for name, gradient in gradients.items():
+            old = self.read_gradients().get(name) if self.grad_reqs[name] == "add" else None
+            gradient = gradient if old is None else dense_gradient(self.parameters, name, gradient)
             self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
 
     def read_gradients(self) -> dict[str, Array]:
-        """The gradients by name, those of tables with all rows; a pending backward pass runs first."""
+        """The gradients by name as dense arrays, after running a pending backward pass."""
         self.flush()
-        self.gradients.update({n: whole_table(self.parameters, n, g) for n, g in self.gradients.items()})
+        self.gradients.update({n: dense_gradient(self.parameters, n, g) for n, g in self.gradients.items()})
         return self.gradients
 
-    def forget(self) -> None:
-        """Drop outputs and gradients: steps that another program makes replace them as the last ones."""
+    def discard_results(self) -> None:
+        """Drop outputs and gradients, because EpochRunner runs further steps, which do not keep theirs."""
         self._pass, self._outputs, self._backward = None, None, None
         self.gradients.clear()
 
     def gradient_slices(self, name: str) -> list[Array]:
-        """The gradient that each device has for a parameter (zeros before the first backward pass)."""
-        found = self.read_gradients()
+        """The gradient of a parameter on each device; zeros before the first backward pass."""
+        gradients = self.read_gradients()
         devices = len(self.parameters.devices)
-        if name not in found:
+        if name not in gradients:
             state = self.view()
-            own = state.params[name]
-            zero = jnp.zeros(own.shape[1:] if self.parameters.split else own.shape, own.dtype)
+            param = state.params[name]
+            zero = jnp.zeros(param.shape[1:] if self.parameters.split else param.shape, param.dtype)
             return [zero] * devices
-        return [found[name]] if devices == 1 else list(found[name])
+        return [gradients[name]] if devices == 1 else list(gradients[name])
 
     def input_gradient(self, name: str) -> list[Array]:
-        """The gradient of an input on each device, the rows that it repeated cut off."""
-        found, at = self._input_gradient(name)
-        return [found] if len(at.counts) == 1 else self._apart(found, self._input_rows(name), at.counts)
+        """The gradient of an input on each device, without padding rows."""
+        gradient, at = self._input_gradient(name)
+        return [gradient] if len(at.counts) == 1 else self._per_device(gradient, self._input_rows(name), at.counts)
 
     def whole_input_gradient(self, name: str) -> Array:
-        """The gradient of an input for the whole batch; it stays on the devices."""
-        found, at = self._input_gradient(name)
-        return found if len(at.counts) == 1 else merge_slices((found,), (self._input_rows(name),), at.counts)[0]
+        """The gradient of an input for the whole batch, without copying it to the host."""
+        gradient, at = self._input_gradient(name)
+        return gradient if len(at.counts) == 1 else merge_slices((gradient,), (self._input_rows(name),), at.counts)[0]
 
     def _input_gradient(self, name: str) -> tuple[Array, Pass]:
-        found, at = self.read_gradients(), self._asked()
-        if name not in found:
+        gradients, at = self.read_gradients(), self._last_pass()
+        if name not in gradients:
             raise RuntimeError(f"there is no gradient of input {name!r} yet; call forward(batch, is_train=True) and backward()")
-        return found[name], at
+        return gradients[name], at
 
     def _input_rows(self, name: str) -> RowLayout:
-        return RowLayout(self.programs.model.batch_axes.get(name, 0), 1, max(self._asked().counts), 1)
+        return RowLayout(self.programs.model.batch_axes.get(name, 0), 1, max(self._last_pass().counts), 1)
 
     def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
-        """Replace a gradient: one array for each device."""
+        """Replace a gradient by one array for each device."""
         self.flush()
         values = [jnp.asarray(s) for s in slices]
         devices = self.parameters.devices
@@ -301,73 +303,75 @@ class Passes:
 
     # -------------------------------------------------------------------------------- update
     def update(self) -> None:
-        """One update: one program with the pending forward and backward pass, or from gradients that are computed already."""
+        """Update the parameters: one program with the pending forward and backward pass, or from computed gradients."""
         parameters = self.parameters
         optimizer = parameters.optimizer
         assert optimizer is not None
-        parameters.hold(but=self)
-        if not self.learns:
+        parameters.materialize_pending(except_for=self)
+        if not self.trainable:
             self.flush()
             return
-        waits = self._backward == () and self._outputs is None
-        fusible = waits and optimizer.is_pure and set(self.requests) == set(self.learns)
-        if fusible and "add" not in self.requests.values() and self._asked().number == 0:
+        pending = self._backward == () and self._outputs is None
+        fusible = pending and optimizer.is_pure and set(self.grad_reqs) == set(self.trainable)
+        if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
             self._step()
             return
-        self.hold_outputs()
-        missing = [n for n in self.learns if n not in self.gradients]
+        self.materialize_outputs()
+        missing = [n for n in self.trainable if n not in self.gradients]
         if missing:
             raise RuntimeError(
-                f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() before it"
+                f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() first"
             )
-        gradients = {n: self.gradients[n] for n in self.learns}
+        gradients = {n: self.gradients[n] for n in self.trainable}
         if not optimizer.is_pure:
-            self._update_in_python({n: whole_table(parameters, n, g) for n, g in gradients.items()})
+            self._update_in_python({n: dense_gradient(parameters, n, g) for n, g in gradients.items()})
             return
-        parameters.begin_update(self.learns, self.counted)
+        parameters.begin_update(self.trainable, self.updated)
         parameters.run(self, self.programs.update(), gradients)
 
     def _step(self) -> None:
-        parameters, at = self.parameters, self._asked()
-        self._backward = None  # a step that fails must not be tried again with the next batch
-        parameters.begin_update(self.learns, self.counted)
+        parameters, at = self.parameters, self._last_pass()
+        self._backward = None  # before running: a step that fails must not be retried with the next batch
+        parameters.begin_update(self.trainable, self.updated)
         out = parameters.run(self, self.programs.step(), at.batch)
         self._outputs = out.outputs
         self.gradients.update(out.gradients)
-        self._dispatched(out.fence)
+        self._limit_queue(out.fence)
 
     def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
-        """The user's own `update(index, weight, grad, state)`; fixed gammas have gradients of 0 and stay 1 whatever it does."""
+        """Run a user-defined optimizer's `update(index, weight, grad, state)` on the host; fixed gammas always stay 1."""
         parameters = self.parameters
         assert parameters.state is not None
         if parameters.split:
             raise NotImplementedError(
-                "an optimizer class of your own and kvstore=None on several devices do not go together: pass kvstore='device', "
+                "a user-defined optimizer class does not support kvstore=None on several devices: pass kvstore='device', "
                 "or use an optimizer by name"
             )
         if parameters.state.local is not None:
-            raise NotImplementedError("gradient compression needs an optimizer by name, not a class of your own")
+            raise NotImplementedError(
+                "gradient compression supports only optimizers by name, not a user-defined optimizer class"
+            )
         params, _ = parameters.arrays()
-        fresh, several = {}, len(parameters.devices) > 1
+        new, several = {}, len(parameters.devices) > 1
         number = {name: i for i, name in enumerate(parameters.names)}
-        for name in sorted(self.counted, key=number.__getitem__):
+        for name in sorted(self.updated, key=number.__getitem__):
             gradient = gradients.get(name, jnp.zeros_like(params[name]))
             if several and name in gradients:
                 gradient = jnp.sum(jax.device_put(gradient, parameters.devices[0]), axis=0)
-            weight = parameters.cell(params[name])
-            parameters.updater(parameters.index(name), parameters.cell(gradient), weight)
+            weight = parameters.mutable(params[name])
+            parameters.updater(parameters.index(name), parameters.mutable(gradient), weight)
             if name in gradients:
-                fresh[name] = weight.value if isinstance(weight, MutableArray) else weight
-        parameters.replace_params(fresh)
+                new[name] = weight.value if isinstance(weight, MutableArray) else weight
+        parameters.replace_params(new)
         parameters.passes = 0
 
     def view(self) -> TrainState:
-        """The part of the state that this graph uses."""
-        return self.parameters.view(self.params, self.aux, self.learns)
+        """The part of the TrainState that this graph uses."""
+        return self.parameters.view(self.params, self.aux, self.trainable)
 
 
-def _at_home(tree: Any, devices: Sequence[Any]) -> Any:
-    """Arrays that lie elsewhere, such as the outputs of another module, where the programs take them."""
+def _to_program_devices(tree: Any, devices: Sequence[Any]) -> Any:
+    """Move arrays committed to other devices, such as outputs of another module, to the devices of the programs."""
     where = sharding(devices, split=True)
     return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
 
@@ -377,19 +381,19 @@ def _add(a: Array, b: Array) -> Array:
     return a + b
 
 
-def per_device_of(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the longest slice."""
-    size, longest, found = rows(batch, axes), max(counts), {}
+def device_shapes(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of each input on one device, for the longest slice."""
+    size, longest, specs = rows(batch, axes), max(counts), {}
     for name, value in batch.inputs.items():
         shape, axis = list(np.shape(value)), axes.get(name, 0)
         if shape[axis : axis + 1] == [size]:
             shape[axis] = longest
-        found[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
-    return found
+        specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
+    return specs
 
 
-def _cut_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
-    """An output without its last rows of the batch."""
+def _drop_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
+    """Remove the last `without` rows of the batch from an output."""
     if not without or not out.ndim:
         return out
     if isinstance(where, RowLayout) and where.before == 1:
@@ -398,18 +402,18 @@ def _cut_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
 
 
 def _blocked(model: Model, index: int) -> bool:
-    """True for an output that lets no gradient through, so that none is missing."""
+    """Whether an output blocks gradients (BlockGrad), so that it needs no head gradient."""
     symbol = model.symbol
     return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"
 
 
-def whole_table(parameters: Parameters, name: str, gradient: Any) -> Any:
-    """The gradient of a parameter with all its rows, and a leading device axis where there are several devices."""
+def dense_gradient(parameters: Parameters, name: str, gradient: Any) -> Any:
+    """Convert a SparseRows gradient to a dense array, with a leading device axis if there are several devices."""
     if not is_rows(gradient):
         return gradient
     assert parameters.state is not None
     size = parameters.state.params[name].shape[int(parameters.split)]
-    return (_dense if len(parameters.devices) == 1 else _dense_each)(gradient, size)
+    return (_dense if len(parameters.devices) == 1 else _dense_per_device)(gradient, size)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -418,7 +422,7 @@ def _dense(rows: Any, size: int) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _dense_each(rows: Any, size: int) -> Array:
+def _dense_per_device(rows: Any, size: int) -> Array:
     return jax.vmap(lambda each: each.dense(size))(rows)
 
 
@@ -427,28 +431,34 @@ Program = Callable[..., Any]
 
 
 class Programs:
-    """Programs over a model and its parameters, each compiled when it is first asked for; `gammas`: parameters that stay 1."""
+    """The compiled programs of a model, cached and compiled at first use.
 
-    def __init__(self, model: Model, parameters: Parameters, gammas: Sequence[str] = ()) -> None:
-        self.model, self.parameters, self.gammas = model, parameters, list(gammas)
-        self._made: dict[Any, Program] = {}
+    Args:
+        model: the lowered graph.
+        parameters: the parameters and optimizer.
+        fixed_gammas: names of BatchNorm gammas that are always 1.
+    """
+
+    def __init__(self, model: Model, parameters: Parameters, fixed_gammas: Sequence[str] = ()) -> None:
+        self.model, self.parameters, self.fixed_gammas = model, parameters, list(fixed_gammas)
+        self._compiled: dict[Any, Program] = {}
         self._plans: dict[Any, Plan] = {}
 
     def axes(self) -> tuple[int | None, TrainState]:
-        """(axis of the parameters, axes of the state): a leading device axis where each device has its own."""
-        own = 0 if self.parameters.split else None
-        return own, TrainState(None, own, None, own, None, None, None, 0)  # type: ignore[arg-type]
+        """vmap-style axes of (parameters, TrainState): 0 for arrays that have a leading device axis, None if replicated."""
+        axis = 0 if self.parameters.split else None
+        return axis, TrainState(None, axis, None, axis, None, None, None, 0)  # type: ignore[arg-type]
 
     def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
-        """The program of a key: `make() -> (function, in_axes, out_axes)` is compiled when it is first asked for."""
+        """Return the cached program of `key`, compiled on first use from `make() -> (function, in_axes, out_axes)`."""
         key = (key, self.parameters.split)
-        if key not in self._made:
+        if key not in self._compiled:
             fn, in_axes, out_axes = make()
-            self._made[key] = compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
-        return self._made[key]
+            self._compiled[key] = compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
+        return self._compiled[key]
 
     def forward(self, train: bool) -> Program:
-        """(params, aux, batch, key, step, number) -> outputs of each device."""
+        """Program (params, aux, batch, key, step, number) -> outputs with a leading device axis."""
 
         def make():
             return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
@@ -456,21 +466,21 @@ class Programs:
         return self.compiled(("forward", train), make, "forward")
 
     def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
-        """(params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux)."""
+        """Program (params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux)."""
 
         def make():
-            own = self.axes()[0]
-            fn, axes = gradient_step(self.model, wrt, by_rows=True), (own, None, 0, None, None, None)
+            axis = self.axes()[0]
+            fn, axes = gradient_step(self.model, wrt, by_rows=True), (axis, None, 0, None, None, None)
             return fn, (*axes, 0) if heads else axes, (0, 0, None)
 
         return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
 
     def step(self) -> Program:
-        """(state, batch, rescale) -> (state, out with outputs and gradients): the whole update, one dispatch; donates."""
+        """Program (state, batch, rescale) -> (state, StepOut): one whole training step; donates the state."""
 
         def make():
             def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-                # behind the barrier the step is compiled, and rounded, as in the programs that run many steps
+                # The barrier makes results bitwise equal to those of EpochRunner's programs, which need one, too.
                 state, batch = lax.optimization_barrier((state, batch))
                 step = self.raw_step(rescale, outputs=True, gradients=True)
                 return step(state, batch, axis_name=axis_name)
@@ -480,18 +490,18 @@ class Programs:
 
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
-    def raw_step(self, rescale: Any, **how: Any) -> Any:
-        """The pure train step with the parameters' optimizer and reduction."""
-        optimizer, reduce = self.parameters.resolved(self.gammas), self.parameters.reduce
-        return train_step(self.model, optimizer, rescale=rescale, reduce=reduce, **how)
+    def raw_step(self, rescale: Any, **options: Any) -> Any:
+        """`jfit.step.train_step` with the module's optimizer and gradient reduction."""
+        optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
+        return train_step(self.model, optimizer, rescale=rescale, reduce=reduce, **options)
 
     def update(self) -> Program:
-        """(state, gradients of each device, rescale) -> state; the state is donated."""
+        """Program (state, gradients with a leading device axis, rescale) -> state; donates the state."""
 
         def make():
             def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
-                step = update_step(self.parameters.resolved(self.gammas), rescale=rescale, reduce=self.parameters.reduce)
-                # gradients of tables that were read or written on the way hold all rows; those of zeros are not stored
+                step = update_step(self.parameters.resolved(self.fixed_gammas), rescale=rescale, reduce=self.parameters.reduce)
+                # Gradients of embedding tables that were read or written are dense; convert them back to their nonzero rows.
                 tables = {k: stored_rows(g) for k, g in gradients.items() if k in self.model.tables and not is_rows(g)}
                 return step(state, {**gradients, **tables}, axis_name=axis_name)
 
@@ -501,13 +511,13 @@ class Programs:
         return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
 
     def setting(self) -> Any:
-        """The part of a program's key that an update depends on: other settings are another program."""
+        """Hyperparameters that are constants of the compiled update; part of its cache key."""
         optimizer = self.parameters.optimizer
         assert optimizer is not None
-        return optimizer.hyper_key(self.parameters.turns(self.gammas)), self.parameters.reduce
+        return optimizer.hyper_key(self.parameters.turns(self.fixed_gammas)), self.parameters.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:
-        """Where the rows of the outputs are, for inputs of one device of these shapes."""
+        """The row axes of the outputs, for these input shapes on one device (cached)."""
         key = tuple((k, tuple(v.shape), str(v.dtype)) for k, v in inputs.items())
         if key not in self._plans:
             self._plans[key] = self.model.plan(inputs)

@@ -1,4 +1,4 @@
-"""Modules that are written in Python: stages without parameters, above all losses whose gradient is a function."""
+"""Modules written in Python, without a symbol and parameters; mainly losses whose gradient is a Python function."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from jfit.mxnet.mutable import as_array
 
 
 class PythonModule(BaseModule):
-    """A stage without parameters; a subclass writes `forward`, `backward`, `get_outputs`, `get_input_grads` and
-    `_compute_output_shapes`.
+    """Base class of modules without parameters whose computation is written in Python.
+
+    Subclasses define `forward`, `backward`, `get_outputs`, `get_input_grads` and `_compute_output_shapes`.
 
     Args:
-        data_names: names of the data.
+        data_names: names of the data inputs.
         label_names: names of the labels, or None.
         output_names: names of the outputs.
-        logger: where log lines go.
+        logger: logger for messages.
 
     Example:
         >>> import numpy as np
@@ -31,9 +32,9 @@ class PythonModule(BaseModule):
         ...     def _compute_output_shapes(self):
         ...         return [("double_output", self.data_shapes[0][1])]
         ...     def forward(self, data_batch, is_train=None):
-        ...         self.found = data_batch.data[0] * 2
+        ...         self.doubled = data_batch.data[0] * 2
         ...     def get_outputs(self, merge_multi_context=True):
-        ...         return [self.found]
+        ...         return [self.doubled]
         >>> module = Double(["data"], None, ["double_output"])
         >>> module.bind([("data", (1, 2))], for_training=False)
         >>> module.init_params()
@@ -52,12 +53,12 @@ class PythonModule(BaseModule):
         self._data_shapes: Any = None
         self._label_shapes: Any = None
         self._output_shapes: Any = None
-        self._pad = 0  # rows at the end of the last batch that do not count
+        self._pad = 0  # number of padding rows at the end of the last batch
 
-    # -------------------------------------------------------------------------------- what it is
+    # -------------------------------------------------------------------------------- properties
     @property
     def data_names(self) -> list[str]:
-        """Names of the data."""
+        """Names of the data inputs."""
         return self._data_names
 
     @property
@@ -72,7 +73,7 @@ class PythonModule(BaseModule):
 
     @property
     def data_shapes(self) -> Any:
-        """(name, shape) of the data, as given to `bind`."""
+        """(name, shape) of the data inputs, as passed to `bind`."""
         return self._data_shapes
 
     @property
@@ -86,8 +87,8 @@ class PythonModule(BaseModule):
         return self._output_shapes
 
     def _compute_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of each output, from `data_shapes` and `label_shapes`."""
-        return self._missing("_compute_output_shapes")
+        """Return (name, shape) of each output, computed from `data_shapes` and `label_shapes`."""
+        return self._not_implemented("_compute_output_shapes")
 
     # -------------------------------------------------------------------------------- setting up
     def bind(
@@ -100,18 +101,18 @@ class PythonModule(BaseModule):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """Fix the shapes.
+        """Set the input shapes and compute the output shapes.
 
         Args:
             data_shapes: (name, shape) pairs in the order of `data_names`.
             label_shapes: the same for `label_names`, or None.
-            for_training, inputs_need_grad: kept as attributes.
-            force_rebind: bind again.
-            shared_module: unused.
+            for_training, inputs_need_grad: stored as attributes.
+            force_rebind: bind again if the module is bound.
+            shared_module: ignored.
             grad_req: must be "write".
 
         Raises:
-            AssertionError: other names, or another grad_req.
+            AssertionError: the names differ from the module's, or grad_req is not "write".
         """
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
@@ -121,8 +122,8 @@ class PythonModule(BaseModule):
         assert data == self._data_names, f"data_shapes are for {data}, the module's data_names are {self._data_names}"
         if label_shapes is not None:
             labels = [d[0] for d in label_shapes]
-            known = f"label_shapes are for {labels}, the module's label_names are {self._label_names}"
-            assert labels == self._label_names, known
+            message = f"label_shapes are for {labels}, the module's label_names are {self._label_names}"
+            assert labels == self._label_names, message
         self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
         self._data_shapes, self._label_shapes = data_shapes, label_shapes
         self._output_shapes = self._compute_output_shapes()
@@ -137,11 +138,11 @@ class PythonModule(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """There are no parameters, so nothing happens; a subclass with parameters overrides it."""
+        """Mark the (nonexistent) parameters as initialized; a subclass with parameters overrides this method."""
         self.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """({}, {})."""
+        """Return ({}, {}): there are no parameters and auxiliary states."""
         return {}, {}
 
     def init_optimizer(
@@ -151,17 +152,17 @@ class PythonModule(BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """There is nothing to update, so nothing happens."""
+        """Ignore the optimizer: there are no parameters to update."""
         self.optimizer_initialized = True
 
     def update(self) -> None:
-        """There is nothing to update."""
+        """Do nothing: there are no parameters."""
 
     def install_monitor(self, mon: Any) -> None:
-        """There are no arrays that a Monitor could see."""
+        """Do nothing: there are no internal arrays to monitor."""
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Add the last batch to a metric, where the module was bound with labels; rows of padding do not count."""
+        """Update a metric with the last batch, if the module was bound with labels; padding rows have weight 0."""
         if self._label_shapes is None:
             return
         if pre_sliced:
@@ -174,17 +175,17 @@ class PythonModule(BaseModule):
 
 
 class PythonLossModule(PythonModule):
-    """A loss at the end of a `SequentialModule`: its output is its input, its gradient is `grad_func(scores, labels)`.
+    """A loss for the end of a `SequentialModule`: output = scores (its input), input gradient = grad_func(scores, labels).
 
     Args:
-        name: the output is called `name_output`.
-        data_names: one name.
-        label_names: one name.
-        logger: where log lines go.
-        grad_func: (scores, labels) -> gradient of the scores, an array.
+        name: the output is named `{name}_output`.
+        data_names: a list with the one name of the input.
+        label_names: a list with the one name of the label.
+        logger: logger for messages.
+        grad_func: function (scores, labels) -> gradient of the loss with respect to the scores, an array.
 
     Raises:
-        AssertionError: not exactly one name each, or a grad_func that cannot be called.
+        AssertionError: data_names or label_names has not exactly one name, or grad_func is not callable.
 
     Example:
         >>> import numpy as np
@@ -208,8 +209,8 @@ class PythonLossModule(PythonModule):
         grad_func: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         super().__init__(data_names, label_names, [f"{name}_output"], logger)
-        assert len(data_names) == 1 and len(label_names) == 1, "a loss module takes one data name and one label name"
-        assert grad_func is None or callable(grad_func), f"grad_func is a function of (scores, labels); found {grad_func!r}"
+        assert len(data_names) == 1 and len(label_names) == 1, "a loss module needs exactly one data name and one label name"
+        assert grad_func is None or callable(grad_func), f"grad_func is {grad_func!r}, expected a function of (scores, labels)"
         self._name, self._grad_func = name, grad_func
         self._scores: Any = None
         self._labels: Any = None
@@ -219,31 +220,33 @@ class PythonLossModule(PythonModule):
         return [(f"{self._name}_output", tuple(self._data_shapes[0][1]))]
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Keep the scores and, in training, the labels."""
+        """Store the scores and, in training mode, the labels."""
         self._scores = self.arrays.wrap(data_batch.data[0])
         self._pad = wrapped_rows(data_batch)
         if self.for_training if is_train is None else is_train:
             self._labels = self.arrays.wrap(data_batch.label[0])
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
-        """[scores]."""
+        """Return [scores]."""
         assert merge_multi_context is True, "a Python module computes on one device"
         return [self._scores]
 
     def backward(self, out_grads: Any = None) -> None:
-        """Gradient of the scores."""
+        """Compute the gradient with respect to the scores."""
         assert out_grads is None, "For a loss module, out_grads should be None"
-        assert self.for_training, "bind(for_training=True) before backward"
+        assert self.for_training, "the module was bound for prediction; call bind(for_training=True) before backward()"
         self._backward_impl()
 
     def _backward_impl(self) -> None:
         """Set `_scores_grad` from `_scores` and `_labels`."""
         if self._grad_func is None:
-            raise NotImplementedError(f"{type(self).__name__} has no gradient: pass grad_func=, or override _backward_impl")
-        found = as_array(self._grad_func(self._scores, self._labels))
-        self._scores_grad = self.arrays.wrap(jnp.asarray(found, jnp.result_type(as_array(self._scores), jnp.float32)))
+            raise NotImplementedError(
+                f"{type(self).__name__} has no gradient function: pass grad_func=, or override _backward_impl"
+            )
+        gradient = as_array(self._grad_func(self._scores, self._labels))
+        self._scores_grad = self.arrays.wrap(jnp.asarray(gradient, jnp.result_type(as_array(self._scores), jnp.float32)))
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """[gradient of the scores]."""
+        """Return [gradient with respect to the scores]."""
         assert merge_multi_context is True, "a Python module computes on one device"
         return [self._scores_grad]

@@ -1,4 +1,4 @@
-"""SequentialModule: modules in a chain, the outputs of one are the data of the next."""
+"""SequentialModule: a chain of modules, in which the outputs of one are the data inputs of the next."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jfit.ops import nearest
 
 
 class SequentialModule(BaseModule):
-    """Modules in a chain; arrays stay on the devices from one to the next.
+    """A chain of modules, in which the outputs of one are the data inputs of the next.
 
-    Each module updates its own parameters.  A single symbol trains in one program where a chain takes several, so this is for
-    stages that do not go into a symbol (see `PythonModule`) or that are trained apart.
+    Arrays stay on the devices between modules; each module updates its own parameters.  A single symbol trains faster, in one
+    compiled program, so use this for stages that cannot be part of a symbol (see `PythonModule`) or are trained separately.
 
     Args:
-        logger: where log lines go.
+        logger: logger for messages.
 
     Example:
         >>> import jfit, numpy as np
@@ -52,31 +52,31 @@ class SequentialModule(BaseModule):
         self._meta_keys = {getattr(type(self), name) for name in dir(type(self)) if name.startswith("META_")}
 
     def add(self, module: Any, **kwargs: Any) -> SequentialModule:
-        """Append a module; the chain must then be bound and initialized again.
+        """Append a module; the chain must then be bound and initialized (again).
 
         Args:
             module: any module.
-            take_labels: it gets the labels of the batch, and counts in metrics.
-            auto_wiring: its data are the outputs before it in their order, whatever they are called; otherwise its
-                `data_names` must be the names of those outputs.
+            take_labels: whether it gets the labels of the batch, and its outputs are used for metrics.
+            auto_wiring: True connects its data inputs to the previous outputs by position; False requires that its
+                `data_names` are the names of those outputs.
 
         Returns:
             The chain itself.
 
         Raises:
-            AssertionError: another keyword.
+            AssertionError: an unknown keyword.
         """
         for key in kwargs:
-            assert key in self._meta_keys, f'Unknown meta "{key}", a typo? There are {", ".join(sorted(self._meta_keys))}'
+            assert key in self._meta_keys, f'Unknown meta "{key}", a typo? Supported are {", ".join(sorted(self._meta_keys))}'
         self._modules.append(module)
         self._metas.append(kwargs)
         self.binded = self.params_initialized = self.optimizer_initialized = False
         return self
 
-    # -------------------------------------------------------------------------------- what it is
+    # -------------------------------------------------------------------------------- properties
     @property
     def data_names(self) -> list[str]:
-        """Names of the data of the first module."""
+        """Names of the data inputs of the first module."""
         return self._modules[0].data_names if self._modules else []
 
     @property
@@ -86,13 +86,13 @@ class SequentialModule(BaseModule):
 
     @property
     def data_shapes(self) -> Any:
-        """Descriptions of the data of the first module."""
+        """Descriptions of the data inputs of the first module."""
         require(self, "data_shapes", "binded")
         return self._modules[0].data_shapes
 
     @property
     def label_shapes(self) -> Any:
-        """Descriptions of the labels; None where no module takes them."""
+        """Descriptions of the labels; None if no module takes labels."""
         require(self, "label_shapes", "binded")
         return self._label_shapes
 
@@ -116,22 +116,22 @@ class SequentialModule(BaseModule):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """Bind all modules; those after the first give gradients of their data where the chain is trained.
+        """Bind all modules; for training, all but the first compute gradients of their data inputs.
 
         Args:
-            data_shapes: of the first module.
-            label_shapes: for the modules that take labels.
+            data_shapes: (name, shape) pairs or DataDesc objects for the first module.
+            label_shapes: the same for the modules that take labels.
             for_training, force_rebind, grad_req: as for `Module.bind`, for all modules.
-            inputs_need_grad: also gradients of the first module's data.
+            inputs_need_grad: also compute gradients of the first module's data inputs.
             shared_module: must be None.
 
         Raises:
-            AssertionError: an empty chain, or a number of outputs that the next module does not take.
+            AssertionError: the chain is empty, or a module has a different number of inputs than the previous has outputs.
         """
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
             return
-        assert for_training or not inputs_need_grad, "inputs_need_grad=True needs for_training=True"
+        assert for_training or not inputs_need_grad, "inputs_need_grad=True requires for_training=True"
         assert shared_module is None, "Shared module is not supported"
         assert self._modules, "Attempting to bind an empty SequentialModule"
         shapes = data_shapes
@@ -154,11 +154,11 @@ class SequentialModule(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Set and draw the parameters of every module; each takes its own from the given values.
+        """Initialize the parameters of every module, as `Module.init_params`; each module uses the values of its own names.
 
         Raises:
             AssertionError: two modules have a parameter of the same name.
-            ValueError: a given value belongs to no module (unless allow_extra).
+            ValueError: a name belongs to no module (unless allow_extra).
             RuntimeError: a value is missing (unless allow_missing).
         """
         if self.params_initialized and not force_init:
@@ -177,7 +177,7 @@ class SequentialModule(BaseModule):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Set parameters of every module; with allow_missing those that are not given keep their values."""
+        """Set parameters of every module; with allow_missing=True missing names keep their values."""
         assert self.binded, "call bind before setting the parameters"
         for module in self._modules:
             module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
@@ -185,34 +185,34 @@ class SequentialModule(BaseModule):
         self.params_initialized = True
 
     def _check_names(self, arg_params: Any, aux_params: Any, allow_extra: bool) -> None:
-        """No name twice, and none given that nobody has."""
+        """Check that no two modules have a parameter of the same name, and that every passed name exists."""
         owners: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for at, module in enumerate(self._modules):
-            for known, found in zip(owners, module.get_params(), strict=True):
-                for name in found:
-                    before = self._modules[known.get(name, at)]
-                    assert name not in known, (
+            for owner, tree in zip(owners, module.get_params(), strict=True):
+                for name in tree:
+                    other = self._modules[owner.get(name, at)]
+                    assert name not in owner, (
                         f'Duplicated parameter names: name "{name}" in layer {at} ({type(module).__name__}) is already used in '
-                        f"layer {known[name]} ({type(before).__name__}); give the operators other names"
+                        f"layer {owner[name]} ({type(other).__name__}); give the operators other names"
                     )
-                    known[name] = at
-        for known, given, kind in zip(owners, (arg_params, aux_params), ("arg_params", "aux_params"), strict=True):
-            unknown = [] if allow_extra else [n for n in given or () if n not in known]
+                    owner[name] = at
+        for owner, values, kind in zip(owners, (arg_params, aux_params), ("arg_params", "aux_params"), strict=True):
+            unknown = [] if allow_extra else [n for n in values or () if n not in owner]
             if unknown:
                 raise ValueError(
-                    f"Find name {unknown[0]!r} in {kind} that no module of the chain has; the nearest are "
-                    f"{nearest(unknown[0], list(known)) or 'none'}. Leave it out, or pass allow_extra=True"
+                    f"Find name {unknown[0]!r} in {kind} that no module of the chain has; similar names are "
+                    f"{nearest(unknown[0], list(owner)) or 'none'}. Leave it out, or pass allow_extra=True"
                 )
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(parameters, auxiliary states) of all modules: copies."""
+        """Return copies of (parameters, auxiliary states) of all modules."""
         require(self, "get_params", "binded", "params_initialized")
         params: dict[str, Any] = {}
         aux: dict[str, Any] = {}
         for module in self._modules:
-            found, found_aux = module.get_params()
-            params.update(found)
-            aux.update(found_aux)
+            module_params, module_aux = module.get_params()
+            params.update(module_params)
+            aux.update(module_aux)
         return params, aux
 
     def _sync_devices(self) -> None:
@@ -226,7 +226,10 @@ class SequentialModule(BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """An optimizer for every module, as `Module.init_optimizer`; give a name, since one object would count every module."""
+        """Set an optimizer for every module, as `Module.init_optimizer`.
+
+        Pass a name: an Optimizer object would be shared and would count the updates of every module.
+        """
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring.")
@@ -237,7 +240,7 @@ class SequentialModule(BaseModule):
 
     # -------------------------------------------------------------------------------- computing
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Run a batch through the chain; labels, padding and bucket key go along."""
+        """Run the forward pass of all modules; labels, padding and bucket key are passed to every module."""
         require(self, "forward", "binded", "params_initialized")
         batch = copy.copy(data_batch)
         for module, following in zip(self._modules, [*self._modules[1:], None], strict=True):
@@ -247,10 +250,10 @@ class SequentialModule(BaseModule):
                 batch.provide_data = _descriptions(following, batch.data)
 
     def backward(self, out_grads: Any = None) -> None:
-        """Gradients, from the last module to the first.
+        """Run the backward pass, from the last module to the first.
 
         Args:
-            out_grads: gradient of each output of the last module; not needed where they are losses.
+            out_grads: gradient with respect to each output of the last module; None if all are losses.
         """
         require(self, "backward", "binded", "params_initialized")
         for module in reversed(self._modules):
@@ -259,13 +262,13 @@ class SequentialModule(BaseModule):
                 out_grads = module.get_input_grads()
 
     def update(self) -> None:
-        """One update of the parameters of every module."""
+        """Update the parameters of every module."""
         require(self, "update", "binded", "params_initialized", "optimizer_initialized")
         for module in self._modules:
             module.update()
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
-        """Outputs of the last module."""
+        """Return the outputs of the last module."""
         require(self, "get_outputs", "binded", "params_initialized")
         return self._modules[-1].get_outputs(merge_multi_context)
 
@@ -273,34 +276,34 @@ class SequentialModule(BaseModule):
         return self._modules[-1]._without_padding(pad)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Gradients of the first module's data."""
+        """Return the gradients of the first module's data inputs."""
         require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         return self._modules[0].get_input_grads(merge_multi_context)
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Add the outputs of each module that takes labels to a metric."""
+        """Update a metric with the outputs of every module that takes labels."""
         require(self, "update_metric", "binded", "params_initialized")
         for module in self._takes_labels():
             module.update_metric(eval_metric, labels, pre_sliced)
 
     def install_monitor(self, mon: Any) -> None:
-        """Let a Monitor see the arrays of every module."""
+        """Attach a Monitor to every module."""
         require(self, "install_monitor", "binded")
         for module in self._modules:
             module.install_monitor(mon)
 
 
 def _renamed(names: list[str], shapes: Any, at: int) -> list[DataDesc]:
-    """Descriptions under the names of a module's data."""
+    """Rename the descriptions of the previous outputs to a module's data names, by position."""
     assert len(names) == len(shapes), (
-        f"layer {at} takes {len(names)} data arrays {names}, the layer before it gives {len(shapes)}: {[s[0] for s in shapes]}"
+        f"layer {at} takes {len(names)} data arrays {names}, but the previous one has {len(shapes)}: {[s[0] for s in shapes]}"
     )
-    kept = [s if isinstance(s, DataDesc) else DataDesc(s[0], s[1]) for s in shapes]
-    return [DataDesc(name, d.shape, d.dtype, d.layout) for name, d in zip(names, kept, strict=True)]
+    descs = [s if isinstance(s, DataDesc) else DataDesc(s[0], s[1]) for s in shapes]
+    return [DataDesc(name, d.shape, d.dtype, d.layout) for name, d in zip(names, descs, strict=True)]
 
 
 def _descriptions(module: Any, arrays: list[Any]) -> list[DataDesc]:
-    """What a batch provides to the next module, under that module's own names."""
+    """`provide_data` of the batch for the next module, under that module's data names."""
     bound = {d[0]: d for d in module.data_shapes}
     like = {name: d if isinstance(d, DataDesc) else None for name, d in bound.items()}
     return [desc_of(name, array, like.get(name)) for name, array in zip(module.data_names, arrays, strict=True)]

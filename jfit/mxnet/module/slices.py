@@ -1,6 +1,6 @@
-"""Slices of a batch that need not be of one length: a context may carry more rows than another (`work_load_list`).
+"""Split a batch over devices into slices that may have different numbers of rows (`work_load_list`).
 
-Devices run one program, so shorter slices are filled up with rows of weight 0; outputs lose them again.
+All devices run the same program, so shorter slices are padded with rows of weight 0, which are removed from the outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jfit.parallel.devices import merge_row_axis, split_batch, split_row_axis, s
 
 
 def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | None = None) -> Batch:
-    """A batch cut into `counts[d]` rows for device d; shorter slices repeat their rows, with weight 0, up to the longest.
+    """Split a batch into `counts[d]` rows for device d; shorter slices are padded by repeating rows with weight 0.
 
     Example:
         >>> import numpy as np
@@ -32,25 +32,25 @@ def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | 
         return batch
     if len(set(counts)) == 1:
         return split_batch(batch, len(counts), axes)
-    table, real = slots_of(tuple(counts))
+    table, real = row_table(tuple(counts))  # both (devices, slots)
     size = rows(batch, axes)
 
     def cut(value: Any, axis: int = 0) -> Any:
         lib = jnp if isinstance(value, jax.Array) else np
-        if np.shape(value)[axis : axis + 1] != (size,):  # an input without rows: the same on every device
+        if np.shape(value)[axis : axis + 1] != (size,):  # an input without a row axis: the same on every device
             return lib.broadcast_to(value, (len(counts), *np.shape(value)))
         taken = lib.take(value, table.reshape(-1), axis=axis)
         return split_rows(taken, len(counts), axis)
 
     split = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
     weight = real if batch.weight is None else cut(batch.weight) * real
-    counted = weight if batch.metric_weight is None else cut(batch.metric_weight) * real
-    return Batch(split, weight, counted)
+    metric_weight = weight if batch.metric_weight is None else cut(batch.metric_weight) * real
+    return Batch(split, weight, metric_weight)
 
 
 @functools.lru_cache(maxsize=64)
-def slots_of(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """(row number of each slot, 1 where a slot is real), both (devices, slots)."""
+def row_table(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(row index of each slot, its weight: 1, or 0 for padding), both (devices, slots); slots = max(counts)."""
     starts, longest = np.cumsum([0, *counts[:-1]]), max(counts)
     table = np.stack([start + np.arange(longest) % count for start, count in zip(starts, counts, strict=True)])
     return table, np.stack([(np.arange(longest) < count) for count in counts]).astype(np.float32)
@@ -60,9 +60,9 @@ def slots_of(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 def merge_slices(
     outputs: tuple[jax.Array, ...], rows: tuple[MaybeLayout, ...], counts: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
-    """Outputs with a leading device axis as those of the whole batch, where device d had `counts[d]` rows.
+    """Concatenate per-device outputs along the row axis, without padding: (devices, slots, ...) -> (sum(counts), ...).
 
-    Outputs without rows of the batch stand side by side on axis 0, as MXNet concatenates them.
+    Outputs without a row axis are concatenated along axis 0, as in MXNet.
     """
     return tuple(
         jnp.concatenate(slices_of(out, where, counts), axis=where.axis if isinstance(where, RowLayout) else 0)
@@ -71,7 +71,7 @@ def merge_slices(
 
 
 def slices_of(out: jax.Array, where: MaybeLayout, counts: Sequence[int]) -> list[jax.Array]:
-    """What each device computed, the rows it repeated cut off."""
+    """Split a per-device output (leading device axis) into one array for each device, without its padding rows."""
     if not isinstance(where, RowLayout):
         return [jnp.atleast_1d(piece) for piece in out]
     return [merge_row_axis(split_row_axis(p, where), where.axis, count) for p, count in zip(out, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""Optimizer state in files: `.states` as MXNet writes them, with jfit's update counts and what parameters share."""
+"""Optimizer state in MXNet's `.states` files, extended by update counts and shared scalars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jfit.parallel import place, place_split
 
 
 def save_states_of(parameters: Parameters, fname: str) -> None:
-    """Write the optimizer state of parameters."""
+    """Write the optimizer state of `parameters` to a file."""
     optimizer = parameters.optimizer
     assert optimizer is not None
     if parameters.updater is not None:
@@ -34,40 +34,40 @@ def save_states_of(parameters: Parameters, fname: str) -> None:
 
 
 def load_states_into(parameters: Parameters, fname: str) -> None:
-    """Read optimizer state of MXNet or jfit.
+    """Read the optimizer state of `parameters` from a file written by MXNet or jfit.
 
     Raises:
-        FormatError: the file is damaged, or holds something that is no optimizer state.
-        ValueError: it is of another network.
+        FormatError: the file is damaged or is not an optimizer state file.
+        ValueError: its parameters are not those of this network.
     """
     if parameters.updater is not None:
         with open(fname, "rb") as file:
             parameters.updater.set_states(file.read(), fname)
         return
-    found = load_states(fname)
-    check_counts(fname, found.counts, found.num_update)
-    check_arrays(fname, found.states)
-    import_states(parameters, found.states, found.counts, found.num_update)
-    if isinstance(found.optimizer, Mapping) and parameters.optimizer is not None:
-        restore_settings(parameters.optimizer, {"shared": found.optimizer.get("shared", {})}, fname)
+    saved = load_states(fname)
+    check_counts(fname, saved.counts, saved.num_update)
+    check_arrays(fname, saved.states)
+    import_states(parameters, saved.states, saved.counts, saved.num_update)
+    if isinstance(saved.optimizer, Mapping) and parameters.optimizer is not None:
+        restore_settings(parameters.optimizer, {"shared": saved.optimizer.get("shared", {})}, fname)
 
 
 def export_states(parameters: Parameters) -> tuple[dict[Index, Any], dict[Index, int]]:
-    """(state by index, update count by index) of parameters, in MXNet's form; fixed gammas have their first state."""
+    """(state by index, update count by index) in MXNet's structure; fixed gammas have their initial state."""
     optimizer, state = parameters.optimizer, parameters.state
     assert optimizer is not None and state is not None
     devices, on_store = len(parameters.devices), parameters.update_on_kvstore
     states: dict[Index, Any] = {}
     counts: dict[Index, int] = {}
     done = optimizer.counts()
-    firsts = {name: new_state(optimizer, _of_device(state.params[name], parameters, 0)) for name in parameters.gammas}
-    whole, firsts = counters.read((state.opt_state, firsts))  # sync: the caller writes a file
-    names = slot_names(optimizer)  # a compiled step gives them back in another order
+    initial = {name: new_state(optimizer, _of_device(state.params[name], parameters, 0)) for name in parameters.fixed_gammas}
+    opt_state, initial = counters.read((state.opt_state, initial))  # sync: the caller writes a file
+    names = slot_names(optimizer)  # not the order of `slots`: a compiled step returns dicts with sorted keys
     for number, name in enumerate(parameters.names):
-        if name not in parameters.learns and name not in parameters.gammas:
+        if name not in parameters.trainable and name not in parameters.fixed_gammas:
             continue
         for device in range(1 if on_store else devices):
-            slots = firsts.get(name) or tuple(_of_device(whole.slots[slot][name], parameters, device) for slot in names)
+            slots = initial.get(name) or tuple(_of_device(opt_state.slots[slot][name], parameters, device) for slot in names)
             index: Index = name if on_store else number * devices + device
             states[index] = state_to_mxnet(optimizer, slots)
             counts[index] = int(done.get(name if on_store else number * devices, optimizer.num_update))
@@ -81,56 +81,56 @@ def _of_device(value: Any, parameters: Parameters, device: int) -> Any:
 def import_states(
     parameters: Parameters, states: Mapping[Index, Any], counts: Mapping[Index, int] | None, num_update: int | None
 ) -> None:
-    """Take optimizer state in MXNet's form; without counts they stay as they are (MXNet's own files hold none)."""
+    """Set the optimizer state from MXNet's structure; without `counts` (MXNet's files have none) counts are unchanged."""
     optimizer, state = parameters.optimizer, parameters.state
     assert optimizer is not None and state is not None
     whole, devices = state.opt_state, len(parameters.devices)
     slots: dict[str, dict[str, Any]] = {slot: dict(tree) for slot, tree in whole.slots.items()}
-    for name in parameters.learns:
+    for name in parameters.trainable:
         number = parameters.names.index(name)
         keys = [name, *(number * devices + d for d in range(devices))]
-        given = [states[k] for k in keys if k in states]
-        if not given:
+        saved = [states[k] for k in keys if k in states]
+        if not saved:
             raise ValueError(
-                f"the optimizer states hold nothing for parameter {name!r} ({number}); they are of {list(states)[:12]}; "
+                f"the optimizer states have no entry for parameter {name!r} ({number}); they have {list(states)[:12]}; "
                 "load the states of the same network"
             )
-        made = [state_from_mxnet(optimizer, g, is_small(state.params[name])) for g in given]
+        per_device = [state_from_mxnet(optimizer, s, is_small(state.params[name])) for s in saved]
         for k, slot in enumerate(slot_names(optimizer)):
-            column = [None if m is None else m[k] for m in made]
+            column = [None if s is None else s[k] for s in per_device]
             slots[slot][name] = _placed(parameters, name, slot, column, whole.slots[slot][name])
     parameters.state = state._replace(opt_state=whole._replace(slots=slots))
     if counts is not None or num_update is not None:
         _import_counts(parameters, counts or {}, num_update or 0)
 
 
-def _import_counts(parameters: Parameters, known: Mapping[Index, int], num_update: int) -> None:
+def _import_counts(parameters: Parameters, saved: Mapping[Index, int], num_update: int) -> None:
     optimizer, state, devices = parameters.optimizer, parameters.state, len(parameters.devices)
     assert optimizer is not None and state is not None
-    done = max([num_update, *known.values()])
-    updated = (*parameters.learns, *parameters.gammas)
-    counts = {n: known.get(n, known.get(parameters.names.index(n) * devices, done)) for n in updated}
+    done = max([num_update, *saved.values()])
+    updated = (*parameters.trainable, *parameters.fixed_gammas)
+    counts = {n: saved.get(n, saved.get(parameters.names.index(n) * devices, done)) for n in updated}
     optimizer.set_counts({parameters.index(n): count for n, count in counts.items()}, done)
-    of_name = [counts[n] for n in sorted(parameters.learns)]
+    of_name = [counts[n] for n in sorted(parameters.trainable)]
     whole = state.opt_state
     if isinstance(whole, OptState) and whole.count is not None:
         full = np.asarray(of_name, np.int32)
-        full = full.max() if full.min() == full.max() else full  # one count where all agree
+        full = full.max() if full.min() == full.max() else full  # a scalar if all counts are equal
         whole = whole._replace(count=parameters.stacked(full) if parameters.split else place(full, parameters.devices))
     parameters.state = state._replace(step=place(jnp.int32(done), parameters.devices), opt_state=whole)
 
 
-def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any], now: Array | None) -> Any:
-    """One slot of a parameter on the devices; what a file has nothing for starts again."""
-    if now is None:
+def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any], old: Array | None) -> Any:
+    """Put one slot of a parameter on the devices, with the shape and dtype of `old`; zeros if the file has no value."""
+    if old is None:
         return None
-    needed = now.shape[1:] if parameters.split else now.shape
+    shape = old.shape[1:] if parameters.split else old.shape
     if any(v is None for v in column):
-        column = [np.zeros(needed, now.dtype)]
-    values = [np.asarray(v, now.dtype) for v in column]
-    if values[0].shape != needed:
+        column = [np.zeros(shape, old.dtype)]
+    values = [np.asarray(v, old.dtype) for v in column]
+    if values[0].shape != shape:
         raise ValueError(
-            f"optimizer state {slot!r} of {name!r} has shape {values[0].shape} in the file, the parameter needs {needed}: "
+            f"optimizer state {slot!r} of {name!r} has shape {values[0].shape} in the file, but the parameter needs {shape}; "
             "load the states of the same network"
         )
     if parameters.split:

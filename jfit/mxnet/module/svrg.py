@@ -1,4 +1,4 @@
-"""SVRGModule: a Module whose gradients are variance-reduced, with a second module at the snapshot of the parameters."""
+"""SVRGModule: a Module with variance-reduced gradients (SVRG), which has a second module with snapshot parameters."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from jfit.parallel import place, place_split
 
 
 class SVRGModule(Module):
-    """g <- g_i(w) - g_i(w~) + mu, then the optimizer: w~ are the parameters every `update_freq` epochs, mu their full gradient.
+    """Module with variance-reduced gradients: g <- g_i(w) - g_i(w~) + mu is passed to the optimizer.
 
-    mu is the sum of all batches' gradients over the number of batches (the rows that the last one wraps around count as the
-    part of a batch that they are).  As in MXNet it is added to the mu before: mu <- (mu + sum) / batches; and multipliers in
-    the symbol's attributes do not reach the optimizer.
+    w~ is a snapshot of the parameters, taken every `update_freq` epochs, and mu the full gradient there: the sum of all
+    batches' gradients divided by the number of batches (the last one counted as the fraction of its rows that are not padding).
+    As in MXNet, the previous mu is included: mu <- (mu + sum) / batches; and `__lr_mult__` / `__wd_mult__` attributes of
+    the symbol are ignored.
+
+    Differences from MXNet 1.9.1, in addition to those of `Module`: parameters with "full" in their names are trained; if a
+    key-value store updates, the first gradient is that of the parameters (in MXNet the devices have zeros then); `fit` with
+    a begin_epoch that is not a multiple of update_freq computes the full gradient first (MXNet fails, or continues with
+    mu = 0); fixed parameters are unchanged (MXNet fails); both modules use the same random numbers for a batch; `load`
+    returns an SVRGModule if `update_freq` is passed (MXNet always returns a Module).
 
     Args:
         symbol, data_names, label_names, logger, context, work_load_list: as for `Module`.
         fixed_param_names, state_names, group2ctxs, compression_params: as for `Module`; compression applies to the reduced
             gradients, not to mu.
-        update_freq: epochs between two full gradients, 1 or more.
-
-    Where it differs from MXNet 1.9.1, besides `Module`'s differences: parameters with "full" in their names learn; where a
-    key-value store updates, the first gradient is taken at the parameters (MXNet's devices hold zeros by then); `fit` with a
-    begin_epoch that is no multiple of update_freq takes the full gradient first (MXNet fails, or a second time goes on
-    with mu 0); parameters that are fixed are
-    left alone (MXNet fails); both modules draw the same random numbers for a batch; `load` needs `update_freq`, without it
-    it gives a Module, which is what MXNet gives.
+        update_freq: number of epochs between full gradients, at least 1.
 
     Raises:
-        TypeError: update_freq is no int.
+        TypeError: update_freq is not an int.
         ValueError: update_freq is below 1.
 
     Example:
@@ -75,23 +75,23 @@ class SVRGModule(Module):
         compression_params: Mapping[str, Any] | None = None,
         update_freq: Any = None,
     ) -> None:
-        given = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
-        super().__init__(*given, group2ctxs, compression_params)
+        args = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
+        super().__init__(*args, group2ctxs, compression_params)
         if not isinstance(update_freq, int) or isinstance(update_freq, bool):
             raise TypeError(
-                f"update_freq in SVRGModule is {update_freq!r}; it must be an integer, the epochs between full gradients"
+                f"update_freq in SVRGModule is {update_freq!r}, expected an integer (epochs between full gradients)"
             )
         if update_freq <= 0:
-            raise ValueError(f"update_freq in SVRGModule is {update_freq}; a full gradient every 1 or more epochs is needed")
+            raise ValueError(f"update_freq in SVRGModule is {update_freq}, expected at least 1 epoch between full gradients")
         self.update_freq = update_freq
-        self._mod_aux = self._aux_class(*given, group2ctxs, compression_params)
+        self._mod_aux = self._aux_class(*args, group2ctxs, compression_params)
         self._ctx_len = len(self.binding.devices)
-        self._full: dict[str, Array] = {}  # mu by name; with several devices, a leading device axis
-        self._taken = False  # whether mu is that of the snapshot
+        self._full: dict[str, Array] = {}  # mu by name; with a leading device axis if there are several devices
+        self._up_to_date = False  # whether mu is the full gradient at the snapshot
         self._svrg: _SVRGOptimizer | None = None
-        self._keyed: Any = None  # the key-value store that has the keys of full gradients
+        self._store_with_keys: Any = None  # the key-value store in which the keys of full gradients are initialized
 
-    # -------------------------------------------------------------------------------- both modules alike
+    # -------------------------------------------------------------------------------- methods that call both modules
     def bind(
         self,
         data_shapes: Any,
@@ -102,7 +102,7 @@ class SVRGModule(Module):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """As `Module.bind`; the module at the snapshot is bound alike, if for training."""
+        """Bind as `Module.bind`; for training also the snapshot module."""
         super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
         if for_training:
             shared = getattr(shared_module, "_mod_aux", None)
@@ -110,30 +110,30 @@ class SVRGModule(Module):
             self._mod_aux.bind(data_shapes, label_shapes, True, inputs_need_grad, force_rebind, shared, grad_req)
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
-        """As `Module.reshape`, of both modules."""
+        """Reshape both modules, as `Module.reshape`."""
         super().reshape(data_shapes, label_shapes)
         if self._mod_aux.binded:
             self._mod_aux.reshape(data_shapes, label_shapes)
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """As `Module.prepare`, of both modules."""
+        """Prepare both modules, as `Module.prepare`."""
         super().prepare(data_batch, sparse_row_id_fn)
         if self._mod_aux.binded:
             self._mod_aux.prepare(data_batch, sparse_row_id_fn)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """As `Module.forward`; in training, a pass of the module at the snapshot too."""
+        """Run the forward pass, as `Module.forward`; in training mode also that of the snapshot module."""
         super().forward(data_batch, is_train)
         aux = self._mod_aux
         if is_train:
             assert aux.params_initialized, "SVRG has no full gradient yet: call update_full_grads(train_data) before training"
         if aux.params_initialized and (self.for_training if is_train is None else is_train):
             aux._settle()
-            aux.parameters.draw_like(self.parameters)  # the same random numbers at the snapshot: otherwise nothing would cancel
+            aux.parameters.use_random_numbers_of(self.parameters)  # the variance cancels only with equal random numbers
             aux.forward(data_batch, is_train=True)
 
     def backward(self, out_grads: Any = None) -> None:
-        """As `Module.backward`, of both modules."""
+        """Run the backward pass of both modules, as `Module.backward`."""
         super().backward(out_grads)
         if self._mod_aux.params_initialized:
             self._mod_aux.backward(out_grads)
@@ -146,22 +146,22 @@ class SVRGModule(Module):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """As `Module.init_optimizer`; the optimizer gets the reduced gradients, and mu starts from 0."""
+        """Set the optimizer, as `Module.init_optimizer`, and reset mu to 0."""
         super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self.passes.learns}
-        self._taken = False
+        self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self.passes.trainable}
+        self._up_to_date = False
         store = self._kvstore
-        if store is not None and store is not self._keyed:
-            for name in self.passes.learns:
+        if store is not None and store is not self._store_with_keys:
+            for name in self.passes.trainable:
                 store.init(name + FULL, self._zero(name))
-            self._keyed = store
+            self._store_with_keys = store
 
     def _zero(self, name: str) -> np.ndarray:
         spec = self.binding.specs[name]
         return np.zeros(spec.shape, jnp.promote_types(spec.dtype, jnp.float32))
 
     def _slices_of(self, slices: Sequence[Any]) -> Array:
-        """One array for each device, as gradients lie."""
+        """Put one array on each device, in the layout of gradients (a leading device axis if there are several devices)."""
         host = [np.asarray(s) for s in counters.read(list(slices))]  # sync: once a full gradient
         return place(host[0], self.binding.devices) if self._ctx_len == 1 else place_split(np.stack(host), self.binding.devices)
 
@@ -180,21 +180,21 @@ class SVRGModule(Module):
     # -------------------------------------------------------------------------------- the full gradient
     @property
     def _param_dict(self) -> list[dict[str, Any]]:
-        """mu of each device, by name."""
-        apart = {n: [v] if self._ctx_len == 1 else list(v) for n, v in self._full.items()}
-        return [{n: self.arrays.wrap(v[k]) for n, v in apart.items()} for k in range(self._ctx_len)]
+        """For each device, a dict of mu by name."""
+        per_device = {n: [v] if self._ctx_len == 1 else list(v) for n, v in self._full.items()}
+        return [{n: self.arrays.wrap(v[k]) for n, v in per_device.items()} for k in range(self._ctx_len)]
 
     def update_full_grads(self, train_data: Any) -> None:
-        """Takes the snapshot w~ and goes through the data once for mu.
+        """Take the snapshot w~ of the parameters and compute the full gradient mu, in one pass over the data.
 
         Args:
-            train_data: the iterator; it is rewound first, and its `batch_size` weighs the rows that it wraps around.
+            train_data: the iterator; it is reset first, and needs an attribute `batch_size`.
 
         Raises:
-            ValueError: the iterator has no batch.
+            ValueError: the iterator has no batches.
         """
         require(self, "update_full_grads", "binded", "params_initialized", "optimizer_initialized")
-        aux, self._taken = self._mod_aux, False
+        aux, self._up_to_date = self._mod_aux, False
         aux.set_params(*self.get_params())
         train_data.reset()
         batches, pad, sums = 0, 0, self._full
@@ -205,15 +205,17 @@ class SVRGModule(Module):
             batches, pad = batches + 1, batch.pad or 0
             self._stop_if(self._flag)
         if not batches:
-            raise ValueError("update_full_grads found no batch in train_data: nothing says what the full gradient is")
+            raise ValueError(
+                "update_full_grads got no batches from train_data, so there is no full gradient; check the iterator"
+            )
         self._full = _divided(sums, np.float32(batches - pad / train_data.batch_size))
         if self._kvstore is not None:
             for name in self._full:
                 self._accumulate_kvstore(name, [part[name] for part in self._param_dict])
-        self._taken = True
+        self._up_to_date = True
 
     def _accumulate_kvstore(self, key: str, value: Sequence[Any]) -> None:
-        """Add up what the devices give for a full gradient in the store, and share the sum out again."""
+        """Sum a full gradient over devices with the key-value store, and distribute the sum to the devices."""
         self._kvstore.push(key + FULL, list(value))
         self._kvstore._barrier()
         if hasattr(value[0], "value"):
@@ -223,32 +225,32 @@ class SVRGModule(Module):
         self._allocate_gradients(key, value)
 
     def _allocate_gradients(self, key: str, value: Sequence[Any]) -> None:
-        """Each device's part of a full gradient is 1 / devices of it: the sum over the devices is mu."""
+        """Store 1 / devices of a full gradient on each device, so that the sum over devices is mu."""
         self._full = {**self._full, key: self._slices_of([as_array(v) / self._ctx_len for v in value[: self._ctx_len]])}
 
     def _update_svrg_gradients(self) -> None:
         """g <- g - g~ + mu, for the gradients of the last backward pass of both modules."""
-        mine, other = self.passes.read_gradients(), {}
+        gradients, at_snapshot = self.passes.read_gradients(), {}
         if self._mod_aux.params_initialized:
-            other = self._mod_aux.passes.read_gradients()
-        both = [n for n in self._full if n in mine and n in other]
-        mine.update(_reduced(*[{n: tree[n] for n in both} for tree in (mine, other, self._full)]))
+            at_snapshot = self._mod_aux.passes.read_gradients()
+        both = [n for n in self._full if n in gradients and n in at_snapshot]
+        gradients.update(_reduced(*[{n: tree[n] for n in both} for tree in (gradients, at_snapshot, self._full)]))
 
     def update(self) -> None:
-        """One update of all parameters with the reduced gradients."""
+        """Update all parameters with the variance-reduced gradients."""
         self._update_svrg_gradients()
         super().update()
 
     # -------------------------------------------------------------------------------- fit
     def _begin_epoch(self, train_data: Any, epoch: int) -> None:
-        if epoch % self.update_freq == 0 or not self._taken:
+        if epoch % self.update_freq == 0 or not self._up_to_date:
             self.update_full_grads(train_data)
         train_data.reset()
 
     def _end_epoch(self, train_data: Any) -> None:
-        """The next epoch rewinds the data itself."""
+        """Do nothing: `_begin_epoch` resets the data."""
 
-    def _logged(self, eval_metric: Any) -> list[tuple[str, float]]:
+    def _epoch_metrics(self, eval_metric: Any) -> list[tuple[str, float]]:
         return eval_metric.get_name_value()
 
     def _fit_epoch(self, *args: Any, **kwargs: Any) -> list[tuple[str, float]]:
@@ -257,7 +259,7 @@ class SVRGModule(Module):
     # -------------------------------------------------------------------------------- files
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
-        """As `Module.load`: with `update_freq=` an SVRGModule, without it a Module, as in MXNet."""
+        """Load as `Module.load`: an SVRGModule if `update_freq=` is passed, else a Module, as in MXNet."""
         if "update_freq" not in kwargs:
             return cls._aux_class.load(prefix, epoch, load_optimizer_states, **kwargs)
         return super().load(prefix, epoch, load_optimizer_states, **kwargs)
@@ -274,5 +276,5 @@ def _divided(sums: dict[str, Array], count: Any) -> dict[str, Array]:
 
 
 @jax.jit
-def _reduced(mine: dict[str, Array], other: dict[str, Array], full: dict[str, Array]) -> dict[str, Array]:
-    return jax.tree.map(variance_reduced, mine, other, full)
+def _reduced(gradients: dict[str, Array], at_snapshot: dict[str, Array], full: dict[str, Array]) -> dict[str, Array]:
+    return jax.tree.map(variance_reduced, gradients, at_snapshot, full)

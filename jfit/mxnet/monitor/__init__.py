@@ -1,4 +1,4 @@
-"""Monitor: statistics of outputs, arguments and gradients, captured by a second program."""
+"""Monitor: statistics of outputs, arguments and gradients on sampled steps, computed by a second program."""
 
 from jfit.mxnet.monitor.monitor import Monitor
 

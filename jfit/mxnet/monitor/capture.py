@@ -1,7 +1,7 @@
-"""What a monitor looks at: internal outputs, inputs of operators, and the gradients that flow into them.
+"""Compute internal arrays of a graph for a monitor: outputs and inputs of operators, and the gradients of these inputs.
 
-Each capture is a second program over the same graph, compiled when a monitor first asks for it: the step itself carries
-nothing for monitors that are idle.
+Each capture is a separate program for the same graph, compiled at first use, so that the training step has no overhead on
+steps that are not sampled.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jfit.step import forward_step, gradient_step
 
 
 class Capture:
-    """Named arrays of one pass: call it with the arguments of the step it looks into.
+    """A program that computes internal arrays of one pass by name, called with the arguments of that pass.
 
     Attributes:
-        names: of the arrays, in MXNet's order.
-        raw: the pure function, to compile for several devices: returns a dict in no particular order.
+        names: names of the arrays, in MXNet's order.
+        raw: the pure function, to be compiled for several devices; returns a dict in unspecified order.
 
     Example:
         >>> import jax, jfit, numpy as np
@@ -42,9 +42,9 @@ class Capture:
         self._compiled = jax.jit(raw)
 
     def __call__(self, *args: Any) -> dict[str, Array]:
-        """The arrays by name, in order; nothing waits."""
-        found = self._compiled(*args) if self.names else {}
-        return {name: found[name] for name in self.names if name in found}
+        """Return the arrays by name, in the order of `names`, without blocking."""
+        arrays = self._compiled(*args) if self.names else {}
+        return {name: arrays[name] for name in self.names if name in arrays}
 
 
 def capture_outputs(
@@ -54,14 +54,14 @@ def capture_outputs(
     monitor_all: bool = False,
     train: bool = True,
 ) -> Capture:
-    """The outputs `<node>_output` (and inputs `<node>_<input>`) of operators whose name matches.
+    """Capture outputs `<node>_output` (and inputs `<node>_<input>`) of operators, for names that match a pattern.
 
     Args:
         symbol: the graph.
-        inputs: names of the variables that are fed, as for `jfit.lower`.
-        pattern: regular expression that matches from the beginning of a name.
-        monitor_all: the inputs of every operator too.
-        train: the pass is one of training.
+        inputs: names of the variables that are inputs, not parameters, as for `jfit.lower`.
+        pattern: regular expression that must match at the start of a name.
+        monitor_all: also capture the inputs of every operator.
+        train: training mode.
 
     Returns:
         A `Capture`: `(params, aux, batch, key, step, number) -> {name: array}`, see `jfit.step.forward_step`.
@@ -72,41 +72,41 @@ def capture_outputs(
         >>> capture_outputs(net, None, ".*", monitor_all=True).names
         ('fc_data', 'fc_weight', 'fc_bias', 'fc_output')
     """
-    fed = _fed(symbol, inputs)
-    found: dict[str, Entry] = {}
-    for name, entry in _watched(symbol, monitor_all):
+    input_names = _input_names(symbol, inputs)
+    matches: dict[str, Entry] = {}
+    for name, entry in _named_entries(symbol, monitor_all):
         if re.match(pattern, name):
-            found.setdefault(name, entry)
-    made = {name: entry for name, entry in found.items() if entry.node.op is not None}
-    variables = {name: entry.node.name for name, entry in found.items() if entry.node.op is None}
-    run = forward_step(lower(Symbol((*symbol.heads, *made.values())), inputs=fed), train=train)
+            matches.setdefault(name, entry)
+    computed = {name: entry for name, entry in matches.items() if entry.node.op is not None}
+    variables = {name: entry.node.name for name, entry in matches.items() if entry.node.op is None}
+    run = forward_step(lower(Symbol((*symbol.heads, *computed.values())), inputs=input_names), train=train)
 
     def raw(params: Any, aux: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
         values = run(params, aux, batch, *args, **kwargs)[len(symbol.heads) :]
-        given = {**params, **aux, **parts_of(batch)[0]}
-        plain = {name: jnp.asarray(given[source]) for name, source in variables.items() if source in given}
-        return {**plain, **dict(zip(made, values, strict=True))}
+        available = {**params, **aux, **parts_of(batch)[0]}
+        direct = {name: jnp.asarray(available[source]) for name, source in variables.items() if source in available}
+        return {**direct, **dict(zip(computed, values, strict=True))}
 
-    return Capture(list(found), raw)
+    return Capture(list(matches), raw)
 
 
 class _Probe(NamedTuple):
-    """A place where gradients are read: input `at` of a node."""
+    """An input of a node whose gradient is captured: its name in the results, and the entry that feeds it."""
 
     name: str
     entry: Entry
 
 
 def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, pattern: str = ".*") -> Capture:
-    """The gradients `<node>_backward_output<i>` that flow out of operators whose name matches, into their input i.
+    """Capture the gradients `<node>_backward_output<i>` with respect to input i of operators, for names that match a pattern.
 
-    An array of zeros is added to each input; the gradient with respect to it is what arrives there.  Inputs that take no
-    gradient are left out: labels, integers, begin states that are not fed.
+    Zeros are added to each input, and differentiated.  Inputs without a gradient are omitted: labels, integers, and RNN begin
+    states that are not inputs.
 
     Args:
         symbol: the graph.
-        inputs: names of the variables that are fed, as for `jfit.lower`.
-        pattern: regular expression that matches from the beginning of a name.
+        inputs: names of the variables that are inputs, not parameters, as for `jfit.lower`.
+        pattern: regular expression that must match at the start of a name.
 
     Returns:
         A `Capture`: `(params, aux, batch, key, step, number[, head_gradients]) -> {name: array}`, the last operator first, see
@@ -118,13 +118,15 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, patte
         >>> capture_gradients(jfit.sym.relu(net, name="r")).names
         ('r_backward_output', 'fc_backward_output0', 'fc_backward_output1', 'fc_backward_output2')
     """
-    fed = _fed(symbol, inputs)
-    probes = _probes(symbol, pattern, lower(symbol, inputs=fed).optional)
-    edges = forward_step(lower(Symbol((*symbol.heads, *(p.entry for p in probes.values()))), inputs=fed))
-    model = lower(Symbol(replace_nodes(symbol.heads, lambda node, ins: _probed(node, ins, probes))), inputs=fed)
+    input_names = _input_names(symbol, inputs)
+    probes = _probes(symbol, pattern, lower(symbol, inputs=input_names).optional)
+    probed_inputs = forward_step(lower(Symbol((*symbol.heads, *(p.entry for p in probes.values()))), inputs=input_names))
+    model = lower(Symbol(replace_nodes(symbol.heads, lambda node, ins: _probed(node, ins, probes))), inputs=input_names)
 
     def raw(params: Any, aux: Any, batch: Any, key: Any, step: Any, number: Any, *heads: Any, **kwargs: Any):
-        shapes = jax.eval_shape(lambda *a: edges(*a, **kwargs), params, aux, batch, key, step, number)[len(symbol.heads) :]
+        shapes = jax.eval_shape(lambda *a: probed_inputs(*a, **kwargs), params, aux, batch, key, step, number)[
+            len(symbol.heads) :
+        ]
         zeros = {p.name: jnp.zeros(s.shape, s.dtype) for p, s in zip(probes.values(), shapes, strict=True)}
         floats = [name for name, zero in zeros.items() if jnp.issubdtype(zero.dtype, jnp.floating)]
         run = gradient_step(model, floats)
@@ -134,7 +136,7 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, patte
     return Capture([p.name for (node, _), p in sorted(probes.items(), key=lambda item: (-order[item[0][0]], item[0][1]))], raw)
 
 
-def _fed(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
+def _input_names(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
     if inputs is not None:
         variables = set(symbol.list_inputs())
         return [name for name in inputs if name in variables]
@@ -142,8 +144,8 @@ def _fed(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
     return [*model.inputs, *model.labels]
 
 
-def _watched(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[str, Entry]]:
-    """(name, entry) of the outputs, and inputs, of each operator in turn."""
+def _named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[str, Entry]]:
+    """(name, entry) of the outputs (and inputs) of each operator, in topological order."""
     for node in topological(symbol.heads):
         if node.op is None:
             continue
@@ -153,11 +155,11 @@ def _watched(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[str, Entry]]:
 
 
 def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tuple[int, int], _Probe]:
-    """(id of the node, number of the input) -> probe."""
+    """Probes by (id of the node, number of the input)."""
     order = topological(symbol.heads)
     slots = [n.inputs[n.input_names().index(n.op.label)] for n in order if n.op and n.op.label]
-    labels = {id(n) for n in topological(slots)}  # a reshape of the label takes no gradient
-    found = {}
+    labels = {id(n) for n in topological(slots)}  # nodes that only compute labels, such as a reshape, have no gradient
+    probes = {}
     for node in order:
         if node.op is None or id(node) in labels:
             continue
@@ -167,12 +169,12 @@ def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tupl
             label = node.input_names()[at] == node.op.label
             absent = entry.node.op is None and entry.node.name in optional
             if not label and not absent and re.match(pattern, name):
-                found[id(node), at] = _Probe(name, entry)
-    return found
+                probes[id(node), at] = _Probe(name, entry)
+    return probes
 
 
 def _probed(node: Node, inputs: tuple[Entry, ...], probes: dict[tuple[int, int], _Probe]) -> Node | None:
-    """The node with probes added to its inputs, None where it has none.  Its name stays: so do its random numbers."""
+    """The node with zeros added to its probed inputs, or None without probes; random keys depend on its name, which is kept."""
 
     def added(at: int, entry: Entry) -> Entry:
         probe = probes.get((id(node), at))

@@ -1,4 +1,4 @@
-"""Monitor: statistics of outputs, arguments and gradients, every so many steps."""
+"""Monitor: statistics of outputs, arguments and gradients, every `interval` steps."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jfit.mxnet.mutable import as_array
 
 
 class Monitor:
-    """‖x‖ / √size, or another statistic, of every array whose name matches, on steps 0, interval, 2 interval ...
+    """Computes a statistic, by default ‖x‖ / √size, of a network's internal arrays on steps 0, interval, 2 interval, ...
 
-    Between `tic` and `toc` of such a step the arrays come from a second program (see `jfit.mxnet.monitor.capture`), with the
-    random numbers of the step; in between nothing is computed for a monitor.  Nothing waits before `toc`.
-    With several devices each name comes once for each device, as in MXNet.
+    On these steps a second program (see `jfit.mxnet.monitor.capture`) computes the arrays, with the random numbers of the
+    step; other steps have no overhead.  Only `toc` blocks.  With several devices there is one result per name and device.
 
     Args:
-        interval: steps from one look to the next.
-        stat_func: of one array (with `.asnumpy()`), gives an array, a number, or a list of them.
-        pattern: regular expression that matches from the beginning of a name.
-        sort: results in the order of names instead of that of the computation.
-        monitor_all: look at the inputs of operators too.
+        interval: number of steps between samples.
+        stat_func: function of one array (with `.asnumpy()`) that returns an array, a number, or a list of them; None means
+            ‖x‖ / √size.
+        pattern: regular expression that must match at the start of an array's name.
+        sort: sort results by name; otherwise they are in the order of computation.
+        monitor_all: include the inputs of operators.
 
     Example:
         >>> monitor = Monitor(2, pattern="fc")
@@ -62,43 +62,43 @@ class Monitor:
 
     @property
     def active(self) -> bool:
-        """True from the `tic` of a step that is looked at to its `toc`."""
+        """Whether the current step is sampled: True from its `tic` to its `toc`."""
         return self.activated
 
     def install(self, exe: Any) -> None:
-        """Look at a module or an executor: its arguments and auxiliary states are read at `toc`.
+        """Attach to a module or an executor, whose arguments and auxiliary states are included at `toc`.
 
         Args:
-            exe: has `monitored() -> (arguments, auxiliary states)` by name, or `arg_dict` and `aux_dict`, or `get_params()`;
-                where it has `set_monitor_callback`, that gets `stat_helper`, which listens while the monitor is active.
+            exe: object with `monitored()` or `get_params()`, which return (arguments, auxiliary states) by name, or with
+                `arg_dict` and `aux_dict`.  If it has `set_monitor_callback`, `stat_helper` is registered there.
         """
         self.exes.append(exe)
         if hasattr(exe, "set_monitor_callback"):
             exe.set_monitor_callback(self.stat_helper, self.monitor_all)
 
     def stat_helper(self, name: Any, array: Any) -> None:
-        """Take one array; the callback of an executor."""
+        """Add one array; registered as callback of executors."""
         self.collect({name.decode() if isinstance(name, bytes) else str(name): array})
 
     def collect(self, arrays: Mapping[str, Any]) -> None:
-        """Queue the statistic of every array whose name matches; the usual one is a single dispatch for all of them."""
+        """Queue the statistic of every array whose name matches; the default statistic takes one dispatch for all arrays."""
         if not self.activated:
             return
-        found = {name: array for name, array in arrays.items() if self.re_pattern.match(name)}
+        matches = {name: array for name, array in arrays.items() if self.re_pattern.match(name)}
         if self.stat_func is None:
-            values: Sequence[Any] = _sizes([as_array(a) for a in found.values()])
+            values: Sequence[Any] = _rms_values([as_array(a) for a in matches.values()])
         else:
-            values = [self.stat_func(self._cell(array)) for array in found.values()]
-        self.queue.extend((self.step, name, value) for name, value in zip(found, values, strict=True))
+            values = [self.stat_func(self._as_mutable(array)) for array in matches.values()]
+        self.queue.extend((self.step, name, value) for name, value in zip(matches, values, strict=True))
 
     def tic(self) -> None:
-        """A step begins."""
+        """Begin a step; call it before forward."""
         if self.step % self.interval == 0:
             self.queue, self.activated = [], True
         self.step += 1
 
     def toc(self) -> list[tuple[int, str, str]]:
-        """A step has ended: [(step, name, statistics as text), ...], empty where it was not looked at; waits once."""
+        """End a step and return [(step, name, statistics as text), ...]; empty if the step is not sampled."""
         if not self.activated:
             return []
         for exe in self.exes:
@@ -108,36 +108,36 @@ class Monitor:
         queue, self.queue = self.queue, []
         values = [[as_array(v) for v in (value if isinstance(value, (list, tuple)) else [value])] for _, _, value in queue]
         if any(isinstance(v, jax.Array) for each in values for v in each):
-            values = counters.read(values)  # sync: the numbers of the whole step at once
-        found = [(step, name, _text(each)) for (step, name, _), each in zip(queue, values, strict=True)]
-        return sorted(found, key=lambda item: item[1]) if self.sort else found
+            values = counters.read(values)  # sync: one transfer for all statistics of the step
+        results = [(step, name, _text(each)) for (step, name, _), each in zip(queue, values, strict=True)]
+        return sorted(results, key=lambda item: item[1]) if self.sort else results
 
     def toc_print(self) -> None:
-        """`toc`, and a line in the log for each result."""
+        """Call `toc` and log one line for each result."""
         for step, name, text in self.toc():
             logging.info("Batch: %s", f"{step:7d} {name:30s} {text:s}")
 
-    def _cell(self, array: Any) -> Any:
-        """What a user's statistic gets."""
+    def _as_mutable(self, array: Any) -> Any:
+        """The array as the mutable array (NDArray in `jfit.mx`) that a user's `stat_func` expects."""
         return array if isinstance(array, self.arrays.mutable) else self.arrays.mutable(array)
 
 
 def _variables(exe: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """(arguments, auxiliary states) of a module or an executor."""
+    """(arguments, auxiliary states) by name of a module or an executor."""
     if hasattr(exe, "monitored"):
         return exe.monitored()
     return (exe.arg_dict, exe.aux_dict) if hasattr(exe, "arg_dict") else exe.get_params()
 
 
-def _sizes(arrays: Sequence[Any]) -> list[Array]:
-    """‖x‖ / √size of each, one dispatch for all that live on the same devices."""
-    found: list[Any] = [None] * len(arrays)
+def _rms_values(arrays: Sequence[Any]) -> list[Array]:
+    """‖x‖ / √size of each array, with one dispatch for all arrays on the same devices."""
+    results: list[Any] = [None] * len(arrays)
     places = [frozenset(a.sharding.device_set) if isinstance(a, jax.Array) and a.committed else None for a in arrays]
     for place in dict.fromkeys(places):
         at = [i for i, p in enumerate(places) if p == place]
         for i, value in zip(at, _norms([arrays[i] for i in at]), strict=True):
-            found[i] = value
-    return found
+            results[i] = value
+    return results
 
 
 @jax.jit
@@ -147,6 +147,6 @@ def _norms(arrays: list[Array]) -> list[Array]:
 
 
 def _text(values: Sequence[Any]) -> str:
-    """The values as MXNet writes them, a tab after each."""
+    """Format the values as MXNet does, with a tab after each."""
     arrays = [np.asarray(v) for v in values]
     return "".join(str(a.reshape(-1)[0] if a.shape in ((), (1,)) else a) + "\t" for a in arrays)

@@ -14,7 +14,7 @@ from jfit.graph.nodes import bind_class
 from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.executor.executor import Executor, boxes_of, requests
+from jfit.mxnet.executor.executor import Executor, arrays_in_order, grad_reqs
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
@@ -104,10 +104,10 @@ class Symbol(Graph):
             ValueError: an array is missing, or there are too many.
         """
         names, aux_names = self.list_arguments(), self.list_auxiliary_states()
-        arrays = boxes_of("args", args, names)
-        grads = boxes_of("args_grad", args_grad, names, optional=True)
-        grad_reqs = requests(grad_req, names, grads)
-        return Executor(self, ctx, arrays, grads, grad_reqs, boxes_of("aux_states", aux_states, aux_names))
+        arrays = arrays_in_order("args", args, names)
+        grads = arrays_in_order("args_grad", args_grad, names, optional=True)
+        reqs = grad_reqs(grad_req, names, grads)
+        return Executor(self, ctx, arrays, grads, reqs, arrays_in_order("aux_states", aux_states, aux_names))
 
     def simple_bind(
         self,
@@ -160,7 +160,7 @@ class Symbol(Graph):
         arrays = [reuse_or_zeros(n, s, t, reusable) for n, s, t in zip(names, shapes, types, strict=True)]
         if shared_buffer is not None:
             shared_buffer.update((n, a) for n, a in zip(names, arrays, strict=True) if n not in kwargs)
-        reqs = requests(grad_req, names, None)
+        reqs = grad_reqs(grad_req, names, None)
         shared_grads = {} if shared_exec is None else {n: shared_exec.grad_dict.get(n) for n in shared_arg_names or ()}
         grads: list[NDArray | None] = [
             None if reqs[n] == "null" else reuse_or_zeros(n, a.shape, a.dtype, shared_grads)
