@@ -4,6 +4,7 @@ import doctest
 import importlib
 import os
 import pkgutil
+import re
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,15 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
 
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+
+def test_the_files_and_functions_that_architecture_names_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    places = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)(?::(\w+))?`", text)
+    missing = []
+    for path, name in places:
+        file = ROOT / "jfit" / path if not path.startswith("tests/") else ROOT / path
+        source = file.read_text(encoding="utf-8") if file.exists() else ""
+        if not source or (name and not re.search(rf"^(def|class) {name}\b", source, re.MULTILINE)):
+            missing.append(f"{path}:{name}")
+    assert len(places) > 40 and not missing
