@@ -169,7 +169,7 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
 
 def is_tracer(value: Any) -> bool:
     """Whether `value` is a JAX tracer, which has no concrete data and no device."""
-    return isinstance(value, jax.core.Tracer)  # public, but missing from JAX's type stubs  # type: ignore[attr-defined]
+    return isinstance(value, jax.core.Tracer)  # exported by JAX; there is no public function for this test
 
 
 def mutable_class(weight: Any) -> Callable[[Any], Any]:

@@ -130,11 +130,11 @@ class Executor:
         heads = self._head_gradients(out_grads, set(reqs))
         skipped = self._programs.label_arguments
         args, aux = (last.args, last.aux) if last.args else self._arrays()
-        wanted = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(args[n].dtype, jnp.floating))
-        added = tuple(n for n in wanted if reqs[n] == "add")
+        differentiated = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(args[n].dtype, jnp.floating))
+        added = tuple(n for n in differentiated if reqs[n] == "add")
         old = {n: self._on_device(self.grad_dict[n]) for n in added}
         with translated():
-            program = self._programs.backward(last.train, wanted, added)
+            program = self._programs.backward(last.train, differentiated, added)
             outputs, gradients, new_aux = program(args, aux, last.key, heads, old)
         last.finish(outputs)
         last.release()

@@ -48,20 +48,20 @@ class Programs:
 
         return jax.jit(run)
 
-    def _backward(self, train: bool, wanted: tuple[str, ...], added: tuple[str, ...]) -> Callable[..., Any]:
+    def _backward(self, train: bool, differentiated: tuple[str, ...], added: tuple[str, ...]) -> Callable[..., Any]:
         """Function (args, aux, key, head gradients, old gradients) -> (outputs, gradients, new aux); adds those in `added`."""
 
         def run(args: Arrays, aux: Arrays, key: Array, head_gradients: Sequence[Array | None], old: Arrays):
             count_trace("executor_backward")
 
-            def forward(differentiated: Arrays):
-                return _apply(self.model_before_casts, {**args, **differentiated}, aux, key, train)
+            def forward(variables: Arrays):
+                return _apply(self.model_before_casts, {**args, **variables}, aux, key, train)
 
-            uncast, vjp, new_aux = jax.vjp(forward, {n: args[n] for n in wanted}, has_aux=True)
+            uncast, vjp, new_aux = jax.vjp(forward, {n: args[n] for n in differentiated}, has_aux=True)
             outputs = tuple(_cast(o, to) for o, to in zip(uncast, self.final_casts, strict=True))
             heads = [g if g is None else _cast(g, to[::-1]) for g, to in zip(head_gradients, self.final_casts, strict=True)]
             (gradients,) = vjp(tuple(_cotangent(o, g) for o, g in zip(uncast, heads, strict=True)))
-            return outputs, {n: old[n] + gradients[n] if n in added else gradients[n] for n in wanted}, new_aux
+            return outputs, {n: old[n] + gradients[n] if n in added else gradients[n] for n in differentiated}, new_aux
 
         return jax.jit(run)
 
