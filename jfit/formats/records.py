@@ -303,7 +303,18 @@ def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = in
 
 
 IRHeader = namedtuple("HEADER", ["flag", "label", "id", "id2"])
-"""Header of an image record: flag (size of the label array, or 0 if `label` is one number), label, id, id2 (high bits)."""
+IRHeader.__doc__ = """Header of an image record.
+
+Attributes:
+    flag: size of the label array, or 0 if the label is one number.
+    label: label or labels, float32.
+    id: number of the image, unsigned 64-bit.
+    id2: high bits of the number, usually 0.
+
+Example:
+    >>> IRHeader(0, 4.0, 2574, 0).label
+    4.0
+"""
 
 
 def pack(header: Any, content: bytes) -> bytes:

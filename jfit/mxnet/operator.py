@@ -209,6 +209,10 @@ class OperatorArguments(NamedTuple):
         narg: number of inputs and attributes.
         names: their names, inputs first.
         types: their types as text, such as "NDArray-or-Symbol" or "int".
+
+    Example:
+        >>> get_operator_arguments("relu").names
+        ['data']
     """
 
     narg: int

@@ -55,6 +55,13 @@ def short_size(width: int, height: int, size: int) -> tuple[int, int]:
 def scale_down(source: tuple[float, float], size: tuple[float, float]) -> tuple[int, int]:
     """Shrink the crop size (width, height), keeping its aspect ratio, so that it fits into an image of size `source`.
 
+    Args:
+        source: (width, height) of the image.
+        size: (width, height) of the crop.
+
+    Returns:
+        (width, height) of the smaller crop.
+
     Example:
         >>> scale_down((640, 480), (720, 120))
         (640, 106)

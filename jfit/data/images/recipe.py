@@ -50,6 +50,10 @@ class Recipe(NamedTuple):
         mean, std, scale: normalization ((x - mean) · c + i) · scale / std; mean and std have one value per channel.
         max_random_contrast: s: c is random from [1 - s, 1 + s].
         max_random_illumination: s: i is random from [-s, s].
+
+    Example:
+        >>> Recipe((3, 224, 224), resize=256, rand_crop=True).inter_method
+        1
     """
 
     data_shape: tuple[int, int, int]

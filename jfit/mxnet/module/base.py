@@ -37,6 +37,11 @@ class BaseModule:
         optimizer_initialized: whether it has an optimizer.
         arrays: which array and symbol types its methods return (`jfit.mxnet.array_types`).
 
+    Example:
+        >>> from jfit.mxnet.module import Module
+        >>> issubclass(Module, BaseModule)
+        True
+
     Source: Apache MXNet 1.9.1, `mxnet.module.BaseModule`.
     """
 
