@@ -311,7 +311,7 @@ def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd
             ends in `_weight` or `_gamma` decay.
 
     Returns:
-        New `OptState`; it shares slots and count with `state`.
+        New `OptState`; its update count and per-parameter arrays (slots) are those of `state`.
 
     Example:
         >>> import jfit

@@ -23,6 +23,8 @@ def sgld(
 ) -> Optimizer:
     """w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise from the standard normal distribution.
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     The noise is drawn from fold_in(fold_in(key, update number), crc32 of the parameter name): it differs between parameters
     and updates, and does not depend on the number of devices or the order of the parameters.
 

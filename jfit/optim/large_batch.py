@@ -103,6 +103,8 @@ def lars(
 ) -> Optimizer:
     """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     r is 1 if |w| or |g| is 0, and for parameters that are not adapted.  k = learning rate / previous learning rate (momentum
     correction).  MXNet updates parameters in groups (of four, or of one with a key-value store) and applies k != 1 only in
     the first group after a change of the rate.  Set `group` to reproduce this; by default k applies to all parameters, as in
@@ -183,6 +185,8 @@ def lbsgd(
     multi_precision: bool = False,
 ) -> Optimizer:
     """Every batch_scale updates: m <- momentum * m - lr * f * (c(mean of the last batch_scale g) + wd * w);  w <- w + m.
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     The updates in between only accumulate g.  f grows from 1 to batch_scale during a warm-up of n = warmup_epochs *
     updates_per_epoch updates: f = 1 + (batch_scale - 1) * p with p = k / n (linear), (k / n)^2 (power2) or sqrt(k / n)

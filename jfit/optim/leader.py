@@ -31,6 +31,8 @@ def ftrl(
 ) -> Optimizer:
     """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2;  w <- soft(z) / ((beta + sqrt(n)) / lr + wd).
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     soft(z) = sign(z) * lamda1 - z if |z| > lamda1, else 0, so small weights become exactly 0.  The weight is computed from z
     and n alone: the first update discards its initial value, even if the gradient is 0.
 
@@ -79,6 +81,8 @@ def ftml(
     multi_precision: bool = False,
 ) -> Optimizer:
     """z <- beta1 * z + (1 - beta1) * G - (d - beta1 * d_before) * w;  w <- -z / d, with G = c(g + wd * w).
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     d = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  v <- beta2 * v + (1 - beta2) * G^2.
 

@@ -38,6 +38,8 @@ def adam(
 ) -> Optimizer:
     """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
         beta1, beta2: decay rates of the moving averages of G and G^2.
@@ -81,6 +83,8 @@ def adamw(
     multi_precision: bool = False,
 ) -> Optimizer:
     """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected by default.
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     MXNet's contributed kernel computes w - eta * (lr * mean / (sqrt(var) + epsilon) + wd * w) without bias correction.  Here
     the learning rate takes the place of its `eta`, and its `lr` is 1; `bias_correction=False` gives the kernel's values.
@@ -126,6 +130,8 @@ def adamax(
     multi_precision: bool = False,
 ) -> Optimizer:
     """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     While all gradients so far are 0, the weight is unchanged; MXNet 1.9.1 computes NaN.
 

@@ -32,6 +32,8 @@ def sgd(
 ) -> Optimizer:
     """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
         momentum: momentum coefficient; with 0 the optimizer has no momentum slot.
@@ -75,6 +77,8 @@ def nag(
 ) -> Optimizer:
     """m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w));  m <- m' - lr * (c(g) + wd * w').
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     The stored momentum uses weight decay of the NEW weight, unlike the textbook: MXNet's kernel has written the weight by then.
 
     Args:
@@ -117,6 +121,8 @@ def signum(
     multi_precision: bool = False,
 ) -> Optimizer:
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: a NaN gradient
     leaves the weight unchanged, and with momentum the weight stays unchanged from then on.
@@ -169,6 +175,8 @@ def dcasgd(
     multi_precision: bool = False,
 ) -> Optimizer:
     """m <- momentum * m - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- w;  w <- w + m.
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     With momentum, MXNet 1.9.1 raises an error; jfit follows the formula.
 

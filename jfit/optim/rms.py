@@ -34,6 +34,8 @@ def rmsprop(
 ) -> Optimizer:
     """G = c(g + wd * w);  n <- gamma1 * n + (1 - gamma1) * G^2;  w <- w - lr * G / sqrt(n + epsilon).
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     Centered: a <- gamma1 * a + (1 - gamma1) * G;  d <- gamma2 * d - lr * G / sqrt(n - a^2 + epsilon);  w <- w + d.
 
     Args:
@@ -86,6 +88,8 @@ def adagrad(
 ) -> Optimizer:
     """h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w).
 
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
         eps: added inside the square root.
@@ -123,6 +127,8 @@ def group_adagrad(
     multi_precision: bool = False,
 ) -> Optimizer:
     """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one step size per row of a matrix.
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
@@ -177,6 +183,8 @@ def adadelta(
     multi_precision: bool = False,
 ) -> Optimizer:
     """a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
+
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
     Then b <- rho * b + (1 - rho) * d^2.  The formula has no learning rate, so weight decay is not multiplied by one either:
     the same `wd` is about a hundred times stronger than in other optimizers.

@@ -566,7 +566,7 @@ class Span:
         return f"{'epochs' if self.unit == 'epoch' else 'fraction'}({self.amount!r})"
 
     def updates(self, total: int | None = None, per_epoch: int | None = None) -> int:
-        """Convert to a number of updates, rounded to the nearest.
+        """Convert this length to a number of updates, rounded to the nearest.
 
         Args:
             total: number of updates of the run, or None if unknown.

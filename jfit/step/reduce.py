@@ -38,7 +38,7 @@ class Reduce(NamedTuple):
 
 @functools.cache  # the same object every time: compiled programs are cached by it
 def all_reduce() -> Reduce:
-    """g = Σ_devices g_d, in one all-reduce with the sums.  `SparseRows` gradients are gathered from all devices.
+    """Sum the gradients over devices, in one all-reduce with the sums.  `SparseRows` gradients are gathered from all devices.
 
     Returns:
         `Reduce`.
@@ -62,7 +62,9 @@ def all_reduce() -> Reduce:
 
 @functools.cache
 def unreduced() -> Reduce:
-    """g = g_d: no communication.  MXNet trains this way on several devices with `kvstore=None`.
+    """No reduction: each device uses its own gradient, so the parameters of the devices diverge.
+
+    MXNet trains this way on several devices with `kvstore=None`.
 
     Returns:
         `Reduce`.
@@ -80,7 +82,9 @@ def unreduced() -> Reduce:
 
 @functools.cache
 def two_bit(threshold: float = 0.5) -> Reduce:
-    """r ← r + g_d;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  g = Σ_devices q (2-bit quantization with error feedback).
+    """For gradient g of each device: r ← r + g;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  result: Σ_devices q.
+
+    2-bit quantization with error feedback: the residual r is kept on each device.
 
     Args:
         threshold: t, above 0.

@@ -185,7 +185,10 @@ def _base_rate(optimizer: Optimizer, learning_rate: Any) -> Any:
 
 
 def _skipping(names: Collection[str], initializer: Any) -> Any:
-    """Skip the initializer for parameters whose values are passed: a graph file may give them an unknown initializer."""
+    """Wrap an initializer so that parameters in `names` are zeros: the caller replaces them with values that it has.
+
+    Their own initializer is not called, because a graph file may name one that does not exist here.
+    """
     if not names:
         return initializer
     start = default() if initializer is None else get_initializer(initializer)
