@@ -38,7 +38,7 @@ class Reduce(NamedTuple):
 
 @functools.cache  # the same object every time: compiled programs are cached by it
 def all_reduce() -> Reduce:
-    """Sum the gradients over devices, in one all-reduce with the sums.  `SparseRows` gradients are gathered from all devices.
+    """Sum the gradients over devices in one all-reduce; `SparseRows` gradients are gathered from all devices instead.
 
     Returns:
         `Reduce`.
