@@ -151,12 +151,12 @@ def test_too_many_devices_raise_and_the_error_explains_emulation():
 )
 def test_invalid_numbers_raise_with_the_argument(given):
     (name, value) = next(iter(given.items()))
-    fails(rf"{name} is {value!r}; needed a whole number of at least 1", **given)
+    fails(rf"{name} is {value!r}; expected an integer of at least 1", **given)
 
 
 @pytest.mark.parametrize("value", ["x", 0, 1.5, True])
 def test_steps_per_call_must_be_auto_or_a_positive_integer(value):
-    fails(r'steps_per_call is .*; needed "auto" or a whole number of at least 1', steps_per_call=value)
+    fails(r'steps_per_call is .*; expected "auto" or an integer of at least 1', steps_per_call=value)
 
 
 def test_invalid_models_raise():
@@ -166,14 +166,14 @@ def test_invalid_models_raise():
 
 def test_a_graph_without_a_loss_raises():
     net = sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc")
-    fails(r"the outputs \['fc_output'\] are no loss heads", net=net, data={"data": X})
+    fails(r"none of the outputs \['fc_output'\] is a loss head", net=net, data={"data": X})
 
 
 def test_a_metric_on_the_host_needs_whole_batches():
     def bias(label, output):
         return float(output.mean())
 
-    fails(r"metric 'bias' runs on the host.*micro_batches=2 keeps none", eval_metric=bias, micro_batches=2)
+    fails(r"metric 'bias' runs on the host.*micro_batches=2 they are not kept", eval_metric=bias, micro_batches=2)
 
 
 def test_data_without_batches_raises():

@@ -62,5 +62,5 @@ def test_a_positional_none_raises():
 def test_unsupported_multipliers_of_an_optimizer_raise():
     weight = sym.Variable("fc_weight", lr_mult=0.0)
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), weight, num_hidden=3, name="fc"), name="softmax")
-    with pytest.warns(UserWarning, match="sets lr_mult for fc_weight, but only jfit's optimizers"):
+    with pytest.warns(UserWarning, match="lr_mult attributes of fc_weight are ignored: only optimizers passed by name"):
         train(net, optimizer="lion", optimizer_params={})

@@ -1,4 +1,4 @@
-"""`fit`: checks its arguments, builds model, step, dispatcher and evaluation, and starts a `Run`."""
+"""`fit`: checks its arguments, builds the model, the training step and the data sources, and trains a `Run`."""
 
 from __future__ import annotations
 
@@ -65,55 +65,72 @@ def fit(
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
 ) -> Run:
-    """θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ), batch after batch, epoch after epoch.
+    """Train a model by gradient descent on mini-batches, and return a `Run`.
+
+    Each step updates the parameters θ from one batch: θ ← θ − η · u(Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ), where ℓᵢ is the loss of row i, wᵢ its
+    row weight (default 1), u the update rule of the optimizer and η the learning rate.
 
     Args:
-        model: a Symbol, a Model, what `jfit.load` gives, or a pure function `apply(params, x)` with `loss=` and `params=`.
-        train_data: `(x, y)`, a dict of arrays by input name (rows on axis 0), or anything iterable over batches;
-            `(x, y, weight)` with one finite weight of at least 0 per row.
-        eval_data: the same, scored after every epoch; its batches may have another size.
-        batch_size: rows of a global batch, over all devices.
-        num_epoch: epochs in all (with `resume`, the finished ones count).
-        optimizer: a name ("sgd", "adam", "lion", ...), a `jfit.optim` optimizer or any optax transformation.
-        optimizer_params: its parameters where it is a name, such as {"learning_rate": 0.1, "momentum": 0.9}.
-        eval_metric: name, `jfit.metrics.Metric`, function `(label, output)` of numpy arrays, or a list of these; of training
-            and evaluation.  A function runs on the host a few batches behind the devices; steps then go one a dispatch.
-        initializer: name or `jfit.init` initializer of the parameters.
-        devices: None (one device), a number, "all" or a list of devices; the batch is split over them.
-        shuffle: read arrays in a new order every epoch, a function of (seed, epoch).
-        seed: fixes initial values, orders and dropout.
-        steps_per_call: updates in one dispatch, same bits as one by one (on CPU, nets with convolutions run one);
-            "auto" chooses.
-        callbacks: `jfit.callbacks` or functions of one event.
-        checkpoint: folder for checkpoints; an earlier run's are moved into `earlier-<n>` there unless this run resumes.
-        checkpoint_every: "epoch" or a number of steps.
-        resume: True or a folder: go on from the newest checkpoint there, if there is one.
-        schedule: learning-rate schedule: name ("cosine", "poly", "factor", ...), `jfit.optim` schedule, or an optax schedule
-            (a function of the count).
-        schedule_params: its parameters where it is a name; base_lr is the optimizer's learning rate and max_update all
-            updates of the run unless given.  Lengths are updates, `jfit.optim.epochs(30)`, parts of the run (0.5), or counted
-            in {"unit": "epoch"}.
-        frozen: names or glob patterns of parameters that do not learn.
-        micro_batches: the batch in so many parts with added gradients: less memory, and the same update where neither batch
-            statistics nor a normalised loss head (normalization="batch" or "valid") look at the whole batch.
-        clip_norm: bound on the global 2-norm of the mean gradient.
-        clip_value: bound on each value of the mean gradient.
-        policy: "bfloat16" or a `Policy`: compute dtype with float32 parameters.
-        params: initial values by name (for a function: its whole parameter tree).
-        aux: the same for auxiliary states.
-        loss: per-example loss `loss(output, label)`, with a function as model.
-        eval_batch_size: rows of an evaluation batch; default batch_size.
-        directory: where callbacks put files, kept in the run.
-        progress: "auto": a bar and a table of epochs where someone looks (terminal, notebook); True: everywhere; False: none.
-        data_on_device: keep arrays on the devices; "auto": where they fit.
-        sync_batch_stats: batch statistics over all devices, not per device as MXNet.
+        model: a `Symbol` whose outputs include a loss head (such as SoftmaxOutput), a `jfit.Model`, a model returned by
+            `jfit.load`, or a pure function `apply(params, x) -> output` together with `loss` and `params`.
+        train_data: training data: `(x, y)` or `(x, y, weight)` with arrays whose axis 0 is the batch axis (`weight`: array of
+            shape (rows,), finite, at least 0); a dict of arrays by input name, labels included; or an iterable of batches of
+            these forms.
+        eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
+        batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
+        num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.
+        optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation.
+        optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}.
+        eval_metric: metric of training and evaluation: a name, a `jfit.metrics.Metric`, a function
+            `f(label, output) -> float` of NumPy arrays, a list of these, or None.  A function runs on the host while the
+            devices compute the next batches, and limits each dispatch to one step.
+        initializer: name or `jfit.init` initializer of the parameters.  Default: Xavier.
+        devices: None (the default device), a number of devices, "all", a device, or a list of devices.  Every batch is split
+            evenly over the devices.
+        shuffle: whether to shuffle arrays before every epoch, by a permutation that depends only on `seed` and the epoch.  An
+            iterable of batches is read in its own order.
+        seed: integer seed of the initial parameters, the shuffling and random operators such as Dropout.
+        steps_per_call: number of steps per dispatch (call of a compiled program), or "auto".  The results are bitwise the same
+            for every number.  On CPU, models with convolutions always run one step per dispatch.
+        callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
+        checkpoint: folder in which to save checkpoints.  Checkpoints of an earlier run in this folder are moved to its
+            subfolder `earlier-<n>`, unless this run resumes from them.  Default: no checkpoints.
+        checkpoint_every: "epoch", or the number of steps between two checkpoints.
+        resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints to continue from.
+            If the folder has no checkpoint, training starts from the beginning.
+        schedule: learning-rate schedule: a name such as "cosine", "poly" or "factor", a `jfit.optim` schedule, or an optax
+            schedule (a function of the number of updates).  Default: a constant learning rate.
+        schedule_params: dict of the parameters of a named schedule.  Defaults: `base_lr` is the learning rate of the
+            optimizer, `max_update` the total number of updates of the run.  A length is a number of updates, a fraction of the
+            run (0.5), or `jfit.optim.epochs(n)`; with {"unit": "epoch"} numbers are epochs.
+        frozen: names or glob patterns (such as "conv*") of parameters to keep at their initial values.
+        micro_batches: number of equal parts of a batch whose gradients are computed one after the other and summed, to save
+            memory.  The update is the same, except for models with batch statistics (BatchNorm) or with loss heads
+            that normalize over the batch (normalization="batch" or "valid"): they see one part at a time.
+        clip_norm: maximum global 2-norm of the mean gradient; a larger gradient is scaled down.  Default: no limit.
+        clip_value: clip each element of the mean gradient to [-clip_value, clip_value].  Default: no clipping.
+        policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.
+        params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree.
+        aux: dict of initial auxiliary states (BatchNorm moving statistics) by name.
+        loss: function `loss(output, label)` that returns the loss of each row; required if `model` is a function.
+        eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
+        directory: folder for files written by callbacks, available to them as `run.directory`.
+        progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False
+            never.
+        data_on_device: whether to keep all training and evaluation arrays in the memory of every device; "auto" does so if
+            they fit (30% of the memory of an accelerator; 2 GiB divided by the number of devices on CPU).
+        sync_batch_stats: whether BatchNorm computes its statistics over the rows of all devices, instead of separately on
+            each device as MXNet does.
 
     Returns:
-        A `Run`: `.state`, `.params`, `.history`, `.score()`, `.predict()`, `.save()`, `.plot()`.  After Ctrl-C it holds the
-        last good state and `.interrupted` is True; after an exception it is `jfit.last_run()`.
+        Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
+        it holds the state of the last finished step, and `run.interrupted` is True.
 
     Raises:
-        ValueError: what does not fit, in a sentence: names, shapes, labels, devices, empty data.
+        ValueError: invalid argument, data that does not match the inputs of the model, invalid labels, or empty data.
+        TypeError: unsupported type of the model, the data or a callback.
+        Exception: exceptions of callbacks, data iterators and metric functions are re-raised; `jfit.last_run()` then returns
+            the run with the state of the last finished step.
 
     Example:
         >>> import jfit, numpy as np
@@ -189,24 +206,36 @@ def fit(
         outputs=bool(host_metrics),
     )
 
-    # batches to the step, epochs of batches
+    # dispatches and evaluation
     per_call = 1 if host_metrics else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
     spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=bool(host_metrics))
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
     run = Run(model, settings, place(state, settings.devices))
-    del state  # the run's own; a second reference would keep the first parameters in memory
+    del state  # a second reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate)
     source = checkpoint if resume is True else resume or None
     if resume:
         run.resume_from(source)
     if checkpoint is not None and (source is None or Path(source) != Path(checkpoint)):
-        checkpoints.set_aside(checkpoint)  # an earlier run's: its higher steps would be taken for newer
+        checkpoints.set_aside(checkpoint)  # else checkpoints of an earlier run with higher steps would be taken as the newest
     return run.go()
 
 
 def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any]) -> Plan:
-    """The plan for the data's shapes; labels and heads are looked at before anything is compiled."""
+    """Infer the shapes of the model for the first batch, and check its heads and the labels before anything is compiled.
+
+    Args:
+        model: the model.
+        data: the whole data; the labels of all rows are checked if it is an ArrayData, else those of `probe`.
+        probe: inputs of the first batch by name.
+
+    Returns:
+        Plan: shapes and row layouts of the outputs.
+
+    Raises:
+        ValueError: no output is a loss head, or a label is not a valid class index.
+    """
     plan = model.plan(specs_of(probe))
     _check_heads(model)
     _check_labels(model, data.arrays if isinstance(data, ArrayData) else probe, plan)
@@ -214,7 +243,7 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
 
 
 def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainState, train: Any, on_device: Any) -> Any:
-    """`(state, epoch) -> logs`, or None without evaluation data, whose first batch is tried on the shapes before training."""
+    """Return `evaluate(state, epoch) -> logs` (None without data); the shapes of eval_data are checked now, before training."""
     if eval_data is None:
         return None
     size, metrics = settings.eval_batch_size, settings.metrics
@@ -225,7 +254,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
         plan = checked_plan(model, data, probe)
         jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics), dict(probe))
     except ValueError as error:
-        error.add_note("jfit: this is about eval_data; its rows need the shapes that the training data has")
+        error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")
         raise
     resident = train.nbytes if isinstance(train, ArrayData) else 0
     return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, resident=resident)
@@ -234,16 +263,16 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
 def resolve_optimizer(
     optimizer: Any, optimizer_params: Mapping[str, Any] | None, model: Model, schedule: Any = None
 ) -> optim.Optimizer:
-    """The optimizer that `fit` was asked for, with the multipliers that the graph's variables carry."""
+    """Make the optimizer from the arguments of `fit`, with the `lr_mult` and `wd_mult` attributes of the graph's variables."""
     params = dict(optimizer_params or {})
     attrs = {} if model.symbol is None else model.symbol.attr_dict()
     for kind in ("lr_mult", "wd_mult"):
-        of_graph = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
-        if of_graph and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
-            params.setdefault(kind, of_graph)
-        elif of_graph:
+        multipliers = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
+        if multipliers and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
+            params.setdefault(kind, multipliers)
+        elif multipliers:
             warnings.warn(
-                f"the graph sets {kind} for {', '.join(of_graph)}, but only jfit's optimizers by name take it: it is ignored",
+                f"the {kind} attributes of {', '.join(multipliers)} are ignored: only optimizers passed by name support them",
                 stacklevel=3,
             )
     if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:
@@ -253,8 +282,8 @@ def resolve_optimizer(
     resolved = optim.get(optimizer, **params)
     if schedule is not None and not resolved.takes_rate:
         raise ValueError(
-            "schedule= needs an optimizer by name: an optax instance keeps its own learning rate; give the schedule to its "
-            "constructor instead, as in optax.adam(schedule)"
+            "schedule= needs an optimizer by name, because an optax instance has its own learning rate; pass the schedule to "
+            "the optax constructor instead, as in optax.adam(schedule)"
         )
     return resolved
 
@@ -262,8 +291,8 @@ def resolve_optimizer(
 def _check_host_metrics(metrics: Sequence[Any], micro_batches: int) -> None:
     if metrics and micro_batches > 1:
         raise ValueError(
-            f"metric {metrics[0].name!r} runs on the host and needs the outputs of a whole batch, but micro_batches="
-            f"{micro_batches} keeps none; write it as a jfit.metrics.Metric of jax functions, or set micro_batches=1"
+            f"metric {metrics[0].name!r} runs on the host and needs the outputs of a whole batch, but with micro_batches="
+            f"{micro_batches} they are not kept; write it as a jfit.metrics.Metric of JAX functions, or set micro_batches=1"
         )
 
 
@@ -271,46 +300,46 @@ def _steps_per_call(
     steps: int | str, data: Any, model: Model, params: Mapping[str, Any], batch_size: int, callbacks: Sequence[Any]
 ) -> int:
     if steps == "auto":
-        most = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
+        maximum = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
     elif isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
-        raise ValueError(f'steps_per_call is {steps!r}; needed "auto" or a whole number of at least 1')
+        raise ValueError(f'steps_per_call is {steps!r}; expected "auto" or an integer of at least 1')
     else:
-        most = int(steps)
-    # a call never runs past a step that a callback waits for
-    return min([most, *(c.every for c in callbacks if c.every and "step" in c.events)])
+        maximum = int(steps)
+    # a dispatch must not run past a step at which a callback is due
+    return min([maximum, *(c.every for c in callbacks if c.every and "step" in c.events)])
 
 
 def _check_labels(model: Model, arrays: Mapping[str, Any], plan: Plan) -> None:
-    """Class numbers outside the head's classes are an error before training, where the labels are at hand."""
+    """Raise a ValueError if a label is not a class index of its head."""
     for out, shape in zip(model.outputs, plan.shapes, strict=True):
         if out.class_axis is None or out.label is None or out.label not in arrays:
             continue
         labels = arrays[out.label]
         if labels.ndim == len(shape.shape) and labels.shape[1:] == shape.shape[1:]:
-            continue  # soft labels: a distribution per row
+            continue  # soft labels: a probability distribution per row
         check_labels(labels, shape.shape[out.class_axis], out.label, out.ignore_label)
 
 
 def _check_heads(model: Model) -> None:
     if all(o.kind == "plain" for o in model.outputs):
         raise ValueError(
-            f"the outputs {[o.name for o in model.outputs]} are no loss heads, so there is nothing to learn from; end the "
-            "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="
+            f"none of the outputs {[o.name for o in model.outputs]} is a loss head, so there is no gradient to train with; add "
+            "a SoftmaxOutput, a RegressionOutput or MakeLoss to the network, or pass a function as model with loss="
         )
 
 
 def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
-    listed = [callbacks] if callable(callbacks) or isinstance(callbacks, Callback) else callbacks
-    pure = [as_callback(c) for c in listed]
+    sequence = [callbacks] if callable(callbacks) or isinstance(callbacks, Callback) else callbacks
+    converted = [as_callback(c) for c in sequence]
     if checkpoint is not None:
-        pure.append(checkpointing(checkpoint, every=every))
+        converted.append(checkpointing(checkpoint, every=every))
     if progress:
-        pure.insert(0, progress_bar(force=progress is True))
-    # a checkpoint holds the states that the other callbacks have after the same event
-    return sorted(pure, key=lambda c: c.name == "checkpointing")
+        converted.insert(0, progress_bar(force=progress is True))
+    # last, so that a checkpoint holds the states of the other callbacks after the same event
+    return sorted(converted, key=lambda c: c.name == "checkpointing")
 
 
 def _positive(**values: Any) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name} is {value!r}; needed a whole number of at least 1")
+            raise ValueError(f"{name} is {value!r}; expected an integer of at least 1")
