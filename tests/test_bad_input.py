@@ -210,7 +210,7 @@ def test_errors_about_evaluation_data_mention_it():
 def test_a_loaded_run_cannot_train(tmp_path):
     train(num_epoch=1).save(tmp_path)
     loaded = jfit.Run.load(tmp_path)
-    with pytest.raises(ValueError, match="train: this run only scores and predicts"):
+    with pytest.raises(ValueError, match="train: this run was loaded without training data"):
         loaded.train()
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         jfit.Run.load(tmp_path / "none")

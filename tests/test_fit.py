@@ -222,14 +222,14 @@ def test_a_saved_run_predicts_the_same(run, tmp_path):
 def test_a_saved_function_needs_its_model_again(tmp_path):
     run = train(linear, params=start(), loss=cross_entropy, num_epoch=1)
     run.save(tmp_path)
-    with pytest.raises(ValueError, match="holds no graph: the run was trained from a function; pass it as model="):
+    with pytest.raises(ValueError, match="has no graph: the model of the run was a function; pass the model as model="):
         jfit.Run.load(tmp_path)
     np.testing.assert_array_equal(jfit.Run.load(tmp_path, run.model).predict(X), run.predict(X))
 
 
 def test_a_checkpoint_without_a_graph_loads_with_a_model_or_raises(run, tmp_path):
     jfit.checkpoint.save(tmp_path, run.snapshot())
-    with pytest.raises(ValueError, match=r"holds no graph: .* wrote it without meta=run.meta\(\); pass it as model="):
+    with pytest.raises(ValueError, match=r"has no graph: .* wrote it without meta=run.meta\(\); pass the model as model="):
         jfit.Run.load(tmp_path)
     again = jfit.Run.load(tmp_path, run.model)
     np.testing.assert_array_equal(again.predict(X), run.predict(X))
@@ -237,7 +237,7 @@ def test_a_checkpoint_without_a_graph_loads_with_a_model_or_raises(run, tmp_path
     with pytest.raises(ValueError, match="has no 'position', 'history', 'callbacks' in its meta"):
         train(num_epoch=4, resume=tmp_path)
     jfit.checkpoint.save(tmp_path / "other", {"w": np.ones(3)}, step=7)
-    with pytest.raises(ValueError, match=r"holds no parameters: no array in it is called 'params/...', but \['w'\]"):
+    with pytest.raises(ValueError, match=r"has no parameters: found arrays \['w'\], expected names such as 'params/...'"):
         jfit.Run.load(tmp_path / "other", run.model)
 
 

@@ -259,7 +259,7 @@ def test_setting_the_learning_rate_of_an_optax_instance_raises():
 
     run = train(optimizer=optax.sgd(0.1), optimizer_params=None, num_epoch=1)
     assert run.base_lr is run.lr is None and run.history.epochs[0].get("lr") is None
-    with pytest.raises(ValueError, match="optax instance and keeps its own learning rate"):
+    with pytest.raises(ValueError, match="optax instance and has its own learning rate"):
         run.set_base_lr(0.1)
 
 

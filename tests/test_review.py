@@ -34,7 +34,7 @@ def test_saving_a_run_into_a_checkpoint_folder_deletes_no_checkpoint(tmp_path):
 
 def test_resuming_in_the_middle_of_an_epoch_needs_the_same_batch_size(tmp_path):
     train(num_epoch=1, checkpoint=tmp_path, checkpoint_every=2, batch_size=8)
-    with pytest.raises(ValueError, match=r"middle of an epoch of batches of 8 rows, this run has batch_size=16"):
+    with pytest.raises(ValueError, match=r"middle of an epoch of batches of 8 rows, but this run has batch_size=16"):
         train(num_epoch=2, checkpoint=tmp_path, resume=True, batch_size=16)
 
 
@@ -62,5 +62,5 @@ def test_a_positional_none_raises():
 def test_unsupported_multipliers_of_an_optimizer_raise():
     weight = sym.Variable("fc_weight", lr_mult=0.0)
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), weight, num_hidden=3, name="fc"), name="softmax")
-    with pytest.warns(UserWarning, match="lr_mult attributes of fc_weight are ignored: only optimizers passed by name"):
+    with pytest.warns(UserWarning, match="lr_mult attributes of fc_weight are ignored: only jfit optimizers"):
         train(net, optimizer="lion", optimizer_params={})

@@ -272,7 +272,7 @@ def resolve_optimizer(
             params.setdefault(kind, multipliers)
         elif multipliers:
             warnings.warn(
-                f"the {kind} attributes of {', '.join(multipliers)} are ignored: only optimizers passed by name support them",
+                f"the {kind} attributes of {', '.join(multipliers)} are ignored: only jfit optimizers by name support them",
                 stacklevel=3,
             )
     if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:

@@ -1,4 +1,4 @@
-"""Stage 6: the Run that `fit` returns: state, history, and what can be done with them."""
+"""Stage 6: `Run`, the result of `fit`: the trained state and its history, with methods to score, predict, save and continue."""
 
 from __future__ import annotations
 
@@ -27,19 +27,28 @@ from jfit.train.evaluate import Evaluator
 from jfit.train.history import History
 from jfit.train.loop import Loop, data_position, reported_lr, set_data_position
 
-# The newest run.  It is kept alive only while it trains and where training raised or was interrupted: a run that ended well is
-# freed, with its data on the devices, as soon as nothing refers to it.
+# The newest run.  The reference is strong during training, and after an exception or an interrupt.  It is weak after successful
+# training, so that the run and its data on the devices are freed with the user's last reference.
 _last_run: Run | weakref.ref[Run] | None = None
 
 
 class Run:
-    """A trained (or half trained) model: state, history, and what can be done with them.
+    """Result of `jfit.fit`: a trained model with its state and history, and methods to score, predict, save and continue.
+
+    Callbacks receive the run as `event.run`, while it trains.
+
+    Args:
+        model: the model.
+        settings: devices, batch sizes, number of epochs, metrics and folders.
+        state: initial `TrainState`, on the devices of `settings`.
+        history: history of earlier epochs.  Default: empty.
 
     Attributes:
-        model: the model.
-        history: per epoch and per log point.
-        interrupted: True where Ctrl-C ended training.
-        stop_reason: why training ended before `num_epoch`, or None.
+        model: the `jfit.Model`.
+        settings: the settings of the run.
+        history: `History` with the metrics of every epoch and of the log events within epochs.
+        interrupted: whether Ctrl-C ended the last training.
+        stop_reason: str: why the last training ended before `num_epoch`, or None.
 
     Example:
         >>> import jfit, numpy as np
@@ -58,46 +67,47 @@ class Run:
         self._state: TrainState | None = state
         self._best: TrainState | None = None
         self._loop: Loop | None = None
-        self._position = {"epoch": 0, "batch": 0, "step": 0}  # while no loop is attached
+        self._position = {"epoch": 0, "batch": 0, "step": 0}  # used while the run has no loop
 
-    # -------------------------------------------------------------------------------- what it holds
+    # -------------------------------------------------------------------------------- state
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
         return Evaluator(self.model, self.settings)
 
     @property
     def state(self) -> TrainState:
-        """The current state, on its devices.  Training further donates it: keep `snapshot()` instead."""
+        """Current `TrainState`, on the devices.  The next step donates (deletes) its buffers: use `snapshot()` for a copy."""
         state = self._loop.state if self._loop is not None else self._state
         assert state is not None
         return state
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """The parameters by name."""
+        """Current parameters: dict parameter name -> array."""
         return self.state.params
 
     @property
     def aux(self) -> dict[str, jax.Array]:
-        """The auxiliary states by name."""
+        """Current auxiliary states (such as BatchNorm moving statistics): dict name -> array."""
         return self.state.aux
 
     @property
     def symbol(self) -> Symbol | None:
-        """The graph the model was lowered from, or None."""
+        """`Symbol` of the model, or None if the model is a function."""
         return self.model.symbol
 
     @property
     def base_lr(self) -> float | None:
-        """The base learning rate, which a schedule scales; None where the optimizer keeps its own."""
+        """Base learning rate, before the schedule; None if the optimizer has its own (an optax instance)."""
         base_lr = self.state.base_lr
         return None if base_lr is None else float(counters.read(base_lr))
 
     @property
     def lr(self) -> float | None:
-        """The learning rate of the last update, schedule included; None before it, and where the optimizer keeps its own.
+        """Learning rate used by the last update, after the schedule.
 
-        Reading it waits for that update: at log points and ends of epochs it is in `event.logs["lr"]` already.
+        None before the first update, and if the optimizer has its own learning rate (an optax instance).  Reading it waits
+        until the devices finish the update; in "log" and "epoch_end" events, `event.logs["lr"]` has it without waiting.
         """
         report = None if self._loop is None or self._loop.report is None else counters.read(self._loop.report)
         if report is None:
@@ -106,60 +116,74 @@ class Run:
 
     @property
     def rate(self) -> float | None:
-        """The former name of `lr`."""
+        """Deprecated alias of `lr`."""
         return self.lr
 
     @property
     def directory(self) -> str | None:
-        """Where this run writes its files, or None."""
+        """Folder for files written by callbacks (argument `directory` of `fit`), or None."""
         return self.settings.directory
 
     @property
     def num_epoch(self) -> int:
-        """The epoch training goes to."""
+        """Total number of epochs, those before a resume included."""
         return self.settings.num_epoch
 
     @property
     def batch_size(self) -> int:
-        """Rows of a global batch."""
+        """Number of rows per training batch over all devices."""
         return self.settings.batch_size
 
     @property
     def position(self) -> dict[str, int]:
-        """Where training stands: epoch, batch within it, step."""
+        """Position of the next step, from 0: `epoch`, `batch` (number within the epoch), `step` (number of updates so far)."""
         return dict(self._position) if self._loop is None else self._loop.position
 
     def snapshot(self) -> TrainState:
-        """A copy of the state on the host; yours to keep."""
-        return jax.tree.map(np.array, counters.read(self.state))  # own copies: the device's buffers are donated
+        """Return a copy of the state as NumPy arrays on the host, unaffected by further training."""
+        return jax.tree.map(np.array, counters.read(self.state))  # np.array copies: on CPU a read may alias a donated buffer
 
-    # -------------------------------------------------------------------------------- what callbacks may do
+    # -------------------------------------------------------------------------------- methods for callbacks
     def set_base_lr(self, rate: float) -> None:
-        """Set the base learning rate, which a schedule scales; nothing recompiles.
+        """Set the base learning rate, before the schedule, without recompilation.
+
+        Args:
+            rate: the new base learning rate.
 
         Raises:
-            ValueError: the optimizer keeps its own rate (an optax instance).
+            ValueError: the optimizer has its own learning rate (an optax instance).
         """
         state = self.state
         if state.base_lr is None:
             raise ValueError(
-                "the optimizer is an optax instance and keeps its own learning rate; pass the optimizer by name, or wrap it in "
+                "the optimizer is an optax instance and has its own learning rate; pass the optimizer by name, or wrap it in "
                 "optax.inject_hyperparams and change opt_state.hyperparams"
             )
         self._set_state(state._replace(base_lr=place(jnp.asarray(rate, jnp.float32), self.settings.devices)))
 
-    set_lr = set_base_lr  # its former name
+    set_lr = set_base_lr  # deprecated alias
 
     def stop(self, reason: str = "stopped by a callback") -> None:
-        """End training after the current call; the reason is kept in `stop_reason`."""
-        self._attached("stop").stop_reason = reason
+        """End training after the current dispatch.
+
+        Args:
+            reason: text for `stop_reason`.
+
+        Raises:
+            ValueError: the run has no training data.
+        """
+        self._require_loop("stop").stop_reason = reason
 
     def set_best(self, snapshot: TrainState) -> None:
-        """The state to go back to when training ends (`early_stopping` calls it)."""
+        """Set the state that the run restores when training ends; used by `jfit.callbacks.early_stopping`.
+
+        Args:
+            snapshot: a copy of the state, from `snapshot()`.
+        """
         self._best = snapshot
 
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the state: position, history, callback states, the graph."""
+        """Return the JSON part of a checkpoint: position, history, callback states, position of the data and graph."""
         names = [c.name for c in self._loop.callbacks] if self._loop else []
         states = self._loop.callback_states if self._loop else []
         return {
@@ -172,23 +196,29 @@ class Run:
         }
 
     def _set_state(self, state: TrainState) -> None:
-        """Go on with this state, on the run's devices already; programs are kept."""
+        """Replace the state by one on the same devices, without recompilation."""
         if self._loop is not None:
             self._loop.state = state
         else:
             self._state = state
 
-    def _attached(self, what: str) -> Loop:
+    def _require_loop(self, method: str) -> Loop:
         if self._loop is None:
             raise ValueError(
-                f"{what}: this run only scores and predicts, it has no training data; call jfit.fit(..., resume=folder) to go "
-                "on from a checkpoint"
+                f"{method}: this run was loaded without training data and can only score and predict; call "
+                "jfit.fit(..., resume=folder) to continue training from a checkpoint"
             )
         return self._loop
 
     # -------------------------------------------------------------------------------- training
     def attach(self, dispatcher: Any, callbacks: Sequence[Callback] = (), evaluate: Any = None) -> None:
-        """Give the run a loop that trains its state on the batches of a dispatcher (`fit` does)."""
+        """Prepare the run for training: create its training loop.  `fit` calls it.
+
+        Args:
+            dispatcher: source of the dispatches of an epoch, from `make_dispatcher`.
+            callbacks: sequence of `Callback`.
+            evaluate: function `(state, epoch) -> dict of metrics` called after every epoch, or None.
+        """
         self._loop = Loop(
             self.state,
             dispatcher,
@@ -199,32 +229,40 @@ class Run:
             history=self.history,
             run=self,
         )
-        self._state = None  # a second reference would keep the first parameters in memory
+        self._state = None  # a second reference would keep the initial parameters in memory
 
     def resume_from(self, directory: str | Path | None) -> None:
-        """Take state, position, history and callback states from the newest checkpoint of a folder, if there is one.
+        """Restore state, position, history and callback states from the newest complete checkpoint of a folder.
+
+        Does nothing if the folder has no checkpoint.
+
+        Args:
+            directory: folder of checkpoints.
 
         Raises:
-            ValueError: no folder is named, or the checkpoint does not fit the model.
+            ValueError: `directory` is None, the arrays do not match the state of this run, the checkpoint has no position, or
+                it is in the middle of an epoch of another batch size.
         """
-        loop = self._attached("resume_from")
+        loop = self._require_loop("resume_from")
         if directory is None:
-            raise ValueError("resume=True needs checkpoint=, the folder the checkpoints are in; or pass the folder as resume=")
+            raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
         if checkpoints.latest(directory) is None:
             return
-        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest that is whole
+        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest complete one
         meta = checkpoints.load_meta(directory)
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
             raise ValueError(
                 f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, so the position of its "
-                "run is unknown: jfit.checkpoint.save wrote it without meta=run.meta(); use Run.load or checkpoint.restore for "
-                "its values, and start training from them with params="
+                "run is unknown: jfit.checkpoint.save wrote it without meta=run.meta(); read its parameters with Run.load or "
+                "checkpoint.restore, and pass them to fit as params="
             )
-        then = meta.get("batch_size", self.batch_size)
-        if meta["position"]["batch"] and then != self.batch_size:
-            found = f"in the middle of an epoch of batches of {then} rows, this run has batch_size={self.batch_size}"
-            raise ValueError(f"the checkpoint in {directory} is {found}; resume with batch_size={then}, or from an epoch's end")
+        saved_size = meta.get("batch_size", self.batch_size)
+        if meta["position"]["batch"] and saved_size != self.batch_size:
+            raise ValueError(
+                f"the checkpoint in {directory} is in the middle of an epoch of batches of {saved_size} rows, but this run has "
+                f"batch_size={self.batch_size}; resume with batch_size={saved_size}, or from a checkpoint of an epoch's end"
+            )
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
         set_data_position(loop.dispatcher, loop.epoch, meta.get("data"))
@@ -236,127 +274,198 @@ class Run:
                 loop.callback_states[i] = saved[callback.name].pop(0)
 
     def train(self, num_epoch: int = 1) -> Run:
-        """Train for `num_epoch` more epochs with the same data, programs and settings (an unfinished epoch counts as one)."""
-        self.settings = replace(self.settings, num_epoch=self._attached("train").epoch + num_epoch)
+        """Continue training with the same data, compiled programs and settings.
+
+        Args:
+            num_epoch: number of further epochs; after an interrupt, the rest of the unfinished epoch is the first of them.
+
+        Returns:
+            Run: this run.
+
+        Raises:
+            ValueError: the run was loaded from files and has no training data.
+        """
+        self.settings = replace(self.settings, num_epoch=self._require_loop("train").epoch + num_epoch)
         return self.go()
 
     def go(self) -> Run:
-        """Train up to `num_epoch`."""
+        """Train from the current position to epoch `num_epoch` and return this run; called by `fit` and `train`."""
         global _last_run
-        loop, _last_run = self._attached("go"), self
+        loop, _last_run = self._require_loop("go"), self
         loop.stop_reason, loop.interrupted = None, False
         try:
             loop.train(self.num_epoch)
         except BaseException as error:
             where = f"in epoch {loop.epoch} after step {loop.step}"
-            error.add_note(f"jfit: training stopped {where}; {self._what_is_left()}")
+            error.add_note(f"jfit: training stopped {where}; {self._recovery_note()}")
             raise
         finally:
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
         if self._best is not None and not loop.interrupted:
-            # steps are counted on: batches, schedules and checkpoint names go by them
+            # the step number is not reset: batch positions, schedules and checkpoint names depend on it
             best = self._best._replace(step=np.asarray(loop.step, np.int32))
             self._set_state(place(best, self.settings.devices))
         if not loop.interrupted:
             _last_run = weakref.ref(self)
         return self
 
-    def _what_is_left(self) -> str:
-        if self._alive():
-            return "the last good state is in jfit.last_run()"
+    def _recovery_note(self) -> str:
+        """Return a sentence that says where the newest state is; restores the newest checkpoint if the devices lost it."""
+        if self._state_is_readable():
+            return "jfit.last_run() has the state of the last finished step"
         folder = self.settings.checkpoint
         if folder is None or checkpoints.latest(folder) is None:
-            return "the device lost the state, and there is no checkpoint; set checkpoint= to keep one"
+            return "the state on the devices was lost, and there is no checkpoint; pass checkpoint= to fit to save checkpoints"
         try:
             self.resume_from(folder)
         except (OSError, ValueError) as error:
-            return f"the device lost the state, and the checkpoints in {folder} cannot be read ({error})"
+            return f"the state on the devices was lost, and the checkpoints in {folder} cannot be read ({error})"
         step = self.position["step"]
-        return f"the device lost the state; jfit.last_run() holds that of step {step}, from the checkpoint in {folder}"
+        return (
+            f"the state on the devices was lost; jfit.last_run() has the state of step {step} from the checkpoint in {folder}"
+        )
 
-    def _alive(self) -> bool:
-        """Whether the state can be read: a call that failed on the device leaves arrays that raise, or none."""
+    def _state_is_readable(self) -> bool:
+        """Whether the state can be read.  After a failed dispatch its arrays may raise when read, or be donated and deleted."""
         try:
             jax.block_until_ready(self.state)  # sync: training has stopped; deleted arrays raise too
         except (RuntimeError, ValueError):
             return False
         return True
 
-    # -------------------------------------------------------------------------------- using it
+    # -------------------------------------------------------------------------------- scoring and prediction
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
-        """Loss and metrics over a data set; filled-up rows do not count."""
+        """Compute loss and metrics over a data set.  Padding rows have no influence.
+
+        Args:
+            data: data with labels, in the forms of `train_data` of `jfit.fit`.
+            eval_metric: metrics as in `jfit.fit`.  Default: the metrics of the run.
+            batch_size: number of rows per batch.  Default: `eval_batch_size` of `fit`.
+
+        Returns:
+            dict of floats (some metrics: arrays) by metric name, with the mean loss of the rows as "loss".
+
+        Example:
+            >>> import jfit, numpy as np
+            >>> x, y = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
+            >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)
+            >>> run = jfit.fit(jfit.sym.SoftmaxOutput(net, name="softmax"), (x, y), num_epoch=2, progress=False)
+            >>> sorted(run.score((x, y), "acc"))
+            ['accuracy', 'loss']
+        """
         return self._evaluator.score(self.state, data, eval_metric, batch_size)
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
-        """The outputs for every row of `data` (no labels needed): one numpy array, or a tuple where there are several."""
+        """Compute the outputs of the model for every row.
+
+        Args:
+            data: inputs without labels (labels are ignored), in the forms of `train_data` of `jfit.fit`.  Arrays are read in
+                their order.
+            batch_size: number of rows per batch.  Default: `eval_batch_size` of `fit`.
+
+        Returns:
+            NumPy array of shape (rows, ...), or a tuple of arrays if the model has several outputs.
+
+        Raises:
+            ValueError: the data is empty, or an incomplete batch cannot be padded.
+
+        Example:
+            >>> import jfit, numpy as np
+            >>> x, y = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
+            >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)
+            >>> run = jfit.fit(jfit.sym.SoftmaxOutput(net, name="softmax"), (x, y), num_epoch=2, progress=False)
+            >>> run.predict(x[:3]).shape
+            (3, 2)
+        """
         return self._evaluator.predict(self.state, data, batch_size)
 
-    # -------------------------------------------------------------------------------- keeping it
+    # -------------------------------------------------------------------------------- saving and loading
     def save(self, directory: str | Path) -> Path:
-        """Write state, history and graph as a checkpoint `step-...` of a folder, atomically; `Run.load` reads it."""
+        """Save state, history and graph as a checkpoint, atomically.  `Run.load` loads it, `jfit.fit(resume=folder)` continues.
+
+        Args:
+            directory: folder of checkpoints, created if missing.
+
+        Returns:
+            Path: the new subfolder `step-<number>`.
+        """
         return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None)
 
     @classmethod
-    def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, **given: Any) -> Run:
-        """A run that scores and predicts, from a folder that `save` or `checkpoint=` wrote; `fit(resume=folder)` trains on.
+    def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, **options: Any) -> Run:
+        """Load a run that can score and predict from a folder of checkpoints (from `save` or `checkpoint=`).
 
-        A folder of `jfit.checkpoint.save(folder, state)` loads too: it needs model=, and its history is empty.
+        To continue training, call `jfit.fit(..., resume=folder)` instead.  A folder of `jfit.checkpoint.save(folder, state)`
+        without `meta` loads with `model`; its history is empty.
 
         Args:
-            directory: the folder.
-            model: the model or symbol; not needed for runs of graphs, whose graph lies beside the state.
-            devices: where it shall live.
-            given: batch_size, eval_batch_size, eval_metric and policy, as for `fit`.
+            directory: folder of checkpoints; the newest is loaded.
+            model: `Model` or `Symbol`.  Default: the graph saved in the checkpoint.
+            devices: devices, as for `fit`.
+            options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`.
+
+        Returns:
+            Run: its parameters and auxiliary states are on the devices; the optimizer state is not loaded.
 
         Raises:
-            ValueError: the folder holds no graph and no model is given, or no parameters.
-            FileNotFoundError: there is no checkpoint.
+            ValueError: the checkpoint has no parameters, or no graph and `model` is None.
+            FileNotFoundError: the folder has no checkpoint.
         """
         meta = checkpoints.load_meta(directory)
         if model is None:
             if "symbol" not in meta:
-                state_alone = "jfit.checkpoint.save wrote it without meta=run.meta()"
-                reason = "the run was trained from a function" if "history" in meta else state_alone
-                raise ValueError(f"{directory} holds no graph: {reason}; pass it as model=")
+                without_meta = "jfit.checkpoint.save wrote it without meta=run.meta()"
+                reason = "the model of the run was a function" if "history" in meta else without_meta
+                raise ValueError(f"the checkpoint in {directory} has no graph: {reason}; pass the model as model=")
             model = load_json(meta["symbol"])
         model = lower(model) if isinstance(model, Symbol) else model
-        settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **given})
+        settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         arrays = checkpoints.load_arrays(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
         if not params and (model.symbol is None or model.symbol.list_arguments()):
             raise ValueError(
-                f"{directory} holds no parameters: no array in it is called 'params/...', but {sorted(arrays)[:3]}; "
-                "Run.load reads a saved TrainState, checkpoint.load_arrays any other pytree"
+                f"the checkpoint in {directory} has no parameters: found arrays {sorted(arrays)[:3]}, expected names such as "
+                "'params/...'; Run.load loads a saved TrainState, checkpoint.load_arrays any other pytree"
             )
         step = np.asarray(arrays.get("step", 0), np.int32)
-        blank: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        state: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
         history = History.from_json(meta["history"]) if "history" in meta else None
-        run = cls(model, settings, place(TrainState(*blank), settings.devices), history)
+        run = cls(model, settings, place(TrainState(*state), settings.devices), history)
         run._position = {**run._position, "step": int(step), **meta.get("position", {})}
         return run
 
-    # -------------------------------------------------------------------------------- showing it
+    # -------------------------------------------------------------------------------- display
     def plot(self, path: str | Path | None = None) -> Any:
-        """Curves of loss and metrics over the epochs (matplotlib)."""
+        """Plot loss and metrics over the epochs with matplotlib.
+
+        Args:
+            path: image file to write.  Default: no file.
+
+        Returns:
+            The matplotlib figure.
+        """
         return self.history.plot(path)
 
     def __repr__(self) -> str:
         last = self.history.epochs[-1] if self.history.epochs else {}
-        shown = ", ".join(
+        logs = ", ".join(
             f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in ("time", "samples_per_second")
         )
-        return f"<Run: {len(self.history)} epochs, {count_parameters(self.params):,} parameters{', ' + shown if shown else ''}>"
+        return f"<Run: {len(self.history)} epochs, {count_parameters(self.params):,} parameters{', ' + logs if logs else ''}>"
 
     def _repr_html_(self) -> str:
         return f"<p><b>{html.escape(repr(self))}</b></p>{self.history._repr_html_()}"
 
 
 def last_run() -> Run | None:
-    """The newest run of this process, or None: where training raised, its last good state is here.
+    """Return the newest run of this process, for example after `jfit.fit` raised an exception and returned nothing.
 
-    A run whose training raised or was interrupted is kept until the next one starts.  One that ended well is here as long as
-    you hold it: once you drop it, its data and parameters are freed.
+    A run whose training raised an exception or was interrupted is kept alive until the next run starts.  A run that finished
+    is kept alive only by your own references to it, so that its data and parameters can be freed.
+
+    Returns:
+        Run: the newest run, with the state of its last finished step; None if there is none, or if it was freed.
 
     Example:
         >>> import jfit, numpy as np
