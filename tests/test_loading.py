@@ -87,7 +87,7 @@ def test_assigned_parameters_are_used_by_the_next_call(files, trained):
     assert not counts["traces"]
     assert np.isnan(loaded.score((x, y))["loss"])
     loaded.params["fc_bias"] = np.zeros(7, np.float32)
-    with pytest.raises(ValueError, match=r"fc_bias has shape \(7,\), the graph needs \(3,\)"):
+    with pytest.raises(ValueError, match=r"fc_bias has shape \(7,\), expected \(3,\)"):
         loaded.predict(x)
 
 

@@ -1,6 +1,7 @@
-"""A pass over data without learning: score and predict.
+"""Scoring and prediction: passes over a data set that do not change the parameters.
 
-Rows that only fill up a batch never count and never come out.  Scoring adds to totals on the device and reads once.
+Padding rows have weight 0 in scores and are removed from predictions.  Scoring adds to running sums on the devices and copies
+them to the host once, at the end of the pass.
 """
 
 from __future__ import annotations
@@ -43,14 +44,21 @@ from jfit.train.batches import (
 )
 from jfit.train.host_metrics import HostMetrics, metric_inputs
 
-IN_FLIGHT = 8
-BATCHES_PER_CALL = 64  # of resident data; bounds how long the host waits behind one call
+IN_FLIGHT = 8  # number of dispatches between two waits of the host
+BATCHES_PER_CALL = 64  # for data kept on the devices; more would make the host wait too long for one dispatch
 
 
 class Scorer:
-    """score(state, data): metrics over a data set.  Compiles one program per batch shape and keeps it.
+    """Compute loss and metrics over a data set: `scorer(state, data)`.  Compiled programs are reused by later calls.
 
-    Metrics whose sums have the size of the outputs get it from the first data.
+    Metrics whose sums depend on the output shapes (such as a confusion matrix) take the shapes from the data of the first call.
+
+    Args:
+        model: the model.
+        metrics: metrics to compute, on the devices or on the host.
+        devices: list of devices over which batches are split.
+        batch_size: number of rows per batch of arrays.
+        policy: mixed precision, or None.
     """
 
     def __init__(
@@ -62,12 +70,21 @@ class Scorer:
 
     @functools.cached_property
     def step(self) -> Any:
-        """The pure step: an `eval_step` with the metrics that count on the devices."""
+        """Pure evaluation step with the metrics that are computed on the devices."""
         return eval_step(self.model, metrics=self.metrics, policy=self.policy)
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
-        """Loss and metrics over all rows; one read at the end."""
-        self._make(data)
+        """Compute loss and metrics over all rows.
+
+        Args:
+            state: `TrainState` on the devices.
+            data: the data set, labels included.
+            epoch: number of the epoch, for data that depends on it.
+
+        Returns:
+            dict of floats (some metrics: arrays) by metric name.
+        """
+        self._compile(data)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics), self.devices)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=True)
@@ -76,7 +93,7 @@ class Scorer:
                 report = self._program(state.params, state.aux, totals, batch, np.int32(number))
                 totals = report if host is None else host.push(report)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
-                    host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: batches that are done; as many are still in flight
+                    host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: finished batches; 8 are still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                     counters.wait(totals.loss)  # sync: bounds the batches in flight
         if host is None:
@@ -85,57 +102,65 @@ class Scorer:
         host.update(arrived)
         return joined(values(self.metrics, totals), host.values())
 
-    def _make(self, data: ArrayData | StreamData) -> None:
+    def _compile(self, data: ArrayData | StreamData) -> None:
         if self._program is not None:
             return
-        # a stream is not read ahead for nothing
-        known = isinstance(data, ArrayData) or any(m.sized for m in self.metrics)
-        first = first_batch(self.model, data, self.batch_size) if known else {}
+        # avoid reading ahead in a stream if no metric needs the shapes
+        needs_batch = isinstance(data, ArrayData) or any(m.sized for m in self.metrics)
+        first = first_batch(self.model, data, self.batch_size) if needs_batch else {}
         self.metrics = sized_for(self.metrics, self.model, first)
         axes, out = (None, None, None, 0, None), (None, 0) if self.host else None
-        step = self._watched() if self.host else self.step
+        step = self._step_with_outputs() if self.host else self.step
         self._program = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
 
-    def _watched(self) -> Callable[..., Any]:
-        one = eval_step(self.model, metrics=self.metrics, policy=self.policy, outputs=True)
+    def _step_with_outputs(self) -> Callable[..., Any]:
+        """Return an evaluation step that also returns the inputs of the host metrics."""
+        evaluate = eval_step(self.model, metrics=self.metrics, policy=self.policy, outputs=True)
 
         def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
-            totals, outputs = one(params, aux, totals, batch, number, axis_name=axis_name)
+            totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
             return totals, metric_inputs(self.model, outputs, batch, axis_name)
 
         return step
 
 
 class ResidentScorer:
-    """A Scorer for data that is scored again and again: it stays on the devices, one program serves full and short batches."""
+    """Score the same arrays repeatedly, such as after every epoch.  They stay on the devices.
+
+    One compiled program computes full and incomplete batches.
+
+    Args:
+        scorer: model, metrics, devices and batch size.
+        data: the arrays, labels included.
+    """
 
     def __init__(self, scorer: Scorer, data: ArrayData) -> None:
         self.scorer = scorer
         batches = DeviceBatches(scorer.model, data, scorer.devices, scorer.batch_size)
         self.num_batches = batches.layout.num_batches
-        self._pack = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
-        self._one = unrolls(scorer.model)
-        # without self: JAX keeps programs, not the data
-        program = functools.partial(_score_many, scorer, batches.layout, self._one)
+        self._epoch_data = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
+        self._one_per_call = unrolls(scorer.model)
+        # a function without `self`: JAX's cache keeps it alive, and would keep the data alive too
+        program = functools.partial(_score_many, scorer, batches.layout, self._one_per_call)
         axes = (None, None, None, EPOCH_DATA_AXES, None, None)
         self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
-        """Loss and metrics over all rows; one read at the end."""
+        """Compute loss and metrics over all rows: a dict by metric name."""
         totals = place(zero_totals(self.scorer.metrics), self.scorer.devices)
-        step = 1 if self._one else BATCHES_PER_CALL
+        step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
-            totals = self._program(state.params, state.aux, totals, self._pack, np.int32(first), count)
+            totals = self._program(state.params, state.aux, totals, self._epoch_data, np.int32(first), count)
             if number % IN_FLIGHT == IN_FLIGHT - 1:
-                counters.wait(totals.loss)  # sync: bounds the calls in flight
+                counters.wait(totals.loss)  # sync: bounds the dispatches in flight
         return values(self.scorer.metrics, counters.read(totals))
 
 
 def _score_many(
     scorer: Scorer,
     layout: BatchLayout,
-    once: bool,
+    one_per_call: bool,
     params: Any,
     aux: Any,
     totals: Totals,
@@ -144,19 +169,27 @@ def _score_many(
     count: Any,
     axis_name: str | None,
 ) -> Totals:
-    """Totals of `count` batches of resident data from batch `first` on."""
+    """Add batches `first`, ..., `first + count - 1` of data on the devices to the running sums."""
 
-    def one(j: Any, totals: Totals) -> Totals:
+    def add_batch(j: Any, totals: Totals) -> Totals:
         batch = layout.batch(epoch_data, first + j, axis_name, tail=None)
         return scorer.step(params, aux, totals, batch, first + j, axis_name=axis_name)
 
-    return one(0, totals) if once else lax.fori_loop(0, count, one, totals)
+    return add_batch(0, totals) if one_per_call else lax.fori_loop(0, count, add_batch, totals)
 
 
 def make_evaluate(
     scorer: Scorer, data: ArrayData | StreamData, *, paddable: bool, on_device: bool | str = "auto", resident: int = 0
 ) -> Callable[[TrainState, int], Mapping[str, float]]:
-    """`(state, epoch) -> logs` for the same data every epoch; it stays on the devices where it fits beside `resident` bytes."""
+    """Make a function `evaluate(state, epoch)` that returns the metrics of a fixed data set as a dict.
+
+    Args:
+        scorer: model, metrics, devices and batch size.
+        data: the data set, labels included.
+        paddable: whether incomplete batches may be padded; if not, the data is not kept on the devices.
+        on_device: whether to keep the data on the devices; "auto": if it fits.
+        resident: number of bytes of other data already on every device.
+    """
     fits = fits_on_device(data, scorer.devices, resident) if on_device == "auto" else bool(on_device)
     if isinstance(data, ArrayData) and paddable and fits and not scorer.host:
         return ResidentScorer(scorer, data)
@@ -164,7 +197,14 @@ def make_evaluate(
 
 
 class Predictor:
-    """predict(state, data): the outputs for every row, in order."""
+    """Compute the outputs of a model for every row of a data set, in order: `predictor(state, data)`.
+
+    Args:
+        model: the model.
+        devices: list of devices over which batches are split.
+        batch_size: number of rows per batch of arrays.
+        policy: mixed precision, or None.
+    """
 
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
         self.model, self.devices, self.batch_size = model, devices, batch_size
@@ -173,46 +213,47 @@ class Predictor:
         self._plans: dict[Any, Plan] = {}
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData) -> tuple[np.ndarray, ...]:
-        """Each output as if the whole data were one batch."""
+        """Return the outputs of the model as NumPy arrays, concatenated over the batches."""
         parts = list(self._parts(state, data))
         if not parts:
             raise ValueError("predict got no batch: the data is empty")
-        return tuple(_joined([p[i] for p in parts]) for i in range(len(parts[0])))
+        return tuple(_concatenate([p[i] for p in parts]) for i in range(len(parts[0])))
 
     def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
-        """The outputs batch by batch, padding cut off; up to 8 batches are computed ahead."""
+        """Yield the outputs batch by batch, without padding rows; up to 8 batches are computed ahead."""
         for part in self._parts(state, data):
-            yield tuple(_joined([piece]) for piece in part)
+            yield tuple(_concatenate([output]) for output in part)
 
-    def _parts(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_Piece]]:
-        waiting: deque[tuple[Any, int, Any]] = deque()
+    def _parts(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
+        in_flight: deque[tuple[Any, int, Any]] = deque()
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=False)
         with batches.read(in_order=True) as stream:
             for number, (batch, count) in enumerate(stream):
-                waiting.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))
-                if len(waiting) == IN_FLIGHT:
-                    yield self._pieces(*waiting.popleft())
-        while waiting:
-            yield self._pieces(*waiting.popleft())
+                in_flight.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))
+                if len(in_flight) == IN_FLIGHT:
+                    yield self._unpad(*in_flight.popleft())
+        while in_flight:
+            yield self._unpad(*in_flight.popleft())
 
-    def _pieces(self, outputs: Any, count: int, batch: Batch) -> list[_Piece]:
+    def _unpad(self, outputs: Any, count: int, batch: Batch) -> list[_BatchOutput]:
+        """Copy the outputs of a batch to the host and remove its padding rows (`count`: number of other rows)."""
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
         plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluation_inputs})
         size = rows(Batch(inputs), self.model.batch_axes)
-        pieces = []
-        for out, where in zip(counters.read(outputs), plan.rows, strict=True):
-            if isinstance(where, RowLayout):
-                whole = concat_slices(out if split else out[None], where)
-                pieces.append(_Piece(whole.take(np.arange(count), axis=where.axis + 1), where.axis))
-            elif where is LOST and (split or count != size):
+        unpadded = []
+        for out, layout in zip(counters.read(outputs), plan.rows, strict=True):
+            if isinstance(layout, RowLayout):
+                whole = concat_slices(out if split else out[None], layout)
+                unpadded.append(_BatchOutput(whole.take(np.arange(count), axis=layout.axis + 1), layout.axis))
+            elif layout is LOST and (split or count != size):
                 raise ValueError(
-                    "predict: an output mixes the rows of its batch, so padded rows cannot be cut off; "
-                    "predict on one device with a batch size that divides the data"
+                    "predict: an output mixes the rows of its batch, so padding rows cannot be removed from it; "
+                    "predict on one device with a batch size that divides the number of rows"
                 )
             else:
-                pieces.append(_Piece(out[0] if split else out, None))
-        return pieces
+                unpadded.append(_BatchOutput(out[0] if split else out, None))
+        return unpadded
 
     def _plan(self, inputs: dict[str, Any]) -> Plan:
         key = tuple((k, v.shape, str(v.dtype)) for k, v in inputs.items())
@@ -221,59 +262,65 @@ class Predictor:
         return self._plans[key]
 
 
-class _Piece(NamedTuple):
-    """One output of one batch, (..., before, rows, after, ...) with rows on axis + 1.  axis None: it has no rows."""
+class _BatchOutput(NamedTuple):
+    """One output of one batch.
+
+    Attributes:
+        array: if `axis` is an int, array (..., before, rows, after, ...) whose axes axis, axis + 1 and axis + 2 are the parts
+            of axis `axis` of the output, see `RowLayout`; else the output.
+        axis: axis of the output that contains the rows; None if no axis does.
+    """
 
     array: np.ndarray
     axis: int | None
 
 
-def _joined(pieces: list[_Piece]) -> np.ndarray:
-    """The output of several batches as that of one."""
-    axis = pieces[0].axis
+def _concatenate(parts: list[_BatchOutput]) -> np.ndarray:
+    """Concatenate one output of several batches along its rows; outputs without rows are stacked."""
+    axis = parts[0].axis
     if axis is None:
-        return pieces[0].array if len(pieces) == 1 else np.stack([p.array for p in pieces])
-    return merge_row_axis(np.concatenate([p.array for p in pieces], axis=axis + 1), axis)
+        return parts[0].array if len(parts) == 1 else np.stack([p.array for p in parts])
+    return merge_row_axis(np.concatenate([p.array for p in parts], axis=axis + 1), axis)
 
 
 class Evaluator:
-    """Scores and predicts with any state of a model; programs are kept for the next call.
+    """Score and predict with any state of one model; compiled programs are reused by later calls.
 
     Args:
         model: the model.
-        settings: devices, metrics, policy and the size of batches.
+        settings: devices, metrics, policy and batch size.
     """
 
     def __init__(self, model: Model, settings: Settings) -> None:
         self.model, self.settings = model, settings
-        self._made: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
     def score(self, state: TrainState, data: Any, eval_metric: Any = None, batch_size: int | None = None) -> dict[str, float]:
-        """Loss and metrics over a data set."""
+        """Compute loss and metrics over a data set; see `Run.score`."""
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
-        size, where = batch_size or self.settings.eval_batch_size, self.settings.devices
-        make = lambda: Scorer(self.model, metrics, where, size, self.settings.policy)  # noqa: E731
-        return self._once(("score", metrics, size), make)(state, data_of(self.model, data, size))
+        size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
+        make = lambda: Scorer(self.model, metrics, devices, size, self.settings.policy)  # noqa: E731
+        return self._cached(("score", metrics, size), make)(state, data_of(self.model, data, size))
 
     def predict(self, state: TrainState, data: Any, batch_size: int | None = None) -> Any:
-        """The outputs for every row: one numpy array, or a tuple where there are several."""
-        size, where = batch_size or self.settings.eval_batch_size, self.settings.devices
-        predictor = self._once(("predict", size), lambda: Predictor(self.model, where, size, self.settings.policy))
+        """Compute the outputs for every row: a NumPy array, or a tuple if there are several; see `Run.predict`."""
+        size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
+        predictor = self._cached(("predict", size), lambda: Predictor(self.model, devices, size, self.settings.policy))
         outputs = predictor(state, data_of(self.model, data, size, labels=False))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _metrics(self, spec: Any) -> tuple[Any, ...]:
-        """Metrics by name are made once: new ones would be compiled again."""
+        """Return metrics; those by name from a cache, as programs are compiled again for every new metric object."""
         named = isinstance(spec, (str, list, tuple)) and all(isinstance(name, str) for name in spec)
-        return self._once(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
+        return self._cached(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
 
-# ------------------------------------------------------------------------------------------------ without a run
+# ------------------------------------------------------------------------------------------------ without a Run
 def score(
     model: Any,
     data: Any,
@@ -281,17 +328,24 @@ def score(
     *,
     params: Mapping[str, Any] | None = None,
     aux: Mapping[str, Any] | None = None,
-    **given: Any,
+    **options: Any,
 ) -> dict[str, float]:
-    """Loss and metrics of a model with given parameters over a data set; padded rows never count.
+    """Compute the loss and metrics of a model over a data set.
 
     Args:
-        model: Symbol, Model, what `jfit.load` gives, or function with `loss=`.
-        data: as for `fit`.
-        eval_metric: as for `fit`.
-        params: parameters by name; not needed with what `jfit.load` gives.
-        aux: auxiliary states by name.
-        given: batch_size, devices, policy, loss.
+        model: `Symbol`, `jfit.Model`, model returned by `jfit.load`, or pure function `apply(params, x) -> output` with `loss`
+            in `options`.
+        data: data with labels, in the forms of `train_data` of `jfit.fit`; rows are weighted by their row weights.
+        eval_metric: metrics as in `jfit.fit`; None: the loss only.
+        params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`.
+        aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`.
+        options: `batch_size` (default 32), `devices`, `policy` and `loss`, as for `jfit.fit`.
+
+    Returns:
+        dict of floats (some metrics: arrays) by metric name, with the mean loss of the rows as "loss" if the model has a loss.
+
+    Raises:
+        ValueError: there are no parameters, a parameter does not match the shapes of the data, or the data is empty or invalid.
 
     Example:
         >>> import jfit, numpy as np
@@ -301,23 +355,28 @@ def score(
         >>> jfit.score(net, (np.eye(2, dtype="float32"), [0, 1]), params=params)["accuracy"]
         1.0
     """
-    return InferenceModel(model, params, aux, eval_metric=eval_metric, **given).score(data)
+    return InferenceModel(model, params, aux, eval_metric=eval_metric, **options).score(data)
 
 
 def predict(
-    model: Any, data: Any, *, params: Mapping[str, Any] | None = None, aux: Mapping[str, Any] | None = None, **given: Any
+    model: Any, data: Any, *, params: Mapping[str, Any] | None = None, aux: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
-    """Outputs of a model with given parameters for every row of `data`; labels are not needed.
+    """Compute the outputs of a model for every row of a data set.
 
     Args:
-        model: Symbol, Model, what `jfit.load` gives, or function with `loss=`.
-        data: inputs as for `fit`, without labels.
-        params: parameters by name; not needed with what `jfit.load` gives.
-        aux: auxiliary states by name.
-        given: batch_size, devices, policy, loss.
+        model: `Symbol`, `jfit.Model`, model returned by `jfit.load`, or pure function `apply(params, x) -> output` with `loss`
+            in `options`.
+        data: inputs without labels (labels are ignored), in the forms of `train_data` of `jfit.fit`.
+        params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`.
+        aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`.
+        options: `batch_size` (default 32), `devices`, `policy` and `loss`, as for `jfit.fit`.
 
     Returns:
-        One numpy array with rows as the data has them, or a tuple where the model has several outputs.
+        NumPy array of shape (rows, ...) in the order of the data, or a tuple of arrays if the model has several outputs.
+
+    Raises:
+        ValueError: there are no parameters, a parameter does not match the shapes of the data, the data is empty, or an
+            incomplete batch cannot be padded.
 
     Example:
         >>> import jfit, numpy as np
@@ -326,79 +385,79 @@ def predict(
         >>> jfit.predict(net, np.ones((3, 2), "float32"), params=params).shape
         (3, 2)
     """
-    return InferenceModel(model, params, aux, **{"eval_metric": None, **given}).predict(data)
+    return InferenceModel(model, params, aux, **{"eval_metric": None, **options}).predict(data)
 
 
 class InferenceModel:
-    """A model with its values on the devices, ready to score and predict; programs are kept for the next call.
+    """A model with its parameters on the devices, to score and predict; compiled programs are reused by later calls.
 
     Args:
         model: as for `score`.
-        params: parameters by name.
-        aux: auxiliary states by name.
-        loss: for a function.
-        given: settings, as for `score`.
+        params: dict of all parameters by name.
+        aux: dict of auxiliary states by name.
+        loss: loss function if `model` is a function.
+        options: other arguments of `settings_of`, such as `batch_size` and `devices`.
 
     Raises:
-        ValueError: there are no parameters.
+        ValueError: `params` is None and the model has no parameters.
     """
 
-    def __init__(self, model: Any, params: Any, aux: Any, *, loss: Any = None, **given: Any) -> None:
+    def __init__(self, model: Any, params: Any, aux: Any, *, loss: Any = None, **options: Any) -> None:
         model, params, aux = split_trained(model, params, aux)
         if params is None:
             raise ValueError(
-                "params is missing: a model alone has no values to compute with; pass params=, or what jfit.load gives"
+                "params is missing: this model has no parameter values; pass params=, or a model returned by jfit.load"
             )
         self.model = as_model(model, loss=loss, params=params, aux=aux)
-        self.settings = settings_of(**given)
+        self.settings = settings_of(**options)
         self._evaluator = Evaluator(self.model, self.settings)
         self.set_params(params, aux)
 
     def set_params(self, params: Any, aux: Any) -> None:
-        """Compute with these values from now on; they are copied."""
+        """Replace the parameters and auxiliary states by copies of these."""
         params, aux = ({k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, aux or {}))
         key = jax.random.key_data(jax.random.key(0))
         state = TrainState(jnp.zeros((), jnp.int32), params, aux, (), (), None, key)
         self._state = place(state, self.settings.devices)
-        self._fitting: set[Any] = set()  # input shapes that these values fit
+        self._valid_shapes: set[Any] = set()  # input shapes that match the parameters
 
     def score(self, data: Any, eval_metric: Any = None) -> dict[str, float]:
-        """Loss and metrics over a data set."""
+        """Compute loss and metrics over a data set; see `jfit.score`."""
         return self._evaluator.score(self._state, self._checked(data), eval_metric)
 
     def predict(self, data: Any) -> Any:
-        """The outputs for every row of `data`."""
+        """Compute the outputs for every row of `data`; see `jfit.predict`."""
         return self._evaluator.predict(self._state, self._checked(data, labels=False))
 
     def _checked(self, data: Any, labels: bool = True) -> ArrayData | StreamData:
-        """The data by input names, after its first batch has said which shapes the parameters must have.
+        """Convert data to `ArrayData` or `StreamData`, and check the parameter shapes against its first batch.
 
         Raises:
-            ValueError: a parameter has another shape.
+            ValueError: a parameter has another shape than inferred from the data.
         """
         size, net = self.settings.eval_batch_size, self.model.symbol
-        named = data_of(self.model, data, size, labels=labels)
+        converted = data_of(self.model, data, size, labels=labels)
         if net is None:
-            return named
-        shapes = {k: v.shape for k, v in first_batch(self.model, named, size).items()}
+            return converted
+        shapes = {k: v.shape for k, v in first_batch(self.model, converted, size).items()}
         key = tuple(shapes.items())
-        if key in self._fitting:
-            return named
+        if key in self._valid_shapes:
+            return converted
         try:
-            known = {k: v for k, v in shapes.items() if k in net.list_inputs()}
-            arguments, _, states = infer_shape(net, partial=True, **known)
+            input_shapes = {k: v for k, v in shapes.items() if k in net.list_inputs()}
+            arguments, _, states = infer_shape(net, partial=True, **input_shapes)
         except GraphError:
-            return named  # running it says more
+            return converted  # running the model raises a clearer error
         _check_shapes(net.list_arguments(), arguments, self._state.params, shapes)
         _check_shapes(net.list_auxiliary_states(), states, self._state.aux, shapes)
-        self._fitting.add(key)
-        return named
+        self._valid_shapes.add(key)
+        return converted
 
 
-def _check_shapes(names: Sequence[str], needed: Sequence[Any], values: Mapping[str, Any], shapes: Any) -> None:
-    for name, shape in zip(names, needed, strict=True):
+def _check_shapes(names: Sequence[str], expected: Sequence[Any], values: Mapping[str, Any], shapes: Any) -> None:
+    for name, shape in zip(names, expected, strict=True):
         if name in values and shape and 0 not in shape and values[name].shape != shape:
             raise ValueError(
-                f"{name} has shape {values[name].shape}, the graph needs {shape} for inputs of shapes {shapes}; pass data of "
-                "the shape that it was trained with, or the parameters of this graph"
+                f"{name} has shape {values[name].shape}, expected {shape} for inputs of shapes {shapes}; pass rows of the "
+                "shape that the model was trained with, or the parameters of this graph"
             )
