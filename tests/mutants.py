@@ -81,8 +81,8 @@ parallel/devices.py: parallel devices
 train/loop.py: loop fit
     c.every - step % c.every for => c.every for
 train/batches.py: feed fit_inputs fit
-    weight = given if weight is None else weight * given => weight = given
-    return batch, count - filled * self._rows_known => return batch, count
+    weight = row_weight if weight is None else weight * row_weight => weight = row_weight
+    return batch, count - filled * self._rows_separable => return batch, count
 train/history.py: history
     (self._epochs, self._points) == (other._epochs, other._points) => self._epochs == other._epochs
 train/callbacks/stopping.py: callbacks

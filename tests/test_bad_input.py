@@ -187,7 +187,7 @@ def test_invalid_callbacks_raise():
 
 
 def test_a_policy_that_is_not_a_dtype_raises():
-    fails("policy is 'bfloat17'; needed a floating dtype", policy="bfloat17")
+    fails("policy is 'bfloat17'; expected a floating-point dtype", policy="bfloat17")
 
 
 def test_resume_without_a_checkpoint_folder_raises():

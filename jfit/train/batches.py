@@ -27,7 +27,7 @@ from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
 from jfit.parallel.devices import Device, resolve
 
-RESIDENT_SHARE = 0.3  # of an accelerator's memory; the rest is for parameters and activations
+RESIDENT_SHARE = 0.3  # of the memory of an accelerator; the rest is for parameters and activations
 RESIDENT_BYTES_CPU = 2 << 30
 EPOCH_DATA_AXES = {
     "arrays": None,
@@ -40,16 +40,16 @@ EPOCH_DATA_AXES = {
 # ------------------------------------------------------------------------------------------------ settings
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run, immutable; `dataclasses.replace` makes changed copies.
+    """Settings of a run, immutable; `dataclasses.replace` makes changed copies.
 
     Attributes:
-        devices: where it computes.
-        batch_size: rows of a global batch.
-        eval_batch_size: rows of an evaluation batch.
-        num_epoch: epochs in all; training stops before the epoch of this number.
-        metrics: of training and evaluation.
-        policy: mixed precision, or None.
-        directory: folder where callbacks write files, or None.
+        devices: list of `jax.Device` over which every batch is split.
+        batch_size: number of rows per training batch over all devices.
+        eval_batch_size: number of rows per evaluation batch over all devices.
+        num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).
+        metrics: metrics of training and evaluation.
+        policy: mixed-precision policy, or None for float32.
+        directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
     """
 
@@ -74,7 +74,7 @@ def settings_of(
     directory: str | Path | None = None,
     checkpoint: str | Path | None = None,
 ) -> Settings:
-    """The settings from what a user passes; see `jfit.fit`."""
+    """Convert arguments of `jfit.fit` to `Settings`."""
     return Settings(
         devices=resolve(devices),
         batch_size=batch_size,
@@ -95,22 +95,22 @@ def _policy(policy: Any) -> Policy | None:
         if isinstance(resolved, Policy) and jnp.issubdtype(jnp.dtype(resolved.compute), jnp.floating):
             return resolved
     except TypeError:
-        pass  # no dtype at all
-    raise ValueError(f'policy is {policy!r}; needed a floating dtype such as "bfloat16", or a jfit.Policy')
+        pass  # not the name of a dtype
+    raise ValueError(f'policy is {policy!r}; expected a floating-point dtype such as "bfloat16", or a jfit.Policy')
 
 
 def resolve_metrics(spec: Any) -> tuple[Any, ...]:
-    """Metrics from a name, a Metric, a function `(label, output)` of numpy arrays, or a list of them; None for none.
+    """Convert the argument `eval_metric` of `fit` to a tuple of metrics; None to an empty tuple.
 
     Raises:
-        ValueError: an unknown name (nearest names listed), or a function where several processes share the outputs.
+        ValueError: unknown name, or a metric on the host (a function of NumPy arrays) with several JAX processes.
     """
     metrics = () if spec is None else get_metrics(spec)
     on_host = [m.name for m in metrics if m.host]
     if on_host and jax.process_count() > 1:
         raise ValueError(
-            f"metric {on_host[0]!r} runs on the host, but each of the {jax.process_count()} processes holds only its own "
-            "outputs; write it as a jfit.metrics.Metric of jax functions"
+            f"metric {on_host[0]!r} runs on the host, but each of the {jax.process_count()} processes has only a part of the "
+            "outputs; write it as a jfit.metrics.Metric of JAX functions"
         )
     return metrics
 
@@ -119,12 +119,15 @@ def resolve_metrics(spec: Any) -> tuple[Any, ...]:
 def data_of(
     model: Model, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0, labels: bool = True
 ) -> ArrayData | StreamData:
-    """Data by the model's input names; begin states may be left out, and with labels=False the labels too."""
-    given = set(data) if isinstance(data, Mapping) else set()
+    """Convert a data argument to `ArrayData` or `StreamData` with the input names of a model; see `jfit.data.as_data`.
+
+    Optional inputs of the model (initial states of recurrent cells) may be missing; with labels=False, labels too.
+    """
+    names = set(data) if isinstance(data, Mapping) else set()
     return as_data(
         data,
         batch_size=batch_size,
-        input_names=[n for n in model.inputs if n not in model.optional or n in given],
+        input_names=[n for n in model.inputs if n not in model.optional or n in names],
         label_names=model.labels,
         shuffle=shuffle,
         seed=seed,
@@ -134,14 +137,14 @@ def data_of(
 
 
 def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
-    """The inputs of the first batch as the model sees them."""
+    """Return the inputs of the first batch by name, with the batch axes of the model; a stream is not advanced."""
     if isinstance(data, ArrayData):
-        return _in_model_axes({k: v[:batch_size] for k, v in data.arrays.items()}, model)
+        return _to_batch_axes({k: v[:batch_size] for k, v in data.arrays.items()}, model)
     return dict(data.peek(0).inputs)
 
 
 def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool:
-    """True where the arrays are small enough to stay on every device beside `resident` bytes that are there already."""
+    """Whether arrays fit on every device, in addition to `resident` bytes already there; False for streams."""
     if not isinstance(data, ArrayData):
         return False
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
@@ -149,90 +152,92 @@ def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool
     return data.nbytes + resident <= limit
 
 
-# ------------------------------------------------------------------------------------------------ on the devices
+# ------------------------------------------------------------------------------------------------ arrays on the devices
 def place_order(order: np.ndarray, devices: Sequence[Any]) -> Array:
-    """Row numbers (batches, slots) on the devices; on several each has the slots of its slice."""
+    """Copy row indices (batches, rows per batch) to the devices; with n > 1 devices as (n, batches, rows per device)."""
     if len(devices) > 1:
         order = order.reshape(len(order), len(devices), -1).swapaxes(0, 1)
     return place_split(order, devices)
 
 
-def take_rows(array: Array, slots: Array) -> Array:
-    """Rows of an array that has them on axis 0, by number, inside a program."""
-    return array.at[slots].get(mode="promise_in_bounds")
+def take_rows(array: Array, indices: Array) -> Array:
+    """Gather rows along axis 0 in a traced function; out-of-range indices are undefined behavior."""
+    return array.at[indices].get(mode="promise_in_bounds")
 
 
-def gather(arrays: Mapping[str, Array], slots: Array, axes: Mapping[str, int]) -> dict[str, Array]:
-    """Inputs of a model, which may want its rows on another axis, from arrays that have them on axis 0."""
-    return {k: jnp.moveaxis(take_rows(v, slots), 0, axes.get(k, 0)) for k, v in arrays.items()}
+def gather(arrays: Mapping[str, Array], indices: Array, axes: Mapping[str, int]) -> dict[str, Array]:
+    """Gather rows of arrays along axis 0, and move axis 0 to the batch axis of each input (`axes`: name -> axis, default 0)."""
+    return {k: jnp.moveaxis(take_rows(v, indices), 0, axes.get(k, 0)) for k, v in arrays.items()}
 
 
 class BatchLayout(NamedTuple):
-    """How resident data is divided into batches.
+    """Sizes of the batches of `DeviceBatches`, without the data.
 
-    Programs close over this and take the data as arguments: JAX caches programs, and data they close over is never freed.
+    Compiled programs close over this object and get the data as arguments: JAX caches traced functions, so that arrays they
+    close over would never be freed.
 
     Attributes:
         model: the model.
         devices: number of devices.
-        batch_size: rows of a batch.
-        slots: rows of a padded batch.
-        last_size: rows of the last batch, at most `batch_size`.
-        num_batches: batches of a pass.
-        paddable: short batches may be padded; else they run in their own size.
+        batch_size: number of rows per batch over all devices.
+        padded_size: number of rows per batch with padding rows: `batch_size` rounded up to a multiple of
+            devices * micro_batches.
+        last_size: number of rows in the last batch, at most `batch_size`.
+        num_batches: number of batches per epoch.
+        paddable: whether the last batch is padded to `padded_size` if it is incomplete.
     """
 
     model: Model
     devices: int
     batch_size: int
-    slots: int
+    padded_size: int
     last_size: int
     num_batches: int
     paddable: bool
 
     @property
     def num_full(self) -> int:
-        """Batches of `batch_size` rows."""
+        """Number of batches with `batch_size` rows."""
         return self.num_batches - (self.last_size != self.batch_size)
 
     def batch(self, epoch_data: Mapping[str, Any], at: Any, axis_name: str | None, *, tail: bool | None = False) -> Batch:
-        """Batch `at` of a pass, gathered inside a program from what `DeviceBatches.epoch_data` gives.
+        """Gather one batch (with several devices: the slice of this device) in a traced function.
 
         Args:
-            epoch_data: the arrays and their order.
+            epoch_data: arrays and row indices from `DeviceBatches.epoch_data`.
             at: number of the batch, traced.
-            axis_name: name of the device axis.
-            tail: True for the short last batch, False for a full one; None where only the program knows, so that every batch
-                has weights.
+            axis_name: name of the device axis, or None.
+            tail: True for the incomplete last batch, False for a full batch.  None if it is not known before the program runs:
+                then every batch has row weights.
         """
-        slots = epoch_data["order"][at]  # (slots per device,)
+        indices = epoch_data["order"][at]  # (rows per device,)
         if tail and not self.paddable:
-            slots = slots[: self.last_size // self.devices]
-        inputs, weight = gather(epoch_data["arrays"], slots, self.model.batch_axes), None
-        if tail is None or self.slots != self.batch_size or (tail and self.paddable):
+            indices = indices[: self.last_size // self.devices]
+        inputs, weight = gather(epoch_data["arrays"], indices, self.model.batch_axes), None
+        if tail is None or self.padded_size != self.batch_size or (tail and self.paddable):
             device = 0 if axis_name is None else lax.axis_index(axis_name)
-            number = device * len(slots) + jnp.arange(len(slots))
+            position = device * len(indices) + jnp.arange(len(indices))  # of the row in the global batch
             last = at == self.num_batches - 1 if tail is None else int(tail)
-            weight = (number < epoch_data["numbers"][1 + last]).astype(jnp.float32)
+            weight = (position < epoch_data["numbers"][1 + last]).astype(jnp.float32)
         if epoch_data["weight"] is not None:
-            given = take_rows(epoch_data["weight"], slots)
-            weight = given if weight is None else weight * given
+            row_weight = take_rows(epoch_data["weight"], indices)
+            weight = row_weight if weight is None else weight * row_weight
         return Batch(inputs, weight, weight)
 
 
 class DeviceBatches:
-    """Arrays that stay on the devices.
+    """Batches of arrays that stay on the devices; compiled programs gather each batch by row indices.
 
     Args:
         model: the model.
-        data: the arrays, rows on axis 0.
-        devices: where they are kept, all of them on each.
-        batch_size: rows of a global batch.
-        micro_batches: number of equal parts that each device's slice is cut into.
-        paddable: short batches may be padded.
+        data: the arrays, batch axis first.
+        devices: list of devices; every device gets a copy of all arrays.
+        batch_size: number of rows per batch over all devices.
+        micro_batches: number of equal parts of the slice of each device.
+        paddable: whether incomplete batches may be padded.
 
     Raises:
-        ValueError: batches may not be padded, and their rows do not divide by devices * micro_batches.
+        ValueError: batches may not be padded, and a number of rows is not divisible by devices * micro_batches.
     """
 
     def __init__(
@@ -246,38 +251,38 @@ class DeviceBatches:
         paddable: bool = True,
     ) -> None:
         unit, num_batches = len(devices) * micro_batches, data.num_batches(batch_size)
-        slots, tail = -(-batch_size // unit) * unit, data.num_rows - (num_batches - 1) * batch_size
-        if not paddable and (slots != batch_size or tail % unit):
-            raise ValueError(unpaddable_sentence(batch_size if slots != batch_size else tail, unit))
-        self.layout = BatchLayout(model, len(devices), batch_size, slots, tail, num_batches, paddable)
+        padded_size, last_size = -(-batch_size // unit) * unit, data.num_rows - (num_batches - 1) * batch_size
+        if not paddable and (padded_size != batch_size or last_size % unit):
+            raise ValueError(unpaddable_message(batch_size if padded_size != batch_size else last_size, unit))
+        self.layout = BatchLayout(model, len(devices), batch_size, padded_size, last_size, num_batches, paddable)
         self.devices = devices
         self.arrays = place(dict(data.arrays), devices)
         self.weight = None if data.weight is None else place(data.weight, devices)
 
     def epoch_data(self, order: np.ndarray, first: int = 0) -> dict[str, Any]:
-        """The arguments of a program that gathers batches.
+        """Return the data of one epoch on the devices, as an argument of programs that call `BatchLayout.batch`.
 
         Args:
-            order: row numbers of a pass in their order, (rows,).
-            first: value of `state.step` at batch 0 of the pass.
+            order: (rows,) int32, row indices in the order of the epoch.
+            first: value of `state.step` at batch 0 of the epoch.
 
         Returns:
-            The arrays, their weights, `order` as (batches, slots), and `numbers`: (first, rows of a batch, rows of the last).
-            The numbers are data and not constants: from constants XLA would fold the weights, and round otherwise than for
-            a stream.
+            dict of "arrays"; "weight", the row weights or None; "order", row indices (batches, padded_size), with padding rows
+            that repeat other rows; and "numbers", (first, batch_size, last_size) int32.  The numbers are an argument because
+            XLA would fold weights that it computes from constants, and round differently than for batches from the host.
         """
         layout = self.layout
-        size, slots = layout.batch_size, np.arange(layout.slots)
-        whole = order[: layout.num_full * size].reshape(layout.num_full, size)
-        parts = [whole[:, slots % size]] if layout.num_full else []
+        size, positions = layout.batch_size, np.arange(layout.padded_size)
+        full = order[: layout.num_full * size].reshape(layout.num_full, size)
+        parts = [full[:, positions % size]] if layout.num_full else []
         if layout.num_full < layout.num_batches:
             last = order[layout.num_full * size :]
             if layout.paddable:
-                parts.append(last[slots % len(last)][None])
-            else:  # each device's rows stand first in its slice; the program reads only those
-                each = last.reshape(layout.devices, -1)
-                parts.append(each[:, np.arange(layout.slots // layout.devices) % each.shape[1]].reshape(1, -1))
-        table = np.concatenate(parts)  # (batches, slots): row numbers, real ones repeated where a slot is padding
+                parts.append(last[positions % len(last)][None])
+            else:  # the rows of each device come first in its slice; `BatchLayout.batch` reads only those
+                slices = last.reshape(layout.devices, -1)
+                parts.append(slices[:, np.arange(layout.padded_size // layout.devices) % slices.shape[1]].reshape(1, -1))
+        table = np.concatenate(parts)  # (batches, padded_size)
         numbers = place(np.asarray([first, size, layout.last_size], np.int32), self.devices)
         return {
             "arrays": self.arrays,
@@ -287,19 +292,20 @@ class DeviceBatches:
         }
 
 
-# ------------------------------------------------------------------------------------------------ from the host
+# ------------------------------------------------------------------------------------------------ batches from the host
 class HostBatches:
-    """Batches from the host, prepared on a background thread; each is (batch split over devices, number of real rows).
+    """Batches prepared on the host by a background thread: padded, and split over the devices.
 
     Args:
         model: the model.
-        data: arrays or batches.
+        data: arrays, or a stream of batches.
         devices: number of devices.
-        batch_size: rows of a batch of arrays; other sources have batches of their own size.
-        micro_batches: number of equal parts that each device's slice is cut into.
-        paddable: short batches may be padded; None: as `Model.plan` says of the first batch.
-        weights: None (training): a batch keeps its weights.  True (scoring): every batch has weights, its metric weights.
-            False (prediction): no batch has weights or labels, and rows that a source wrapped around are not counted as real.
+        batch_size: number of rows per batch of arrays; a stream determines its own batch sizes.
+        micro_batches: number of equal parts of the slice of each device.
+        paddable: whether incomplete batches may be padded.  Default: as `Model.plan` determines for the first batch.
+        weights: None (training): batches keep their row weights.  True (scoring): every batch gets row weights, its metric
+            weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
+            rows with which a data iterator filled its last batch.
     """
 
     def __init__(
@@ -315,15 +321,22 @@ class HostBatches:
     ) -> None:
         self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
         self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
-        self._largest = batch_size if isinstance(data, ArrayData) else 0  # rows that a batch is padded to
-        self._rows_known = False
+        self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
+        self._rows_separable = False  # whether padding rows can be removed from the outputs
 
     def read(
         self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2
     ) -> AbstractContextManager[Iterator[tuple[Batch, int]]]:
-        """The batches of an epoch from batch `start`; `in_order` reads shuffled arrays from their first row to the last."""
+        """Return a context manager over an iterator of (batch split over the devices, number of rows without padding).
+
+        Args:
+            epoch: number of the epoch.
+            start: number of the first batch.
+            in_order: whether to read arrays unshuffled, from the first row to the last.
+            ahead: number of batches to prepare in advance.
+        """
         if in_order and isinstance(self.data, ArrayData):
-            source = _in_order(self.data, self.batch_size)
+            source = _sequential(self.data, self.batch_size)
         else:
             source = self.data.batches(epoch, self.batch_size, start)
         return prefetch(source, size=ahead, transform=self._prepare)
@@ -331,54 +344,55 @@ class HostBatches:
     def _prepare(self, batch: Batch) -> tuple[Batch, int]:
         axes, unit = self.model.batch_axes, self.devices * self.micro_batches
         if isinstance(self.data, ArrayData):
-            batch = batch._replace(inputs=_in_model_axes(batch.inputs, self.model))
-        else:  # a source may fill the same buffer again while this batch still waits for its turn
-            batch = Batch({k: _copied(v) for k, v in batch.inputs.items()}, *(_copied(w) for w in batch[1:]))
+            batch = batch._replace(inputs=_to_batch_axes(batch.inputs, self.model))
+        else:  # the source may overwrite its buffers with a later batch before this one is used
+            batch = Batch({k: _copy(v) for k, v in batch.inputs.items()}, *(_copy(w) for w in batch[1:]))
         filled = 0
         if self.weights is False:
             filled = wrapped_rows(batch)
             batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
         if self.paddable is None:
             plan = plan_of(self.model, batch.inputs)
-            self.paddable, self._rows_known = plan.paddable, LOST not in plan.rows
+            self.paddable, self._rows_separable = plan.paddable, LOST not in plan.rows
         count = rows(batch, axes)
         self._largest = max(self._largest, count)
         if not self.paddable and count % unit:
-            raise ValueError(unpaddable_sentence(count, unit))
+            raise ValueError(unpaddable_message(count, unit))
         if self.paddable:
             if self.weights:
-                batch = _weighted(batch, count)
+                batch = _with_weights(batch, count)
             if count < self._largest:
                 batch = pad_rows(batch, self._largest, axes)
         batch = split_batch(batch, self.devices, axes, self.micro_batches)
         if self.weights is False:
             batch = Batch(batch.inputs)
-        return batch, count - filled * self._rows_known
+        return batch, count - filled * self._rows_separable
 
 
-def _weighted(batch: Batch, count: int) -> Batch:
+def _with_weights(batch: Batch, count: int) -> Batch:
     weight = batch.metric_weight if batch.metric_weight is not None else batch.weight
     weight = np.ones(count, np.float32) if weight is None else np.asarray(weight, np.float32)
     return Batch(batch.inputs, weight, weight)
 
 
-def _in_order(data: ArrayData, batch_size: int) -> Iterator[Batch]:
+def _sequential(data: ArrayData, batch_size: int) -> Iterator[Batch]:
     for low in range(0, data.num_rows, batch_size):
         yield data.take(slice(low, low + batch_size))
 
 
-def _in_model_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    # arrays have their rows first; the model may want the batch elsewhere
+def _to_batch_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    # from the batch axis of arrays, axis 0, to the batch axis of each input of the model
     return {k: np.moveaxis(v, 0, model.batch_axes.get(k, 0)) for k, v in inputs.items()}
 
 
-def _copied(x: Any) -> Any:
+def _copy(x: Any) -> Any:
     return np.array(x) if isinstance(x, np.ndarray) else x
 
 
-def unpaddable_sentence(count: int, unit: int) -> str:
-    """The error for a batch of `count` rows that cannot be cut into `unit` equal parts."""
+def unpaddable_message(count: int, unit: int) -> str:
+    """Error message for a batch of `count` rows that cannot be padded nor split into `unit` equal parts."""
     return (
-        f"a batch of {count} rows does not divide into {unit} equal parts, and this network mixes the rows of a batch before a "
-        "loss head or a batch statistic, so rows cannot be padded; choose a batch size (and data) that divides, or one device"
+        f"a batch of {count} rows does not divide into {unit} equal parts (devices * micro_batches), and cannot be padded, as "
+        "this network mixes the rows of a batch before a loss head or a batch statistic; choose a batch size and number of "
+        f"rows divisible by {unit}, or one device"
     )

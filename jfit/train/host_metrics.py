@@ -1,7 +1,8 @@
-"""Metrics of the host: the outputs of each batch on their way there, and the functions that look at them a few calls later.
+"""Metrics computed on the host: Python functions of the labels and outputs of each batch.
 
-A program that is watched returns, beside its report, the labels and outputs that metrics see.  They are copied to the host
-while the devices go on, and evaluated in order when the loop waits for a call that is long done: no wait more than without.
+With such metrics, the compiled steps also return labels, outputs and row weights (`metric_inputs`).  `HostMetrics` copies them
+to the host asynchronously, and evaluates them in order a few batches later, at a point where the host waits for an earlier
+dispatch anyway.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from jfit.step.totals import joined, plain, shown_heads
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowArray:
-    """An array of one device's slice of a batch, or of all slices with a leading device axis.
+    """An array with the position of its rows.
 
     Attributes:
-        array: the values.
-        layout: where its rows are; None: it has none.
+        array: array of the slice of one device; outside of the program, on several devices, with a leading device axis.
+        layout: row layout of the slice; None if no axis contains rows.
     """
 
     array: Any
@@ -38,27 +39,39 @@ class RowArray:
 
 
 class MetricInputs(NamedTuple):
-    """What metrics see of a batch: labels, outputs, and the metric weight of each row (None: all count)."""
+    """Arguments of the host metrics for one batch.
+
+    Attributes:
+        labels: labels of the loss heads.
+        outputs: outputs of the loss heads.
+        weight: metric weight of each row, (rows,); None: all 1.
+    """
 
     labels: tuple[RowArray, ...]
     outputs: tuple[RowArray, ...]
     weight: Any
 
 
-# ------------------------------------------------------------------------------------------------ inside the program
+# ------------------------------------------------------------------------------------------------ in the compiled program
 def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: str | None) -> MetricInputs:
-    """Labels and outputs of one device's slice, in a form that the slices of all devices can be put together from.
+    """Return the arguments of the host metrics for the slice of one device, with their row layouts.
+
+    Args:
+        model: the model.
+        values: all outputs of the model.
+        batch: the slice of the batch.
+        axis_name: name of the device axis, or None.
 
     Raises:
-        ValueError: an output mixes the rows of its batch, so those of padding or of several devices cannot be told apart.
+        ValueError: an output mixes the rows of its batch, and the batch has row weights or is split over devices.
     """
     inputs, _, weight = parts_of(batch)
     plan, axes, labels, outputs = plan_of(model, inputs), model.batch_axes, [], []
     for at in shown_heads(model, inputs):
         if plan.rows[at] is LOST and (weight is not None or axis_name is not None):
             raise ValueError(
-                f"output {model.outputs[at].name!r} mixes the rows of its batch, so a metric on the host cannot be given the "
-                "rows that count; run on one device with a batch size that divides the data"
+                f"output {model.outputs[at].name!r} mixes the rows of its batch, so padding rows cannot be removed for a "
+                "metric on the host; run on one device with a batch size that divides the number of rows"
             )
         outputs.append(_row_array(values[at], plan.rows[at]))
         name = model.outputs[at].label
@@ -74,11 +87,11 @@ def _row_array(array: Array, rows: MaybeLayout) -> RowArray:
 
 # ------------------------------------------------------------------------------------------------ on the host
 class HostMetrics:
-    """Host metrics over a pass: batches that are on their way, and the sums of those that arrived.
+    """Sums of the host metrics over one pass, and a queue of batches whose copies to the host are in progress.
 
     Args:
         metrics: metrics with `host` True.
-        devices: how many devices a batch lies on.
+        devices: number of devices over which a batch is split.
     """
 
     def __init__(self, metrics: Sequence[Any], devices: int) -> None:
@@ -86,80 +99,83 @@ class HostMetrics:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a pass."""
-        self._waiting: deque[MetricInputs] = deque()
+        """Start a new pass: empty the queue and the sums."""
+        self._queue: deque[MetricInputs] = deque()
         self._sums = [m.init() for m in self.metrics]
         self._snapshots: dict[int, list[Any]] = {}
-        self._sent = self._done = 0
+        self._pushed = self._evaluated = 0
 
     def push(self, result: tuple[Any, MetricInputs]) -> Any:
-        """The report of a watched call; its batch is sent to the host, nobody waits for it."""
-        report, seen = result
-        for leaf in jax.tree.leaves(seen):
+        """Queue the `MetricInputs` of a step result (report, inputs), start their copy to the host, and return the report."""
+        report, inputs = result
+        for leaf in jax.tree.leaves(inputs):
             leaf.copy_to_host_async()
-        self._waiting.append(seen)
-        self._sent += 1
+        self._queue.append(inputs)
+        self._pushed += 1
         return report
 
     def pop(self, behind: int) -> list[MetricInputs]:
-        """All batches but the last `behind`, to be read together with whatever is waited for; `add` takes them then."""
-        return [self._waiting.popleft() for _ in range(len(self._waiting) - behind)]
+        """Remove and return all queued batches but the last `behind`; the caller reads them and passes them to `update`."""
+        return [self._queue.popleft() for _ in range(len(self._queue) - behind)]
 
-    def update(self, arrived: Sequence[MetricInputs]) -> None:
-        """Evaluate batches that were read, in order.
+    def update(self, batches: Sequence[MetricInputs]) -> None:
+        """Add batches on the host to the sums of the metrics, in order.
 
         Raises:
-            Exception: whatever a function raises, with a note that names the metric and the batch.
+            Exception: an exception of a metric function, with a note that names the metric and the batch.
         """
-        for seen in arrived:
-            labels, outputs, weights = self._rows(seen)
-            counts = seen.weight is None or np.any(np.asarray(seen.weight) > 0)
-            for at, metric in enumerate(self.metrics if counts else ()):  # the mean of no rows would make all of it nan
+        for inputs in batches:
+            labels, outputs, weights = self._rows(inputs)
+            has_rows = inputs.weight is None or np.any(np.asarray(inputs.weight) > 0)
+            for at, metric in enumerate(self.metrics if has_rows else ()):  # the mean of 0 rows is nan
                 try:
                     self._sums[at] = metric.update(self._sums[at], labels, outputs, weights)
                 except Exception as error:
                     shapes = f"labels {[x.shape for x in labels]}, outputs {[x.shape for x in outputs]}"
-                    error.add_note(f"jfit: metric {metric.name!r} raised this for batch {self._done} of the pass ({shapes})")
+                    error.add_note(
+                        f"jfit: metric {metric.name!r} raised this for batch {self._evaluated} of the pass ({shapes})"
+                    )
                     raise
-            self._done += 1
-            if self._done in self._snapshots:
-                self._snapshots[self._done] = list(self._sums)
+            self._evaluated += 1
+            if self._evaluated in self._snapshots:
+                self._snapshots[self._evaluated] = list(self._sums)
 
     def snapshot(self) -> int:
-        """Remember this place: `values(mark)` will be those of the batches that were sent so far."""
-        self._snapshots[self._sent] = list(self._sums) if self._sent == self._done else []
-        return self._sent
+        """Return a key for `values`: the metrics over the batches pushed so far, available once these are evaluated."""
+        self._snapshots[self._pushed] = list(self._sums) if self._pushed == self._evaluated else []
+        return self._pushed
 
-    def values(self, mark: int | None = None) -> dict[str, Any]:
-        """The values of all batches that were added, or of those up to a mark (which is forgotten)."""
-        sums = self._sums if mark is None else self._snapshots.pop(mark)
-        found: dict[str, Any] = {}
-        for metric, each in zip(self.metrics, sums, strict=True):
-            found = joined(found, {k: plain(v) for k, v in metric.compute(each).items()})
-        return found
+    def values(self, snapshot: int | None = None) -> dict[str, Any]:
+        """Return the metrics by name over all evaluated batches, or over those of a snapshot, which is deleted."""
+        sums = self._sums if snapshot is None else self._snapshots.pop(snapshot)
+        merged: dict[str, Any] = {}
+        for metric, total in zip(self.metrics, sums, strict=True):
+            merged = joined(merged, {k: plain(v) for k, v in metric.compute(total).items()})
+        return merged
 
-    def _rows(self, seen: MetricInputs) -> tuple[list[np.ndarray], list[np.ndarray], list[Any] | None]:
-        """Labels, outputs and weights as those of the whole batch, rows that do not count left out."""
-        weight = None if seen.weight is None else np.asarray(seen.weight).reshape(-1)
-        kept = None if weight is None or np.all(weight > 0) else np.flatnonzero(weight > 0)
-        labels = [self._whole(slab, kept) for slab in seen.labels]
-        outputs = [self._whole(slab, kept) for slab in seen.outputs]
+    def _rows(self, inputs: MetricInputs) -> tuple[list[np.ndarray], list[np.ndarray], list[Any] | None]:
+        """Return labels, outputs and row weights of the global batch, without rows of weight 0."""
+        weight = None if inputs.weight is None else np.asarray(inputs.weight).reshape(-1)
+        indices = None if weight is None or np.all(weight > 0) else np.flatnonzero(weight > 0)
+        labels = [self._global(label, indices) for label in inputs.labels]
+        outputs = [self._global(output, indices) for output in inputs.outputs]
         if weight is None:
             return labels, outputs, None
-        weight = weight if kept is None else weight[kept]
-        return labels, outputs, [self._weights(slab, weight) for slab in seen.outputs]
+        weight = weight if indices is None else weight[indices]
+        return labels, outputs, [self._weights(output, weight) for output in inputs.outputs]
 
-    def _weights(self, slab: RowArray, weight: np.ndarray) -> np.ndarray | None:
-        """The weights of an output's rows, which may stand several times on its first axis; None where they lie elsewhere."""
-        if slab.layout is None or slab.layout.axis != 0:
+    def _weights(self, output: RowArray, weight: np.ndarray) -> np.ndarray | None:
+        """Repeat row weights (rows,) to the length of axis 0 of an output; None if axis 0 does not contain the rows."""
+        if output.layout is None or output.layout.axis != 0:
             return None
-        return np.tile(np.repeat(weight, slab.layout.after), slab.layout.before)
+        return np.tile(np.repeat(weight, output.layout.after), output.layout.before)
 
-    def _whole(self, slab: RowArray, kept: np.ndarray | None) -> np.ndarray:
-        array = np.asarray(slab.array)
-        if array.dtype.kind == "V":  # bfloat16 and its like are strangers to numpy's functions
+    def _global(self, part: RowArray, indices: np.ndarray | None) -> np.ndarray:
+        """Concatenate the slices of all devices along the rows, and select rows (None: all)."""
+        array = np.asarray(part.array)
+        if array.dtype.kind == "V":  # many NumPy functions do not support bfloat16 and other extension dtypes
             array = array.astype(np.float32)
-        if slab.layout is None:
+        if part.layout is None:
             return array[0] if self._split else array
-        axis, whole = slab.layout.axis, concat_slices(array if self._split else array[None], slab.layout)
-        return merge_row_axis(whole if kept is None else whole.take(kept, axis=axis + 1), axis)
+        axis, rows = part.layout.axis, concat_slices(array if self._split else array[None], part.layout)
+        return merge_row_axis(rows if indices is None else rows.take(indices, axis=axis + 1), axis)
