@@ -75,15 +75,15 @@ def test_lambda_callback_calls_the_function_of_each_event():
 
 
 def test_an_object_that_is_not_a_callback_raises():
-    with pytest.raises(TypeError, match="found 3 of type int, needed a Callback or a function of one event"):
+    with pytest.raises(TypeError, match="found 3 of type int, expected a Callback or a function of one event"):
         as_callback(3)
-    with pytest.raises(TypeError, match="needed a Callback or a function"):
+    with pytest.raises(TypeError, match="expected a Callback or a function"):
         as_callback(Callback)
-    with pytest.raises(ValueError, match=r"there is no event 'epoch_stop'; known names are .*; did you mean epoch_st"):
+    with pytest.raises(ValueError, match=r"there is no event 'epoch_stop'; valid names are .*; did you mean epoch_st"):
         lambda_callback(epoch_stop=print)
-    with pytest.raises(ValueError, match="asks for 'step' events but every is None; give every=N"):
+    with pytest.raises(ValueError, match="'step' events need every=N"):
         lambda_callback(step=print)
-    with pytest.raises(ValueError, match="every is 0, needed a number of steps of at least 1"):
+    with pytest.raises(ValueError, match="every is 0, expected a number of steps of at least 1"):
         as_callback(Callback(lambda e, s: s, every=0))
 
 
@@ -135,7 +135,7 @@ def test_early_stopping_continues_from_its_saved_state():
 def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_are_ignored():
     callback = early_stopping("val_los")
     with pytest.raises(
-        ValueError, match="monitor='val_los' is not logged; known names are loss, val_loss; did you mean val_loss"
+        ValueError, match="monitor='val_los' is not logged; valid names are loss, val_loss; did you mean val_loss"
     ):
         callback.on(event(loss=1.0, val_loss=2.0), callback.init())
     with pytest.raises(ValueError, match="Pass eval_data= to fit"):
@@ -146,7 +146,7 @@ def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_
 
 @pytest.mark.parametrize("wrong", [{"patience": 0}, {"min_delta": -1.0}, {"mode": "up"}])
 def test_early_stopping_checks_its_arguments(wrong):
-    with pytest.raises(ValueError, match=r"early_stopping: (found patience|mode is 'up'; known names are auto)"):
+    with pytest.raises(ValueError, match=r"early_stopping: (found patience|mode is 'up'; valid names are auto)"):
         early_stopping(**wrong)
 
 
@@ -170,7 +170,7 @@ def test_jsonl_writes_epochs_or_log_points_and_tolerates_a_truncated_line(tmp_pa
         file.write('{"step": 9}\n{"step"')
     play(jsonl_logger(path), [event("fit_start", step=5), event(step=10, loss=1.0)])
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5, 10]
-    with pytest.raises(ValueError, match="every is 'step', needed 'epoch' or 'log'"):
+    with pytest.raises(ValueError, match="every is 'step', expected 'epoch' or 'log'"):
         jsonl_logger(path, every="step")
 
 
@@ -216,7 +216,7 @@ def test_checkpointing_saves_state_position_and_history(tmp_path):
 
 @pytest.mark.parametrize("every", [0, True, "step", 2.5])
 def test_checkpointing_validates_every(tmp_path, every):
-    with pytest.raises(ValueError, match="needed 'epoch' or a number of steps of at least 1"):
+    with pytest.raises(ValueError, match="expected 'epoch' or a number of steps of at least 1"):
         checkpointing(tmp_path, every=every)
     with pytest.raises(ValueError, match="keep is 0"):
         checkpointing(tmp_path, keep=0)

@@ -115,7 +115,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_with_a_warning(t
     with pytest.raises(FormatError, match=r"crc32: found .*its bytes changed; restore an older checkpoint"):
         checkpoint.restore(tmp_path / "step-00000002", make_state())
     damage(tmp_path / "step-00000001")
-    with pytest.raises(FormatError, match=r"each of 2 is damaged, the newest: .*step-00000002"):
+    with pytest.raises(FormatError, match=r"each of 2 is damaged; the newest: .*step-00000002"):
         checkpoint.restore(tmp_path, make_state())
 
 
@@ -133,13 +133,13 @@ def test_verify_detects_a_writer_that_changes_values(tmp_path, monkeypatch):
     [
         (lambda f: (f / "meta.json").unlink(), "meta.json: the file is missing"),
         (lambda f: (f / "meta.json").write_text("{"), "content: it is not valid JSON"),
-        (lambda f: (f / "meta.json").write_text("{}"), "field 'format': it is missing or no int"),
+        (lambda f: (f / "meta.json").write_text("{}"), "field 'format': it is missing or not of type int"),
         (
             lambda f: (f / "meta.json").write_text((f / "meta.json").read_text().replace('"format": 1', '"format": 9')),
             "a newer jfit",
         ),
         (lambda f: (f / "state.safetensors").unlink(), "state.safetensors: the file is missing"),
-        (lambda f: os.truncate(f / "state.safetensors", 20), "size: found 20 bytes, meta.json says"),
+        (lambda f: os.truncate(f / "state.safetensors", 20), "size: found 20 bytes, expected"),
     ],
 )
 def test_verify_detects_each_kind_of_damage(tmp_path, change, message):
@@ -155,19 +155,19 @@ def test_an_unknown_kind_of_key_raises_a_format_error(tmp_path):
     record = json.loads((folder / "meta.json").read_text())
     record["keys"]["key"] = "nope"
     (folder / "meta.json").write_text(json.dumps(record))
-    with pytest.raises(FormatError, match=r"keys\['key'\]: no PRNG key of kind 'nope'"):
+    with pytest.raises(FormatError, match=r"keys\['key'\]: no PRNG key of implementation 'nope'"):
         checkpoint.restore(folder, make_state())
 
 
 def test_a_state_of_another_model_raises_with_the_first_three_differences(tmp_path):
     checkpoint.save(tmp_path, make_state())
-    with pytest.raises(ValueError, match=r"params/fc1_bias has shape \(3,\) in the checkpoint, the run needs \(5,\)"):
+    with pytest.raises(ValueError, match=r"params/fc1_bias has shape \(3,\) in the checkpoint, expected \(5,\)"):
         checkpoint.restore(tmp_path, make_state(hidden=5))
     with pytest.raises(ValueError, match=r"; and 1 more\. Restore it with the model"):
         checkpoint.restore(tmp_path, make_state(hidden=5))
     other = make_state()._replace(lr=jnp.int32(1), local=jnp.ones(2))
     with pytest.raises(
-        ValueError, match="local is not in the checkpoint; lr has dtype float32 in the checkpoint, the run needs int32"
+        ValueError, match="local is not in the checkpoint; lr has dtype float32 in the checkpoint, expected int32"
     ):
         checkpoint.restore(tmp_path, other)
     with pytest.raises(ValueError, match="lr is in the checkpoint, but the run has no such array"):
@@ -175,17 +175,17 @@ def test_a_state_of_another_model_raises_with_the_first_three_differences(tmp_pa
 
 
 def test_invalid_arguments_raise(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint .* found in .*; give the folder"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .* found in .*; pass the directory"):
         checkpoint.restore(tmp_path, make_state())
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         checkpoint.verify(tmp_path / "step-00000001")
-    with pytest.raises(ValueError, match="keep is 0, needed at least 1"):
+    with pytest.raises(ValueError, match="keep is 0, expected at least 1"):
         checkpoint.save(tmp_path, make_state(), keep=0)
     with pytest.raises(ValueError, match="has no 'step'; pass step="):
         checkpoint.save(tmp_path, {"x": np.ones(1)})
-    with pytest.raises(TypeError, match="name is a str, needed an array or number; put it into meta="):
+    with pytest.raises(TypeError, match="name is a str, expected an array or number; pass it in meta="):
         checkpoint.save(tmp_path, {"step": 1, "name": "x"})
-    with pytest.raises(TypeError, match="meta is not JSON-able"):
+    with pytest.raises(TypeError, match="meta is not JSON-serializable"):
         checkpoint.save(tmp_path, {"step": 1}, meta={"x": object()})
     with pytest.raises(ValueError, match="both called 'a/b'"):
         checkpoint.save(tmp_path, {"step": 1, "a/b": np.ones(1), "a": {"b": np.ones(1)}})

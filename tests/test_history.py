@@ -50,7 +50,7 @@ def test_array_scalars_become_python_numbers(history):
 def test_unknown_columns_and_tables_raise(history):
     with pytest.raises(KeyError, match="no column 'acc' in epochs; its columns are epoch, step"):
         history.column("acc")
-    with pytest.raises(ValueError, match="no table 'steps'; known tables are epochs and points"):
+    with pytest.raises(ValueError, match="no table 'steps'; expected 'epochs' or 'points'"):
         history.columns("steps")
 
 
@@ -67,7 +67,7 @@ def test_histories_with_other_log_points_differ(history):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"epochs": 3, "points": []}', '{"epochs": [3], "points": []}'])
 def test_other_json_raises(text):
-    with pytest.raises(ValueError, match=r"the text is not a history .*needed a JSON object with the lists"):
+    with pytest.raises(ValueError, match=r"the text is not a history .*expected a JSON object with the lists"):
         History.from_json(text)
 
 
@@ -105,7 +105,7 @@ def test_plot_draws_into_existing_axes_or_raises_for_missing_columns(history, tm
     figures = pytest.importorskip("matplotlib.figure")
     axes = figures.Figure().subplots(1, 2)
     assert history.plot(axes=axes) is axes[0].figure and len(axes[1].lines) == 2
-    with pytest.raises(ValueError, match="given 1 axes but has 2 curves"):
+    with pytest.raises(ValueError, match="given 1 axes but draws 2 metrics"):
         history.plot(axes=axes[0])
     with pytest.raises(ValueError, match="nothing to plot"):
         History().plot(tmp_path / "a.png")

@@ -146,7 +146,7 @@ def test_streams_are_supported_and_an_exhausted_one_reports_its_last_step():
     whole = find(data=batches, steps=12, end=0.1)
     assert len(whole) == 12
     np.testing.assert_array_equal(find(data=lambda: iter(batches), steps=12, end=0.1).losses, whole.losses)
-    with pytest.raises(ValueError, match="used up") as caught:
+    with pytest.raises(ValueError, match="exhausted") as caught:
         find(data=iter(batches), steps=12)
     assert any("did 5 of its 12 steps; steps=5" in note for note in caught.value.__notes__)
 
@@ -171,9 +171,9 @@ def curve(losses, **given):
 
 def test_a_loss_that_never_falls_has_no_suggestion_and_can_be_plotted(tmp_path):
     rising = curve(np.linspace(1, 2, 20))
-    with pytest.raises(ValueError, match="the loss never fell in 20 steps from rate 1e-05 to 1, so there is no rate"):
+    with pytest.raises(ValueError, match="the loss never decreased in 20 steps with learning rates from 1e-05 to 1, so none"):
         _ = rising.suggestion
-    assert "none, the loss never fell" in repr(rising) and "<img" in rising._repr_html_()
+    assert "none, the loss never decreased" in repr(rising) and "<img" in rising._repr_html_()
     rising.plot(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
 
@@ -209,14 +209,17 @@ def test_an_empty_sweep_cannot_be_plotted():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"start": 0.0}, "start is 0.0 and end 10.0; rates climb"),
-        ({"start": 1.0, "end": 0.1}, "start is 1.0 and end 0.1; rates climb"),
-        ({"steps": 1}, "steps is 1; a sweep has at least 2"),
-        ({"smoothing": 1.0}, "smoothing is 1.0; it needs to be from 0"),
-        ({"diverge": 1.0}, "diverge is 1.0; it needs to be above 1"),
-        ({"optimizer": optax.adam(0.1)}, "lr_find moves the learning rate, and the optimizer is .* keeps its own"),
+        ({"start": 0.0}, "start is 0.0 and end is 10.0; expected 0 < start < end"),
+        ({"start": 1.0, "end": 0.1}, "start is 1.0 and end is 0.1; expected 0 < start < end"),
+        ({"steps": 1}, "steps is 1; expected an integer of at least 2"),
+        ({"smoothing": 1.0}, "smoothing is 1.0; expected 0"),
+        ({"diverge": 1.0}, "diverge is 1.0; expected a factor above 1"),
+        ({"optimizer": optax.adam(0.1)}, "lr_find: the optimizer .* contains its learning rate"),
         ({"optimizer": "adm"}, "unknown optimizer 'adm'"),
-        ({"data": (np.full((16, 4), np.nan, "float32"), np.zeros(16))}, "the loss of the first step is nan, at a rate of"),
+        (
+            {"data": (np.full((16, 4), np.nan, "float32"), np.zeros(16))},
+            "the loss of the first step is nan, with learning rate",
+        ),
         ({"data": (np.zeros((0, 4), "float32"), np.zeros(0))}, "row"),
     ],
 )

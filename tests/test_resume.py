@@ -118,7 +118,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous(tmp_path):
 
 def test_a_checkpoint_of_another_network_raises_with_the_names(tmp_path):
     train(num_epoch=1, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match=r"params/fc1_bias has shape .* in the checkpoint, the run needs"):
+    with pytest.raises(ValueError, match=r"params/fc1_bias has shape .* in the checkpoint, expected"):
         train(mlp(hidden=5), checkpoint=tmp_path, resume=True)
 
 

@@ -1,7 +1,17 @@
-"""Checkpoints of a run: save, restore, verify. A folder a step, whole or absent, newest N kept.
+"""Save, restore and verify checkpoints: one folder per checkpoint, in the checkpoint directory of a run.
 
-directory/step-00000123/state.safetensors   every array of the state, by key path
-directory/step-00000123/meta.json           step, crc32 and size of the tensors, key kinds, what the caller adds
+Format of the checkpoint of step 123:
+
+    directory/step-00000123/state.safetensors   the leaves of the state, named by their key path, such as "params/fc1_weight"
+    directory/step-00000123/meta.json           JSON object:
+        format   version of this format, an integer
+        step     number of updates done
+        crc32    CRC-32 of state.safetensors, with which damage is detected
+        bytes    size of state.safetensors
+        keys     name -> PRNG implementation ("threefry2x32") of the leaves that are typed PRNG keys, stored as uint32 data
+        meta     the values of the caller: for a run its position, history, callback states and graph
+
+A folder is written under a temporary name and then renamed, so a crash leaves no incomplete checkpoint under its final name.
 """
 
 import json
@@ -26,9 +36,9 @@ State = TypeVar("State")
 
 _FORMAT = 1
 _TENSORS, _META = "state.safetensors", "meta.json"
-_FILE_NAMES = {"base_lr": "lr"}  # fields of a TrainState that files call otherwise
+_FILE_NAMES = {"base_lr": "lr"}  # fields of TrainState -> their names in files, which keep the names of older versions
 _STEP = re.compile(r"step-(\d{8,})")
-_REMEDY = "restore an older checkpoint of the same folder, or train from the start."
+_REMEDY = "restore an older checkpoint of the same directory, or train from the start."
 
 
 def save(
@@ -40,32 +50,34 @@ def save(
     step: int | None = None,
     sync: bool = True,
 ) -> Path:
-    """Writes a checkpoint atomically: after a crash at any moment it is there as a whole or not at all.
+    """Write a checkpoint atomically: after a crash, the complete checkpoint exists or none of it.
 
     Args:
-      directory: folder of the run's checkpoints, made when missing.
-      state: any pytree of arrays (numpy, jax, typed PRNG keys, Python numbers), a TrainState for instance.
-      meta: JSON-able values to keep beside it (position in the data, history, states of callbacks).
-      keep: how many checkpoints stay (highest steps first; the one just written always stays), None for all.
-      step: the step in the folder's name; `state.step` when None.
-      sync: wait until the bytes are on the disk.
+        directory: checkpoint directory of the run; created if necessary.
+        state: pytree of arrays, such as a `TrainState`.  Leaves are NumPy or JAX arrays, typed PRNG keys or Python numbers.
+        meta: JSON-serializable values to save with the state, such as the position in the data, the history and callback
+            states; {} by default.
+        keep: number of checkpoints to keep in `directory`, this one included; the ones with the lowest steps are deleted.  None
+            keeps all.
+        step: step number in the name of the folder; `state.step` or `state["step"]` by default.
+        sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the checkpoint.
 
     Returns:
-      The folder of this checkpoint.
+        pathlib.Path of the new checkpoint, `directory/step-<step with 8 digits>`.
 
     Raises:
-      TypeError: a leaf is no array, or `meta` is not JSON-able.
-      ValueError: `keep` is below 1, the state has no step, or two leaves share a name.
+        TypeError: a leaf is not an array or number, or `meta` is not JSON-serializable.
+        ValueError: `keep` is below 1, the state has no step, or two leaves have the same name.
 
     Example:
-      >>> import tempfile
-      >>> folder = tempfile.mkdtemp()
-      >>> save(folder, {"step": np.int32(7), "params": {"w": np.ones(3)}}).name
-      'step-00000007'
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> save(folder, {"step": np.int32(7), "params": {"w": np.ones(3)}}).name
+        'step-00000007'
     """
     if keep is not None and keep < 1:
         raise ValueError(
-            f"checkpoint: keep is {keep}, needed at least 1 (or None to keep all), because the one just written stays."
+            f"checkpoint: keep is {keep}, expected at least 1 (the new checkpoint is always kept), or None to keep all."
         )
     directory = Path(directory)
     number = _step_of(state) if step is None else int(step)
@@ -77,64 +89,70 @@ def save(
     try:
         json.dumps(record)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"checkpoint: meta is not JSON-able ({error}); pass numbers, texts, lists and dicts only.") from error
+        raise TypeError(
+            f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists and dicts only."
+        ) from error
     with atomic_dir(path, sync=sync) as folder:
         save_tensors(folder / _TENSORS, arrays, sync=False)
-        # Of what was meant to be written, whatever the library and the disk make of it.
+        # Of the arrays in memory, not of the file, so that `verify` also detects an error of the write itself.
         record["crc32"], record["bytes"] = checksum(folder / _TENSORS, arrays)
         (folder / _META).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if keep is not None:
-        others = [other for other in reversed(_folders(directory)) if other != path]
+        others = [other for other in reversed(_checkpoints(directory)) if other != path]
         for other in others[keep - 1 :]:
             trash(other)
     return path
 
 
 def restore(path: str | os.PathLike[str], like: State) -> State:
-    """Reads a checkpoint into the structure of `like`.
+    """Read a checkpoint into a pytree with the structure of `like`.
 
     Args:
-      path: the folder of one checkpoint, or the folder of a run's checkpoints: then the newest valid one is taken, and a
-        damaged one on the way is named in a warning.
-      like: a pytree of the same structure; shapes and dtypes are compared with it (jax.ShapeDtypeStruct leaves do).
+        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step is read, and damaged ones
+            with higher steps cause a warning.
+        like: pytree with the expected structure, shapes and dtypes; its leaves may be `jax.ShapeDtypeStruct`.
 
     Returns:
-      A pytree like `like` with numpy arrays, and typed keys where it has typed keys. The caller places them on devices.
+        A pytree of NumPy arrays and typed PRNG keys, with the structure of `like`.  The caller places it on devices.
 
     Raises:
-      FileNotFoundError: there is no checkpoint.
-      FormatError: the checkpoint, or each of them, is damaged.
-      ValueError: the checkpoint is of another model or optimizer (the first three differences are named).
+        FileNotFoundError: there is no checkpoint.
+        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
+        ValueError: names, shapes or dtypes differ from those of `like` because it belongs to another model or optimizer; the
+            message lists the first three differences.
 
     Example:
-      >>> import tempfile
-      >>> folder = tempfile.mkdtemp()
-      >>> _ = save(folder, {"step": np.int32(7), "w": np.ones(3)})
-      >>> restore(folder, {"step": np.int32(0), "w": np.zeros(3)})["w"]
-      array([1., 1., 1.])
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = save(folder, {"step": np.int32(7), "w": np.ones(3)})
+        >>> restore(folder, {"step": np.int32(0), "w": np.zeros(3)})["w"]
+        array([1., 1., 1.])
     """
     folder, record = _newest_valid(Path(path))
     arrays, _ = load_tensors(folder / _TENSORS)
-    return _rebuild(folder, arrays, record["keys"], like)
+    return _unflatten(folder, arrays, record["keys"], like)
 
 
 def set_aside(directory: str | os.PathLike[str]) -> Path | None:
-    """Moves the checkpoints of an earlier run out of the way of a new one: into `earlier-1`, `earlier-2`, ... of the folder.
+    """Move the checkpoints of an earlier run to the subfolder `earlier-1`, or `earlier-2`, ... if that exists.
+
+    A new run in the same directory needs this: checkpoints of the earlier run with higher steps would be restored instead of
+    its own.
 
     Args:
-      directory: folder of a run's checkpoints; it need not exist.
+        directory: checkpoint directory; it need not exist.
 
     Returns:
-      The folder they are in now; None where there were none.
+        pathlib.Path of the subfolder, or None if there were no checkpoints.
 
     Example:
-      >>> import tempfile
-      >>> folder = tempfile.mkdtemp()
-      >>> _ = save(folder, {"step": np.int32(7)})
-      >>> set_aside(folder).name, latest(folder) is None
-      ('earlier-1', True)
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = save(folder, {"step": np.int32(7)})
+        >>> set_aside(folder).name, latest(folder) is None
+        ('earlier-1', True)
     """
-    folders = _folders(Path(directory))
+    folders = _checkpoints(Path(directory))
     if not folders:
         return None
     number = 1
@@ -148,96 +166,97 @@ def set_aside(directory: str | os.PathLike[str]) -> Path | None:
 
 
 def load_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads what `save` was given as `meta`.
+    """Read the `meta` values of a checkpoint, as passed to `save`.
 
     Args:
-      path: the folder of one checkpoint, or of a run's checkpoints (the newest valid one, the one `restore` takes).
+        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step, as in `restore`.
 
     Returns:
-      The dict that was saved.
+        The saved dict.
 
     Raises:
-      FileNotFoundError: there is no checkpoint.
-      FormatError: it is damaged.
+        FileNotFoundError: there is no checkpoint.
+        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
 
     Example:
-      >>> import tempfile
-      >>> load_meta(save(tempfile.mkdtemp(), {"step": 1}, meta={"epoch": 4}))
-      {'epoch': 4}
+        >>> import tempfile
+        >>> load_meta(save(tempfile.mkdtemp(), {"step": 1}, meta={"epoch": 4}))
+        {'epoch': 4}
     """
     return _newest_valid(Path(path))[1]["meta"]
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads a checkpoint's arrays by name, where there is no state to restore it into.
+    """Read the arrays of a checkpoint by name, without a pytree of the expected structure (see `restore`).
 
     Args:
-      path: the folder of one checkpoint, or of a run's checkpoints (the newest valid one, the one `restore` takes).
+        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step, as in `restore`.
 
     Returns:
-      Key path -> array, 'params/fc1_weight' for instance; a typed PRNG key is its uint32 data.
+        Dict from name (the key path in the state, such as "params/fc1_weight") to NumPy array, uint32 for typed PRNG keys.
 
     Raises:
-      FileNotFoundError: there is no checkpoint.
-      FormatError: it is damaged.
+        FileNotFoundError: there is no checkpoint.
+        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
 
     Example:
-      >>> import tempfile
-      >>> sorted(load_arrays(save(tempfile.mkdtemp(), {"step": 1, "params": {"w": np.ones(3)}})))
-      ['params/w', 'step']
+        >>> import tempfile
+        >>> sorted(load_arrays(save(tempfile.mkdtemp(), {"step": 1, "params": {"w": np.ones(3)}})))
+        ['params/w', 'step']
     """
     return load_tensors(_newest_valid(Path(path))[0] / _TENSORS)[0]
 
 
 def latest(directory: str | os.PathLike[str]) -> Path | None:
-    """The folder of the newest checkpoint, unread; None where there is none.
+    """Return the path of the checkpoint with the highest step, without a check for damage.
 
     Args:
-      directory: folder of a run's checkpoints.
+        directory: checkpoint directory of a run.
 
     Returns:
-      The folder with the highest step, or None.
+        pathlib.Path, or None if there is no checkpoint.
 
     Example:
-      >>> import tempfile
-      >>> latest(tempfile.mkdtemp()) is None
-      True
+        >>> import tempfile
+        >>> latest(tempfile.mkdtemp()) is None
+        True
     """
-    folders = _folders(Path(directory))
+    folders = _checkpoints(Path(directory))
     return folders[-1] if folders else None
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads one checkpoint through and compares size and crc32 with its record.
+    """Check a checkpoint for damage: compare the size and CRC-32 of its array file with those in meta.json.
 
     Args:
-      path: the folder of one checkpoint.
+        path: the folder of a checkpoint.
 
     Returns:
-      Its record: format, step, keys, meta, crc32, bytes.
+        The content of meta.json: dict with format, step, keys, meta, crc32 and bytes.
 
     Raises:
-      FileNotFoundError: there is no such folder.
-      FormatError: a file is missing or damaged.
+        FileNotFoundError: the folder does not exist.
+        FormatError: a file is missing or damaged.
 
     Example:
-      >>> import tempfile
-      >>> verify(save(tempfile.mkdtemp(), {"step": 1}))["step"]
-      1
+        >>> import tempfile
+        >>> verify(save(tempfile.mkdtemp(), {"step": 1}))["step"]
+        1
     """
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(
-            f"checkpoint: {path} is no folder; give the folder of a checkpoint, for example .../step-00000100."
+            f"checkpoint: {path} is not a folder; pass the folder of a checkpoint, such as .../step-00000100."
         )
     record = _record(path)
     tensors = path / _TENSORS
     if not tensors.is_file():
         raise FormatError(path, _TENSORS, "the file is missing", _REMEDY)
     if (size := tensors.stat().st_size) != record["bytes"]:
-        raise FormatError(tensors, "size", f"found {size} bytes, {_META} says {record['bytes']}", _REMEDY)
+        raise FormatError(tensors, "size", f"found {size} bytes, expected {record['bytes']} according to {_META}", _REMEDY)
     if (crc := _crc_of(tensors)) != record["crc32"]:
-        raise FormatError(tensors, "crc32", f"found {crc}, {_META} says {record['crc32']}: its bytes changed", _REMEDY)
+        problem = f"found {crc}, expected {record['crc32']} according to {_META}: its bytes changed"
+        raise FormatError(tensors, "crc32", problem, _REMEDY)
     return record
 
 
@@ -260,33 +279,34 @@ def _record(path: Path) -> dict[str, Any]:
     fields = {"format": int, "step": int, "crc32": int, "bytes": int, "keys": dict, "meta": dict}
     for name, kind in fields.items():
         if not isinstance(record, dict) or not isinstance(record.get(name), kind):
-            raise FormatError(file, f"field {name!r}", f"it is missing or no {kind.__name__}", _REMEDY)
+            raise FormatError(file, f"field {name!r}", f"it is missing or not of type {kind.__name__}", _REMEDY)
     if record["format"] > _FORMAT:
         raise FormatError(
-            file, "field 'format'", f"found {record['format']}, this jfit reads up to {_FORMAT}", "use a newer jfit."
+            file, "field 'format'", f"found {record['format']}, this jfit supports up to {_FORMAT}", "use a newer jfit."
         )
     return record
 
 
-def _folders(directory: Path) -> list[Path]:
-    """Checkpoint folders, lowest step first."""
+def _checkpoints(directory: Path) -> list[Path]:
+    """Return the checkpoints of a directory, lowest step first."""
     if not directory.is_dir():
         return []
-    found = [
+    steps = [
         (int(match[1]), entry) for entry in directory.iterdir() if (match := _STEP.fullmatch(entry.name)) and entry.is_dir()
     ]
-    return [entry for _, entry in sorted(found)]
+    return [entry for _, entry in sorted(steps)]
 
 
 def _newest_valid(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return (path, content of meta.json) of a checkpoint, or of the valid one with the highest step of a directory."""
     if _STEP.fullmatch(path.name) or (path / _META).is_file():
         return path, verify(path)
     with suppress(OSError):
-        sweep(path)  # a save that was killed while it replaced a folder is undone first
-    folders = _folders(path)
+        sweep(path)  # undo a save that was killed while it replaced a folder
+    folders = _checkpoints(path)
     if not folders:
         raise FileNotFoundError(
-            f"checkpoint: no checkpoint (step-...) found in {path}; give the folder that checkpoints were saved to."
+            f"checkpoint: no checkpoint (step-...) found in {path}; pass the directory in which checkpoints were saved."
         )
     problem: FormatError | None = None
     for folder in reversed(folders):
@@ -300,7 +320,7 @@ def _newest_valid(path: Path) -> tuple[Path, dict[str, Any]]:
         return folder, record
     assert problem is not None
     raise FormatError(
-        path, "all checkpoints", f"each of {len(folders)} is damaged, the newest: {problem}", "train from the start."
+        path, "all checkpoints", f"each of {len(folders)} is damaged; the newest: {problem}", "train from the start."
     )
 
 
@@ -308,7 +328,7 @@ def _step_of(state: Any) -> int:
     step = state.get("step") if isinstance(state, Mapping) else getattr(state, "step", None)
     if step is None:
         raise ValueError(
-            f"checkpoint: the state ({type(state).__name__}) has no 'step'; pass step=, the number that names the folder."
+            f"checkpoint: the state ({type(state).__name__}) has no 'step'; pass step=, the number in the name of the folder."
         )
     return int(step)
 
@@ -317,19 +337,19 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _named(tree: Any) -> tuple[dict[str, Any], Any]:
-    """Leaves by key path, 'params/fc1_weight', in tree order; and the structure."""
+def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
+    """Return ({key path, such as "params/fc1_weight": leaf}, treedef); the dict is in the order of the leaves."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = ["/".join(_part(part) for part in path) for path, _ in leaves]
     if isinstance(tree, TrainState):
         names = [_FILE_NAMES.get(name, name) for name in names]
-    named = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
-    if len(named) != len(leaves):
-        twice = next(name for name in names if names.count(name) > 1)
+    by_name = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    if len(by_name) != len(leaves):
+        duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(
-            f"checkpoint: two leaves of the state are both called {twice!r}; rename one, a file keeps one array a name."
+            f"checkpoint: two leaves of the state are both called {duplicate!r}, but names in a file are unique; rename one."
         )
-    return named, structure
+    return by_name, structure
 
 
 def _part(part: Any) -> str:
@@ -340,15 +360,16 @@ def _part(part: Any) -> str:
 
 
 def _arrays(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return ({name: array}, {name of a typed PRNG key: its implementation}) of a state."""
     arrays, keys = {}, {}
-    for name, leaf in _named(state)[0].items():
+    for name, leaf in _named_leaves(state)[0].items():
         if _is_key(leaf):
             keys[name] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf, order="C")
         if array.dtype.kind in "OUSV" and array.dtype.name != "bfloat16":
             raise TypeError(
-                f"checkpoint: {name} is a {type(leaf).__name__}, needed an array or number; put it into meta= instead."
+                f"checkpoint: {name} is a {type(leaf).__name__}, expected an array or number; pass it in meta= instead."
             )
         arrays[name] = array
     return arrays, keys
@@ -358,30 +379,33 @@ def _key(folder: Path, name: str, data: np.ndarray, impl: Any) -> jax.Array:
     try:
         return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
     except (ValueError, TypeError) as error:
-        problem = f"no PRNG key of kind {impl!r} can be made of shape {data.shape}, {data.dtype} ({error})"
+        problem = (
+            f"no PRNG key of implementation {impl!r} can be made from a {data.dtype} array of shape {data.shape} ({error})"
+        )
         raise FormatError(folder / _META, f"keys[{name!r}]", problem, _REMEDY) from error
 
 
-def _rebuild(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str], like: Any) -> Any:
-    wanted, structure = _named(like)
-    problems = [f"{name} is not in the checkpoint" for name in wanted if name not in arrays]
-    problems += [f"{name} is in the checkpoint, but the run has no such array" for name in arrays if name not in wanted]
+def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str], like: Any) -> Any:
+    """Return the arrays of a checkpoint in the structure of `like`, after a comparison of names, shapes and dtypes."""
+    expected, structure = _named_leaves(like)
+    problems = [f"{name} is not in the checkpoint" for name in expected if name not in arrays]
+    problems += [f"{name} is in the checkpoint, but the run has no such array" for name in arrays if name not in expected]
     leaves = []
-    for name, leaf in wanted.items():
+    for name, leaf in expected.items():
         if name not in arrays:
             continue
         array: Any = arrays[name]
         if name in keys:
             array = _key(folder, name, array, keys[name])
         if (shape := tuple(np.shape(leaf))) != array.shape:
-            problems.append(f"{name} has shape {array.shape} in the checkpoint, the run needs {shape}")
+            problems.append(f"{name} has shape {array.shape} in the checkpoint, expected {shape}")
         elif (dtype := leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype) != array.dtype:
-            problems.append(f"{name} has dtype {array.dtype} in the checkpoint, the run needs {dtype}")
+            problems.append(f"{name} has dtype {array.dtype} in the checkpoint, expected {dtype}")
         leaves.append(array)
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(
-            f"checkpoint {folder}: it does not fit this run: {'; '.join(problems[:3])}{more}. "
-            "Restore it with the model, optimizer and number of devices that it was saved with, or start a new folder."
+            f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. "
+            "Restore it with the model, optimizer and number of devices of the run that saved it, or use a new directory."
         )
     return jax.tree_util.tree_unflatten(structure, leaves)

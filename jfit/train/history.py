@@ -1,4 +1,4 @@
-"""What a run recorded: one row an epoch, one row a log point, as numbers, text, files and curves."""
+"""`History`: the losses and metrics of a run per epoch and per log point, with CSV, JSON, text, pandas and plot output."""
 
 import csv
 import html
@@ -11,8 +11,8 @@ from typing import Any
 
 from jfit.formats.atomic import atomic_write
 
-# Leading columns in reading order; metrics follow as they came, validation last.
-_FIRST = ("epoch", "batch", "step", "time", "samples_per_second", "lr", "loss")
+# Order of the first columns; metrics follow in the order in which they were first logged, then validation values.
+_LEADING = ("epoch", "batch", "step", "time", "samples_per_second", "lr", "loss")
 _TITLES = {"samples_per_second": "samples/s", "time": "time (s)"}
 _WIDTH = 10
 
@@ -20,17 +20,20 @@ Row = dict[str, Any]
 
 
 class History:
-    """Two append-only tables of a run: `.epochs` (a row an epoch) and `.points` (a row a log point).
+    """Losses and metrics of a run: the table `epochs`, one row per epoch, and the table `points`, one row per log point.
+
+    A row is a dict from column name to value.  Log points are times within an epoch, at most about two per second, at which the
+    running loss and metrics are read from the devices.
 
     Args:
-      epochs: rows to begin with.
-      points: rows to begin with; each has the batch within the epoch.
+        epochs: initial rows of the epoch table.
+        points: initial rows of the log-point table, each with the columns "epoch" and "batch" (batches done in the epoch).
 
     Example:
-      >>> history = History()
-      >>> history.add_epoch(epoch=0, step=10, loss=0.5, accuracy=0.8, val_loss=0.6)
-      >>> history.column("loss")
-      [0.5]
+        >>> history = History()
+        >>> history.add_epoch(epoch=0, step=10, loss=0.5, accuracy=0.8, val_loss=0.6)
+        >>> history.column("loss")
+        [0.5]
     """
 
     def __init__(self, epochs: Iterable[Row] = (), points: Iterable[Row] = ()):
@@ -39,42 +42,42 @@ class History:
 
     @property
     def epochs(self) -> list[Row]:
-        """The rows of the epoch table, oldest first (a new list of copies: the table itself only grows)."""
+        """Rows of the epoch table, oldest first, as a new list of copies."""
         return [dict(row) for row in self._epochs]
 
     @property
     def points(self) -> list[Row]:
-        """The rows of the log-point table, oldest first (a new list of copies: the table itself only grows)."""
+        """Rows of the log-point table, oldest first, as a new list of copies."""
         return [dict(row) for row in self._points]
 
     def add_epoch(self, **values: Any) -> None:
-        """Appends a row to the epoch table.
+        """Append a row to the epoch table.
 
         Args:
-          **values: column -> number, or an array (kept as lists, shown by `column` and in JSON only). Give values that were
-            already read.
+            **values: column name -> number or array.  Values on a device are copied to the host.  Arrays, such as a confusion
+                matrix, are stored as nested lists; only `column`, `epochs` and `to_json` return them.
 
         Example:
-          >>> history = History()
-          >>> history.add_epoch(epoch=0, loss=1.0)
-          >>> len(history)
-          1
+            >>> history = History()
+            >>> history.add_epoch(epoch=0, loss=1.0)
+            >>> len(history)
+            1
         """
-        self._epochs.append({name: number(value) for name, value in values.items()})
+        self._epochs.append({name: to_python(value) for name, value in values.items()})
 
     def add_point(self, **values: Any) -> None:
-        """Appends a row to the log-point table.
+        """Append a row to the log-point table.
 
         Args:
-          **values: column -> number, `epoch` and `batch` among them.
+            **values: column name -> number or array, including `epoch` and `batch` (batches done in the epoch).
 
         Example:
-          >>> history = History()
-          >>> history.add_point(epoch=0, batch=5, loss=1.0)
-          >>> history.column("batch", "points")
-          [5]
+            >>> history = History()
+            >>> history.add_point(epoch=0, batch=5, loss=1.0)
+            >>> history.column("batch", "points")
+            [5]
         """
-        self._points.append({name: number(value) for name, value in values.items()})
+        self._points.append({name: to_python(value) for name, value in values.items()})
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -85,42 +88,43 @@ class History:
     __hash__ = None  # type: ignore[assignment]
 
     def columns(self, table: str = "epochs") -> list[str]:
-        """Names of all columns, in reading order.
+        """Return the names of all columns.
 
         Args:
-          table: "epochs" or "points".
+            table: "epochs" or "points".
 
         Returns:
-          epoch, step, time, ... first, then metrics, then val_ values.
+            List of names: epoch, batch, step, time, samples_per_second, lr and loss, then metrics, then names with "val_".
 
         Example:
-          >>> History([{"val_loss": 2.0, "loss": 1.0, "epoch": 0}]).columns()
-          ['epoch', 'loss', 'val_loss']
+            >>> History([{"val_loss": 2.0, "loss": 1.0, "epoch": 0}]).columns()
+            ['epoch', 'loss', 'val_loss']
         """
-        seen = list(dict.fromkeys(name for row in self._rows(table) for name in row))
-        rest = [name for name in seen if name not in _FIRST]
+        names = list(dict.fromkeys(name for row in self._rows(table) for name in row))
+        rest = [name for name in names if name not in _LEADING]
         return (
-            [name for name in _FIRST if name in seen]
+            [name for name in _LEADING if name in names]
             + [name for name in rest if not name.startswith("val_")]
             + [name for name in rest if name.startswith("val_")]
         )
 
     def column(self, name: str, table: str = "epochs") -> list[Any]:
-        """One column, None where a row lacks it.
+        """Return the values of one column.
 
         Args:
-          name: a name in `columns(table)`.
-          table: "epochs" or "points".
+            name: a name in `columns(table)`.
+            table: "epochs" or "points".
 
         Returns:
-          One value a row.
+            List with one value per row; None for rows without the column.
 
         Raises:
-          KeyError: no row has such a column.
+            KeyError: no row has the column.
+            ValueError: `table` is neither "epochs" nor "points".
 
         Example:
-          >>> History([{"loss": 1.0}, {"loss": 0.5}]).column("loss")
-          [1.0, 0.5]
+            >>> History([{"loss": 1.0}, {"loss": 0.5}]).column("loss")
+            [1.0, 0.5]
         """
         rows = self._rows(table)
         if not any(name in row for row in rows):
@@ -130,107 +134,114 @@ class History:
         return [row.get(name) for row in rows]
 
     def to_csv(self, path: str | Path, table: str = "epochs") -> Path:
-        """Writes a table as CSV, header first.
+        """Write a table to a CSV file with a header line.  Columns with arrays are left out.
 
         Args:
-          path: the file to write (replaced as a whole).
-          table: "epochs" or "points".
+            path: the file; an existing one is replaced atomically.
+            table: "epochs" or "points".
 
         Returns:
-          The path.
+            `path` as a pathlib.Path.
 
         Example:
-          >>> import tempfile
-          >>> path = History([{"epoch": 0, "loss": 1.0}]).to_csv(tempfile.mkdtemp() + "/history.csv")
-          >>> path.read_text().splitlines()
-          ['epoch,loss', '0,1.0']
+            >>> import tempfile
+            >>> path = History([{"epoch": 0, "loss": 1.0}]).to_csv(tempfile.mkdtemp() + "/history.csv")
+            >>> path.read_text().splitlines()
+            ['epoch,loss', '0,1.0']
         """
         text = io.StringIO()
-        writer = csv.DictWriter(text, self._flat(table), extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(text, self._scalar_columns(table), extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows(table))
         return atomic_write(path, text.getvalue())
 
     def to_json(self) -> str:
-        """Both tables as one JSON text; infinities and NaN are kept as the strings "inf", "-inf", "nan".
+        """Return both tables as a JSON string, with nan and infinities as the strings "nan", "inf", "-inf".
+
+        Returns:
+            The string, which `from_json` reads.
 
         Example:
-          >>> History.from_json(History([{"epoch": 0}]).to_json()).epochs
-          [{'epoch': 0}]
+            >>> History.from_json(History([{"epoch": 0}]).to_json()).epochs
+            [{'epoch': 0}]
         """
         tables = {"epochs": self._epochs, "points": self._points}
-        plain = {table: [{k: to_plain(v) for k, v in row.items()} for row in rows] for table, rows in tables.items()}
-        return json.dumps(plain, allow_nan=False)
+        rows = {table: [{k: to_json_value(v) for k, v in row.items()} for row in rows] for table, rows in tables.items()}
+        return json.dumps(rows, allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> "History":
-        """Reads what `to_json` wrote.
+        """Create a History from a result of `to_json`.
 
         Args:
-          text: the JSON text.
+            text: JSON object with the lists "epochs" and "points".
 
         Returns:
-          A History with both tables.
+            A `History` with both tables.
 
         Raises:
-          ValueError: the text is not a history.
+            ValueError: `text` is not valid JSON, or has not the two lists of rows.
 
         Example:
-          >>> History.from_json('{"epochs": [{"loss": "nan"}], "points": []}').column("loss")
-          [nan]
+            >>> History.from_json('{"epochs": [{"loss": "nan"}], "points": []}').column("loss")
+            [nan]
         """
         try:
             tables = json.loads(text)
             rows = {
-                table: [{k: from_plain(v) for k, v in row.items()} for row in tables[table]] for table in ("epochs", "points")
+                table: [{k: from_json_value(v) for k, v in row.items()} for row in tables[table]]
+                for table in ("epochs", "points")
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
-                f"history: the text is not a history ({type(error).__name__}: {error}); needed a JSON object with the lists "
-                "'epochs' and 'points', as History.to_json writes it."
+                f"history: the text is not a history ({type(error).__name__}: {error}); expected a JSON object with the lists "
+                "'epochs' and 'points', as returned by History.to_json."
             ) from error
         return History(rows["epochs"], rows["points"])
 
     def header(self, names: Iterable[str] | None = None) -> str:
-        """The line of column titles that fits the lines of `row`.
+        """Return the column titles as one line of text, aligned with the lines of `row`.
 
         Args:
-          names: the columns to show; all but `step` by default.
+            names: column names; by default all columns except `step` and those with arrays.
 
         Returns:
-          One line.
+            String without a newline.
 
         Example:
-          >>> History([{"epoch": 0, "loss": 1.0}]).header()
-          'epoch        loss'
+            >>> History([{"epoch": 0, "loss": 1.0}]).header()
+            'epoch        loss'
         """
-        return _line((name, _TITLES.get(name, name)) for name in self._shown(names))
+        return _line((name, _TITLES.get(name, name)) for name in self._text_columns(names))
 
     def row(self, index: int = -1, names: Iterable[str] | None = None) -> str:
-        """One epoch as a line of aligned text.
+        """Return a row of the epoch table as one line of text.
 
         Args:
-          index: which epoch row.
-          names: the columns to show; all but `step` by default.
+            index: index of the row; the last one by default.
+            names: column names; by default all columns except `step` and those with arrays.
 
         Returns:
-          One line.
+            String without a newline; "-" for missing values.
 
         Example:
-          >>> History([{"epoch": 0, "loss": 1.0}]).row()
-          '    0      1.0000'
+            >>> History([{"epoch": 0, "loss": 1.0}]).row()
+            '    0      1.0000'
         """
         values = self._epochs[index]
-        return _line((name, _cell(name, values.get(name))) for name in self._shown(names))
+        return _line((name, _cell(name, values.get(name))) for name in self._text_columns(names))
 
     def table(self) -> str:
-        """The epoch table as aligned text.
+        """Return the epoch table as aligned text: the header, then one line per epoch.
+
+        Returns:
+            String of several lines.
 
         Example:
-          >>> print(History([{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 0.5}]).table())
-          epoch        loss
-              0      1.0000
-              1      0.5000
+            >>> print(History([{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 0.5}]).table())
+            epoch        loss
+                0      1.0000
+                1      0.5000
         """
         return "\n".join([self.header(), *(self.row(i) for i in range(len(self)))]) if self._epochs else "(no epochs yet)"
 
@@ -240,7 +251,7 @@ class History:
         return f"History({len(self._epochs)} epochs, {len(self._points)} log points)"
 
     def _repr_html_(self) -> str:
-        names = self._shown(None)
+        names = self._text_columns(None)
         head = "".join(f"<th>{html.escape(_TITLES.get(name, name))}</th>" for name in names)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(_cell(name, row.get(name)))}</td>" for name in names) + "</tr>"
@@ -249,56 +260,56 @@ class History:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def to_frame(self, table: str = "epochs") -> Any:
-        """A table as a pandas DataFrame.
+        """Return a table as a pandas DataFrame.
 
         Args:
-          table: "epochs" or "points".
+            table: "epochs" or "points".
 
         Returns:
-          pandas.DataFrame, one row an epoch or log point.
+            pandas.DataFrame with one row per epoch or log point.
 
         Raises:
-          ImportError: pandas is not installed.
+            ImportError: pandas is not installed.
         """
         try:
             import pandas
         except ImportError as error:
             raise ImportError(
-                "history: to_frame needs pandas, which is not installed; pip install pandas, or use to_csv."
+                "history: to_frame needs pandas, which is not installed; install it (pip install pandas) or use to_csv."
             ) from error
         return pandas.DataFrame(self._rows(table), columns=self.columns(table))
 
     def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:
-        """Curves of loss and metrics over epochs, training and validation together.
+        """Plot the loss and each metric over the epochs, training and validation values in the same axes.
 
         Args:
-          path: an image file to write as well (no display is needed).
-          axes: matplotlib axes to draw into, one for each curve; made when None.
+            path: image file to write in addition, or None; with a path no display is needed.
+            axes: matplotlib axes to draw into, one per metric; by default new ones are created.
 
         Returns:
-          The matplotlib figure.
+            The matplotlib figure.
 
         Raises:
-          ImportError: matplotlib is not installed.
-          ValueError: there is nothing to draw, or too few axes.
+            ImportError: matplotlib is not installed.
+            ValueError: the epoch table has no loss or metric, or there are fewer axes than metrics.
 
         Example:
-          >>> import tempfile
-          >>> figure = History([{"epoch": 0, "loss": 1.0}]).plot(tempfile.mkdtemp() + "/curves.png")
-          >>> len(figure.axes)
-          1
+            >>> import tempfile
+            >>> figure = History([{"epoch": 0, "loss": 1.0}]).plot(tempfile.mkdtemp() + "/curves.png")
+            >>> len(figure.axes)
+            1
         """
         return _plot(self, path, axes)
 
     def _rows(self, table: str) -> list[Row]:
         if table not in ("epochs", "points"):
-            raise ValueError(f"history: there is no table {table!r}; known tables are epochs and points.")
+            raise ValueError(f"history: there is no table {table!r}; expected 'epochs' or 'points'.")
         return self._epochs if table == "epochs" else self._points
 
-    def _shown(self, names: Iterable[str] | None) -> list[str]:
-        return [name for name in self._flat("epochs") if name != "step"] if names is None else list(names)
+    def _text_columns(self, names: Iterable[str] | None) -> list[str]:
+        return [name for name in self._scalar_columns("epochs") if name != "step"] if names is None else list(names)
 
-    def _flat(self, table: str) -> list[str]:
+    def _scalar_columns(self, table: str) -> list[str]:
         arrays = {name for row in self._rows(table) for name, value in row.items() if isinstance(value, list)}
         return [name for name in self.columns(table) if name not in arrays]
 
@@ -326,9 +337,9 @@ def _plot(history: History, path: str | Path | None, axes: Any) -> Any:
     curves = _curves(history)
     if not curves:
         raise ValueError(
-            "history: there is nothing to plot, no epoch with a loss or metric is recorded yet; train for an epoch first."
+            "history: nothing to plot, because no epoch with a loss or metric has been recorded; train for at least one epoch."
         )
-    figure, axes = axes_for("history", len(curves), path, axes)
+    figure, axes = new_axes("history", len(curves), path, axes)
     xs = [row.get("epoch", i) for i, row in enumerate(history.epochs)]
     for axis, name in zip(axes, curves, strict=False):
         for label, key in (("train", name), ("validation", f"val_{name}")):
@@ -341,14 +352,14 @@ def _plot(history: History, path: str | Path | None, axes: Any) -> Any:
         axis.grid(alpha=0.3)
         axis.legend()
     if path is not None:
-        # matplotlib takes the format from the suffix, which atomic_write's temporary file does not have: pass it.
+        # matplotlib infers the format from the suffix, but it gets the open temporary file of atomic_write, without one.
         suffix = Path(path).suffix.lstrip(".") or "png"
         atomic_write(path, lambda file: figure.savefig(file, format=suffix, dpi=120))
     return figure
 
 
 def _curves(history: History) -> list[str]:
-    """Names with a curve: loss first, then every metric that is known for training or validation."""
+    """Names to plot, without "val_": the loss and every metric with numeric training or validation values."""
     hidden = {"epoch", "batch", "step", "time", "samples_per_second", "lr"}
     names = dict.fromkeys(name.removeprefix("val_") for name in history.columns() if name not in hidden)
     return [name for name in names if _is_numeric(history, name)]
@@ -359,23 +370,21 @@ def _is_numeric(history: History, name: str) -> bool:
     return any(isinstance(value, (int, float)) for value in values) and not any(isinstance(value, str) for value in values)
 
 
-def axes_for(who: str, count: int, path: str | Path | None, axes: Any) -> tuple[Any, list[Any]]:
-    """(matplotlib figure, axes to draw `count` curves into): those given, or new ones; outside pyplot for a file."""
+def new_axes(owner: str, count: int, path: str | Path | None, axes: Any) -> tuple[Any, list[Any]]:
+    """Return (matplotlib figure, list of axes): `axes` as a list, or `count` new ones; `owner` begins the error messages."""
     if axes is not None:
         flat = list(axes.flat) if hasattr(axes, "flat") else list(axes) if isinstance(axes, (list, tuple)) else [axes]
         if len(flat) < count:
-            raise ValueError(
-                f"{who}: plot was given {len(flat)} axes but has {count} curves to draw; pass at least {count} axes."
-            )
+            raise ValueError(f"{owner}: plot was given {len(flat)} axes but draws {count} metrics; pass at least {count} axes.")
         return flat[0].figure, flat
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"{who}: plot needs matplotlib, which is not installed; pip install matplotlib.") from error
+        raise ImportError(f"{owner}: plot needs matplotlib, which is not installed; pip install matplotlib.") from error
     size = (4.5 * count, 3.4)
     if path is not None:
-        # A figure outside pyplot: the user's backend and open figures stay as they are.
+        # Without pyplot, so that the user's backend and open figures do not change.
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
     else:
@@ -386,12 +395,12 @@ def axes_for(who: str, count: int, path: str | Path | None, axes: Any) -> tuple[
 
 
 # ------------------------------------------------------------------------------------------------ numbers in JSON
-def number(value: Any) -> Any:
-    """A scalar of any library as a Python number, an array as nested lists, anything else as it is.
+def to_python(value: Any) -> Any:
+    """Convert a NumPy or JAX scalar to a Python number and an array to nested lists; return other values unchanged.
 
     Example:
         >>> import numpy as np
-        >>> number(np.float32(0.5)), number(np.eye(2))
+        >>> to_python(np.float32(0.5)), to_python(np.eye(2))
         (0.5, [[1.0, 0.0], [0.0, 1.0]])
     """
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -399,26 +408,26 @@ def number(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def to_plain(value: Any) -> Any:
-    """`number`, with infinities and NaN as the texts "inf", "-inf", "nan", because JSON has no such numbers.
+def to_json_value(value: Any) -> Any:
+    """Convert like `to_python`, and nan and infinities to "nan", "inf", "-inf", because JSON has no such numbers.
 
     Example:
-        >>> to_plain([1.0, float("nan")])
+        >>> to_json_value([1.0, float("nan")])
         [1.0, 'nan']
     """
-    value = number(value)
+    value = to_python(value)
     if isinstance(value, list):
-        return [to_plain(each) for each in value]
+        return [to_json_value(item) for item in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def from_plain(value: Any) -> Any:
-    """What `to_plain` was given.
+def from_json_value(value: Any) -> Any:
+    """Convert the strings "nan", "inf", "-inf" back to floats, also inside lists: the inverse of `to_json_value`.
 
     Example:
-        >>> from_plain([1.0, "-inf"])
+        >>> from_json_value([1.0, "-inf"])
         [1.0, -inf]
     """
     if isinstance(value, list):
-        return [from_plain(each) for each in value]
+        return [from_json_value(item) for item in value]
     return float(value) if value in ("nan", "inf", "-inf") else value

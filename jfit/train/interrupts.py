@@ -1,7 +1,9 @@
-"""Ctrl-C while arrays are donated: it takes effect between dispatches, a second one at once.
+"""Delay Ctrl-C until a training step has returned.
 
-A KeyboardInterrupt inside a call that donates would leave no state at all.  Off the main thread no handler can be set and no
-interrupt arrives: there nothing is done.
+A training step donates its input state: a KeyboardInterrupt after the dispatch, but before the new state is assigned, would
+leave no state at all.  Inside these context managers the first Ctrl-C therefore takes effect later, and the second one raises
+immediately.  Outside the main thread they do nothing, because Python neither allows signal handlers nor raises
+KeyboardInterrupt there.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from typing import Any
 
 
 class StopFlag:
-    """Ctrl-C sets a flag that a loop reads between calls; a second Ctrl-C raises at once.
+    """A flag that Ctrl-C sets, for a loop that checks it between steps; a second Ctrl-C raises KeyboardInterrupt immediately.
+
+    Attributes:
+        set: True after the first Ctrl-C.
 
     Example:
         >>> import signal
@@ -29,62 +34,65 @@ class StopFlag:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[StopFlag]:
-        """Handle SIGINT inside the block."""
-        with _handled(self._note):
+        """Return a context manager in which SIGINT (Ctrl-C) sets the flag; its value is this object."""
+        with _sigint_handler(self._on_interrupt):
             yield self
 
-    def _note(self, number: int, frame: Any) -> bool:
-        before, self.set = self.set, True
-        return not before
+    def _on_interrupt(self, number: int, frame: Any) -> bool:
+        was_set, self.set = self.set, True
+        return not was_set
 
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Ctrl-C inside the block takes effect at its end; a second one at once.
+    """Delay Ctrl-C until the end of the block; a second Ctrl-C raises KeyboardInterrupt immediately.
 
-    For a call that donates: between its dispatch and the moment its result is kept there is no state.
+    For a call that donates its argument: an interrupt before its result is assigned would lose the state.
 
     Example:
         >>> import signal
         >>> try:
         ...     with defer_interrupts():
         ...         signal.raise_signal(signal.SIGINT)
-        ...         print("the block goes on")
+        ...         print("end of the block")
         ... except KeyboardInterrupt:
-        ...     print("then it is told")
-        the block goes on
-        then it is told
+        ...     print("interrupted")
+        end of the block
+        interrupted
     """
-    caught: list[Any] = []
+    signals: list[Any] = []
 
-    def note(number: int, frame: Any) -> bool:
-        caught.append((number, frame))
-        return len(caught) == 1
+    def on_interrupt(number: int, frame: Any) -> bool:
+        signals.append((number, frame))
+        return len(signals) == 1
 
-    before = None
+    previous = None
     try:
-        with _handled(note) as before:
+        with _sigint_handler(on_interrupt) as previous:
             yield
     finally:
-        if caught and callable(before):
-            before(*caught[0])
+        if signals and callable(previous):
+            previous(*signals[0])
 
 
 @contextlib.contextmanager
-def _handled(note: Callable[[int, Any], bool]) -> Iterator[Any]:
-    """Ctrl-C inside the block calls `note(number, frame)`; where that is False it raises, and the old handler is back."""
-    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if before is None:
+def _sigint_handler(on_interrupt: Callable[[int, Any], bool]) -> Iterator[Any]:
+    """Handle SIGINT in the block by `on_interrupt(number, frame)`; if it returns False, raise and restore the previous handler.
+
+    The value is the previous handler, or None if nothing is handled: outside the main thread, and if C code set the handler.
+    """
+    previous = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if previous is None:
         yield None
         return
 
     def handler(number: int, frame: Any) -> None:
-        if not note(number, frame):
-            signal.signal(signal.SIGINT, before)
+        if not on_interrupt(number, frame):
+            signal.signal(signal.SIGINT, previous)
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, handler)
     try:
-        yield before
+        yield previous
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

@@ -1,7 +1,15 @@
-"""The training loop: epochs, events, and the calls that a batch source is cut into.  No wait for a step just dispatched.
+"""The training loop: epochs, dispatches and callback events.
 
-The loop owns the state while it runs: it is always the result of a finished dispatch, so that whatever happens (Ctrl-C,
-a callback or an iterator that raises) the last good state is there.
+A dispatch is one call of a compiled program; it does one or more steps (parameter updates).  `ResidentDispatcher` (arrays on
+the devices) and `StreamDispatcher` (batches from the host) divide the batches of an epoch into dispatches.  `Loop` runs the
+dispatches and calls the callbacks between them.
+
+Dispatch is asynchronous, and the loop never waits for the dispatch it has just made: it waits for older ones (`Window`), and
+for all of them at the end of an epoch.
+
+Each dispatch donates the previous state, so the loop holds the only reference to the state and replaces it as soon as a
+dispatch returns.  After Ctrl-C, or an exception in a callback or a data iterator, `Loop.state` is therefore the state after
+the last completed step.
 """
 
 from __future__ import annotations
@@ -36,15 +44,38 @@ from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics, metric_inputs
 from jfit.train.interrupts import StopFlag
 
-LOG_SECONDS = 0.5  # shortest time between two log events
+LOG_SECONDS = 0.5  # minimum time between two "log" events
 
 
 class NonFiniteLoss(UserWarning):
-    """The loss became nan or infinite; the message names the step."""
+    """Warning that the loss is nan or infinite; the message contains the first step where it is."""
 
 
 class Loop:
-    """Epochs over a dispatcher.  `run.py` wires it; its parts are usable one by one."""
+    """Train a state for a number of epochs and call the callbacks.
+
+    Order of the events of an epoch: "epoch_start"; after each dispatch "log" (at most one every `LOG_SECONDS`) and "step"
+    (every `callback.every` steps); after the last dispatch the evaluation, then "epoch_end".  "fit_start" and "fit_end" enclose
+    the epochs.
+
+    Args:
+        state: initial state, on the devices; donated by the first dispatch.
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`.
+        devices: the devices of the state.
+        metrics: training metrics; those with `host` True are computed by NumPy on the host, the others inside the step.
+        callbacks: called in this order for every event in their `events`.
+        evaluate: `evaluate(state, epoch) -> {name: value}`, called after each epoch; the logs have its values as "val_" + name.
+        history: receives a row per epoch and per log point; a new one by default.
+        run: value of `event.run`; only a weak reference is kept.
+
+    Attributes:
+        epoch: number of the current epoch.
+        batch: number of batches done in the current epoch.
+        step: number of updates done since training began.
+        stop_reason: why training stops; setting it ends training after the current dispatch.  None: train on.
+        interrupted: True if Ctrl-C ended training.
+        report: (loss, learning rate) of the last dispatch, float32 array of shape (2,) on the devices, or None.
+    """
 
     def __init__(
         self,
@@ -60,7 +91,7 @@ class Loop:
     ) -> None:
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
         host = on_host(metrics)
-        self.host = HostMetrics(host, len(self.devices)) if host else None
+        self.host_metrics = HostMetrics(host, len(self.devices)) if host else None
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
@@ -69,34 +100,34 @@ class Loop:
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = False
-        self.report: Any = None  # report of the last call, on the devices
-        self._warned = False
-        self._pending: _Point | None = None
+        self.report: Any = None
+        self._warned = False  # of a loss that is not finite
+        self._pending: _LogPoint | None = None  # the last log point, not read from the devices yet
 
     @property
     def position(self) -> dict[str, int]:
-        """Where training stands: epoch, batch within it, step."""
+        """{"epoch": current epoch, "batch": batches done in it, "step": updates done since training began}."""
         return {"epoch": self.epoch, "batch": self.batch, "step": self.step}
 
     # -------------------------------------------------------------------------------- epochs
     def train(self, num_epoch: int) -> None:
-        """Run epochs `self.epoch` .. `num_epoch` - 1, from batch `self.batch` of the first."""
-        _copy(self.state.metrics)  # compiled now: a compile in a later epoch would be one too many
+        """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
+        _copy(self.state.metrics)  # compile it before the first epoch: later epochs must not compile
         with StopFlag().watching() as flag, counters.explained():
             try:
-                self._fire("fit_start", {})
+                self._notify_all("fit_start", {})
                 while not self._stopped(flag) and self.epoch < num_epoch:
                     self._epoch(flag)
             except BaseException:
-                self._close()
+                self._notify_after_error()
                 raise
-            self._fire("fit_end", {})
+            self._notify_all("fit_end", {})
 
-    def _close(self) -> None:
-        """Tell every callback that the run is over, so that bars and files are closed, behind the error that is on its way."""
+    def _notify_after_error(self) -> None:
+        """Send "fit_end" to every callback, so that bars and files are closed; its exceptions would hide the first one."""
         for i, callback in enumerate(self.callbacks):
             with contextlib.suppress(Exception):
-                self._tell(i, callback, "fit_end", {})
+                self._notify(i, callback, "fit_end", {})
 
     def _stopped(self, flag: StopFlag) -> bool:
         if flag.set:
@@ -105,134 +136,141 @@ class Loop:
         return self.stop_reason is not None
 
     def _epoch(self, flag: StopFlag) -> None:
-        """One epoch, or what is left of it; a stop leaves it where it is."""
+        """Train the rest of the current epoch; return early, without "epoch_end", if training is stopped."""
         if self.batch == 0:
             self.state = self.state._replace(metrics=place(zero_totals(self.metrics), self.devices))
-            if self.host is not None:
-                self.host.reset()
-        self._fire("epoch_start", {})
+            if self.host_metrics is not None:
+                self.host_metrics.reset()
+        self._notify_all("epoch_start", {})
         window, started, samples = Window(), time.perf_counter(), 0
         logged, self._pending = started, None
-        with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._limit)) as calls:
-            for call in calls:
-                self.state, report = call.run(self.state)
-                self.report = report = report if self.host is None else self.host.push(report)
-                self.step, self.batch = self.step + call.steps, self.batch + call.steps
-                samples += call.rows
+        with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._max_steps)) as dispatches:
+            for dispatch in dispatches:
+                self.state, report = dispatch.run(self.state)
+                self.report = report = report if self.host_metrics is None else self.host_metrics.push(report)
+                self.step, self.batch = self.step + dispatch.steps, self.batch + dispatch.steps
+                samples += dispatch.rows
                 fence = window.push(report)
                 now = time.perf_counter()
                 if fence is not None and now - logged > LOG_SECONDS:
                     logged = now
                     self._log(samples / (now - started), report, fence)
-                elif fence is not None and self.host is not None:
-                    self._read(fence)  # sync: host waits for the call 8 back
+                elif fence is not None and self.host_metrics is not None:
+                    self._read(fence)  # sync: the host waits for the dispatch 8 before this one
                 elif fence is not None:
-                    counters.wait(fence)  # sync: the same; reading would cost more
+                    counters.wait(fence)  # sync: the same; waiting costs less than reading
                 for i, callback in enumerate(self.callbacks):
                     if callback.every and self.step % callback.every == 0:
-                        self._tell(i, callback, "step", {})
+                        self._notify(i, callback, "step", {})
                 if self._stopped(flag):
-                    if self.host is not None:
+                    if self.host_metrics is not None:
                         self._read(report, behind=0)  # sync: training has stopped
                     return
         self._end_epoch(samples, started)
 
     def _end_epoch(self, samples: int, started: float) -> None:
-        totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once an epoch
+        totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
         seconds = time.perf_counter() - started
         self._check_finite(int(totals.first_bad_step))
-        logs = self._values(totals)
+        logs = self._metric_values(totals)
         logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | reported_lr(report)
         if self.evaluate is not None:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
-        where = self.position
+        end = self.position
+        # Before the callbacks, so that a run resumed from a checkpoint of this "epoch_end" begins with the next epoch.
         self.epoch, self.batch = self.epoch + 1, 0
-        self._fire("epoch_end", logs, **where)
+        self._notify_all("epoch_end", logs, **end)
 
     def _read(self, value: Any, *, behind: int = WAIT_EVERY) -> Any:
-        """A value on the host; its metrics get the batches that are done by then, all but the last `behind`."""
-        if self.host is None:
-            return counters.read(value)  # sync: the caller says what for
-        read, arrived = counters.read((value, self.host.pop(behind)))  # sync: one wait for both
-        self.host.update(arrived)
-        return read
+        """Copy arrays to the host; host metrics are updated with the batches older than the last `behind` dispatches."""
+        if self.host_metrics is None:
+            return counters.read(value)  # sync: see the caller
+        on_host, batches = counters.read((value, self.host_metrics.pop(behind)))  # sync: one wait for both
+        self.host_metrics.update(batches)
+        return on_host
 
-    def _values(self, totals: Any, mark: int | None = None) -> dict[str, Any]:
-        """Loss and metrics from totals that were read, those of the host included (up to `mark`)."""
-        found = values(self.metrics, totals)
-        return found if self.host is None else joined(found, self.host.values(mark))
+    def _metric_values(self, totals: Any, snapshot: int | None = None) -> dict[str, Any]:
+        """Loss, metrics and host metrics by name, from running sums on the host; `snapshot`: see `HostMetrics.snapshot`."""
+        result = values(self.metrics, totals)
+        return result if self.host_metrics is None else joined(result, self.host_metrics.values(snapshot))
 
     # -------------------------------------------------------------------------------- events
-    def _limit(self, step: int) -> int:
-        """Maximum number of steps before the next callback boundary."""
+    def _max_steps(self, step: int) -> int:
+        """Maximum number of steps before the next "step" event of a callback."""
         gaps = [c.every - step % c.every for c in self.callbacks if c.every and "step" in c.events]
         return min(gaps, default=1 << 30)
 
-    def _fire(self, kind: str, logs: dict[str, float], **where: int) -> None:
+    def _notify_all(self, kind: str, logs: dict[str, float], **position: int) -> None:
         for i, callback in enumerate(self.callbacks):
-            self._tell(i, callback, kind, logs, **where)
+            self._notify(i, callback, kind, logs, **position)
 
-    def _tell(self, i: int, callback: Callback, kind: str, logs: dict[str, float], **where: int) -> None:
-        """Tell a callback what happened, here or where it says, if it wants to know."""
+    def _notify(self, i: int, callback: Callback, kind: str, logs: dict[str, float], **position: int) -> None:
+        """Call a callback with an event if it subscribes to its kind; `position` replaces the current position."""
         if kind in callback.events:
-            event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **(self.position | where))
+            event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **self.position | position)
             self.callback_states[i] = callback.on(event, self.callback_states[i])
 
     def _log(self, speed: float, report: Any, fence: Any) -> None:
-        """Fire a log event with the values that were copied at the last one; copy those of now.
+        """Send the "log" event of the previous log point, and copy the running sums of this one.
 
-        The copy is dispatched behind the steps already in flight and read one log point later, together with the fence that
-        has to be waited for anyway.
+        The values of a log point are reported one log point late: the copy of the running sums is queued on the devices after
+        the steps in flight, so reading it now would wait for them.  At the next log point it is computed already.
         """
-        before, copied = self._pending, (_copy(self.state.metrics), report)
-        mark = None if self.host is None else self.host.snapshot()
-        self._pending = _Point(copied, {"samples_per_second": speed}, self.position, mark)
-        if before is None:
-            self._read(fence)  # sync: host waits for the call 8 back
+        previous, copied = self._pending, (_copy(self.state.metrics), report)
+        snapshot = None if self.host_metrics is None else self.host_metrics.snapshot()
+        self._pending = _LogPoint(copied, {"samples_per_second": speed}, self.position, snapshot)
+        if previous is None:
+            self._read(fence)  # sync: the host waits for the dispatch 8 before this one
             return
-        (totals, last), _ = self._read((before.copied, fence))  # sync: the copy was computed long ago
-        logs = before.logs | self._values(totals, before.mark) | reported_lr(last)
+        (totals, last_report), _ = self._read((previous.copied, fence))  # sync: as above; the copy is older than the fence
+        logs = previous.logs | self._metric_values(totals, previous.snapshot) | reported_lr(last_report)
         self._check_finite(int(totals.first_bad_step))
-        self.history.add_point(**before.where, **logs)
-        self._fire("log", logs, **before.where)
+        self.history.add_point(**previous.position, **logs)
+        self._notify_all("log", logs, **previous.position)
 
     def _check_finite(self, first_bad_step: int) -> None:
         if first_bad_step >= 0 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"the loss is not finite since step {first_bad_step} (epoch {self.epoch}); training goes on with whatever it "
-                "computes. Lower the learning rate, clip gradients (clip_norm=1.0), or check the data of that step for nan",
+                f"the loss is not finite since step {first_bad_step} (epoch {self.epoch}); training continues. Lower "
+                "the learning rate, clip gradients (clip_norm=1.0), or check the data of that step for nan",
                 NonFiniteLoss,
                 stacklevel=2,
             )
 
 
-class _Point(NamedTuple):
-    """A log point whose values are still on the devices."""
+class _LogPoint(NamedTuple):
+    """Values of a log point that are not read from the devices yet."""
 
-    copied: Any
+    copied: Any  # (running sums, report) on the devices
     logs: dict[str, float]
-    where: dict[str, int]
-    mark: int | None  # up to where host metrics count
+    position: dict[str, int]
+    snapshot: int | None  # of the host metrics, see HostMetrics.snapshot
 
 
 def reported_lr(report: Any) -> dict[str, float]:
-    """The learning rate that the update of a report used, where the optimizer reports it."""
+    """Return {"lr": learning rate of a report}, or {} if there is no report or its learning rate is nan (unknown)."""
     return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 
-_copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # own buffers: the next step donates the originals
+_copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the buffers of the original
 
 
-# ------------------------------------------------------------------------------------------------ calls
+# ------------------------------------------------------------------------------------------------ dispatches
 MAX_STEPS_PER_CALL = 32
-AUTO_FLOPS = {"cpu": 1e9}  # work of one call that hides its dispatch; accelerators: AUTO_FLOPS_DEFAULT
+AUTO_FLOPS = {"cpu": 1e9}  # backend -> FLOP of a dispatch that make its overhead negligible
 AUTO_FLOPS_DEFAULT = 2e11
 
 
 class Dispatch(NamedTuple):
-    """One dispatch: `run(state) -> (state, report)` does `steps` updates with `rows` rows."""
+    """One call of a compiled program.
+
+    Attributes:
+        run: `run(state) -> (new state, report)`, which donates `state`; report: see `report` and `DispatchSpec.return_outputs`.
+        steps: number of updates it does.
+        rows: number of rows it trains, without padding.
+    """
 
     run: Callable[[TrainState], tuple[TrainState, Array]]
     steps: int
@@ -240,7 +278,18 @@ class Dispatch(NamedTuple):
 
 
 class DispatchSpec(NamedTuple):
-    """What a dispatcher needs to know beside its data."""
+    """Settings of a dispatcher.
+
+    Attributes:
+        model: the lowered model.
+        step: the training step, `step(state, batch, axis_name=...) -> (state, StepOut)`.
+        devices: devices that each batch is split over.
+        batch_size: rows of a batch, over all devices.
+        micro_batches: number of micro-batches of a batch.
+        steps_per_call: maximum number of steps of a dispatch.
+        return_outputs: programs return (report, labels and outputs) instead of the report, for metrics computed on the host.
+            Requires a step made with `outputs=True`, and steps_per_call=1.
+    """
 
     model: Model
     step: Step
@@ -248,35 +297,39 @@ class DispatchSpec(NamedTuple):
     batch_size: int
     micro_batches: int = 1
     steps_per_call: int = 1
-    return_outputs: bool = False  # calls report (report, what metrics see); needs a step with outputs=True and one step a call
+    return_outputs: bool = False
 
     @property
     def out_axes(self) -> Any:
-        """Where the devices' results lie: the state and the report are shared, what metrics see is each device's own."""
+        """`out_axes` of a program: state and report are replicated, labels and outputs have a leading device axis."""
         return STATE_AXES, (None, 0) if self.return_outputs else None
 
 
 def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:
-    """How many steps one dispatch should do: so many that the work hides the dispatch, 1 where loops are slow.
+    """Choose the number of steps per dispatch, from 1 to 32, so that the overhead of a dispatch is small.
 
-    Small dense nets gain most (1.4 x on a 784-128-64-10 net at batch 64 on CPU); XLA on CPU compiles convolutions inside
-    loops badly, so those run one step a call there.
+    Several steps per dispatch help small dense networks most (784-128-64-10 at batch size 64 on CPU: 1.4 times as fast).
+    Networks with convolutions get 1 on CPU, because XLA compiles convolutions inside loops to slow code there.
     """
     if unrolls(model):
         return 1
-    work = 6.0 * count_parameters(params) * batch_size  # multiply-adds of forward and backward, dense layers
+    work = 6.0 * count_parameters(params) * batch_size  # FLOP of forward and backward pass of dense layers
     budget = AUTO_FLOPS.get(jax.default_backend(), AUTO_FLOPS_DEFAULT)
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
 
 
 def report(out: StepOut) -> Array:
-    """(loss, learning rate or nan) as ONE small array, (2,) float32: every output of a program costs about a microsecond."""
+    """Return (loss, learning rate) of a step as one float32 array of shape (2,); an unknown learning rate is nan.
+
+    One array and not two scalars, because each output of a program adds about a microsecond to a dispatch.
+    """
     rate = jnp.float32(jnp.nan) if out.lr is None else out.lr.astype(jnp.float32)
     return jnp.stack([out.loss, rate])
 
 
 def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Any]:
-    # Behind the barrier a step is compiled the same wherever its batch comes from: gathered, cut from a stack or an argument.
+    # The barrier keeps XLA from fusing the step with the code that produces its batch (a gather, a slice of a stack of batches
+    # or nothing): all programs must round alike, so that results do not depend on steps_per_call or on where the data is.
     state, batch = lax.optimization_barrier((state, batch))
     state, out = spec.step(state, batch, axis_name=axis_name)
     if spec.return_outputs:
@@ -286,7 +339,10 @@ def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | 
 
 
 def repeat_steps(one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., tuple[TrainState, Array]]:
-    """`count` steps in one program; `one(state, j)` does the j-th.  `count` is traced, so any number is the same program."""
+    """Return `run(state, count) -> (state, last report)`, which calls `one(state, j)` for j = 0 .. count - 1 in a `fori_loop`.
+
+    `count` is traced, so one compiled program serves every number of steps.
+    """
 
     def run(state: TrainState, count: Any) -> tuple[TrainState, Array]:
         return lax.fori_loop(0, count, lambda j, carry: one(carry[0], j), (state, jnp.zeros(2, jnp.float32)))
@@ -295,7 +351,13 @@ def repeat_steps(one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., 
 
 
 class ResidentDispatcher:
-    """Calls over arrays that live on the devices."""
+    """Dispatches over arrays that are resident on the devices; the programs gather the rows of each batch.
+
+    Args:
+        data: the arrays.
+        spec: model, step, devices and batch sizes.
+        paddable: whether short batches may be filled with padding rows, see `Model.plan`.
+    """
 
     def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True) -> None:
         self.data, self.spec = data, spec
@@ -306,19 +368,19 @@ class ResidentDispatcher:
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 
-    def dispatches(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Dispatch]:
-        """The calls of an epoch.
+    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int]) -> Iterator[Dispatch]:
+        """Yield the dispatches of an epoch, as `Dispatch`.
 
         Args:
-            epoch: number of the epoch.
-            start: number of the first batch.
-            step: updates done so far.
-            limit: `limit(step)`: maximum number of steps before the next callback boundary.
+            epoch: number of the epoch, which determines the order of the rows.
+            start: number of the first batch; above 0 when training resumes within an epoch.
+            step: number of updates done before the first dispatch.
+            max_steps: `max_steps(step)` is the maximum number of steps before the next "step" event of a callback.
         """
         epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
         size, at = self.spec.batch_size, start
         while at < layout.num_full:
-            steps = min(self.spec.steps_per_call, layout.num_full - at, limit(step + at - start))
+            steps = min(self.spec.steps_per_call, layout.num_full - at, max_steps(step + at - start))
             yield Dispatch(self._full_program(epoch_data, steps), steps, steps * size)
             at += steps
         if at < layout.num_batches:
@@ -347,7 +409,7 @@ class ResidentDispatcher:
         return lambda state: program(state, epoch_data, count)
 
     def _count(self, steps: int) -> Array:
-        """A number of steps on the devices, where a call need not send it again."""
+        """The number of steps as an array on the devices, cached so that a dispatch transfers nothing."""
         if steps not in self._counts:
             self._counts[steps] = place(np.int32(steps), self.spec.devices)
         return self._counts[steps]
@@ -363,7 +425,13 @@ class ResidentDispatcher:
 
 
 class StreamDispatcher:
-    """Calls over batches that come from the host, prepared on a background thread."""
+    """Dispatches over batches from the host, which a background thread prepares.
+
+    Args:
+        data: arrays, or an iterable of batches.
+        spec: model, step, devices and batch sizes.
+        paddable: whether short batches may be filled with padding rows, see `Model.plan`.
+    """
 
     def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True) -> None:
         self.data, self.spec = data, spec
@@ -371,25 +439,28 @@ class StreamDispatcher:
             spec.model, data, len(spec.devices), spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
         )
         self.num_batches = data.num_batches(spec.batch_size)
-        self._usual: Any = None  # shapes of the batches that share a call
+        self._usual: Any = None  # shapes and dtypes of the first batch
         self._programs: dict[Any, Any] = {}
 
-    def dispatches(self, epoch: int, start: int, step: int, limit: Callable[[int], int]) -> Iterator[Dispatch]:
-        """The calls of an epoch from batch `start`; `step`: updates so far; `limit`: steps until the next callback boundary."""
+    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int]) -> Iterator[Dispatch]:
+        """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`."""
         with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
             for first in stream:
-                group, room = [first], min(self.spec.steps_per_call, limit(step))
-                for item in itertools.islice(stream, room - 1):
+                group, most = [first], min(self.spec.steps_per_call, max_steps(step))
+                for item in itertools.islice(stream, most - 1):
                     if _shapes(item[0]) != _shapes(group[0][0]):
-                        yield from self._calls(group)
+                        yield from self._group_dispatches(group)
                         step += len(group)
                         group = []
                     group.append(item)
-                yield from self._calls(group)
+                yield from self._group_dispatches(group)
                 step += len(group)
 
-    def _calls(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
-        """Batches of equal shapes as one call, or one by one where a call of so many would be a program of its own."""
+    def _group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
+        """Yield one dispatch for (batch, rows) pairs of equal shapes, or one per batch if the shapes are not the usual ones.
+
+        Unusual shapes (a short last batch) are rare and not worth the compilation of a program of several steps.
+        """
         most, usual = self.spec.steps_per_call, self._is_usual(group[0][0])
         if most == 1 or not usual:
             program = self._program("train" if most == 1 else "train_tail", functools.partial(_step, self.spec))
@@ -397,7 +468,9 @@ class StreamDispatcher:
                 yield Dispatch(functools.partial(_run_batch, program, batch), 1, count)
             return
         batches = [batch for batch, _ in group]
-        batches += batches[-1:] * (most - len(batches))  # not computed: the program gets the number of real ones
+        batches += batches[-1:] * (
+            most - len(batches)
+        )  # a fixed length, so that one program is enough; only `steps` are trained
         axis = 1 if len(self.spec.devices) > 1 else 0
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
         program = self._many()
@@ -436,12 +509,15 @@ def _shapes(batch: Batch) -> Any:
 
 
 def data_position(dispatcher: Any, epoch: int) -> Any | None:
-    """The position of a dispatcher's data when an epoch began, as JSON; None where the number of the batch is enough."""
+    """Return the position of the data iterator at the start of an epoch, as JSON-serializable values, for a checkpoint.
+
+    None if the iterator has no position to save: arrays are then read again from the epoch and batch numbers.
+    """
     return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
 
 
 def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None:
-    """Let the data of a dispatcher go to what `epoch_start` gave."""
+    """Set the position of the data iterator at the start of an epoch to a result of `data_position`; None does nothing."""
     if position is not None and isinstance(dispatcher.data, StreamData):
         dispatcher.data.start_epoch(epoch, position)
 
@@ -449,10 +525,16 @@ def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None
 def make_dispatcher(
     data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, on_device: bool | str = "auto"
 ) -> Any:
-    """The dispatcher for some data: resident where it fits, else streaming.
+    """Create a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.
 
-    Nets whose loops must be unrolled run one step a dispatch whatever was asked for: a loop would be slow, and an unrolled
-    loop does not round as separate steps do.
+    Networks for which `unrolls(model)` is True (convolutions on CPU) do one step per dispatch, whatever `spec.steps_per_call`
+    is: XLA's loops are slow for them, and an unrolled loop rounds differently from separate steps.
+
+    Args:
+        data: arrays, or an iterable of batches.
+        spec: model, step, devices and batch sizes.
+        paddable: whether short batches may be filled with padding rows, see `Model.plan`.
+        on_device: True or False overrides the choice for arrays; "auto" compares their size with the device memory.
     """
     if unrolls(spec.model):
         spec = spec._replace(steps_per_call=1)

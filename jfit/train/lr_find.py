@@ -1,7 +1,7 @@
-"""lr_find: which learning rates a network learns at, seen in one short run whose rate climbs from tiny to too large.
+"""`lr_find`: find a learning rate by a range test, a short run whose learning rate increases exponentially from step to step.
 
-The run is a throw-away: it trains copies.  The losses stay on the devices and are read eight at a time, and the rate is data,
-so that the whole sweep is one program.
+The run trains copies of the parameters, which are discarded.  The learning rate is an input of the compiled step and not a
+constant, so the whole run needs one compilation; losses are read from the devices for eight steps at a time.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.batches import data_of, first_batch, settings_of
 from jfit.train.fit import checked_plan, resolve_optimizer
-from jfit.train.history import axes_for
+from jfit.train.history import new_axes
 from jfit.train.loop import Dispatch, DispatchSpec, StopFlag, make_dispatcher
 
 
 class RateRange:
-    """What `lr_find` saw.
+    """Result of `lr_find`: learning rate and loss of each step.
 
     Attributes:
-        rates: learning rates, (steps,) float64, rising.
-        losses: loss of the batch that was trained at each, (steps,) float64; where the run diverged the last may be infinite.
-        smoothed: running mean s ← β s + (1 − β) loss, divided by 1 − β^steps, (steps,) float64.
-        smoothing: β.
-        stopped: "end", "diverged" or "interrupted".
+        rates: learning rates, (steps,) float64, increasing.
+        losses: loss of each batch before its update, (steps,) float64; the last may be infinite if the run diverged.
+        smoothed: `smooth(losses, smoothing)`, a running mean of the losses, (steps,) float64.
+        smoothing: decay β of the running mean.
+        stopped: why the run ended: "end" (all steps done), "diverged" or "interrupted" (Ctrl-C).
 
     Example:
-        >>> seen = RateRange(np.geomspace(1e-4, 1, 9), np.array([3, 3, 3, 2.5, 1.5, 1, 1, 2, 9.0]), smoothing=0.0)
-        >>> round(seen.suggestion, 3), round(seen.minimum, 3)
+        >>> result = RateRange(np.geomspace(1e-4, 1, 9), np.array([3, 3, 3, 2.5, 1.5, 1, 1, 2, 9.0]), smoothing=0.0)
+        >>> round(result.suggestion, 3), round(result.minimum, 3)
         (0.006, 0.032)
     """
 
@@ -61,72 +61,74 @@ class RateRange:
 
     @property
     def suggestion(self) -> float:
-        """A rate to begin with: where the loss falls fastest over log(rate).
+        """A learning rate to start with: the one at which the loss decreases fastest over log(rate).
 
-        The fall is that of the smoothed loss over β / (1 − β) steps, so that single batches do not decide, before its minimum;
-        its middle is moved back by the steps that a running mean is late, β / (1 − β).
+        It is the middle of the interval of β / (1 − β) steps, before the minimum, in which the smoothed loss decreases most,
+        moved back by the lag of the running mean, which is also β / (1 − β) steps.  An interval of several steps averages out
+        the noise of single batches.
 
-        It errs on the small side: in trials (dense and convolutional networks, classes and numbers, SGD, momentum, Adam and
-        Lion, four epochs) the best rate of a grid lay between half of it and forty times it, nearer to the first for Lion and
-        to the last for SGD on numbers.  A tenth of `minimum` is another rule of thumb: it was nearer to the best in most of
-        these trials, and too large for Lion in small batches.  The curve (`plot`) tells more than one number; try both.
+        It is rather too small than too large: in experiments (dense and convolutional networks, classification and
+        regression, SGD, momentum, Adam and Lion, four epochs) the best learning rate of a grid was between 0.5 and 40 times
+        the suggestion, near 0.5 for Lion and near 40 for SGD in regression.  Another rule of thumb is a tenth of `minimum`:
+        it was closer to the best one in most of these experiments, but too large for Lion with small batches.  Look at the
+        curve (`plot`), and try both.
 
         Raises:
-            ValueError: the loss never fell.
+            ValueError: the loss never decreased.
         """
         low, logs = self._lowest(), np.log(self.rates)
         span = int(np.clip(round(self.smoothing / (1 - self.smoothing)), 1, max(1, low // 2)))
         falls = self.smoothed[: low + 1 - span] - self.smoothed[span : low + 1]
-        first = min(span, len(falls) - 1)  # the first means are of a few batches
+        first = min(span, len(falls) - 1)  # skip the first means: they are of a few batches only
         last = span + first + int(np.argmax(falls[first:]))
-        middle = last - span / 2 - _late(last + 1, self.smoothing)
+        middle = last - span / 2 - _lag(last + 1, self.smoothing)
         return float(np.exp(np.interp(middle, np.arange(len(logs)), logs)))
 
     @property
     def minimum(self) -> float:
-        """The rate with the lowest smoothed loss: too large to train with, the loss is about to rise.
+        """The learning rate with the lowest smoothed loss; too large to train with, because the loss increases from there.
 
         Raises:
-            ValueError: the loss never fell.
+            ValueError: the loss never decreased.
         """
         return float(self.rates[self._lowest()])
 
     def _lowest(self) -> int:
-        usable = np.where(np.isfinite(self.smoothed), self.smoothed, np.inf)
-        low = int(np.argmin(usable)) if len(usable) else 0
+        curve = np.where(np.isfinite(self.smoothed), self.smoothed, np.inf)
+        low = int(np.argmin(curve)) if len(curve) else 0
         if low < 1:
             raise ValueError(
-                f"lr_find: the loss never fell in {len(self)} steps from rate {self._edge(0)} to {self._edge(-1)}, so there is "
-                "no rate to suggest; start lower (start=), take more steps (steps=), and check that the data can be learned."
+                f"lr_find: the loss never decreased in {len(self)} steps with learning rates from {self._rate_text(0)} to "
+                f"{self._rate_text(-1)}, so none can be suggested; pass a smaller start=, more steps=, and check the labels."
             )
         return low
 
-    def _edge(self, i: int) -> str:
+    def _rate_text(self, i: int) -> str:
         return f"{self.rates[i]:.3g}" if len(self) else "-"
 
     def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:
-        """Loss over rate, the suggestion marked (matplotlib).
+        """Plot the losses and the smoothed loss over the learning rate (log scale) and mark the suggestion.
 
         Args:
-            path: an image file to write as well (no display is needed).
-            axes: matplotlib axes to draw into; made when None.
+            path: image file to write in addition, or None; with a path no display is needed.
+            axes: matplotlib axes to draw into; by default new ones are created.
 
         Returns:
             The matplotlib figure.
 
         Raises:
             ImportError: matplotlib is not installed.
-            ValueError: there is nothing to draw.
+            ValueError: there are no steps.
 
         Example:
             >>> import tempfile
-            >>> seen = RateRange([0.1, 1.0, 10.0], [2.0, 1.0, 3.0])
-            >>> len(seen.plot(tempfile.mkdtemp() + "/rates.png").axes)
+            >>> result = RateRange([0.1, 1.0, 10.0], [2.0, 1.0, 3.0])
+            >>> len(result.plot(tempfile.mkdtemp() + "/rates.png").axes)
             1
         """
         if not len(self):
-            raise ValueError("lr_find: there is nothing to plot, it was stopped before its first step.")
-        figure, (axis, *_) = axes_for("lr_find", 1, path, axes)
+            raise ValueError("lr_find: nothing to plot, because the run was interrupted before its first step.")
+        figure, (axis, *_) = new_axes("lr_find", 1, path, axes)
         _draw(self, axis)
         if path is not None:
             suffix = Path(path).suffix.lstrip(".") or "png"
@@ -134,9 +136,11 @@ class RateRange:
         return figure
 
     def __repr__(self) -> str:
-        found = _or_none(lambda: f"{self.suggestion:.3g}") or "none, the loss never fell"
-        ended = {"end": "", "diverged": ", diverged there"}.get(self.stopped, f", {self.stopped}")
-        return f"<lr_find: {len(self)} steps, rates {self._edge(0)} to {self._edge(-1)}{ended}; suggestion: {found}>"
+        suggestion = _or_none(lambda: f"{self.suggestion:.3g}") or "none, the loss never decreased"
+        end = {"end": "", "diverged": ", diverged there"}.get(self.stopped, f", {self.stopped}")
+        return (
+            f"<lr_find: {len(self)} steps, rates {self._rate_text(0)} to {self._rate_text(-1)}{end}; suggestion: {suggestion}>"
+        )
 
     def _repr_html_(self) -> str:
         text = f"<p><b>{html.escape(repr(self))}</b></p>"
@@ -153,21 +157,28 @@ class RateRange:
 
 
 def smooth(losses: Any, beta: float) -> np.ndarray:
-    """s_n / (1 - beta^n) with s_n = beta s_{n-1} + (1 - beta) loss_n, s_0 = 0: a running mean that starts unbiased.
+    """Exponential moving average with bias correction: s_n / (1 - beta^n), s_n = beta s_{n-1} + (1 - beta) loss_n, s_0 = 0.
+
+    Args:
+        losses: array of shape (steps,).
+        beta: decay, from 0 (no smoothing) to below 1.
+
+    Returns:
+        Array of shape (steps,), float64.
 
     Example:
         >>> smooth([4.0, 4.0, 0.0], 0.5).round(3).tolist()
         [4.0, 4.0, 1.714]
     """
-    found, total = [], 0.0
+    means, total = [], 0.0
     for n, loss in enumerate(np.asarray(losses, np.float64), 1):
         total = beta * total + (1 - beta) * float(loss)
-        found.append(total / (1 - beta**n))
-    return np.array(found, np.float64)
+        means.append(total / (1 - beta**n))
+    return np.array(means, np.float64)
 
 
-def _late(count: int, beta: float) -> float:
-    """How many steps old the losses in a running mean of `count` are on average: β / (1 − β) once there are many."""
+def _lag(count: int, beta: float) -> float:
+    """Lag of the moving average of `count` losses: their mean age in steps, which converges to β / (1 − β)."""
     return beta / (1 - beta) - count * beta**count / (1 - beta**count)
 
 
@@ -198,37 +209,39 @@ def lr_find(
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
 ) -> RateRange:
-    """Learning-rate range test: step i of n trains a batch at rate start · (end / start)^(i / (n − 1)), and its loss is kept.
+    """Learning-rate range test: record the loss of step i of n with learning rate start · (end / start)^(i / (n − 1)).
 
-    Nothing that is trained here is kept: parameters, auxiliary states and models that are given stay as they are.
+    The trained values are discarded: `model`, `params` and `aux` are not modified.
 
     Args:
-        model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed: as for `fit`.  The
-            learning rate among the optimizer's parameters is ignored.
+        model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed: as for `fit`.  A
+            "learning_rate" in optimizer_params is ignored.
         frozen, micro_batches, clip_norm, clip_value, policy, params, aux, loss, data_on_device, sync_batch_stats: as for `fit`.
-        start: the first rate.
-        end: the last rate.
-        steps: updates in all; data are read again from the beginning where they are shorter, a short last batch is left out.
-        smoothing: β of the running mean of the losses, from 0 (none) to below 1.
-        diverge: the sweep ends where the running mean is so many times the best and above the first loss, or not finite.
+        start: learning rate of the first step.
+        end: learning rate of the last step.
+        steps: number of updates.  Data with fewer batches is read several times; a short last batch of arrays is skipped.
+        smoothing: decay β of the moving average of the losses, from 0 (no smoothing) to below 1.
+        diverge: the run ends early if the moving average is not finite, or both above `diverge` times its minimum and above the
+            first loss.
 
     Returns:
-        A `RateRange`: `.rates`, `.losses`, `.smoothed`, `.suggestion`, `.plot()`; shown with its curve in notebooks.  After
-        Ctrl-C it holds the steps that were done.
+        A `RateRange` with `rates`, `losses`, `smoothed`, `suggestion`, `minimum` and `plot()`; notebooks show its curve.  After
+        Ctrl-C it contains the steps done so far.
 
     Raises:
-        ValueError: rates or steps that cannot be, an optax instance (it keeps its own rate), a model without a loss value, a
-            first loss that is not finite, and what `fit` raises about data.
+        ValueError: start, end, steps, smoothing or diverge is out of range; the optimizer is an optax transformation (whose
+            learning rate cannot be set); the model has no loss value; the first loss is not finite; `fit` would raise for the
+            data.
 
     Example:
         >>> import jfit, numpy as np
         >>> x = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
         >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)
-        >>> found = jfit.lr_find(jfit.sym.SoftmaxOutput(net, name="softmax"), (x, x[:, 0] > 0), steps=40)
-        >>> 0.001 < found.suggestion < 10
+        >>> result = jfit.lr_find(jfit.sym.SoftmaxOutput(net, name="softmax"), (x, x[:, 0] > 0), steps=40)
+        >>> 0.001 < result.suggestion < 10
         True
 
-    Source: Smith 2017, https://arxiv.org/abs/1506.01186.
+    Source: Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, https://arxiv.org/abs/1506.01186.
     """
     _check(start, end, steps, smoothing, diverge)
     model, params, aux = split_trained(model, params, aux)
@@ -236,8 +249,8 @@ def lr_find(
         model = lower_with_inputs(model, train_data)
     model, params, aux = model_and_values(model, loss, params, aux)
     settings = settings_of(devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
-    climb = _exponential(start, end, steps)
-    resolved = _optimizer(optimizer, optimizer_params, model, climb)
+    schedule = _exponential(start, end, steps)
+    resolved = _optimizer(optimizer, optimizer_params, model, schedule)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     probe = first_batch(model, data, batch_size)
     state = init_state(
@@ -247,7 +260,7 @@ def lr_find(
     step = train_step(
         model,
         resolved,
-        schedule=climb,
+        schedule=schedule,
         frozen=frozen,
         micro_batches=micro_batches,
         clip_norm=clip_norm,
@@ -258,95 +271,99 @@ def lr_find(
     spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches)
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, on_device=data_on_device)
     try:
-        found, stopped = _sweep(place(state, settings.devices), _calls(dispatcher, data, batch_size, steps), smoothing, diverge)
+        dispatches = _dispatches(dispatcher, data, batch_size, steps)
+        trace, stopped = _train(place(state, settings.devices), dispatches, smoothing, diverge)
     finally:
         source: Any = train_data
         if is_mxnet_iter(source):
-            source.reset()  # a fit that follows begins at its beginning
-    _check_first(found, model)
-    return RateRange(found[:, 1], found[:, 0], smoothing=smoothing, stopped=stopped)
+            source.reset()  # so that a following `fit` begins at the first batch
+    _check_first(trace, model)
+    return RateRange(trace[:, 1], trace[:, 0], smoothing=smoothing, stopped=stopped)
 
 
 def _exponential(start: float, end: float, steps: int) -> Schedule:
-    """rate = base * (end / start)^((count - 1) / (steps - 1)); the base is the state's."""
+    """Schedule: learning rate = base learning rate * (end / start)^((count - 1) / (steps - 1)), count = 1 .. steps."""
     growth = math.log(end / start) / (steps - 1)
     return Schedule("lr_find", lambda count, base: base * jnp.exp(growth * (count - 1)), base_lr=start)
 
 
-def _optimizer(optimizer: Any, given: Mapping[str, Any] | None, model: Model, climb: Schedule) -> Any:
-    own = {k: v for k, v in (given or {}).items() if k != "learning_rate"}
+def _optimizer(optimizer: Any, params: Mapping[str, Any] | None, model: Model, schedule: Schedule) -> Any:
+    others = {k: v for k, v in (params or {}).items() if k != "learning_rate"}
     if not isinstance(optimizer, str) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
         raise ValueError(
-            f"lr_find moves the learning rate, and the optimizer is {optimizer!r}, which keeps its own; pass the optimizer by "
-            "name, as in optimizer='adam' (jfit's and optax's have one)"
+            f"lr_find: the optimizer {optimizer!r} contains its learning rate, which lr_find must change in each step; pass "
+            "the optimizer by name, such as optimizer='adam' (optimizers of jfit and optax have names)"
         )
-    return resolve_optimizer(optimizer, own, model, climb)
+    return resolve_optimizer(optimizer, others, model, schedule)
 
 
-def _calls(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Generator[Dispatch, None, None]:
-    """`steps` calls, epoch after epoch, without the short last batch of arrays: it would be a second program."""
-    whole = data.num_rows // batch_size if isinstance(data, ArrayData) else 0
+def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Generator[Dispatch, None, None]:
+    """Yield `steps` dispatches of one step, over several epochs; skip the short last batch of arrays (a second program)."""
+    full_batches = data.num_rows // batch_size if isinstance(data, ArrayData) else 0
     done = 0
     for epoch in itertools.count():
-        with contextlib.closing(dispatcher.dispatches(epoch, 0, done, lambda step: 1)) as calls:
+        with contextlib.closing(dispatcher.dispatches(epoch, 0, done, lambda step: 1)) as dispatches:
             try:
-                for call in itertools.islice(calls, min(whole or steps, steps - done)):
-                    yield call
+                for dispatch in itertools.islice(dispatches, min(full_batches or steps, steps - done)):
+                    yield dispatch
                     done += 1
             except ValueError as error:
-                error.add_note(f"jfit: lr_find did {done} of its {steps} steps; steps={max(done, 2)} needs no further batch")
+                error.add_note(f"jfit: lr_find did {done} of its {steps} steps; steps={max(done, 2)} needs no more batches")
                 raise
         if done >= steps:
             return
 
 
-def _sweep(
-    state: TrainState, calls: Generator[Dispatch, None, None], smoothing: float, diverge: float
+def _train(
+    state: TrainState, dispatches: Generator[Dispatch, None, None], smoothing: float, diverge: float
 ) -> tuple[np.ndarray, str]:
-    """((steps, 2) loss and rate, why it ended); the host reads the reports of eight calls at a time, eight calls late."""
+    """Return the array (steps, 2) of loss and learning rate, and the value of `RateRange.stopped`.
+
+    The host reads the reports of eight steps at a time, eight steps late, so that it does not wait for the devices.
+    """
     window, reports = Window(), []
-    seen, stopped = np.zeros((0, 2)), "end"
-    with StopFlag().watching() as flag, counters.explained(), contextlib.closing(calls) as stream:
-        for call in stream:
-            state, report = call.run(state)
+    trace, stopped = np.zeros((0, 2)), "end"
+    with StopFlag().watching() as flag, counters.explained(), contextlib.closing(dispatches) as stream:
+        for dispatch in stream:
+            state, report = dispatch.run(state)
             reports.append(report)
             if window.push(report) is not None:
-                seen = _read(seen, reports[len(seen) : len(reports) - 8])  # sync: every 8 steps, for those 8 back and before
-                if _end(seen, smoothing, diverge) < len(seen):
+                trace = _read(trace, reports[len(trace) : len(reports) - 8])  # sync: every 8 steps, for all but the last 8
+                if _divergence(trace, smoothing, diverge) < len(trace):
                     break
             if flag.set:
                 stopped = "interrupted"
                 break
-    seen = _read(seen, reports[len(seen) :])  # sync: the sweep is over
-    last = _end(seen, smoothing, diverge)
-    return (seen, stopped) if last >= len(seen) else (seen[: last + 1], "diverged")
+    trace = _read(trace, reports[len(trace) :])  # sync: training is over
+    last = _divergence(trace, smoothing, diverge)
+    return (trace, stopped) if last >= len(trace) else (trace[: last + 1], "diverged")
 
 
-def _read(seen: np.ndarray, reports: list[Any]) -> np.ndarray:
-    return np.concatenate([seen, np.array(counters.read(reports), np.float64).reshape(-1, 2)])
+def _read(trace: np.ndarray, reports: list[Any]) -> np.ndarray:
+    return np.concatenate([trace, np.array(counters.read(reports), np.float64).reshape(-1, 2)])
 
 
-def _end(seen: np.ndarray, smoothing: float, diverge: float) -> int:
-    """The first step where the loss has left all bounds; the number of steps where there is none."""
-    curve = smooth(seen[:, 0], smoothing)
+def _divergence(trace: np.ndarray, smoothing: float, diverge: float) -> int:
+    """Index of the first step at which the smoothed loss diverges (see `diverge` of `lr_find`); len(trace) if none does."""
+    curve = smooth(trace[:, 0], smoothing)
     best = np.minimum.accumulate(np.where(np.isfinite(curve), curve, np.inf))
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(curve) | ((curve > best + (diverge - 1) * np.abs(best)) & (curve > curve[:1]))
-    return int(np.argmax(bad)) if bad.any() else len(seen)
+    return int(np.argmax(bad)) if bad.any() else len(trace)
 
 
-def _draw(seen: RateRange, axis: Any) -> None:
-    shown = np.isfinite(seen.losses)
-    axis.plot(seen.rates[shown], seen.losses[shown], color="0.8", linewidth=1, label="loss of the batch")
-    kept = np.isfinite(seen.smoothed)
-    axis.plot(seen.rates[kept], seen.smoothed[kept], label="smoothed")
-    rate = _or_none(lambda: seen.suggestion)
+def _draw(result: RateRange, axis: Any) -> None:
+    finite = np.isfinite(result.losses)
+    axis.plot(result.rates[finite], result.losses[finite], color="0.8", linewidth=1, label="loss of the batch")
+    finite = np.isfinite(result.smoothed)
+    axis.plot(result.rates[finite], result.smoothed[finite], label="smoothed")
+    rate = _or_none(lambda: result.suggestion)
     if rate is not None:
-        height = float(np.interp(np.log(rate), np.log(seen.rates), seen.smoothed))
+        height = float(np.interp(np.log(rate), np.log(result.rates), result.smoothed))
         axis.plot([rate], [height], "o", color="C3", label=f"suggestion {rate:.2g}")
     axis.set_xscale("log")
-    top, low = float(np.max(seen.smoothed[kept][:1], initial=0)), float(np.min(seen.smoothed[kept], initial=np.inf))
-    if np.isfinite(low) and top > low:  # what diverged would flatten the part that matters
+    top, low = float(np.max(result.smoothed[finite][:1], initial=0)), float(np.min(result.smoothed[finite], initial=np.inf))
+    if np.isfinite(low) and top > low:  # a diverged loss would otherwise determine the scale and flatten the curve
         axis.set_ylim(low - 0.1 * (top - low), top + 0.5 * (top - low))
     axis.set_xlabel("learning rate")
     axis.set_ylabel("loss")
@@ -354,32 +371,35 @@ def _draw(seen: RateRange, axis: Any) -> None:
     axis.legend()
 
 
-def _or_none(value: Callable[[], Any]) -> Any:
+def _or_none(fn: Callable[[], Any]) -> Any:
+    """Return fn(), or None if it raises ValueError."""
     try:
-        return value()
+        return fn()
     except ValueError:
         return None
 
 
 def _check(start: float, end: float, steps: int, smoothing: float, diverge: float) -> None:
     if not 0 < start < end < math.inf:
-        raise ValueError(f"lr_find: start is {start} and end {end}; rates climb from above 0 to a larger one that is finite.")
+        raise ValueError(f"lr_find: start is {start} and end is {end}; expected 0 < start < end, both finite.")
     if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 2:
-        raise ValueError(f"lr_find: steps is {steps!r}; a sweep has at least 2 steps, 100 are usual.")
+        raise ValueError(f"lr_find: steps is {steps!r}; expected an integer of at least 2, such as 100.")
     if not 0 <= smoothing < 1:
-        raise ValueError(f"lr_find: smoothing is {smoothing}; it needs to be from 0 (none) to below 1.")
+        raise ValueError(f"lr_find: smoothing is {smoothing}; expected 0 (no smoothing) <= smoothing < 1.")
     if not diverge > 1:
-        raise ValueError(f"lr_find: diverge is {diverge}; it needs to be above 1, so many times the best loss end the sweep.")
+        raise ValueError(
+            f"lr_find: diverge is {diverge}; expected a factor above 1: the run ends at this multiple of the lowest loss."
+        )
 
 
-def _check_first(seen: np.ndarray, model: Model) -> None:
-    if len(seen) and not np.isfinite(seen[0, 0]):
+def _check_first(trace: np.ndarray, model: Model) -> None:
+    if len(trace) and not np.isfinite(trace[0, 0]):
         if all(out.loss is None for out in model.outputs):
             raise ValueError(
-                f"lr_find watches the loss, and the heads {[o.name for o in model.outputs]} tell no loss value; end the "
+                f"lr_find: the heads {[o.name for o in model.outputs]} have no loss value, which lr_find needs; end the "
                 "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="
             )
         raise ValueError(
-            f"lr_find: the loss of the first step is {seen[0, 0]}, at a rate of {seen[0, 1]:.3g}; check the data for nan and "
-            "the initial values"
+            f"lr_find: the loss of the first step is {trace[0, 0]}, with learning rate {trace[0, 1]:.3g}; check the data and "
+            "the initial values for nan"
         )

@@ -1,4 +1,4 @@
-"""Callbacks: pure pairs (init, on) that a run calls with events."""
+"""Callbacks of `jfit.fit`: a callback is a pair of functions `init() -> state` and `on(event, state) -> new state`."""
 
 from jfit.train.callbacks.bars import progress
 from jfit.train.callbacks.base import EVENTS, Callback, Event, as_callback, lambda_callback

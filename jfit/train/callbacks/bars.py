@@ -1,9 +1,9 @@
-"""Progress: a bar over the run with speed, time left and running values, and the epoch table row by row."""
+"""Progress bar (speed, remaining time, running loss and metrics) and a table with a row per epoch."""
 
 import sys
 from typing import Any, TextIO
 
-from jfit.train.callbacks.base import Callback, Event, numbers
+from jfit.train.callbacks.base import Callback, Event, scalars
 from jfit.train.history import History
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}{postfix}]"
@@ -11,38 +11,39 @@ _HIDDEN = ("samples_per_second", "time")
 
 
 def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = None) -> Callback:
-    """A bar over the whole run (samples/s, ETA, loss, metrics) under a table that grows by a row each epoch.
+    """Show a progress bar of the whole run (samples/s, ETA, loss, metrics), and above it a table with a row per epoch.
 
     Args:
-      bar: show the bar; without it only the table.
-      force: show it also where the output is neither a terminal nor a notebook (a log file).
-      file: where to write; sys.stdout when None.
+        bar: whether to show the bar; False shows only the table.
+        force: True writes to any file; by default nothing is written unless `file` is a terminal or the code runs in a
+            notebook.
+        file: text file to write to; sys.stdout by default.
 
     Returns:
-      A callback for the start and end of the fit and of each epoch, and for log points.
+        A `Callback`.
 
     Example:
-      >>> show = progress(bar=False, force=True)
-      >>> end = Event("epoch_end", 0, 10, 10, 10, {"loss": 0.5, "accuracy": 0.9}, None)
-      >>> _ = show.on(end, show.init())
-      epoch        loss    accuracy
-          0      0.5000      0.9000
+        >>> show = progress(bar=False, force=True)
+        >>> end = Event("epoch_end", 0, 10, 10, 10, {"loss": 0.5, "accuracy": 0.9}, None)
+        >>> _ = show.on(end, show.init())
+        epoch        loss    accuracy
+            0      0.5000      0.9000
     """
-    screen = _Screen(bar, force, file)
+    display = _Display(bar, force, file)
 
     def on(event: Event, state: None) -> None:
-        screen.show(event)
+        display.show(event)
 
     return Callback(on=on, events=("fit_start", "epoch_start", "log", "epoch_end", "fit_end"), name="progress")
 
 
-class _Screen:
-    """The bar is an open terminal line: it cannot be part of the callback's state, which checkpoints save."""
+class _Display:
+    """The tqdm bar and the columns of the table; not in the state of the callback, because a bar is not JSON-serializable."""
 
     def __init__(self, bar: bool, force: bool, file: TextIO | None):
-        self.wants_bar, self.force, self.file = bar, force, file
+        self.show_bar, self.force, self.file = bar, force, file
         self.bar: Any = None
-        self.names: list[str] = []
+        self.columns: list[str] = []
 
     def show(self, event: Event) -> None:
         file = self.file or sys.stdout
@@ -50,14 +51,14 @@ class _Screen:
             return
         if event.kind in ("fit_start", "fit_end"):
             self.close()
-            self.names = []
+            self.columns = []
             return
-        if self.wants_bar:
-            self.draw(event, file)
+        if self.show_bar:
+            self.update_bar(event, file)
         if event.kind == "epoch_end":
             self.print_row(event, file)
 
-    def draw(self, event: Event, file: TextIO) -> None:
+    def update_bar(self, event: Event, file: TextIO) -> None:
         size, epochs = event.num_batches, getattr(event.run, "num_epoch", None)
         done = event.batch + (event.epoch * size if size else 0)
         if self.bar is None:
@@ -68,28 +69,28 @@ class _Screen:
                 desc=f"epoch {event.epoch}",
                 leave=False,
                 file=file,
-                # None: the format for known totals asks for a percentage.
+                # _FORMAT has a percentage, which needs a total; None is the default format of tqdm.
                 bar_format=_FORMAT if total else None,
-                # Log points already come at most about twice a second.
+                # No rate limit: there are at most about two log points per second.
                 mininterval=0,
                 dynamic_ncols=True,
             )
         self.bar.set_description_str(f"epoch {event.epoch}", refresh=False)
         if event.kind in ("log", "epoch_end"):
-            self.bar.set_postfix_str(_postfix(numbers(event.logs)), refresh=False)
+            self.bar.set_postfix_str(_postfix(scalars(event.logs)), refresh=False)
             self.bar.update(done - self.bar.n)
             self.bar.refresh()
 
     def print_row(self, event: Event, file: TextIO) -> None:
-        history = History([{"epoch": event.epoch, "step": event.step, **numbers(event.logs)}])
+        history = History([{"epoch": event.epoch, "step": event.step, **scalars(event.logs)}])
         names = [name for name in history.columns() if name != "step"]
         lines = []
-        if not set(names) <= set(self.names):
-            self.names = names
+        if not set(names) <= set(self.columns):
+            self.columns = names
             lines.append(history.header())
-        lines.append(history.row(0, self.names))
+        lines.append(history.row(0, self.columns))
         if self.bar is not None and not _in_notebook():
-            self.bar.clear()  # the row goes above the bar
+            self.bar.clear()  # so that the row appears above the bar
         print("\n".join(lines), file=file, flush=True)
         if self.bar is not None:
             self.bar.refresh()
@@ -112,10 +113,10 @@ def _is_terminal(file: TextIO) -> bool:
 
 
 def _in_notebook() -> bool:
-    # Only a process that has imported IPython can be inside a notebook: it is not imported to find out.
+    # Look in sys.modules instead of importing: IPython is slow to import, and a notebook has imported it already.
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    interactive = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return type(interactive).__name__ == "ZMQInteractiveShell"
 
 
 def _tqdm() -> Any:
@@ -126,7 +127,7 @@ def _tqdm() -> Any:
 
             return tqdm
         except ImportError:
-            pass  # a text bar works in a notebook too
+            pass  # without ipywidgets: the text bar works in a notebook, too
     from tqdm import tqdm
 
     return tqdm

@@ -1,4 +1,4 @@
-"""The callback contract: an Event, a Callback as a pair of functions, and the wrapper for plain functions."""
+"""`Event` and `Callback`, and the conversion of plain functions to callbacks."""
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
@@ -8,23 +8,30 @@ EVENTS = ("fit_start", "epoch_start", "step", "log", "epoch_end", "fit_end")
 
 
 class Event(NamedTuple):
-    """What happened, where in the run, and the numbers known at that moment.
+    """The argument of a callback: the kind of event, the position in the training, and the logged values.
+
+    Kinds of events:
+
+    - "fit_start", "fit_end": before the first and after the last epoch; "fit_end" also after an exception.
+    - "epoch_start", "epoch_end": before the first batch of an epoch; after its last batch and the evaluation.
+    - "step": every `every` steps, for callbacks with that argument.
+    - "log": when the running loss and metrics have been read from the devices, at most about twice per second.  `epoch`,
+      `batch` and `step` are those of the values, which are read a few dispatches late so that the host does not wait for them.
 
     Args:
-      kind: one of `EVENTS`. "step" fires at call boundaries, only for callbacks with `every=N`; "log" fires when
-        running values were read (at most about two a second, without an extra host sync).
-      epoch: the epoch, counted from 0.
-      step: updates done since the start of the run.
-      batch: batches done in this epoch.
-      num_batches: batches in an epoch, or None where the data does not tell.
-      logs: loss, lr, samples_per_second and metrics; at "epoch_end" also time and the val_ values. Numbers; a metric such
-        as the confusion matrix is a numpy array.
-      run: a view of the run, valid until the callback returns.
+        kind: one of `EVENTS`.
+        epoch: number of the epoch, from 0.
+        step: number of updates done since the start of the run.
+        batch: number of batches done in this epoch.
+        num_batches: number of batches of an epoch, or None if the data has no length.
+        logs: name -> value; empty except for "log" (loss, metrics, lr, samples_per_second) and "epoch_end" (also time, in
+            seconds, and evaluation values as "val_" + name).  Numbers; for metrics such as a confusion matrix NumPy arrays.
+        run: the `jfit.Run`, for reading its state (`run.snapshot()`), stopping it (`run.stop()`) and the like.
 
     Example:
-      >>> event = Event("epoch_end", epoch=0, step=10, batch=10, num_batches=10, logs={"loss": 0.5}, run=None)
-      >>> event.kind, event.logs["loss"]
-      ('epoch_end', 0.5)
+        >>> event = Event("epoch_end", epoch=0, step=10, batch=10, num_batches=10, logs={"loss": 0.5}, run=None)
+        >>> event.kind, event.logs["loss"]
+        ('epoch_end', 0.5)
     """
 
     kind: str
@@ -36,32 +43,35 @@ class Event(NamedTuple):
     run: Any
 
 
-def numbers(logs: dict[str, Any]) -> dict[str, Any]:
-    """The logs without arrays, such as confusion matrices, which lines and cells have no room for.
+def scalars(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return the logged values without arrays such as confusion matrices, for output as text or CSV.
 
     Example:
-      >>> import numpy as np
-      >>> numbers({"loss": 0.5, "confusion_matrix": np.eye(2)})
-      {'loss': 0.5}
+        >>> import numpy as np
+        >>> scalars({"loss": 0.5, "confusion_matrix": np.eye(2)})
+        {'loss': 0.5}
     """
     return {name: value for name, value in logs.items() if not getattr(value, "ndim", 0)}
 
 
 class Callback(NamedTuple):
-    """state ← on(event, state), from state = init().
+    """A pair of functions, `init() -> state` and `on(event, state) -> new state`, with the events for which `on` is called.
+
+    The state is saved in checkpoints: a resumed run continues with the state instead of calling `init`.  It must therefore be
+    JSON-serializable.
 
     Args:
-      on: called with an event and the callback's state; returns the new state. The state is JSON-able, because
-        checkpoints save it.
-      init: makes the first state.
-      events: the kinds of event that `on` wants.
-      every: for "step" events: fire each time that many steps are done. A call then never runs past such a step.
-      name: how errors and checkpoints call it.
+        on: called with an `Event` and the state of the callback; returns the new state.
+        init: returns the initial state; None by default.
+        events: kinds of events for which `on` is called, from `EVENTS`.
+        every: number of steps between two "step" events; required if "step" is in `events`.  A dispatch then does at most as
+            many steps as remain until the next "step" event.
+        name: name of the callback in error messages and checkpoints.
 
     Example:
-      >>> count = Callback(on=lambda event, state: state + 1, init=lambda: 0, name="count")
-      >>> count.on(None, count.init())
-      1
+        >>> count = Callback(on=lambda event, state: state + 1, init=lambda: 0, name="count")
+        >>> count.on(None, count.init())
+        1
     """
 
     on: Callable[[Event, Any], Any]
@@ -72,28 +82,28 @@ class Callback(NamedTuple):
 
 
 def as_callback(callback: Any) -> Callback:
-    """Accepts a Callback, or a plain function of one event.
+    """Convert a function of an event to a `Callback`, and check the events of a `Callback`.
 
     Args:
-      callback: a `Callback`, or `f(event)`; the function may declare `f.events` (a kind or a tuple of kinds) and
-        `f.every` (an int). Without them it is called at "epoch_end".
+        callback: a `Callback`, or a function `f(event)`.  The function is called at "epoch_end", or for the kinds in its
+            attribute `f.events` (a string or a tuple); `f.every` is the number of steps between "step" events.
 
     Returns:
-      The `Callback`, its events and `every` checked.
+        The `Callback`.
 
     Raises:
-      TypeError: it is neither.
-      ValueError: it asks for an event that does not exist, or `every` is not a positive number of steps.
+        TypeError: `callback` is neither a `Callback` nor a function.
+        ValueError: a kind of event does not exist, `every` is not an integer of at least 1, or "step" is used without `every`.
 
     Example:
-      >>> as_callback(lambda event: print(event.epoch)).events
-      ('epoch_end',)
+        >>> as_callback(lambda event: print(event.epoch)).events
+        ('epoch_end',)
     """
     if isinstance(callback, Callback):
         return _checked(callback)
     if not callable(callback) or isinstance(callback, type):
         raise TypeError(
-            f"callbacks: found {callback!r} of type {type(callback).__name__}, needed a Callback or a function of one "
+            f"callbacks: found {callback!r} of type {type(callback).__name__}, expected a Callback or a function of one "
             "event; pass jfit.callbacks.lambda_callback(epoch_end=...) or a function f(event)."
         )
     events = getattr(callback, "events", ("epoch_end",))
@@ -108,22 +118,22 @@ def as_callback(callback: Any) -> Callback:
 
 
 def lambda_callback(*, every: int | None = None, name: str = "lambda", **functions: Callable[[Event], Any]) -> Callback:
-    """A callback without state from one function for each kind of event.
+    """Create a callback without state from one function per kind of event.
 
     Args:
-      every: steps between two calls of the `step` function (needed with `step=`).
-      name: how errors call it.
-      **functions: kind of event -> function of one event.
+        every: number of steps between two calls of the `step` function; required with `step=`.
+        name: name of the callback in error messages.
+        **functions: kind of event -> function `f(event)`; the kinds are in `EVENTS`.
 
     Returns:
-      The `Callback`.
+        The `Callback`.
 
     Raises:
-      ValueError: a keyword is no kind of event.
+        ValueError: a keyword is not a kind of event, or `step=` is passed without `every`.
 
     Example:
-      >>> lambda_callback(epoch_end=lambda event: None, fit_end=lambda event: None).events
-      ('epoch_end', 'fit_end')
+        >>> lambda_callback(epoch_end=lambda event: None, fit_end=lambda event: None).events
+        ('epoch_end', 'fit_end')
     """
 
     def on(event: Event, state: Any) -> Any:
@@ -133,34 +143,27 @@ def lambda_callback(*, every: int | None = None, name: str = "lambda", **functio
     return _checked(Callback(on=on, events=tuple(functions), every=every, name=name))
 
 
-def known_names(name: str, known: Iterable[str]) -> str:
-    """'known: a, b, c; did you mean b?', for error sentences.
-
-    Args:
-      name: the name that was not found.
-      known: the names that exist.
-
-    Returns:
-      The end of a sentence.
+def suggest_name(name: str, valid_names: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown name: the valid names and the one most similar to `name`.
 
     Example:
-      >>> known_names("val_acc", ["loss", "val_accuracy"])
-      'known names are loss, val_accuracy; did you mean val_accuracy?'
+        >>> suggest_name("val_acc", ["loss", "val_accuracy"])
+        'valid names are loss, val_accuracy; did you mean val_accuracy?'
     """
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"known names are {', '.join(known) or '(none)'}" + (f"; did you mean {near[0]}?" if near else ".")
+    valid_names = list(valid_names)
+    similar = difflib.get_close_matches(name, valid_names, n=1)
+    return f"valid names are {', '.join(valid_names) or '(none)'}" + (f"; did you mean {similar[0]}?" if similar else ".")
 
 
 def _checked(callback: Callback) -> Callback:
     _check_events(callback.name, callback.events)
     every = callback.every
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise ValueError(f"callback {callback.name}: every is {every!r}, needed a number of steps of at least 1, or None.")
+        raise ValueError(f"callback {callback.name}: every is {every!r}, expected a number of steps of at least 1, or None.")
     if "step" in callback.events and every is None:
         raise ValueError(
-            f"callback {callback.name}: it asks for 'step' events but every is None; give every=N, the number of steps "
-            "between two calls, so that several steps can still run in one dispatch."
+            f"callback {callback.name}: 'step' events need every=N, the number of steps between two events, but every is None; "
+            "between them several steps can run in one dispatch."
         )
     return callback
 
@@ -168,4 +171,4 @@ def _checked(callback: Callback) -> Callback:
 def _check_events(name: str, events: Sequence[str]) -> None:
     for kind in events:
         if kind not in EVENTS:
-            raise ValueError(f"callback {name}: there is no event {kind!r}; {known_names(kind, EVENTS)}")
+            raise ValueError(f"callback {name}: there is no event {kind!r}; {suggest_name(kind, EVENTS)}")

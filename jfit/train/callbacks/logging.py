@@ -1,4 +1,4 @@
-"""Loggers: CSV, JSON lines, and MXNet's log lines."""
+"""Callbacks that log the values of a run: to a CSV file, to a JSON lines file, or with `logging` in MXNet's format."""
 
 import csv
 import io
@@ -12,24 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import atomic_write
-from jfit.train.callbacks.base import Callback, Event, numbers
-from jfit.train.history import to_plain
+from jfit.train.callbacks.base import Callback, Event, scalars
+from jfit.train.history import to_json_value
 
 _TIMING = ("loss", "lr", "samples_per_second", "time")
 
 
 def csv_logger(path: str | os.PathLike[str]) -> Callback:
-    """Appends a row to a CSV file after each epoch.
+    """Append a row with epoch, step, loss and metrics to a CSV file after each epoch.
+
+    A value that is first logged in a later epoch adds a column, and earlier rows get an empty cell.  Arrays are left out.
 
     Args:
-      path: the file. A run that starts at step 0 begins it anew; one that continues keeps the rows up to its step.
+        path: the file.  A run that starts at step 0 deletes its rows; a resumed run deletes only the rows after its step.
 
     Returns:
-      A callback for "fit_start" and "epoch_end". A column that first shows later is added to the header.
+        A `Callback`.
 
     Example:
-      >>> csv_logger("runs/a/history.csv").events
-      ('fit_start', 'epoch_end')
+        >>> csv_logger("runs/a/history.csv").events
+        ('fit_start', 'epoch_end')
     """
     path = Path(path)
 
@@ -37,7 +39,7 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
         if event.kind == "fit_start":
             _rewind(path, event.step, _csv_rows, _write_csv)
             return state
-        row = {"epoch": event.epoch, "step": event.step, **numbers(event.logs)}
+        row = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}
         header = _csv_header(path)
         if header and set(row) <= set(header):
             _append(path, _csv_line([row.get(name, "") for name in header]))
@@ -49,24 +51,26 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
 
 
 def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback:
-    """Appends a JSON object to a file, a line each, after each epoch or at each log point.
+    """Append a JSON object with epoch, step, batch, loss and metrics to a file, one per line (JSON lines).
+
+    nan and infinities are written as the strings "nan", "inf", "-inf", because JSON has no such numbers.
 
     Args:
-      path: the file. A run that starts at step 0 begins it anew; one that continues keeps the lines up to its step.
-      every: "epoch" or "log".
+        path: the file.  A run that starts at step 0 deletes its lines; a resumed run deletes only the lines after its step.
+        every: "epoch" (a line after each epoch) or "log" (a line per log point, at most about two per second).
 
     Returns:
-      A callback. NaN and infinities are written as the texts "nan", "inf", "-inf", because JSON has no such numbers.
+        A `Callback`.
 
     Raises:
-      ValueError: `every` is neither.
+        ValueError: `every` is neither "epoch" nor "log".
 
     Example:
-      >>> jsonl_logger("runs/a/log.jsonl", every="log").events
-      ('fit_start', 'log')
+        >>> jsonl_logger("runs/a/log.jsonl", every="log").events
+        ('fit_start', 'log')
     """
     if every not in ("epoch", "log"):
-        raise ValueError(f"jsonl_logger: every is {every!r}, needed 'epoch' or 'log'.")
+        raise ValueError(f"jsonl_logger: every is {every!r}, expected 'epoch' or 'log'.")
     path = Path(path)
 
     def on(event: Event, state: Any) -> Any:
@@ -81,27 +85,29 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
 
 
 def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
-    """MXNet's log lines: speed and running metrics every `frequent` batches, a summary after each epoch.
+    """Log speed and running metrics every `frequent` batches, and metrics and time after each epoch, in MXNet's format.
+
+    The lines go to `logging.getLogger("jfit")` at level INFO.  Running metrics are those of the last log point (up to about
+    half a second old), because reading newer ones would make the host wait for the devices.
 
     Args:
-      batch_size: rows in a batch; the run's when None.
-      frequent: batches between two lines.
+        batch_size: rows of a batch, for samples per second; that of the run by default.
+        frequent: number of batches between two lines.
 
     Returns:
-      A callback that logs to `logging.getLogger("jfit")` at level INFO. Metrics are those of the last log point: reading
-      them at each line would make the host wait.
+        A `Callback`.
 
     Raises:
-      ValueError: `frequent` is below 1.
+        ValueError: `frequent` is below 1.
 
     Example:
-      >>> speedometer(frequent=100).every
-      100
+        >>> speedometer(frequent=100).every
+        100
 
     Source: MXNet 1.9.1, callback.Speedometer and Module.fit (the lines' format).
     """
     if frequent < 1:
-        raise ValueError(f"speedometer: frequent is {frequent}, needed a number of batches of at least 1.")
+        raise ValueError(f"speedometer: frequent is {frequent}, expected a number of batches of at least 1.")
     clock = {"time": 0.0, "batch": 0}
     latest: dict[str, float] = {}
 
@@ -109,7 +115,7 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
         if event.kind == "epoch_start":
             latest.clear()
         elif event.kind == "log":
-            latest.update(numbers(event.logs))
+            latest.update(scalars(event.logs))
             return state
         elif event.kind == "step":
             size = event.run.batch_size if batch_size is None else batch_size
@@ -135,7 +141,7 @@ def _speed_line(event: Event, clock: dict[str, Any], batch_size: int, logs: dict
 
 def _epoch_lines(event: Event) -> None:
     log = logging.getLogger("jfit")
-    metrics = {name: value for name, value in numbers(event.logs).items() if name not in _TIMING and value is not None}
+    metrics = {name: value for name, value in scalars(event.logs).items() if name not in _TIMING and value is not None}
     for name, value in metrics.items():
         if not name.startswith("val_"):
             log.info("Epoch[%d] Train-%s=%f", event.epoch, name, value)
@@ -149,13 +155,13 @@ def _epoch_lines(event: Event) -> None:
 def _rewind(
     path: Path, step: int, read: Callable[[Path], list[dict[str, Any]]], write: Callable[[Path, list[dict[str, Any]]], None]
 ) -> None:
-    """A run that continues from a checkpoint repeats the steps after it: their rows go, or they would stand there twice."""
+    """Delete the rows after `step` (all if it is 0): a run resumed from a checkpoint of that step logs them again."""
     if not path.exists():
         return
     rows = read(path)
-    kept = [row for row in rows if step > 0 and _step_of(row) <= step]
-    if len(kept) != len(rows):
-        write(path, kept)
+    earlier = [row for row in rows if step > 0 and _step_of(row) <= step]
+    if len(earlier) != len(rows):
+        write(path, earlier)
 
 
 def _step_of(row: dict[str, Any]) -> float:
@@ -188,7 +194,7 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with open(path, encoding="utf-8", newline="") as file:
-        # A line that a killed process cut short has empty cells, one with too many has a None column.
+        # If a process was killed while it wrote, DictReader yields None for missing cells and a None key for surplus cells.
         return [{name: cell or "" for name, cell in row.items() if name is not None} for row in csv.DictReader(file)]
 
 
@@ -199,7 +205,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _json_line(row: dict[str, Any]) -> str:
-    return json.dumps({name: to_plain(value) for name, value in row.items()}, allow_nan=False) + "\n"
+    return json.dumps({name: to_json_value(value) for name, value in row.items()}, allow_nan=False) + "\n"
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
@@ -208,7 +214,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError:
-            continue  # the last line of a process that was killed while it wrote
+            continue  # an incomplete line: the process was killed while it wrote
         if isinstance(row, dict):
             rows.append(row)
     return rows

@@ -1,4 +1,4 @@
-"""Checkpoints while training."""
+"""Callback that saves checkpoints during training."""
 
 import os
 from typing import Any
@@ -8,27 +8,28 @@ from jfit.train.callbacks.base import Callback, Event
 
 
 def checkpointing(directory: str | os.PathLike[str], every: str | int = "epoch", keep: int | None = 3) -> Callback:
-    """Writes a checkpoint after each epoch, or every N steps.
+    """Save a checkpoint after each epoch, or every N steps.
+
+    Besides the state it saves `run.meta()` (position, history, callback states and graph), which `fit(resume=directory)` needs.
 
     Args:
-      directory: folder of the run's checkpoints.
-      every: "epoch", or a number of steps.
-      keep: how many checkpoints stay, None for all.
+        directory: checkpoint directory of the run.
+        every: "epoch", or a number of steps.
+        keep: number of checkpoints to keep, those with the highest steps; None keeps all.
 
     Returns:
-      A callback whose state is the path of the last checkpoint. What it saves beside the arrays is `run.meta()` where
-      the run has one, else position and history.
+        A `Callback`; its state is the path of the last checkpoint, a string.
 
     Raises:
-      ValueError: `every` is neither "epoch" nor a positive number of steps.
+        ValueError: `every` is neither "epoch" nor an integer of at least 1, or `keep` is below 1.
 
     Example:
-      >>> checkpointing("runs/a/checkpoints", every=100).every
-      100
+        >>> checkpointing("runs/a/checkpoints", every=100).every
+        100
     """
     steps = _steps(every)
     if keep is not None and keep < 1:
-        raise ValueError(f"checkpointing: keep is {keep}, needed at least 1, or None to keep all.")
+        raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
 
     def on(event: Event, state: str | None) -> str | None:
         # sync: the host waits for the state of this step
@@ -42,12 +43,12 @@ def _steps(every: str | int) -> int | None:
     if every == "epoch":
         return None
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"checkpointing: every is {every!r}, needed 'epoch' or a number of steps of at least 1.")
+        raise ValueError(f"checkpointing: every is {every!r}, expected 'epoch' or a number of steps of at least 1.")
     return every
 
 
 def _meta(event: Event) -> dict[str, Any]:
-    make: Any = getattr(event.run, "meta", None)
-    if make is not None:
-        return dict(make())
+    run_meta: Any = getattr(event.run, "meta", None)
+    if run_meta is not None:
+        return dict(run_meta())
     return {"position": dict(event.run.position), "history": event.run.history.to_json()}

@@ -1,12 +1,12 @@
-"""Early stopping."""
+"""Callback for early stopping."""
 
 import math
 from typing import Any
 
-from jfit.train.callbacks.base import Callback, Event, known_names, numbers
+from jfit.train.callbacks.base import Callback, Event, scalars, suggest_name
 
-# Parts of metric names where more is better; everything else is an error of some kind and goes down.
-_RISING = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
+# Parts of the names of metrics that are maximized; all others are taken for losses or errors and minimized.
+_MAXIMIZED = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
 
 
 def early_stopping(
@@ -17,32 +17,33 @@ def early_stopping(
     mode: str = "auto",
     restore_best: bool = True,
 ) -> Callback:
-    """Stops when `monitor` has not improved by more than min_delta for `patience` epochs.
+    """Stop training when a monitored value has not improved for `patience` epochs.
 
     Args:
-      monitor: a name in the epoch's logs: "val_loss", "val_accuracy", "loss" ...
-      patience: epochs without improvement before the stop, at least 1.
-      min_delta: the least change that counts as an improvement, at least 0.
-      mode: "min", "max", or "auto": max for names of accuracy, F1 and the like, min for all others.
-      restore_best: the run ends with the state of the best epoch (handed to it by `run.set_best(run.snapshot())`).
+        monitor: name of the value in the logs of an epoch: "val_loss", "val_accuracy", "loss", ...
+        patience: number of epochs without improvement after which training stops, at least 1.
+        min_delta: an epoch is an improvement if the value is better than the best one by more than this; at least 0.  nan is
+            never an improvement.
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).
+        restore_best: whether the run ends with the state of the best epoch; a copy of the state is kept on the host.
 
     Returns:
-      A callback for "epoch_end". NaN is never an improvement.
+        A `Callback`.
 
     Raises:
-      ValueError: an argument is out of range, or (in the first epoch) nothing of that name is logged.
+        ValueError: an argument is out of range.  During training: the first epoch logs no value of this name, or an array.
 
     Example:
-      >>> early_stopping("val_accuracy", patience=2).name
-      'early_stopping(val_accuracy)'
+        >>> early_stopping("val_accuracy", patience=2).name
+        'early_stopping(val_accuracy)'
     """
     if mode not in ("auto", "min", "max"):
-        raise ValueError(f"early_stopping: mode is {mode!r}; {known_names(mode, ('auto', 'min', 'max'))}")
+        raise ValueError(f"early_stopping: mode is {mode!r}; {suggest_name(mode, ('auto', 'min', 'max'))}")
     if patience < 1 or min_delta < 0:
         raise ValueError(
-            f"early_stopping: found patience={patience}, min_delta={min_delta}, needed patience >= 1 and min_delta >= 0."
+            f"early_stopping: found patience={patience}, min_delta={min_delta}, expected patience >= 1 and min_delta >= 0."
         )
-    rising = mode == "max" or (mode == "auto" and any(part in monitor for part in _RISING))
+    maximize = mode == "max" or (mode == "auto" and any(part in monitor for part in _MAXIMIZED))
 
     def init() -> dict[str, Any]:
         return {"best": None, "best_epoch": None, "waited": 0}
@@ -52,15 +53,15 @@ def early_stopping(
         if value is None:
             return state
         best = state["best"]
-        gain = math.inf if best is None else (value - best if rising else best - value)
+        gain = math.inf if best is None else (value - best if maximize else best - value)
         if not math.isnan(value) and gain > min_delta:
             if restore_best:
                 event.run.set_best(event.run.snapshot())
             return {"best": value, "best_epoch": event.epoch, "waited": 0}
         waited = state["waited"] + 1
         if waited >= patience:
-            known = "never a number" if best is None else f"best {best:.6g} in epoch {state['best_epoch']}"
-            event.run.stop(f"early_stopping: {monitor} has not improved for {waited} epochs ({known}).")
+            summary = "always nan" if best is None else f"best {best:.6g} in epoch {state['best_epoch']}"
+            event.run.stop(f"early_stopping: {monitor} has not improved for {waited} epochs ({summary}).")
         return state | {"waited": waited}
 
     return Callback(on=on, init=init, events=("epoch_end",), name=f"early_stopping({monitor})")
@@ -70,12 +71,12 @@ def _value(event: Event, monitor: str, state: dict[str, Any]) -> float | None:
     value = event.logs.get(monitor)
     if getattr(value, "ndim", 0):
         raise ValueError(
-            f"early_stopping: monitor={monitor!r} is an array, needed a number; {known_names('', numbers(event.logs))}"
+            f"early_stopping: monitor={monitor!r} is an array, expected a number; {suggest_name('', scalars(event.logs))}"
         )
     if value is not None:
         return float(value)
     if state["best"] is not None:
-        # It was logged before: evaluation does not run in every epoch.
+        # It was logged in an earlier epoch: evaluation may be skipped in some epochs.
         return None
-    hint = " Pass eval_data= to fit: val_ values come from it." if monitor.startswith("val_") else ""
-    raise ValueError(f"early_stopping: monitor={monitor!r} is not logged; {known_names(monitor, event.logs)}{hint}")
+    hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
+    raise ValueError(f"early_stopping: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")
