@@ -29,12 +29,8 @@ from jfit.parallel.devices import Device, resolve
 
 RESIDENT_SHARE = 0.3  # of the memory of an accelerator; the rest is for parameters and activations
 RESIDENT_BYTES_CPU = 2 << 30
-EPOCH_DATA_AXES = {
-    "arrays": None,
-    "weight": None,
-    "order": 0,
-    "numbers": None,
-}  # in_axes of `compile_spmd` for a `DeviceBatches.epoch_data`
+# `in_axes` of `compile_spmd` for the result of `DeviceBatches.epoch_data`
+EPOCH_DATA_AXES = {"arrays": None, "weight": None, "order": 0, "numbers": None}
 
 
 # ------------------------------------------------------------------------------------------------ settings
@@ -392,7 +388,6 @@ def _copy(x: Any) -> Any:
 def unpaddable_message(count: int, unit: int) -> str:
     """Error message for a batch of `count` rows that cannot be padded nor split into `unit` equal parts."""
     return (
-        f"a batch of {count} rows does not divide into {unit} equal parts (devices * micro_batches), and cannot be padded, as "
-        "this network mixes the rows of a batch before a loss head or a batch statistic; choose a batch size and number of "
-        f"rows divisible by {unit}, or one device"
+        f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: the network mixes the rows "
+        f"of a batch before a loss head or a batch statistic; choose a batch size and data divisible by {unit}, or one device"
     )

@@ -90,16 +90,16 @@ class Scorer:
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=True)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
-                report = self._program(state.params, state.aux, totals, batch, np.int32(number))
-                totals = report if host is None else host.push(report)
+                result = self._program(state.params, state.aux, totals, batch, np.int32(number))
+                totals = result if host is None else host.push(result)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: finished batches; 8 are still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
-                    counters.wait(totals.loss)  # sync: bounds the batches in flight
+                    counters.wait(totals.loss)  # sync: bounds the dispatches in flight
         if host is None:
             return values(self.metrics, counters.read(totals))
-        totals, arrived = counters.read((totals, host.pop(0)))  # sync: the end of the pass
-        host.update(arrived)
+        totals, rest = counters.read((totals, host.pop(0)))  # sync: the end of the pass
+        host.update(rest)
         return joined(values(self.metrics, totals), host.values())
 
     def _compile(self, data: ArrayData | StreamData) -> None:
@@ -141,7 +141,7 @@ class ResidentScorer:
         self._epoch_data = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
         self._one_per_call = unrolls(scorer.model)
         # a function without `self`: JAX's cache keeps it alive, and would keep the data alive too
-        program = functools.partial(_score_many, scorer, batches.layout, self._one_per_call)
+        program = functools.partial(_add_batches, scorer, batches.layout, self._one_per_call)
         axes = (None, None, None, EPOCH_DATA_AXES, None, None)
         self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
 
@@ -157,7 +157,7 @@ class ResidentScorer:
         return values(self.scorer.metrics, counters.read(totals))
 
 
-def _score_many(
+def _add_batches(
     scorer: Scorer,
     layout: BatchLayout,
     one_per_call: bool,
@@ -214,17 +214,17 @@ class Predictor:
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData) -> tuple[np.ndarray, ...]:
         """Return the outputs of the model as NumPy arrays, concatenated over the batches."""
-        parts = list(self._parts(state, data))
+        parts = list(self._outputs(state, data))
         if not parts:
             raise ValueError("predict got no batch: the data is empty")
         return tuple(_concatenate([p[i] for p in parts]) for i in range(len(parts[0])))
 
     def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield the outputs batch by batch, without padding rows; up to 8 batches are computed ahead."""
-        for part in self._parts(state, data):
+        for part in self._outputs(state, data):
             yield tuple(_concatenate([output]) for output in part)
 
-    def _parts(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
+    def _outputs(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
         in_flight: deque[tuple[Any, int, Any]] = deque()
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=False)
         with batches.read(in_order=True) as stream:
@@ -244,8 +244,8 @@ class Predictor:
         unpadded = []
         for out, layout in zip(counters.read(outputs), plan.rows, strict=True):
             if isinstance(layout, RowLayout):
-                whole = concat_slices(out if split else out[None], layout)
-                unpadded.append(_BatchOutput(whole.take(np.arange(count), axis=layout.axis + 1), layout.axis))
+                merged = concat_slices(out if split else out[None], layout)
+                unpadded.append(_BatchOutput(merged.take(np.arange(count), axis=layout.axis + 1), layout.axis))
             elif layout is LOST and (split or count != size):
                 raise ValueError(
                     "predict: an output mixes the rows of its batch, so padding rows cannot be removed from it; "

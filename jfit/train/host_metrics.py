@@ -103,7 +103,7 @@ class HostMetrics:
         self._queue: deque[MetricInputs] = deque()
         self._sums = [m.init() for m in self.metrics]
         self._snapshots: dict[int, list[Any]] = {}
-        self._pushed = self._evaluated = 0
+        self._pushed = self._added = 0
 
     def push(self, result: tuple[Any, MetricInputs]) -> Any:
         """Queue the `MetricInputs` of a step result (report, inputs), start their copy to the host, and return the report."""
@@ -132,17 +132,15 @@ class HostMetrics:
                     self._sums[at] = metric.update(self._sums[at], labels, outputs, weights)
                 except Exception as error:
                     shapes = f"labels {[x.shape for x in labels]}, outputs {[x.shape for x in outputs]}"
-                    error.add_note(
-                        f"jfit: metric {metric.name!r} raised this for batch {self._evaluated} of the pass ({shapes})"
-                    )
+                    error.add_note(f"jfit: metric {metric.name!r} raised this for batch {self._added} of the pass ({shapes})")
                     raise
-            self._evaluated += 1
-            if self._evaluated in self._snapshots:
-                self._snapshots[self._evaluated] = list(self._sums)
+            self._added += 1
+            if self._added in self._snapshots:
+                self._snapshots[self._added] = list(self._sums)
 
     def snapshot(self) -> int:
         """Return a key for `values`: the metrics over the batches pushed so far, available once these are evaluated."""
-        self._snapshots[self._pushed] = list(self._sums) if self._pushed == self._evaluated else []
+        self._snapshots[self._pushed] = list(self._sums) if self._pushed == self._added else []
         return self._pushed
 
     def values(self, snapshot: int | None = None) -> dict[str, Any]:

@@ -259,10 +259,8 @@ class Run:
             )
         saved_size = meta.get("batch_size", self.batch_size)
         if meta["position"]["batch"] and saved_size != self.batch_size:
-            raise ValueError(
-                f"the checkpoint in {directory} is in the middle of an epoch of batches of {saved_size} rows, but this run has "
-                f"batch_size={self.batch_size}; resume with batch_size={saved_size}, or from a checkpoint of an epoch's end"
-            )
+            sizes = f"in the middle of an epoch of batches of {saved_size} rows, but this run has batch_size={self.batch_size}"
+            raise ValueError(f"the checkpoint in {directory} is {sizes}; resume with batch_size={saved_size}")
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
         set_data_position(loop.dispatcher, loop.epoch, meta.get("data"))
@@ -321,9 +319,7 @@ class Run:
         except (OSError, ValueError) as error:
             return f"the state on the devices was lost, and the checkpoints in {folder} cannot be read ({error})"
         step = self.position["step"]
-        return (
-            f"the state on the devices was lost; jfit.last_run() has the state of step {step} from the checkpoint in {folder}"
-        )
+        return f"the state on the devices was lost; jfit.last_run() has the checkpoint of step {step} from {folder}"
 
     def _state_is_readable(self) -> bool:
         """Whether the state can be read.  After a failed dispatch its arrays may raise when read, or be donated and deleted."""
@@ -335,7 +331,7 @@ class Run:
 
     # -------------------------------------------------------------------------------- scoring and prediction
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
-        """Compute loss and metrics over a data set.  Padding rows have no influence.
+        """Compute loss and metrics over a data set.  Padding rows are excluded.
 
         Args:
             data: data with labels, in the forms of `train_data` of `jfit.fit`.
@@ -410,6 +406,18 @@ class Run:
         Raises:
             ValueError: the checkpoint has no parameters, or no graph and `model` is None.
             FileNotFoundError: the folder has no checkpoint.
+
+        Example:
+            >>> import jfit, numpy as np, tempfile
+            >>> x, y = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
+            >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2)
+            >>> run = jfit.fit(jfit.sym.SoftmaxOutput(net, name="softmax"), (x, y), num_epoch=2, progress=False)
+            >>> folder = tempfile.mkdtemp()
+            >>> run.save(folder).name
+            'step-00000002'
+            >>> loaded = jfit.Run.load(folder)
+            >>> loaded.position["epoch"], bool((loaded.predict(x) == run.predict(x)).all())
+            (2, True)
         """
         meta = checkpoints.load_meta(directory)
         if model is None:
