@@ -158,7 +158,7 @@ def test_after_losing_the_device_state_the_last_checkpoint_is_returned_and_named
     lose_the_device(monkeypatch, 10)
     with pytest.raises(RuntimeError, match="fell off the bus") as caught:
         train(num_epoch=3, checkpoint=tmp_path, steps_per_call=1)
-    assert any(f"of step 7, from the checkpoint in {tmp_path}" in note for note in caught.value.__notes__)
+    assert any(f"the checkpoint of step 7 from {tmp_path}" in note for note in caught.value.__notes__)
     run = jfit.last_run()
     assert run is not None and run.position == {"epoch": 1, "batch": 0, "step": 7}
     assert bits(run.state.params) == bits(expected.params)
@@ -168,7 +168,7 @@ def test_after_losing_the_device_state_without_a_checkpoint_the_note_mentions_it
     lose_the_device(monkeypatch, 3)
     with pytest.raises(RuntimeError) as caught:
         train(steps_per_call=1)
-    assert any("there is no checkpoint; set checkpoint=" in note for note in caught.value.__notes__)
+    assert any("there is no checkpoint; pass checkpoint=" in note for note in caught.value.__notes__)
 
 
 # ------------------------------------------------------------------------------------------------ stops
