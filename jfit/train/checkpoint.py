@@ -9,7 +9,8 @@ Format of the checkpoint of step 123:
         crc32    CRC-32 of state.safetensors, with which damage is detected
         bytes    size of state.safetensors
         keys     name -> PRNG implementation ("threefry2x32") of the leaves that are typed PRNG keys, stored as uint32 data
-        meta     the values of the caller: for a run its position, history, callback states and graph
+        meta     the `meta` argument of `save`; a run saves its position (epoch, batch, step), that of its data iterator,
+                 its batch size, history, callback states and graph
 
 A folder is written under a temporary name and then renamed, so a crash leaves no incomplete checkpoint under its final name.
 """
@@ -89,9 +90,7 @@ def save(
     try:
         json.dumps(record)
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists and dicts only."
-        ) from error
+        raise TypeError(f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists, dicts.") from error
     with atomic_dir(path, sync=sync) as folder:
         save_tensors(folder / _TENSORS, arrays, sync=False)
         # Of the arrays in memory, not of the file, so that `verify` also detects an error of the write itself.
@@ -255,8 +254,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
     if (size := tensors.stat().st_size) != record["bytes"]:
         raise FormatError(tensors, "size", f"found {size} bytes, expected {record['bytes']} according to {_META}", _REMEDY)
     if (crc := _crc_of(tensors)) != record["crc32"]:
-        problem = f"found {crc}, expected {record['crc32']} according to {_META}: its bytes changed"
-        raise FormatError(tensors, "crc32", problem, _REMEDY)
+        raise FormatError(tensors, "crc32", f"found {crc}, {_META} has {record['crc32']}: its bytes changed", _REMEDY)
     return record
 
 
@@ -379,9 +377,7 @@ def _key(folder: Path, name: str, data: np.ndarray, impl: Any) -> jax.Array:
     try:
         return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
     except (ValueError, TypeError) as error:
-        problem = (
-            f"no PRNG key of implementation {impl!r} can be made from a {data.dtype} array of shape {data.shape} ({error})"
-        )
+        problem = f"no PRNG key of implementation {impl!r} can be made from {data.dtype} data of shape {data.shape} ({error})"
         raise FormatError(folder / _META, f"keys[{name!r}]", problem, _REMEDY) from error
 
 

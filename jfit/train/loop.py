@@ -206,7 +206,7 @@ class Loop:
             self._notify(i, callback, kind, logs, **position)
 
     def _notify(self, i: int, callback: Callback, kind: str, logs: dict[str, float], **position: int) -> None:
-        """Call a callback with an event if it subscribes to its kind; `position` replaces the current position."""
+        """Call a callback if `kind` is in its `events`; values in `position` replace those of the current position."""
         if kind in callback.events:
             event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **self.position | position)
             self.callback_states[i] = callback.on(event, self.callback_states[i])
@@ -338,14 +338,14 @@ def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | 
     return state, report(out)
 
 
-def repeat_steps(one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., tuple[TrainState, Array]]:
-    """Return `run(state, count) -> (state, last report)`, which calls `one(state, j)` for j = 0 .. count - 1 in a `fori_loop`.
+def repeat_steps(train_one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., tuple[TrainState, Array]]:
+    """Return `run(state, count) -> (state, last report)`, a `fori_loop` over `train_one(state, j)` for j = 0 .. count - 1.
 
     `count` is traced, so one compiled program serves every number of steps.
     """
 
     def run(state: TrainState, count: Any) -> tuple[TrainState, Array]:
-        return lax.fori_loop(0, count, lambda j, carry: one(carry[0], j), (state, jnp.zeros(2, jnp.float32)))
+        return lax.fori_loop(0, count, lambda j, carry: train_one(carry[0], j), (state, jnp.zeros(2, jnp.float32)))
 
     return run
 
@@ -386,26 +386,26 @@ class ResidentDispatcher:
         if at < layout.num_batches:
             yield Dispatch(self._tail_program(epoch_data), 1, layout.last_size)
 
-    def _compiled(self, name: str, fn: Callable[..., Any], *, counted: bool) -> Any:
+    def _program(self, name: str, fn: Callable[..., Any], *, takes_count: bool) -> Any:
         if name not in self._programs:
-            in_axes = (STATE_AXES, EPOCH_DATA_AXES, None) if counted else (STATE_AXES, EPOCH_DATA_AXES)
+            in_axes = (STATE_AXES, EPOCH_DATA_AXES, None) if takes_count else (STATE_AXES, EPOCH_DATA_AXES)
             self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
     def _full_program(self, epoch_data: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
         spec, layout = self.spec, self.batches.layout
 
-        def one(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
+        def train_one(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
             return _step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
 
         if spec.steps_per_call == 1:
-            program = self._compiled("train", one, counted=False)
+            program = self._program("train", train_one, takes_count=False)
             return lambda state: program(state, epoch_data)
 
-        def many(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
-            return repeat_steps(lambda s, _: one(s, epoch_data, axis_name))(state, count)
+        def train_steps(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
+            return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name))(state, count)
 
-        program, count = self._compiled("train", many, counted=True), self._count(steps)
+        program, count = self._program("train", train_steps, takes_count=True), self._count(steps)
         return lambda state: program(state, epoch_data, count)
 
     def _count(self, steps: int) -> Array:
@@ -417,10 +417,10 @@ class ResidentDispatcher:
     def _tail_program(self, epoch_data: Mapping[str, Any]) -> Callable[[TrainState], Any]:
         spec, layout = self.spec, self.batches.layout
 
-        def tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
+        def train_tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
             return _step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
 
-        program = self._compiled("train_tail", tail, counted=False)
+        program = self._program("train_tail", train_tail, takes_count=False)
         return lambda state: program(state, epoch_data)
 
 
@@ -439,7 +439,7 @@ class StreamDispatcher:
             spec.model, data, len(spec.devices), spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
         )
         self.num_batches = data.num_batches(spec.batch_size)
-        self._usual: Any = None  # shapes and dtypes of the first batch
+        self._first_shapes: Any = None  # shapes and dtypes of the first batch
         self._programs: dict[Any, Any] = {}
 
     def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int]) -> Iterator[Dispatch]:
@@ -457,45 +457,44 @@ class StreamDispatcher:
                 step += len(group)
 
     def _group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
-        """Yield one dispatch for (batch, rows) pairs of equal shapes, or one per batch if the shapes are not the usual ones.
+        """Yield one dispatch for (batch, rows) pairs of equal shapes, or one per batch if they differ from the first batch.
 
-        Unusual shapes (a short last batch) are rare and not worth the compilation of a program of several steps.
+        Other shapes than those of the first batch (a short last batch) are rare: a program of several steps for them is not
+        worth its compilation.
         """
-        most, usual = self.spec.steps_per_call, self._is_usual(group[0][0])
-        if most == 1 or not usual:
+        most, like_first = self.spec.steps_per_call, self._is_like_first(group[0][0])
+        if most == 1 or not like_first:
             program = self._program("train" if most == 1 else "train_tail", functools.partial(_step, self.spec))
             for batch, count in group:
                 yield Dispatch(functools.partial(_run_batch, program, batch), 1, count)
             return
         batches = [batch for batch, _ in group]
-        batches += batches[-1:] * (
-            most - len(batches)
-        )  # a fixed length, so that one program is enough; only `steps` are trained
+        batches += batches[-1:] * (most - len(batches))  # not trained: fixes the length of the stack, so one program is enough
         axis = 1 if len(self.spec.devices) > 1 else 0
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
-        program = self._many()
+        program = self._multi_step_program()
         steps = np.int32(len(group))
         yield Dispatch(lambda state: program(state, stack, steps), len(group), sum(count for _, count in group))
 
-    def _is_usual(self, batch: Batch) -> bool:
+    def _is_like_first(self, batch: Batch) -> bool:
         shapes = _shapes(batch)
-        self._usual = self._usual or shapes
-        return shapes == self._usual
+        self._first_shapes = self._first_shapes or shapes
+        return shapes == self._first_shapes
 
-    def _many(self) -> Any:
+    def _multi_step_program(self) -> Any:
         spec = self.spec
 
-        def many(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
-            def one(state: TrainState, j: Any):
+        def train_steps(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
+            def train_one(state: TrainState, j: Any):
                 return _step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
-            return repeat_steps(one)(state, count)
+            return repeat_steps(train_one)(state, count)
 
-        return self._program("train", many, (None,))
+        return self._program("train", train_steps, (None,))
 
-    def _program(self, name: str, fn: Callable[..., Any], more: tuple[Any, ...] = ()) -> Any:
+    def _program(self, name: str, fn: Callable[..., Any], extra_axes: tuple[Any, ...] = ()) -> Any:
         if name not in self._programs:
-            axes = (STATE_AXES, 0, *more)
+            axes = (STATE_AXES, 0, *extra_axes)
             self._programs[name] = compile_spmd(fn, self.spec.devices, axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
@@ -527,8 +526,8 @@ def make_dispatcher(
 ) -> Any:
     """Create a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.
 
-    Networks for which `unrolls(model)` is True (convolutions on CPU) do one step per dispatch, whatever `spec.steps_per_call`
-    is: XLA's loops are slow for them, and an unrolled loop rounds differently from separate steps.
+    Networks for which `unrolls(model)` is True (convolutions on CPU) do one step per dispatch and ignore
+    `spec.steps_per_call`: XLA's loops are slow for them, and an unrolled loop rounds differently from separate steps.
 
     Args:
         data: arrays, or an iterable of batches.

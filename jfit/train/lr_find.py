@@ -35,6 +35,8 @@ from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.history import new_axes
 from jfit.train.loop import Dispatch, DispatchSpec, StopFlag, make_dispatcher
 
+Dispatches = Generator[Dispatch, None, None]
+
 
 class RateRange:
     """Result of `lr_find`: learning rate and loss of each step.
@@ -136,11 +138,9 @@ class RateRange:
         return figure
 
     def __repr__(self) -> str:
-        suggestion = _or_none(lambda: f"{self.suggestion:.3g}") or "none, the loss never decreased"
+        best = _or_none(lambda: f"{self.suggestion:.3g}") or "none, the loss never decreased"
         end = {"end": "", "diverged": ", diverged there"}.get(self.stopped, f", {self.stopped}")
-        return (
-            f"<lr_find: {len(self)} steps, rates {self._rate_text(0)} to {self._rate_text(-1)}{end}; suggestion: {suggestion}>"
-        )
+        return f"<lr_find: {len(self)} steps, rates {self._rate_text(0)} to {self._rate_text(-1)}{end}; suggestion: {best}>"
 
     def _repr_html_(self) -> str:
         text = f"<p><b>{html.escape(repr(self))}</b></p>"
@@ -297,7 +297,7 @@ def _optimizer(optimizer: Any, params: Mapping[str, Any] | None, model: Model, s
     return resolve_optimizer(optimizer, others, model, schedule)
 
 
-def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Generator[Dispatch, None, None]:
+def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Dispatches:
     """Yield `steps` dispatches of one step, over several epochs; skip the short last batch of arrays (a second program)."""
     full_batches = data.num_rows // batch_size if isinstance(data, ArrayData) else 0
     done = 0
@@ -314,9 +314,7 @@ def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Gene
             return
 
 
-def _train(
-    state: TrainState, dispatches: Generator[Dispatch, None, None], smoothing: float, diverge: float
-) -> tuple[np.ndarray, str]:
+def _train(state: TrainState, dispatches: Dispatches, smoothing: float, diverge: float) -> tuple[np.ndarray, str]:
     """Return the array (steps, 2) of loss and learning rate, and the value of `RateRange.stopped`.
 
     The host reads the reports of eight steps at a time, eight steps late, so that it does not wait for the devices.
@@ -387,9 +385,7 @@ def _check(start: float, end: float, steps: int, smoothing: float, diverge: floa
     if not 0 <= smoothing < 1:
         raise ValueError(f"lr_find: smoothing is {smoothing}; expected 0 (no smoothing) <= smoothing < 1.")
     if not diverge > 1:
-        raise ValueError(
-            f"lr_find: diverge is {diverge}; expected a factor above 1: the run ends at this multiple of the lowest loss."
-        )
+        raise ValueError(f"lr_find: diverge is {diverge}; expected a factor above 1, a multiple of the lowest loss.")
 
 
 def _check_first(trace: np.ndarray, model: Model) -> None:
