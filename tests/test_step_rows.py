@@ -93,7 +93,7 @@ def test_the_compiled_step_copies_no_table():
     batches = data_of(model, {"data": np.tile(DATA, (2, 1)), "softmax_label": np.tile(LABEL, 2)}, 6)
     dispatcher = ResidentDispatcher(batches, DispatchSpec(model, step, jax.devices()[:1], 6, steps_per_call=2))
     next(dispatcher.dispatches(0, 0, 0, lambda step: 2))  # makes the program of many steps
-    many = dispatcher._programs["train"].lower(state, dispatcher.batches.pack(batches.order(0)), dispatcher._count(2))
+    many = dispatcher._programs["train"].lower(state, dispatcher.batches.epoch_data(batches.order(0)), dispatcher._count(2))
     for lowered in (one.lower(state, BATCH), one.lower(state, jfit.Batch(BATCH, jnp.ones(6), jnp.ones(6))), many):
         compiled = lowered.compile()
         assert not re.findall(rf"= f32\[{size},3\]\S* (?:copy|select)\(", compiled.as_text())
