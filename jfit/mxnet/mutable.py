@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jfit import counters
 from jfit.optim.rows import stored_rows
@@ -170,7 +169,7 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
 
 def is_tracer(value: Any) -> bool:
     """Whether `value` is a JAX tracer, which has no concrete data and no device."""
-    return isinstance(value, Tracer)  # an exported class; JAX has no public function for this test
+    return isinstance(value, jax.core.Tracer)  # exported by JAX, which has no public function for this test
 
 
 def mutable_class(weight: Any) -> Callable[[Any], Any]:
