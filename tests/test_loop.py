@@ -53,9 +53,8 @@ def test_log_points_have_loss_metrics_learning_rate_and_speed(monkeypatch):
     run = train(data=blobs(400), batch_size=4, num_epoch=1, callbacks=[lambda_callback(log=seen.append)], steps_per_call=1)
     assert {"loss", "accuracy", "lr", "samples_per_second"} <= set(seen[0].logs)
     assert run.history.column("step", "points") == [16 + 8 * i for i in range(len(seen))]
-    assert [e.step for e in seen] == [
-        16 + 8 * i for i in range(len(seen))
-    ]  # sent one log point later, with the position of their values
+    # Events are sent one log point later, with the position of their values.
+    assert [e.step for e in seen] == [16 + 8 * i for i in range(len(seen))]
 
 
 def test_a_callbacks_state_is_its_last_return_value():
