@@ -144,7 +144,7 @@ def test_labels_from_a_list_and_keys_from_an_index(tmp_path):
     with pytest.raises(FormatError, match=r"line 1: found .*expected a number, 1 labels"):
         ImageRecords(TEN, (3, 16, 16), 4, path_list=lines).next()
     lines.write_text("0\t1.0\tx.png\n")
-    with pytest.raises(FormatError, match=r"row 1, byte .* id 1: the image list .* has no line for it"):
+    with pytest.raises(FormatError, match=r"row 1, byte .* id 1: the image list .* has no line for this id"):
         ImageRecords(TEN, (3, 16, 16), 4, path_list=lines).next()
     with pytest.raises(FormatError, match="1 labels, label_width is 3"):
         ImageRecords(TEN, (3, 16, 16), 4, label_width=3).next()

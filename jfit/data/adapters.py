@@ -33,7 +33,8 @@ def as_data(
         data: `(x, y)`, `(x, y, weight)` or `x`, where `x` and `y` are an array or a list, tuple or dict of arrays; a dict input
             name -> array; an iterable of batches (list of batches, torch or grain loader, tf.data.Dataset, MXNet iterator); or
             a callable `f(epoch)` or `f()` that returns such an iterable.  A batch is a `Batch`, a dict input name -> array,
-            `(x, y)`, `(x, y, weight)` or `x`.
+            `(x, y)`, `(x, y, weight)` or `x`.  A list of arrays is `x` with one array per input; a list of tuples, dicts or
+            `Batch`es is a list of batches.  A tuple is always `(x,)`, `(x, y)` or `(x, y, weight)`.
         batch_size: number of rows per batch for arrays; ignored for an iterable of batches.
         input_names: names of the data inputs, in the order of a list of arrays `x`.
         label_names: names of the label inputs, in the order of a list of arrays `y`.
@@ -45,7 +46,7 @@ def as_data(
         axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first.
 
     Returns:
-        ArrayData or StreamData; `data` itself if it is one of them.
+        `ArrayData` for arrays, `StreamData` for an iterable or callable; `data` itself if it is one of them.
 
     Raises:
         ValueError: empty data, wrong or missing input names, or unequal numbers of rows.

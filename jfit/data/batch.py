@@ -48,7 +48,7 @@ def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
 
 
 def row_axis(name: str, axes: Axes | None) -> int | None:
-    """Batch axis of an input; None for an input without a batch axis."""
+    """Return the batch axis of the input `name`; None for an input without a batch axis."""
     return 0 if axes is None else axes.get(name, 0)
 
 
@@ -149,7 +149,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     Args:
         weight: (rows,) numbers.  A JAX array is not checked: reading it would block the host.
         name: "weight" or "metric_weight", for the message.
-        where: prefix of the message.
+        where: prefix of the message, such as "batch 3: ".
 
     Raises:
         ValueError: a weight is nan, infinite or negative; the message names the first such row.
@@ -258,14 +258,14 @@ def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float |
 
 # ------------------------------------------------------------------------------------------------ names
 def is_array(value: Any) -> bool:
-    """Whether a value is an array, tensor or data frame of any library (a list of numbers is not)."""
+    """Return whether a value is an array, tensor or data frame of any library (a list of numbers is not)."""
     return (
         isinstance(value, np.ndarray) or hasattr(value, "__array__") or hasattr(value, "asnumpy") or hasattr(value, "to_numpy")
     )
 
 
 def is_mxnet_iter(value: Any) -> bool:
-    """Whether a value has the interface of an MXNet DataIter: `provide_data`, `reset`, and `next` or `__next__`."""
+    """Return whether a value has the interface of an MXNet DataIter: `provide_data`, `reset`, and `next` or `__next__`."""
     return hasattr(value, "provide_data") and hasattr(value, "reset") and (hasattr(value, "next") or hasattr(value, "__next__"))
 
 

@@ -10,7 +10,7 @@ from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 
 
 def position_of(source: Any) -> Any:
-    """Return `state_dict()` of an iterator.
+    """Return the `state_dict()` of an iterator, which contains its position.
 
     Raises:
         ValueError: the iterator has no `state_dict` method.
@@ -175,7 +175,7 @@ class PrefetchingIter(WholeBatches):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Positions of the iterators after the last batch returned (batches read ahead are not included).
+        """Return the positions of the iterators after the last batch returned (batches read ahead are not included).
 
         Raises:
             ValueError: an iterator has no `state_dict` method.

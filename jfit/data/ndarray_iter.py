@@ -49,7 +49,7 @@ class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
 
     @staticmethod
     def get_batch_axis(layout: str | None) -> int:
-        """Index of "N" in a layout; 0 if the layout is None."""
+        """Return the index of "N", the batch axis, in a layout; 0 if the layout is None."""
         return 0 if layout is None else layout.find("N")
 
     @staticmethod

@@ -13,7 +13,7 @@ _JOIN_SECONDS = 5.0  # after this, `close` stops waiting for a source that block
 
 
 class _Channel:
-    """Bounded queue between a writer thread and a reader thread; either one can end it."""
+    """Bounded queue from a writer thread to a reader thread; either thread can end the iteration."""
 
     def __init__(self, size: int):
         self.items: collections.deque[Any] = collections.deque()
@@ -96,7 +96,8 @@ class Prefetch(Iterator[Any]):
 
     def __init__(self, source: Iterable[Any], size: int, transform: Callable[[Any], Any] | None):
         self._channel = _Channel(size)
-        # The thread refers to the queue, never to this object, so that dropping the last reference to it ends the thread.
+        # The thread refers only to the queue, so that this object can be garbage-collected while the thread runs; the finalizer
+        # then closes the queue, which ends the thread.
         thread = threading.Thread(target=_read, args=(self._channel, source, transform), name="jfit-prefetch", daemon=True)
         self._finalizer = weakref.finalize(self, _stop, self._channel, thread)
         thread.start()

@@ -92,7 +92,7 @@ class StreamData:
             if start:
                 self._opened, restored = self._open(epoch), True
         if start and not restored and self._epoch_start is not None and self._epoch_start[0] == epoch:
-            self._go_to(*self._epoch_start)  # the same epoch again: its order, not that of the next epoch
+            self._go_to(*self._epoch_start)  # repeat the epoch in the same order, not in that of the next epoch
         yield from _skip(self._read(epoch, start if restored else 0), 0 if restored else start)
 
     def epoch_start(self, epoch: int) -> Any | None:
@@ -186,9 +186,9 @@ class StreamData:
         any_batch = False
         twice = not restored and (resets or (self._has_state and iterator is not self.source))
         for attempt in range(2 if twice else 1):
-            if attempt and resets:  # the user had read it to its end before passing it
+            if attempt and resets:  # the user had read the iterator to its end before passing it
                 iterator.reset()
-            elif attempt:  # its state was the end of the previous epoch
+            elif attempt:  # the state of the source was the end of the previous epoch
                 iterator = self._open(epoch)
             if not self._seekable and not restored:
                 position = _position((self.source,) if self._has_state else (self._loader, iterator))
@@ -254,13 +254,13 @@ class StreamData:
 
 
 def _state_methods(owner: Any) -> tuple[Any, Any] | None:
-    """Methods of a loader or iterator that return and load its state, or None."""
+    """Return the methods (get state, load state) of a loader or iterator, or None if it has none."""
     pairs = ((getattr(owner, get, None), getattr(owner, put, None)) for get, put in _STATE_METHODS)
     return next((pair for pair in pairs if None not in pair), None)
 
 
 def _position(owners: tuple[Any, ...]) -> Any | None:
-    """State of the first of `owners` that has one, or None."""
+    """Return the state of the first of `owners` (loaders, iterators) that has one, or None."""
     methods = next((pair for owner in owners if (pair := _state_methods(owner)) is not None), None)
     try:
         return None if methods is None else methods[0]()

@@ -341,7 +341,7 @@ def dump_record(array: Any) -> bytes:
 
 
 def _prepared(arrays: Mapping[str, Any] | Iterable[Any]) -> tuple[list[str], list[Array]]:
-    """Names and host arrays, all checked before anything is written."""
+    """Return (names, host arrays), all checked before anything is written."""
     names = list(arrays) if isinstance(arrays, Mapping) else []
     for name in names:
         if not isinstance(name, str):

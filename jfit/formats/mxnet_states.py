@@ -101,7 +101,7 @@ def _read(data: bytes, path: str | os.PathLike[str]) -> States:
 
 
 class _Resolve:
-    """Replaces the placeholders of the pickle reader by arrays and dtypes, in at most `visits` recursive calls."""
+    """Replace the placeholders of the pickle reader in a value by arrays and dtypes, in at most `visits` recursive calls."""
 
     def __init__(self, path: str | os.PathLike[str], visits: int) -> None:
         self.path, self.visits = path, visits
@@ -128,7 +128,7 @@ class _Resolve:
 def _progress(
     path: str | os.PathLike[str], where: str, attributes: Mapping[Any, Any], name: str
 ) -> tuple[dict[Any, int] | None, int | None]:
-    """(update counts by index or name, number of updates), each None if the file has none."""
+    """Return (update counts of the parameters, number of updates), each None if missing; attributes[name] has the counts."""
     counts, number = attributes.get(name), attributes.get("num_update")
     return (
         None if counts is None else _counts(path, f"{where}, {name!r}", counts),
@@ -163,7 +163,7 @@ def _with_note(path: str | os.PathLike[str], states: dict[Any, Any], note: Any) 
 
 
 def digest(states: Mapping[Any, Any]) -> int:
-    """Checksum of optimizer states; it does not depend on the order of the indices.
+    """Return a checksum of optimizer states, which does not depend on the order of the indices.
 
     Example:
         >>> digest({0: None, 1: np.float32([1])}) == digest({1: np.float32([1]), 0: None})
@@ -311,7 +311,7 @@ def _emit_array(out: list[bytes], array: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """`repr` of a value from a file, shortened for an error message.
+    """Return the `repr` of a value from a file, shortened for an error message.
 
     Example:
         >>> shown("a" * 100), shown(10**5000)

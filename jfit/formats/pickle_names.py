@@ -25,7 +25,7 @@ class NDArrayPlaceholder:
     """Replaces an NDArray while its pickle is read; `value` is the array.
 
     Args:
-        names: table of the file that is read.
+        names: the `PickleNames` of the file that is read.
     """
 
     def __init__(self, names: PickleNames) -> None:
@@ -47,7 +47,7 @@ class NumpyPlaceholder:
     """Replaces a NumPy array while its pickle is read; `value` is the array.
 
     Args:
-        names: table of the file that is read.
+        names: the `PickleNames` of the file that is read.
     """
 
     def __init__(self, names: PickleNames) -> None:
@@ -117,7 +117,7 @@ class PickleNames:
         self.table[name] = Name(name, make)
 
     def resolve(self, name: str) -> Name | None:
-        """Look up a dotted name; None if the file may not use it."""
+        """Return the `Name` for the dotted name of a class or function; None if the file may not use it."""
         if name not in self.table and name.startswith(_INERT):
             self._add(name, lambda *_: Inert(name))
         return self.table.get(name)

@@ -147,13 +147,13 @@ class Machine:
         return tuple(items)
 
     def top(self, kind: type) -> Any:
-        """Return the top of the stack, which must have a type."""
+        """Return the value on top of the stack; raise ValueError if it is not a `kind`."""
         if not isinstance(self.stack[-1], kind):
             raise ValueError(f"found a {type(self.stack[-1]).__name__}, expected a {kind.__name__}")
         return self.stack[-1]
 
     def fill(self, items: list[Any]) -> None:
-        """Add the items [key, value, key, value, ...] to the dict on top."""
+        """Add the items [key, value, key, value, ...] to the dict on top of the stack."""
         target = self.top(dict)
         if len(items) % 2:
             raise ValueError("a dict has a key without a value")
@@ -161,7 +161,7 @@ class Machine:
             target[key(items[at])] = items[at + 1]
 
     def remember(self, index: int) -> None:
-        """Store the top of the stack in the memo."""
+        """Store the value on top of the stack in the memo."""
         self.memo[index] = self.stack[-1]
 
     def recall(self, index: int) -> None:
@@ -180,7 +180,7 @@ class Machine:
         self.push(resolved)
 
     def call(self, arguments: Any, keywords: Any = None) -> None:
-        """Replace the `Name` on top by the result of its `make` function."""
+        """Replace the `Name` on top of the stack by the result of its `make` function."""
         name = self.pop()
         if not isinstance(name, Name) or name.make is None:
             raise ValueError(f"{_short(name)} is called, which is not allowed")
@@ -192,7 +192,7 @@ class Machine:
             raise ValueError(f"{name.name} is called with unsupported arguments") from None
 
     def build(self, state: Any) -> None:
-        """Set the state of the object on top."""
+        """Set the state of the object on top of the stack."""
         if not hasattr(self.stack[-1], "set_state"):
             raise ValueError(f"a {type(self.stack[-1]).__name__} has a state, which is unsupported")
         parts = state if isinstance(state, tuple) else (state,)

@@ -83,7 +83,7 @@ class RecordWriter:
         return start
 
     def tell(self) -> int:
-        """Byte offset of the next record."""
+        """Return the byte offset of the next record."""
         return self._file.tell()
 
     def flush(self) -> None:
@@ -175,7 +175,7 @@ class RecordReader:
         self._at = self._file.seek(at)
 
     def tell(self) -> int:
-        """Byte offset of the next record."""
+        """Return the byte offset of the next record."""
         return self._at
 
     def close(self) -> None:
@@ -210,7 +210,10 @@ class RecordReader:
             self.close()
 
     def _part(self, start: int, keep: bool, first: bool = True) -> tuple[int, bytes]:
-        """Read (or skip) the part at the current position and return its kind and bytes; on an error the position is kept."""
+        """Read the part at the current position and return its kind and bytes; on an error, go back to `start`.
+
+        start: byte offset of the record.  keep: False: skip the bytes and return b"".  first: whether the part must start a record.
+        """
         where, left = f"byte {self._at} (record at byte {start})", self.size - self._at
         if left < _HEAD.size:
             raise FormatError(self.path, where, f"the header of a part has {_HEAD.size} bytes, {left} are left", _DAMAGED)
@@ -243,7 +246,7 @@ class RecordReader:
 
 
 def record_offsets(path: str | os.PathLike[str]) -> np.ndarray:
-    """Byte offsets of all records of a file; reads only their headers.
+    """Return the byte offsets of all records of a file; reads only their headers.
 
     Args:
         path: a .rec file.
@@ -373,7 +376,7 @@ def unpack(record: bytes, path: str | os.PathLike[str] = "record", where: str = 
     if header is None or len(record) < needed:
         labels = "" if header is None else f" with {header.flag} labels"
         problem = f"the header of an image record{labels} has {needed} bytes, the record has {len(record)}"
-        raise FormatError(path, where, problem, "it is damaged or not an image record: pack it again.")
+        raise FormatError(path, where, problem, "the record is damaged or not an image record: create the file again.")
     if not header.flag:
         return header, record[_IMAGE.size :]
     labels = np.frombuffer(record, np.dtype("<f4"), header.flag, _IMAGE.size)

@@ -108,7 +108,7 @@ def write_tensors(file: BinaryIO, arrays: Mapping[str, Any], metadata: Mapping[s
 
 
 def checksum(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[int, int]:
-    """(crc32, size in bytes) of the correct content of a file written by `save_tensors`, computed from the arrays.
+    """Return (crc32, size in bytes) of the correct content of a file written by `save_tensors`, computed from the arrays.
 
     A checkpoint compares it with the file later, to detect damage, including damage during the write.
 

@@ -83,7 +83,7 @@ def variable(
 
 
 def _dtype_number(name: str, dtype: Any) -> str:
-    """The number of a dtype in symbol.json, as text."""
+    """Return MXNet's code of a dtype in symbol.json, as text; `name` of the variable is for the error message."""
     kind = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
     if kind not in DTYPES:
         raise ValueError(f"variable {name!r}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -116,7 +116,7 @@ def group(symbols: Sequence[Graph], cls: type[G]) -> G:
 
 
 def text_of(value: Any) -> str:
-    """The text of an attribute value in symbol.json, as MXNet's Python package writes it."""
+    """Format an attribute value for symbol.json, as MXNet's Python package does."""
     if isinstance(value, (list, tuple)):
         return "(" + ", ".join(text_of(v) for v in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, np.generic):
@@ -136,7 +136,7 @@ def apply_op(
     cls: type[G],
     subgraphs: tuple[Graph, ...] = (),
 ) -> G:
-    """Create one node of operator `name`; missing inputs become new variables named `<node>_<input>`.
+    """Create one node of operator `name`; inputs that are not passed become new variables named `<node>_<input>`.
 
     Args:
         name: operator name.
@@ -250,7 +250,7 @@ def _unknown_attribute(op: Op, key: str) -> str:
 
 
 def function(name: str, cls: type[G]) -> Callable[..., G]:
-    """Make the function `jfit.sym.<name>`, which creates a node of this operator.
+    """Make the function `jfit.sym.<name>`, which creates a node of this operator and returns its outputs as a `cls`.
 
     Raises:
         UnknownOperator: there is no such operator (the message lists the nearest names).

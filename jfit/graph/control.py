@@ -1,8 +1,8 @@
 """Loops and branches in graphs: `foreach`, `while_loop` and `cond` create one node from Python functions on symbols.
 
-The Python function runs once, in an `AttrScope` that marks the nodes it creates.  These nodes become a subgraph of the loop
-node.  Every output of an unmarked (outer) node that a marked node reads becomes an input of the loop node, and a variable of
-the subgraph takes its place.
+The Python function runs once, in an `AttrScope` that sets the attribute `__subgraph_name__` of the nodes it creates to the
+unique name of this body.  These nodes become a subgraph of the loop node.  If one of them reads an output of another (outer)
+node, this output becomes an input of the loop node, and a variable of the subgraph replaces it.
 
 >>> import jfit
 >>> x, s = jfit.sym.Variable("x"), jfit.sym.Variable("s")
@@ -21,7 +21,7 @@ from jfit.graph.nodes import Entry, Graph, GraphError, Node, topological
 from jfit.graph.scopes import AttrScope, body_name
 from jfit.graph.symbol import Symbol
 
-MARK = "__subgraph_name__"
+MARK = "__subgraph_name__"  # key of the attribute that contains the name of the body which a node belongs to
 
 
 def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "foreach") -> tuple[Any, Any]:
@@ -34,10 +34,11 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
         name: name of the subgraph in symbol.json.
 
     Returns:
-        (outputs stacked along a new first axis, states after the last step), nested like those that `body` returns.
+        (outputs stacked along a new first axis, states after the last step), in nested lists like those that `body` returns.
 
     Raises:
-        GraphError: `body` returns states with another nesting than `init_states`, or does not use some data or state.
+        GraphError: `body` returns states in nested lists of another structure than `init_states`, or does not use some data or
+            state.
     """
     (items, form), (states, state_form) = _flat(data), _flat(init_states)
     cls = type(items[0])
@@ -136,7 +137,7 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
         name: prefix of the names of the subgraphs in symbol.json.
 
     Returns:
-        The outputs of the selected branch, nested like those of `then_func`.
+        The outputs of the selected branch, in nested lists like those of `then_func`.
 
     Raises:
         GraphError: the branches have different numbers of outputs.
@@ -172,19 +173,21 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
 
 # ------------------------------------------------------------------------------------------------ bodies
 class _Body(NamedTuple):
+    """The body of a loop or branch: its subgraph, and which outputs of nodes outside of the body its variables replace."""
+
     graph: Graph
-    outer: dict[str, Entry]  # variable of the body -> the output of an outer node that it replaces
-    count: int  # outputs before the states
+    outer: dict[str, Entry]  # name of a variable of the body -> output of a node outside of the body that it replaces
+    count: int  # number of outputs before the loop states
 
     def source(self, name: str, cls: type[Symbol]) -> Symbol:
-        """The outer symbol to pass for a variable of the body: the output it replaces, or a variable of the same name."""
+        """Return the input of the loop node for a variable of the body: the output that it replaces, else a variable `name`."""
         if name in self.outer:
             return cls([self.outer[name]])
         inside = next(n for n in self.graph.nodes() if n.op is None and n.name == name)
         return cls([Entry(Node(None, name, inside.attrs), 0)])
 
     def place(self, symbol: Symbol) -> int:
-        """Index of the body's input that receives a loop variable."""
+        """Return the index of the body's input that receives the loop variable with the initial value `symbol`."""
         names, name = self.graph.list_inputs(), _placeholder(symbol)
         if name not in names:
             raise GraphError(f"the body of a loop does not use {symbol!r}; it must use all of its data and states")
@@ -194,9 +197,17 @@ class _Body(NamedTuple):
 def _compose_body(
     name: str, symbols: Sequence[Symbol], compose: Callable[..., Any], cls: type[Symbol], separate_states: bool = False
 ) -> tuple[_Body, Any]:
-    """Call `compose` on placeholder variables; returns (the subgraph, nesting of its outputs).
+    """Build the body of a loop or branch by calling the user's Python function on new variables.
 
-    `compose` returns (outputs, states, nesting).  `separate_states`: a state that is also an output gets an identity node.
+    Args:
+        name: name of the loop or branch; the name of the subgraph starts with it.
+        symbols: the initial values (data, states) for which the body gets variables.
+        compose: wrapper of the user's function: list of these variables -> (outputs, states, structure of the nested outputs).
+        cls: class of the variables.
+        separate_states: copy a state that is also an output by an identity node, so that all outputs of the subgraph differ.
+
+    Returns:
+        (the body, structure of the nested outputs as in `_flat`).
     """
     mark = body_name(name, MARK)
     with AttrScope(**{MARK: mark}):
@@ -218,9 +229,14 @@ def _compose_body(
 
 
 def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[str, Entry]]:
-    """Cut the marked nodes out of a graph; returns (their heads, new variable -> the unmarked node's output it replaces)."""
+    """Cut the nodes of a body out of a graph: those whose attribute `__subgraph_name__` is `mark`.
+
+    Returns:
+        (outputs of the subgraph, dict: name of a new variable -> output of a node outside of the body that it replaces).
+    """
     rebuilt: dict[int, Node] = {}
-    replaced: dict[tuple[int, int], tuple[Entry, Entry]] = {}  # unmarked output -> (that output, its new variable)
+    # (id of a node outside of the body, output index) -> (this output, the variable that replaces it in the body)
+    replaced: dict[tuple[int, int], tuple[Entry, Entry]] = {}
 
     def inside(entry: Entry) -> Entry:
         if id(entry.node) in rebuilt:
@@ -239,8 +255,8 @@ def _merged_inputs(
 ) -> tuple[list[Symbol], list[list[int]]]:
     """Merge the inputs of several bodies; returns (inputs of the node, for each body the indices of its inputs among them).
 
-    `arguments`: placeholder name -> symbol to pass.  `by_name`: variables of different bodies with the same name are one
-    input, as in MXNet's cond.
+    `arguments`: name of a variable of a body (see `_placeholder`) -> symbol to pass for it.  `cls`: class of new variables.
+    `by_name`: variables of different bodies with the same name are one input, as in MXNet's cond.
     """
     inputs: list[Symbol] = []
     locs: list[list[int]] = []
@@ -257,7 +273,10 @@ def _merged_inputs(
 
 # ------------------------------------------------------------------------------------------------ nested lists
 def _flat(value: Any) -> tuple[list[Symbol], Any]:
-    """Flatten nested lists of symbols; returns (list of symbols, nesting: None for one symbol, else a list of nestings)."""
+    """Flatten nested lists of symbols; returns (list of symbols, structure of the nested lists).
+
+    The structure is None for one symbol, else a list of the structures of the elements; `nested` restores the lists from it.
+    """
     if isinstance(value, Symbol) and len(value) == 1:
         return [value], None
     if not isinstance(value, (Symbol, list, tuple)):
@@ -267,7 +286,7 @@ def _flat(value: Any) -> tuple[list[Symbol], Any]:
 
 
 def nested(flat: Sequence[Any], form: Any) -> Any:
-    """Nest the elements of a flat list: `form` is None for one element, or a list of forms (the inverse of `_flat`).
+    """Restore nested lists from a flat list and their structure `form`: None for one element, else a list of structures.
 
     Example:
         >>> nested([1, 2, 3], [None, [None, None]])
@@ -282,5 +301,5 @@ def nested(flat: Sequence[Any], form: Any) -> Any:
 
 
 def _placeholder(symbol: Symbol) -> str:
-    """Name of the variable that replaces a symbol in a body."""
+    """Return the name of the variable of a body that replaces the initial value `symbol`."""
     return f"{symbol.heads[0].node.name}-{symbol.heads[0].index}"

@@ -21,6 +21,7 @@ from jfit.graph.infer import infer
 from jfit.graph.nodes import Graph, GraphError, Node, aux_nodes
 from jfit.ops import Attrs, Ctx, Op
 
+# names of operator inputs that are parameters
 PARAMETER_SLOTS = ("weight", "bias", "gamma", "beta", "parameters")
 
 # primitives without arithmetic: they move, create or cast values
@@ -92,7 +93,16 @@ def total(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Count:
 
 
 def count_known(graph: Graph, known: Mapping[Any, Any], types: Mapping[Any, Any]) -> dict[int, Count]:
-    """`Count`s by node id from inferred shapes and dtypes (see `infer`); MACs and FLOPs are 0 if an input shape is unknown."""
+    """Count parameters, MACs and FLOPs of each operator node from inferred shapes and dtypes.
+
+    Args:
+        graph: the graph.
+        known: shapes as returned by `infer`.
+        types: dtypes as returned by `infer`.
+
+    Returns:
+        Dict: id(node) -> `Count`; MACs and FLOPs are 0 if an input shape is unknown.
+    """
     order = graph.nodes()
     params, result = parameter_nodes(order), {}
     for node in order:
@@ -107,7 +117,7 @@ def count_known(graph: Graph, known: Mapping[Any, Any], types: Mapping[Any, Any]
 
 
 def total_of(graph: Graph, known: Mapping[Any, Any], counted: Mapping[int, Count]) -> Count:
-    """Sum the `Count`s of a graph; each parameter is counted once."""
+    """Sum the `Count`s that `count_known` returned for a graph; each parameter is counted once.  `known`: inferred shapes."""
     parameters = sum(math.prod(known.get((i, 0)) or (0,)) for i in parameter_nodes(graph.nodes()))
     return Count(parameters, sum(c.macs for c in counted.values()), sum(c.flops for c in counted.values()))
 
@@ -118,7 +128,7 @@ def _parameter_size(node: Node, known: Mapping[Any, Any], params: set[int]) -> i
 
 
 def _with_inferred_shape(node: Node, known: Mapping[Any, Any]) -> Attrs:
-    """Attributes of a node; a constant with an unknown `shape` (None or sizes 0) gets the inferred one."""
+    """Return the attributes of a node; a constant with an unknown `shape` (None or sizes 0) gets the inferred one."""
     if "shape" in node.params and not node.inputs:
         shape = node.params["shape"]
         if shape is None or 0 in shape:
@@ -127,7 +137,7 @@ def _with_inferred_shape(node: Node, known: Mapping[Any, Any]) -> Attrs:
 
 
 def parameter_nodes(order: Sequence[Node]) -> set[int]:
-    """Ids of the variables that are parameters (in one of `PARAMETER_SLOTS` of an operator) or auxiliary states."""
+    """Return the ids of the variables that are parameters (an operator input in `PARAMETER_SLOTS`) or auxiliary states."""
     ids = aux_nodes(order)
     for node in order:
         if node.op is not None and not node.op.variadic:
@@ -148,7 +158,7 @@ def _cost(record: Op, params: Attrs, shapes: tuple[tuple[int, ...], ...], dtypes
 
 
 def _apply(record: Op, params: Attrs, key: Any, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Run an operator in evaluation mode, a loop or branch with its bodies."""
+    """Run an operator in evaluation mode; the subgraphs of a loop or branch are converted to functions by `_body`."""
     if record.graphs:
         params = Attrs({**params, "graphs": tuple(_body(g.graph) for g in params.graphs)})
     result = record.fn(Ctx(train=False, key=key, rows=(None,) * len(arrays)), params, *arrays)
@@ -157,7 +167,7 @@ def _apply(record: Op, params: Attrs, key: Any, arrays: Sequence[Any]) -> tuple[
 
 
 def _body(graph: Graph) -> Any:
-    """Make the body of a loop or branch a `jfit.ops.control.Body`."""
+    """Convert the subgraph of a loop or branch to a function on arrays with the signature `jfit.ops.control.Body`."""
     order = graph.nodes()
     names = graph.list_inputs()
 
@@ -183,11 +193,11 @@ class Flops(NamedTuple):
     macs: int
 
     def times(self, count: int) -> Flops:
-        """Multiply both numbers by `count`."""
+        """Return new `Flops` with FLOPs and MACs multiplied by `count`, such as the number of iterations of a loop."""
         return Flops(self.flops * count, self.macs * count)
 
     def plus(self, other: Flops) -> Flops:
-        """Add both numbers."""
+        """Return new `Flops` with the sums of FLOPs and of MACs."""
         return Flops(self.flops + other.flops, self.macs + other.macs)
 
 
@@ -225,7 +235,7 @@ def _equation(eqn: Any) -> Flops:
 
 
 def _simple(name: str, eqn: Any) -> int:
-    """FLOPs of a primitive that is no product or convolution: one per output element, or per input element of reductions."""
+    """Return the FLOPs of a primitive other than products, convolutions: one per output element (reductions: input element)."""
     if name in FREE or not any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars):
         return 0
     if name in WINDOWS:
@@ -240,7 +250,7 @@ def _simple(name: str, eqn: Any) -> int:
 
 
 def _convolution(eqn: Any) -> Flops:
-    """MACs: kernel elements per output channel times output elements, without products by zeros of a dilated input."""
+    """Return kernel elements per output channel times output elements as MACs, without products by zeros of a dilated input."""
     numbers, kernel = eqn.params["dimension_numbers"], eqn.invars[1].aval.shape
     per_output = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
     return _products(_size(eqn.outvars[0]) * per_output // math.prod(eqn.params["lhs_dilation"]))
@@ -251,7 +261,7 @@ def _products(macs: int) -> Flops:
 
 
 def _inner(eqn: Any) -> Iterator[Any]:
-    """The jaxprs among the parameters of an equation (loops, branches, `custom_jvp` and `custom_vjp` functions)."""
+    """Yield the jaxprs among the parameters of an equation (loops, branches, `custom_jvp` and `custom_vjp` functions)."""
     for key, value in eqn.params.items():
         if key not in ("jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "bwd", "cond_jaxpr"):
             for part in value if isinstance(value, tuple | list) else (value,):

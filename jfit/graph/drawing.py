@@ -135,7 +135,7 @@ def package() -> Any:
 
 
 def listing(graph: Graph) -> str:
-    """Text with the inputs and attributes of every node in topological order, in the format of MXNet's `debug_str`.
+    """Format the inputs and attributes of every node in topological order as text, as MXNet's `debug_str` does.
 
     Example:
         >>> import jfit

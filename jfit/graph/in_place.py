@@ -31,7 +31,7 @@ def in_place(heads: Sequence[Entry], inputs: Collection[str]) -> tuple[Entry, ..
         inputs: names of the input variables; all others are parameters.
 
     Returns:
-        The heads of the new graph.
+        The outputs of the new graph.
     """
     ids = overwritten(topological(heads), heads, inputs)
 
@@ -49,7 +49,10 @@ def _overwriting(op: Op) -> Op:
 
 
 def overwritten(order: Sequence[Node], heads: Sequence[Entry], inputs: Collection[str]) -> set[int]:
-    """Ids of the nodes whose incoming gradient MXNet overwrites before the gradient of their parameter is computed."""
+    """Return the ids of the nodes whose incoming gradient MXNet overwrites before it computes the gradient of their parameter.
+
+    `order`: the nodes of the graph; `heads`: its outputs; `inputs`: names of the variables that are not parameters.
+    """
     candidates = [n for n in order if n.op and n.op.overwritten and len(n.inputs) > 1 and n.inputs[0].node.op]
     if not candidates:
         return set()
@@ -74,14 +77,14 @@ class _BackwardPlan:
         self.heads = {(id(h.node), h.index) for h in heads}
 
     def _shares(self, step: Step) -> Node | None:
-        """The only user of an output, if it is an addition or reshape that passes its gradient on without a copy."""
+        """Return the only node that reads an output, if it passes its gradient on without a copy (addition, reshape)."""
         users = self.users.get(step, [])
         if step in self.heads or len(users) != 1 or users[0].op is None:
             return None
         return users[0] if users[0].op.name in RESHAPES | ADDITIONS else None
 
     def readers(self, node: Node) -> set[Step]:
-        """All steps, the node's backward pass included, that read the buffer with the gradient of the node's output."""
+        """Return all steps that read the buffer with the gradient of the node's output, the node's backward pass included."""
         root: Step = (id(node), 0)
         while (user := self._shares(root)) is not None:
             root = (id(user), 0)
@@ -99,7 +102,7 @@ class _BackwardPlan:
         return steps
 
     def times(self, variables: Sequence[Node]) -> dict[Step, int]:
-        """Position of each step in MXNet's order: gradients of the variables in turn, each after the steps it depends on."""
+        """Return the position of each step in MXNet's order: gradients of `variables` in turn, each after its dependencies."""
         done: dict[Step, int] = {}
         for variable in variables:
             stack = [(id(variable), 0)]

@@ -21,7 +21,9 @@ from jfit.ops.rules import reason, same_shape
 
 Shape = tuple[int, ...]
 Known = dict[tuple[int, int], Any]  # (id(node), output) -> shape or dtype
-PROBE_SIZES = (6, 1008)  # replace unknown sizes in traces; many divisors, so that reshapes and splits of them succeed
+# An unknown size is replaced by each of these in two traces: an output size that is equal in both does not depend on it.  Both
+# are products of small primes (2 * 3, 2⁴ * 3² * 7), so that most reshapes and splits of the axis succeed.
+PROBE_SIZES = (6, 1008)
 MAX_SWEEPS = 4  # passes over the graph, each forward and backward
 FLOAT = np.dtype(np.float32)  # the default dtype
 
@@ -224,12 +226,15 @@ def _fill(node: Node, known: Known) -> None:
 
 
 def _describe(node: Node, ins: Sequence[Any]) -> str:
-    """Inputs of a node for error messages, as `slot=shape or dtype`."""
+    """Format the inputs of a node for an error message, `name=shape` or `name=dtype`; `ins` are their shapes or dtypes."""
     return ", ".join(f"{name}={value}" for name, value in zip(node.input_names(), ins, strict=False)) or "its attributes"
 
 
 def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: Node | None = None) -> Shape | None:
-    """Merge two partly known shapes of one output; raise if they contradict, where `user` is the node that needs `new`."""
+    """Merge two partly known shapes of output `index` of `node`; raise a GraphError if they contradict each other.
+
+    `user` is the node that requires the shape `new`, for the message; None: the shape was passed or declared.
+    """
     if old is None or new is None or old == new:
         return new if old is None else old
     if len(old) == len(new) and all(a == b or 0 in (a, b) for a, b in zip(old, new, strict=True)):
@@ -249,7 +254,7 @@ def _infer_outputs(node: Node, known: Known, types: Known, provisional: set[tupl
     """Infer output shapes by tracing the operator's function, if the ranks of all inputs are known."""
     assert node.op is not None
     if node.op.shapes is not None:
-        return  # loops and branches: _fill has inferred their outputs
+        return  # `_fill` has already inferred the outputs of loops and branches
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
     if any(s is None for s in ins) or node.params.get("shape", ()) is None:
         return  # a constant without a shape: its shape is the one that its users need
@@ -278,7 +283,7 @@ def _infer_outputs(node: Node, known: Known, types: Known, provisional: set[tupl
 
 @functools.lru_cache(maxsize=8192)
 def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: tuple[np.dtype, ...]) -> list[Shape]:
-    """Output shapes of one operator for these input shapes and dtypes (inputs, then auxiliary states), by `jax.eval_shape`."""
+    """Infer the output shapes of an operator by `jax.eval_shape`; `shapes` and `dtypes`: inputs, then auxiliary states."""
     known = record.infer_outputs(params, shapes) if record.infer_outputs else None
     if record.fill is same_shape and len(set(shapes)) == 1:
         known = [shapes[0]] * len(record.output_names(params))
@@ -356,5 +361,5 @@ class _Body(Subgraph):
 
 
 def _with_bodies(node: Node) -> Attrs:
-    """The attributes of a node; `graphs`, the subgraphs of a loop or branch, are replaced by `_Body`s."""
+    """Return the attributes of a node; `graphs`, the subgraphs of a loop or branch, are replaced by `_Body`s."""
     return Attrs({**node.params, "graphs": tuple(map(_Body, node.subgraphs))}) if node.subgraphs else node.params

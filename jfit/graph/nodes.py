@@ -24,7 +24,7 @@ MAX_OUTPUTS = 100_000
 
 
 def underscored(attrs: dict[str, str]) -> dict[str, str]:
-    """Rename the `HIDDEN_KEYS` of user attributes to the stored form, such as `lr_mult` to `__lr_mult__`."""
+    """Rename user attributes in `HIDDEN_KEYS` to the stored form, such as `lr_mult` to `__lr_mult__`."""
     return {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
 
 
@@ -116,7 +116,7 @@ class Node:
         return f"{self.name}_{self.op.output_names(self.params)[index]}"
 
     def input_names(self) -> tuple[str, ...]:
-        """Slot names of the inputs and auxiliary states, such as ("data", "weight", "bias")."""
+        """Names that the operator has for its inputs and auxiliary states, such as ("data", "weight", "bias")."""
         assert self.op is not None
         return (*self.op.input_names(self.params), *self.op.aux)
 
@@ -129,7 +129,7 @@ class Entry(NamedTuple):
 
 
 def topological(heads: Iterable[Entry]) -> list[Node]:
-    """List the nodes that `heads` depend on, inputs before their users: depth-first post-order, as in MXNet.
+    """List the nodes that the outputs `heads` depend on, inputs before their users: depth-first post-order, as in MXNet.
 
     Example:
         >>> import jfit
@@ -157,12 +157,12 @@ def topological(heads: Iterable[Entry]) -> list[Node]:
 
 
 def aux_nodes(order: Sequence[Node]) -> set[int]:
-    """Ids of the variables that are auxiliary states of some operator."""
+    """Return the ids of the variables that are auxiliary states of some operator."""
     return {id(e.node) for n in order if n.op for e in n.inputs[n.num_inputs :] if e.node.op is None}
 
 
 def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...]], Entry | Node | None]) -> tuple[Entry, ...]:
-    """Rebuild a graph with some nodes replaced; returns its new heads.
+    """Rebuild the graph with the outputs `heads` with some nodes replaced; returns the new outputs.
 
     `swap(node, new_inputs)` returns the replacement: a node, an entry for all uses of the node's outputs, or None to keep it.
     """
@@ -333,7 +333,7 @@ def _with_short_keys(attrs: Mapping[str, str]) -> dict[str, str]:
 
 
 def name_hint(key: str, names: Sequence[str]) -> str:
-    """End of an error message about an unknown name: the nearest names, or the first ten."""
+    """Return the end of an error message about an unknown name `key`: the nearest of `names`, or the first ten."""
     close = nearest(key, names)
     return f"did you mean {close}?" if close else f"the names are {', '.join(map(repr, names[:10]))}."
 
@@ -342,7 +342,7 @@ G = TypeVar("G", bound=Graph)
 
 
 def bind_class(cls: type[G], build: Callable[..., Graph]) -> Callable[..., G]:
-    """Bind the keyword `cls` of a graph-building function; the result shows a signature without it."""
+    """Bind the keyword `cls` (class of the result) of a graph-building function; the returned function has no such argument."""
 
     @functools.wraps(build)
     def bound(*args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ class NameManager:
         self._counts: Counter[str] = Counter()
 
     def get(self, name: str | None, hint: str) -> str:
-        """Return `name`, or the next automatic name `<hint><number>` if it is None."""
+        """Return `name`, or if it is None the next automatic name `<hint><number>`."""
         if name:
             return name
         self._counts[hint] += 1
@@ -111,7 +111,11 @@ class AttrScope:
 
 
 def body_name(name: str, mark: str) -> str:
-    """Unique name for the body of a loop or branch: `<outer body>$<name><number>`, without `<outer body>$` at top level."""
+    """Return a unique name for the body of the loop or branch `name`.
+
+    It is `<name><number>`, or `<outer body>$<name><number>` for a loop in the body of another one, whose name is the value of
+    the attribute `mark` in the active `AttrScope`.
+    """
     outer = AttrScope.current().get(mark)
     name = f"{outer}${name}" if outer else name
     counts: Counter[str] = _local.__dict__.setdefault("bodies", Counter())

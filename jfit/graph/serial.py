@@ -87,7 +87,7 @@ def _written(heads: Sequence[Entry]) -> dict[str, Any]:
         if node.attrs:
             record["attrs"] = dict(sorted(node.attrs.items()))
         first_aux, states = node.num_inputs, {n for g in node.subgraphs for n in g.list_auxiliary_states()}
-        # The third number is MXNet's version: the number of earlier writes to the variable, 1 in slots of auxiliary states.
+        # The third number is MXNet's version: the number of earlier writes to the variable, 1 if it is an auxiliary state.
         listed = [
             [number[id(e.node)], e.index, int(i >= first_aux or e.node.name in states)] for i, e in enumerate(node.inputs)
         ]
@@ -213,7 +213,7 @@ def _read(text: str, cls: type[G]) -> G:
 
 
 def _version_of(graph: dict[str, Any]) -> int:
-    """MXNet version that wrote a graph, such as 10901 for 1.9.1; `DEFAULT_VERSION` if the file has none.
+    """Return the MXNet version that wrote a graph, such as 10901 for 1.9.1; `DEFAULT_VERSION` if the file has none.
 
     Example:
         >>> _version_of({"attrs": {"mxnet_version": ["int", 10500]}}), _version_of({})
@@ -226,7 +226,11 @@ def _version_of(graph: dict[str, Any]) -> int:
 
 
 def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: type[G], at: str = "") -> G:
-    """Make a graph of parsed JSON; `at` is the prefix of places in error messages, not empty for subgraphs."""
+    """Build a graph from parsed JSON.
+
+    version: MXNet version of the file.  ignored: counts nodes by (operator, unknown attribute).  cls: class of the graph.  at:
+    place of a subgraph in the file, for error messages; "" for the whole graph.
+    """
     for field in ("nodes", "heads"):
         if not isinstance(graph, dict) or not isinstance(graph.get(field), list):
             _fail(f"{at}top level", "expected an object with the lists 'nodes' and 'heads'")
@@ -250,7 +254,7 @@ def _graph(graph: Any, version: int, ignored: Counter[tuple[str, str]], cls: typ
 
 
 def _bodies(item: dict[str, Any], record: Record, version: int, ignored: Counter[tuple[str, str]]) -> tuple[Graph, ...]:
-    """The subgraphs of a loop or branch node."""
+    """Build the subgraphs of a loop or branch node from its JSON object `item`."""
     graphs, names = item.get("subgraphs") or [], record.op.graphs if record.op else ()
     if not isinstance(graphs, list) or len(graphs) != len(names):
         actual = len(graphs) if isinstance(graphs, list) else _short(graphs)
@@ -336,7 +340,7 @@ def _short(value: Any) -> str:
 
 
 class _Reader:
-    """Creates nodes of records in file order.  Inputs must be earlier nodes, so that a graph has no cycles."""
+    """Create the nodes of a graph from the records of a file, in file order; inputs must be earlier nodes (no cycles)."""
 
     def __init__(self, version: int, ignored: Counter[tuple[str, str]]) -> None:
         self.version = version
@@ -382,7 +386,11 @@ class _Reader:
         self.counts.append(count)
 
     def _completed(self, node: Node, where: str) -> Node:
-        """Add variables for inputs that old files do not list: auxiliary states and, before 0.9, missing last inputs."""
+        """Add variables for the last inputs of a node that the file does not list.
+
+        These are auxiliary states and, in files from before MXNet 0.9, any other inputs.  `where` is the node's place in the file,
+        for the error message.
+        """
         op = node.op
         assert op is not None
         needed = node.input_names()
@@ -407,7 +415,7 @@ class _Reader:
                     self.ignored[op.name, key] += 1
 
     def entry(self, item: list[int], where: str) -> Entry:
-        """The output of an earlier node for a reference [node, output] or [node, output, version] of the file."""
+        """Return the output of an earlier node for a reference [node, output] or [node, output, version] in the file."""
         at, index = item[0], item[1]
         if not 0 <= at < len(self.nodes):
             _fail(where, f"refers to node {_short(at)}, but only the {len(self.nodes)} earlier nodes may be used")

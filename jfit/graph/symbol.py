@@ -15,7 +15,7 @@ from jfit.ops import ALIASES
 
 
 def _operator(binary: str | None, scalar: str) -> Any:
-    """Make a Python operator method: it creates a node of `binary` for a symbol and a symbol, of `scalar` for a number."""
+    """Make a method such as `__add__`: it creates a node of operator `binary` for two symbols, of `scalar` for a number."""
 
     def apply(self: Symbol, other: Any) -> Any:
         if isinstance(other, Symbol):
@@ -255,5 +255,5 @@ class Symbol(Graph):
         return drawing.graphviz(self, shapes)
 
     def debug_str(self) -> str:
-        """Text with the inputs and attributes of every node, in MXNet's format."""
+        """Return a text with the inputs and attributes of every node, in MXNet's format."""
         return drawing.listing(self)

@@ -43,7 +43,7 @@ def upgrade(records: Sequence[Record], version: int) -> None:
 
 
 def _move_multipliers(record: Record, records: Sequence[Record]) -> None:
-    """Move `weight_lr_mult` of an operator to the variable in its `weight` slot, as `__lr_mult__`; same for other slots."""
+    """Move the attribute `weight_lr_mult` to the variable that is the input `weight`, as `__lr_mult__`; others likewise."""
     moving = [(k, h) for k in record.attrs for h in HIDDEN_KEYS if k.endswith(f"_{h}")]
     slots = _slots(record) if moving else ()
     for key, hidden in moving:
@@ -71,7 +71,7 @@ def _slots(record: Record) -> tuple[str, ...]:
 
 
 def _variable(record: Record, at: int, records: Sequence[Record]) -> Record | None:
-    """The record of the variable in slot number `at`; None if the slot is empty or has the output of an operator."""
+    """Return the record of the variable that is input number `at`; None: the file has no such input, or it is computed."""
     if at >= len(record.inputs):
         return None
     number = record.inputs[at][0]

@@ -31,7 +31,7 @@ _RULES = {
     "weight_quantize": "quantized_weight",
     "bias_quantize": "quantized_bias",
 }
-# the same for a plain string instead of an InitDesc, as old MXNet scripts pass it
+# suffix -> rule for a name passed as a plain str instead of an InitDesc, as in old MXNet scripts
 _PLAIN_RULES = {
     **{end: rule for end, rule in _RULES.items() if not end.endswith("_quantize")},
     "moving_mean": "zero",
@@ -151,11 +151,11 @@ class Initializer:
         return self.by_name(key, desc.name, shape).astype(dtype)
 
     def within(self, outer: Initializer) -> Initializer:
-        """Return the initializer to use for a variable whose `__init__` attribute is this one; `outer` is the model's."""
+        """Return the initializer to use for a variable whose `__init__` attribute is `self`; `outer` is that of the model."""
         return self
 
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Initial values by the suffix of the name, for parameters without an `__init__` attribute."""
+        """Return initial values chosen by the suffix of the name, for parameters without an `__init__` attribute."""
         rule = rule_of(InitDesc(name))
         if rule == "weight":
             return self.draw(key, name, shape)
@@ -182,7 +182,7 @@ class Initializer:
 
 
 def _plain(value: Any, owner: Initializer) -> Any:
-    """Convert a parameter of an initializer to JSON types; nested initializers become their `dumps()` text."""
+    """Convert a parameter of the initializer `owner` to JSON types; nested initializers become their `dumps()` text."""
     if isinstance(value, Initializer):
         return value.dumps()
     if isinstance(value, np.ndarray | np.generic | Array):
@@ -222,7 +222,10 @@ def read_text(text: str) -> tuple[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def variable_init_errors(name: str, spec: Any) -> Iterator[None]:
-    """Add the variable to errors raised in the block, if `spec`, the `__init__` attribute of variable `name`, is text."""
+    """Context manager that adds the variable `name` to errors of its initializer.
+
+    `spec` is the `__init__` attribute of the variable; errors are unchanged if it is not text.
+    """
     try:
         yield
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
@@ -267,7 +270,7 @@ def draw_all(initializer: InitFn, key: Array, parameters: Mapping[str, tuple[Ini
 
 
 def register(*aliases: str) -> Callable[[_Class], _Class]:
-    """Class decorator: register an initializer under its lower-case class name, for `get` and for JSON texts.
+    """Return a class decorator that registers an initializer under its lower-case class name, for `get` and JSON texts.
 
     Args:
         aliases: further names.

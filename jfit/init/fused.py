@@ -27,8 +27,8 @@ from jfit.ops.rnn import GATES
 class FusedRNN(Initializer):
     """Initialize weights and biases of each gate in a flat vector by `init`, biases of LSTM forget gates by `forget_bias`.
 
-    Set it on the variable, `Variable("lstm_parameters", init=FusedRNN(...))`: there is no rule for names that end in
-    `parameters`.
+    Pass it as initializer of the variable, `Variable("lstm_parameters", init=FusedRNN(...))`: names that end in `parameters`
+    have no default rule.
 
     Args:
         init: initializer of the weights and biases: a name, MXNet's JSON text or an initializer.  None: that of the model.
@@ -39,8 +39,8 @@ class FusedRNN(Initializer):
         forget_bias: value of the biases of the forget gates of an LSTM (input-to-hidden and hidden-to-hidden).
 
     Raises:
-        ValueError: `mode` is unknown or a size is below 1; when values are drawn: the length of the vector is that of no such
-            network, or `init` is None and there is no initializer of the model.
+        ValueError: `mode` is unknown or a size is below 1; when values are drawn: no such network has a vector of this
+            length, or `init` is None and there is no initializer of the model.
 
     Example:
         >>> start = FusedRNN("zero", num_hidden=2, num_layers=1, mode="lstm")
@@ -69,7 +69,7 @@ class FusedRNN(Initializer):
         return replace(self, init=outer) if self.init is None else self
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Draw the flat vector, float32 of `shape`; the array `part` of a gate is drawn from fold_in(key, crc32(part))."""
+        """Draw the flat vector, float32 of `shape`; each weight or bias of a gate has the key fold_in(key, crc32(name))."""
         if self.init is None:
             raise ValueError(
                 f"parameter {name!r}: FusedRNN(None, ...) uses the initializer of the model, which is missing in this call; "
@@ -102,7 +102,7 @@ def parts_of(
         >>> parts_of(14, 2, 1, "rnn_tanh")
         [('l0_i2h_weight', (2, 3)), ('l0_h2h_weight', (2, 2)), ('l0_i2h_bias', (2,)), ('l0_h2h_bias', (2,))]
     """
-    # The length is linear in the input size: `none` for 0 inputs, `one` for 1 input.
+    # The length is linear in the input size; `none` is the length for 0 inputs, `one` for 1 input.
     none, one = (sum(math.prod(s) for _, s in gate_parts(n, num_hidden, num_layers, mode, bidirectional)) for n in (0, 1))
     inputs, odd = divmod(size - none, one - none)
     if odd or inputs < 1:

@@ -149,7 +149,7 @@ class Orthogonal(Initializer):
         rand_type: distribution of the random matrix, "uniform" (-1, 1) or "normal".
 
     Raises:
-        ValueError: `rand_type` is neither.
+        ValueError: `rand_type` is neither "uniform" nor "normal".
 
     Example:
         >>> import jax
@@ -191,7 +191,7 @@ def _xavier(key: Array, name: str, shape: tuple[int, ...], rnd_type: str, factor
 @register()
 @dataclass(frozen=True)
 class Xavier(Initializer):
-    """w ~ U(-s, s) or N(0, s^2) with s = sqrt(magnitude / fan).
+    """w ~ U(-s, s) or N(0, s^2) for a weight w, with s = sqrt(magnitude / fan).
 
     With weights of shape (out, in, *kernel): fan_in = in * prod(kernel) and fan_out = out * prod(kernel).
 
@@ -201,7 +201,8 @@ class Xavier(Initializer):
         magnitude: numerator of s^2.
 
     Raises:
-        ValueError: an argument is none of these, or (when values are drawn) the shape has less than 2 dimensions.
+        ValueError: `rnd_type` or `factor_type` is none of these, or (when values are drawn) the shape has less than 2
+            dimensions.
 
     Example:
         >>> import jax
@@ -261,7 +262,7 @@ class Bilinear(Initializer):
     For 4-D weights (out, in, height, width) of a deconvolution.
 
     Raises:
-        ValueError: the shape has not 4 dimensions (raised when values are drawn).
+        ValueError: the shape does not have 4 dimensions (raised when values are drawn).
 
     Example:
         >>> import jax
@@ -283,8 +284,8 @@ class Bilinear(Initializer):
 class LSTMBias(Initializer):
     """b = forget_bias in the second quarter, the forget gate (gates in the order i, f, c, o), and 0 elsewhere.
 
-    It is the `__init__` attribute of the bias of an LSTM cell, `Variable("lstm_bias", init=LSTMBias())`: without one, every
-    name that ends in `bias` is 0.
+    Pass it as initializer of the bias of an LSTM cell, `Variable("lstm_bias", init=LSTMBias())`: a variable whose name ends in
+    `bias` is 0 without an initializer.
 
     Args:
         forget_bias: bias of the forget gate.
@@ -384,7 +385,7 @@ def default() -> Initializer:
 
 
 def _gauss(key: Array, shape: Sequence[int]) -> Array:
-    """Standard normal values, float32."""
+    """Draw standard normal values, float32."""
     # Without the barrier XLA fuses the last multiplication with the caller's, and the last bit depends on the program.
     return lax.optimization_barrier(jax.random.normal(key, shape, jnp.float32))
 

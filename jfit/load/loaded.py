@@ -20,7 +20,7 @@ from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
 from jfit.train.evaluate import InferenceModel
 
-# A variable without values in the file is an error if it is in one of these slots of an operator, else it is an input.
+# A variable without values in the file is an error if an operator has it as an input with one of these names, else it is data.
 _PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}
 _EPOCH = re.compile(r"-(\d{4,})\.params$")
 
@@ -128,7 +128,7 @@ class Loaded(Trained):
 
 
 def _same(before: tuple[list[Any], Any], now: tuple[list[Any], Any]) -> bool:
-    """Whether two flattened pytrees have the same jax arrays; False for numpy arrays, which may have changed in place."""
+    """Return whether two flattened pytrees have the same jax arrays; False for numpy arrays, which may change in place."""
     (old, structure), (new, structure_now) = before, now
     return structure == structure_now and all(a is b and isinstance(a, jax.Array) for a, b in zip(old, new, strict=True))
 
@@ -186,7 +186,13 @@ def load(
 
 # ------------------------------------------------------------------------------------------------ files
 def _paths(prefix: str, epoch: int | None, params: Any) -> tuple[str | None, str]:
-    """(path of the graph file, None if the parameter file contains the graph; path of the parameter file)."""
+    """Return (path of the graph file, path of the parameter file); the first is None if the parameter file contains the graph.
+
+    Args:
+        prefix: path prefix of both files, path of the graph file, or path of a .safetensors file with both.
+        epoch: number in the name of the parameter file; None: the highest that exists.
+        params: path of the parameter file; None: determined by `prefix` and `epoch`.
+    """
     if prefix.endswith(".safetensors"):
         return None, prefix
     graph = prefix if prefix.endswith(".json") else f"{prefix}-symbol.json"
@@ -236,7 +242,7 @@ def _on_device(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
 
 # ------------------------------------------------------------------------------------------------ arrays and variables
 def _split_arrays(path: str, symbol: Symbol, arrays: Mapping[str, Any], allow_extra: bool) -> tuple[Params, Aux]:
-    """Split arrays into (parameters, auxiliary states) by the slots in the graph; prefixes `arg:` and `aux:` are ignored."""
+    """Split arrays into (parameters, auxiliary states) as the graph uses them; prefixes `arg:` and `aux:` are ignored."""
     states, arguments = set(symbol.list_auxiliary_states()), set(symbol.list_arguments())
     named = {(k[4:] if k[:4] in ("arg:", "aux:") else k): v for k, v in arrays.items()}
     extra = [name for name in named if name not in states and name not in arguments]
@@ -251,13 +257,13 @@ def _split_arrays(path: str, symbol: Symbol, arrays: Mapping[str, Any], allow_ex
 
 
 def _inputs(symbol: Symbol, values: Mapping[str, Any]) -> list[str]:
-    """Variables without values in the file that are inputs by default or in no parameter slot."""
+    """Return the variables without values in the file that are inputs by default or are not used as parameters."""
     defaults, states, slots = default_inputs(symbol), set(symbol.list_auxiliary_states()), _in_parameter_slots(symbol)
     return [n for n in symbol.list_inputs() if n not in values and n not in states and (n in defaults or n not in slots)]
 
 
 def _in_parameter_slots(symbol: Symbol) -> set[str]:
-    """Names of the variables in a parameter slot of an operator."""
+    """Return the names of the variables that an operator has as an input in `_PARAMETER_SLOTS`."""
     names = set()
     for node in symbol.nodes():
         if node.op is not None:

@@ -1,7 +1,7 @@
 """Lower graphs to `Model`s, and convert every other model argument of `fit` to one.
 
-Lowering classifies the variables of a graph as data, labels, parameters and auxiliary states, and its outputs as heads,
-losses and plain outputs.
+Lowering classifies the variables of a graph as data, labels, parameters and auxiliary states, and its outputs as output heads
+(with their own gradient, such as SoftmaxOutput), losses and plain outputs.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def lower(
     Args:
         symbol: the graph.
         inputs: names of the variables that each batch provides (data and labels); all others are parameters or auxiliary
-            states.  Default: variables whose name ends in `data` (if there are none, variables in the `data` slot of an
-            operator) or in `label`, variables in the label slot of a head, and begin states of recurrent operators.
+            states.  Default: variables whose name ends in `data` (if there are none, variables that are the input `data` of
+            an operator) or in `label`, labels of output heads (outputs with their own gradient, such as SoftmaxOutput), and
+            initial states of recurrent operators.
         capture: regular expression; every internal output whose name it matches is appended to the outputs.
-        batch_axes: input name -> batch axis.  Default: position of N in the variable's `layout`, 1 for begin states of
+        batch_axes: input name -> batch axis.  Default: position of N in the variable's `layout`, 1 for initial states of
             recurrent operators (layers, batch, size), else 0.
 
     Returns:
@@ -123,7 +124,7 @@ def lower_with_inputs(symbol: Symbol, names: Iterable[str]) -> Model:
 
 
 def default_inputs(symbol: Symbol) -> set[str]:
-    """InputNames of the variables (data and labels) that `lower(symbol)` treats as inputs when `inputs` is None."""
+    """Return the names of the variables (data and labels) that `lower(symbol)` treats as inputs when `inputs` is None."""
     data, labels = _input_names(symbol.nodes(), symbol.heads, None)
     return {*data, *labels}
 
@@ -150,7 +151,7 @@ def _traits(operators: Sequence[Node]) -> frozenset[str]:
 
 
 def _captured(symbol: Symbol, pattern: str) -> tuple[Entry, ...]:
-    """The outputs of the graph, then the internal outputs whose name matches the pattern."""
+    """Return the outputs of the graph, then the internal outputs whose name matches the regular expression."""
     internals = symbol.get_internals()
     outputs = {(id(h.node), h.index) for h in symbol.heads}
     extra = [
@@ -165,7 +166,7 @@ def _captured(symbol: Symbol, pattern: str) -> tuple[Entry, ...]:
 
 # ------------------------------------------------------------------------------------------------ classes of variables
 def evaluated_nodes(heads: Sequence[Entry]) -> list[Node]:
-    """Nodes that evaluation computes, inputs first: those the heads depend on other than through label slots."""
+    """Return the nodes that evaluation computes: those that the outputs `heads` depend on other than through a label input."""
     seen: set[int] = set()
     stack = [h.node for h in heads]
     while stack:
@@ -180,7 +181,7 @@ def evaluated_nodes(heads: Sequence[Entry]) -> list[Node]:
 def _input_names(
     order: Sequence[Node], heads: Sequence[Entry], inputs: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(data names, label names) in graph order; `inputs` as in `lower`."""
+    """Return (data names, label names) in graph order; `inputs` as in `lower`."""
     variables = list(dict.fromkeys(n.name for n in order if n.op is None))
     used = {n.name for n in evaluated_nodes(heads) if n.op is None}  # in an autoencoder one variable is data and label
     labels = {v for v in variables if v.endswith("label")}
@@ -204,13 +205,13 @@ def _input_names(
 
 
 def _data_slots(order: Sequence[Node]) -> set[str]:
-    """InputNames of the variables in the `data` slot of an operator, without those that declare an initializer."""
+    """Return the names of the variables that are the input `data` of an operator and declare no initializer."""
     slots = [(s, e.node) for n in order if n.op for s, e in zip(n.input_names(), n.inputs, strict=True)]
     return {n.name for s, n in slots if s == "data" and n.op is None and "__init__" not in n.attrs}
 
 
 def _state_names(order: Sequence[Node]) -> set[str]:
-    """InputNames of the variables in begin-state slots of recurrent operators."""
+    """Return the names of the variables that are initial states of recurrent operators."""
     slots = [(s, e) for n in order if n.op and n.op.family == "rnn" for s, e in zip(n.input_names(), n.inputs, strict=False)]
     return {e.node.name for s, e in slots if s in STATE_SLOTS and e.node.op is None}
 
@@ -227,7 +228,7 @@ def _by_name(nodes: Sequence[Node]) -> dict[str, Node]:
 
 
 def _batch_axes(variables: Sequence[Node], inputs: Collection[str], states: Collection[str]) -> dict[str, int]:
-    """Batch axes other than 0, by input name: position of N in the layout; 1 for begin states (layers, batch, size)."""
+    """Return batch axes other than 0, by input name: position of N in the layout; 1 for RNN states (layers, batch, size)."""
     axes = {}
     for node in variables:
         layout = node.attrs.get("__layout__", "")
@@ -246,7 +247,7 @@ def _fixed_gammas(operators: Sequence[Node]) -> list[str]:
 
 
 def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
-    """The `Output` of one head of the graph; `visible` is False for captured internal outputs."""
+    """Describe one output of the graph as an `Output`; `visible` is False for captured internal outputs."""
     node, name = head.node, head.node.output_name(head.index)
     op = node.op
     if not visible or op is None or op.kind == "plain" or head.index != 0:
@@ -274,7 +275,7 @@ def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
 # ------------------------------------------------------------------------------------------------ init
 def _make_init(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node]):
     def init(key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
-        """Draw (params, aux) for inputs of these shapes; the value of `name` is drawn from fold_in(key, crc32(name))."""
+        """Draw (params, aux) of the model for inputs of these shapes; each parameter uses the key fold_in(key, crc32(name))."""
         rule = default() if initializer is None else get(initializer)
         shapes = _variable_specs(symbol, {**params, **aux}, specs)
 
@@ -307,7 +308,7 @@ def _variable_specs(symbol: Graph, nodes: Mapping[str, Node], specs: Specs) -> d
 
 def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node], names: InputNames, apply: Any):
     def plan(specs: Specs) -> Plan:
-        """Trace the model abstractly (`jax.eval_shape`) for the `Plan` of inputs of these shapes and dtypes."""
+        """Compute the `Plan` of the model for inputs of these shapes and dtypes by `jax.eval_shape`, without running it."""
         size = _batch_size(specs, names)
         variables = _variable_specs(symbol, {**params, **aux}, specs)
         values = ({k: variables[k] for k in params}, {k: variables[k] for k in aux}, dict(specs))
@@ -364,7 +365,7 @@ def _is_sparse(node: Node) -> bool:
 
 
 def _indices_from_batch(node: Node, names: InputNames) -> bool:
-    """Whether the indices of a lookup depend only on the batch: on no parameter, auxiliary state or random number."""
+    """Return whether the indices of an embedding lookup depend only on the batch, not on parameters or random numbers."""
     ancestors = topological([node.inputs[0]])
     return all(n.name in names.inputs if n.op is None else not (n.op.needs_rng or n.op.aux or n.subgraphs) for n in ancestors)
 

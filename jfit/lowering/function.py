@@ -84,7 +84,7 @@ class _Adapter:
         return jax.tree.unflatten(structure, [flat[n] for n in names])
 
     def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
-        """(params, aux) as flat dicts of copies: training donates their buffers, the caller's arrays stay valid."""
+        """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
         params, aux = self.initial
         if self.init_fn is not None:
             params = self.init_fn(key, *(specs[n] for n in self.names))
@@ -107,7 +107,7 @@ class _Adapter:
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
     ) -> tuple[tuple[Array, ...], Aux]:
-        """See `ApplyFn`; `weight` is ignored here: `objective` and `loss_sums` apply row weights to the losses."""
+        """Apply the user's function, see `ApplyFn`; `weight` is ignored: `objective` and `loss_sums` apply it to the losses."""
         if "params" not in self.trees:
             raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
         for name in self.names:
@@ -135,7 +135,7 @@ class _Adapter:
         return {k: v if v.dtype == old[k].dtype else v.astype(old[k].dtype) for k, v in flat.items()}
 
     def row_losses(self, output: Array, inputs: Inputs) -> tuple[Array, Array]:
-        """(loss of each row, weights 1), both (batch,) float32; see `Output.loss`."""
+        """Return (loss of each row, weights 1), both (batch,) float32; see `Output.loss`."""
         if self.label not in inputs:
             raise ValueError(f"the loss needs the input {self.label!r}; found {tuple(inputs)}")
         losses, rows = jnp.asarray(self.loss(output, inputs[self.label])), inputs[self.label].shape[0]
@@ -148,7 +148,7 @@ class _Adapter:
         return losses, jnp.ones_like(losses)
 
     def plan(self, specs: Specs) -> Plan:
-        """See `Model.plan`; an output whose axis 0 has the batch size has its batch rows there."""
+        """Compute the `Plan` of the model; if axis 0 of an output has the batch size, it is assumed to have the batch rows."""
         params, aux = jax.eval_shape(lambda: self.init(jax.random.key(0), specs))
         data = {n: specs[n] for n in self.names}
         shapes, _ = jax.eval_shape(lambda *v: self.apply(*v, key=jax.random.key(0)), params, aux, data)

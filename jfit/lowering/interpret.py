@@ -1,9 +1,9 @@
 """Interpret a graph: `make_apply` returns a pure function that runs the nodes in topological order under `jax.jit`.
 
 The loop over nodes is Python and runs once per trace.  Each intermediate `Value` is an array with two static facts: its
-`RowLayout` (the axes that the batch rows occupy, which heads and batch statistics need to apply row weights) and whether it
-is stored channels-last.  MXNet graphs are channels-first (NCHW); convolutions run faster channels-last, so the interpreter
-transposes where an operator needs it and not at every node.  A node that draws random numbers uses
+`RowLayout` (on which axis the batch rows are, which output heads such as SoftmaxOutput and batch statistics need to apply row
+weights) and whether it is stored channels-last.  MXNet graphs are channels-first (NCHW); convolutions run faster channels-last,
+so the interpreter transposes where an operator needs it and not at every node.  A node that draws random numbers uses
 `fold_in(key, crc32(node name))`.
 """
 
@@ -25,12 +25,12 @@ from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
 from jfit.ops.rules import reason
 
-STATE_SLOTS = ("state", "state_cell")  # begin-state slots of recurrent operators; a missing input is zeros
+STATE_SLOTS = ("state", "state_cell")  # names of the initial-state inputs of recurrent operators; zeros if not passed
 NHWC_TO_NCHW, NCHW_TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # axes for jnp.transpose
 
 
 class Value(NamedTuple):
-    """One intermediate array with its row layout; `channels_last` means it is stored NHWC and the graph has it as NCHW."""
+    """One intermediate array; `rows`: where its batch rows are; `channels_last`: stored NHWC although the graph has NCHW."""
 
     array: Any
     rows: MaybeLayout
@@ -38,16 +38,16 @@ class Value(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The channels-first shape, as in the graph."""
+        """Shape of the array with channels first, as in the graph."""
         s = self.array.shape
         return (s[0], s[3], s[1], s[2]) if self.channels_last else s
 
     def to_channels_first(self) -> Value:
-        """The array transposed to the layout of the graph."""
+        """Return the value with the array transposed to the layout of the graph."""
         return Value(jnp.transpose(self.array, NHWC_TO_NCHW), self.rows) if self.channels_last else self
 
     def to_channels_last(self) -> Value:
-        """The 4-D array transposed to NHWC."""
+        """Return the value with the 4-D array transposed to NHWC."""
         return self if self.channels_last else Value(jnp.transpose(self.array, NCHW_TO_NHWC), self.rows, True)
 
 
@@ -71,7 +71,7 @@ class _Arguments(NamedTuple):
 
 
 def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames):
-    """Make the `apply` function (see `jfit.lowering.model.ApplyFn`) of the graph with these heads.
+    """Make the `apply` function (see `jfit.lowering.model.ApplyFn`) of the graph with the outputs `heads`.
 
     Args:
         order: the nodes of the graph in topological order.
@@ -81,7 +81,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames)
     Returns:
         `apply`, with two arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
         array in `params` has only these rows of the embedding table (see `Model.tables`).  `_rows_out` is a list to which the
-        row layouts of the outputs are appended (`Model.plan` reads them under `jax.eval_shape`).
+        `RowLayout`s of the outputs (where their batch rows are) are appended, for `Model.plan`.
     """
     operators = [n for n in order if n.op is not None]
     variables = [n for n in order if n.op is None]
@@ -142,7 +142,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames)
 
 # ------------------------------------------------------------------------------------------------ variables
 def _label_operators(operators: Sequence[Node]) -> set[int]:
-    """Ids of the operators that compute labels (such as a reshape); they are skipped when the label is not passed."""
+    """Return the ids of the operators that compute labels (such as a reshape), skipped when the label is not passed."""
     slots = {n.inputs[n.input_names().index(n.op.label)] for n in operators if n.op and n.op.label}
     return {id(n) for n in topological(slots) if n.op is not None}
 
@@ -161,11 +161,11 @@ def _check_weight(weight: Array | None, size: int | None) -> None:
 
 
 def _variable(node: Node, arguments: _Arguments) -> Value | None:
-    """The array passed for a variable, in its original dtype; None for an input that was not passed."""
+    """Return the array passed for a variable, in its original dtype; None for an input that was not passed."""
     name = node.name
     if name in arguments.names.inputs:
         if name not in arguments.inputs:
-            return None  # labels (in evaluation) and begin states are optional: see _missing_input
+            return None  # labels (in evaluation) and initial states are optional: see _missing_input
         array, axis = jnp.asarray(arguments.inputs[name]), arguments.names.axes.get(name, 0)
         has_rows = array.ndim > axis and array.shape[axis] == arguments.size
         return Value(array, RowLayout(axis, 1, array.shape[axis], 1) if has_rows else None)
@@ -189,7 +189,10 @@ def _cast(node: Node, value: Value | None, arguments: _Arguments) -> Value | Non
 def _replace_labels_and_aux(
     node: Node, ins: list[Value | None], uncast: Mapping[int, Value | None], aux_ids: set[int], new_aux: Aux
 ) -> None:
-    """Replace labels by their uncast arrays (one variable may be data and label), auxiliary states by the latest update."""
+    """Replace in `ins`, the inputs of a node, labels by arrays that are not cast and auxiliary states by their latest update.
+
+    `uncast`: node id -> value of each variable before the cast to the compute dtype (a variable may be both data and label).
+    """
     assert node.op is not None
     for i, (slot, entry) in enumerate(zip(node.input_names(), node.inputs, strict=True)):
         if id(entry.node) in aux_ids and entry.node.name in new_aux:
@@ -199,7 +202,7 @@ def _replace_labels_and_aux(
 
 
 def _open_constants(operators: Sequence[Node]) -> list[Node]:
-    """Operators without inputs, such as `_zeros`, whose `shape` attribute is None or contains an unknown size (0)."""
+    """Return the operators without inputs, such as `_zeros`, whose `shape` is None or contains an unknown size (0)."""
     constants = [n for n in operators if n.op and n.op.inputs == ()]
     return [n for n in constants if n.params.get("shape", ()) is None or 0 in n.params.get("shape", ())]
 
@@ -211,7 +214,7 @@ def _attributes_with_shapes(
     variables: Sequence[Node],
     size: int | None,
 ) -> dict[int, Attrs]:
-    """Attributes of `_open_constants` (begin states of unknown batch size) with inferred shapes, by node id."""
+    """Return the attributes of `_open_constants` (initial states of unknown batch size) with inferred shapes, by node id."""
     if not nodes:
         return {}
     shapes = {n.name: value.shape for n in variables if (value := uncast[id(n)]) is not None}
@@ -227,7 +230,7 @@ def _attributes_with_shapes(
 
 
 def _inferred_shapes(symbol: Graph, nodes: Sequence[Node], shapes: Mapping[str, Any], size: Any) -> list[Any]:
-    """Shapes of the first outputs of `nodes` from those of the variables; `size` may be symbolic (jax.export)."""
+    """Infer the shapes of the first outputs of `nodes` from those of the variables; the batch size `size` may be symbolic."""
 
     def at(rows: int) -> list[Any]:
         concrete = {k: tuple(d if isinstance(d, int) else rows for d in shape) for k, shape in shapes.items()}
@@ -245,7 +248,7 @@ def _inferred_shapes(symbol: Graph, nodes: Sequence[Node], shapes: Mapping[str, 
 
 
 def _missing_input(node: Node, at: int, ins: Sequence[Value | None], train: bool, inputs: Inputs) -> Value | None:
-    """Default of input number `at` when it was not passed: zeros for a begin state, None for a label in evaluation."""
+    """Return the value of input number `at`, which was not passed: zeros for an initial state, None for an unneeded label."""
     op, slot = node.op, node.input_names()[at]
     assert op is not None
     if slot in STATE_SLOTS and op.fill is not None and ins[0] is not None:
@@ -260,7 +263,7 @@ def _missing_input(node: Node, at: int, ins: Sequence[Value | None], train: bool
 
 
 def _source(node: Node, inputs: Inputs) -> str:
-    """Name of a variable that `node` depends on and that was not passed: a label if there is one, else the first."""
+    """Return the name of a variable that `node` depends on and that was not passed: a label if there is one, else the first."""
     missing = [n.name for n in topological([Entry(node, 0)]) if n.op is None and n.name not in inputs]
     return next((name for name in missing if name.endswith("label")), missing[0] if missing else node.name)
 
@@ -303,7 +306,10 @@ def _run(
 
 
 def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
-    """Make the body of a loop or branch a `jfit.ops.control.Body`; it does not update auxiliary states, as in MXNet."""
+    """Convert the subgraph of a loop or branch to a function on arrays with the signature `jfit.ops.control.Body`.
+
+    As in MXNet, it does not update auxiliary states.
+    """
     order = body.nodes()
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
 
@@ -324,13 +330,13 @@ def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
 
 
 def _transposed(op: Op, ins: Sequence[Value | None], last: bool) -> list[Value | None]:
-    """Transpose the inputs to the layout of the operator; convolutions take their data, not their weights, channels-last."""
+    """Transpose the inputs to channels-last if `last`, else to channels-first; weights of convolutions stay as they are."""
     to_last = [last and (i == 0 or op.layout == "any") for i in range(len(ins))]
     return [v and (v.to_channels_last() if to else v.to_channels_first()) for v, to in zip(ins, to_last, strict=True)]
 
 
 def _promoted(op: Op, arrays: list[Any], policy: Policy | None) -> list[Any]:
-    """Cast inputs of heads to float32, and integers to the dtype of the floats where an operator needs one dtype."""
+    """Cast the data of output heads and losses to float32, and integers to the dtype of the floats if all must be equal."""
     if policy and op.kind != "plain" and arrays[0] is not None and jnp.issubdtype(arrays[0].dtype, jnp.floating):
         arrays[0] = arrays[0].astype(jnp.float32)
     floats = [a.dtype for a in arrays if a is not None and jnp.issubdtype(a.dtype, jnp.floating)]
@@ -355,7 +361,7 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
 
 
 def _runs_channels_last(op: Op, node: Node, ins: Sequence[Value | None]) -> bool:
-    """Whether to run the operator channels-last: convolutions on 4-D NCHW data, elementwise operators on such results."""
+    """Return whether to run channels-last: convolutions of 4-D NCHW data, and elementwise operators on their outputs."""
     if not ins or ins[0] is None or op.layout is None:
         return False
     present = [v for v in ins if v is not None]

@@ -1,7 +1,7 @@
 """`Model`: the interface between networks and training, a NamedTuple of pure functions over flat dicts of arrays.
 
 `jfit.lower` makes one of a graph, `Model.from_function` of a JAX function.  `apply(params, aux, inputs)` computes the outputs;
-`outputs` has the kind of each: a head has its own gradient rule (such as MXNet's SoftmaxOutput), a loss is differentiated,
+`outputs` has the kind of each: an output head has its own gradient (such as MXNet's SoftmaxOutput), a loss is differentiated,
 and a plain output takes no part in training.
 """
 
@@ -24,7 +24,9 @@ Specs = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class Policy(NamedTuple):
-    """Mixed-precision policy: parameters are stored in float32, operators run in `compute`, heads and losses in float32.
+    """Mixed-precision policy: parameters are stored in float32, operators run in `compute`, losses in float32.
+
+    Output heads (outputs with their own gradient, such as SoftmaxOutput) run in float32 too.
 
     Args:
         compute: name of the compute dtype, such as "bfloat16".
@@ -76,10 +78,10 @@ class Plan(NamedTuple):
 
     Attributes:
         shapes: shape and dtype of each output.
-        rows: for each output its `RowLayout` (the axis, or the blocks of an axis, of the batch rows), None if it has no batch
-            rows, or LOST if they cannot be located (see `jfit.ops.rows`).
-        paddable: whether batches may contain padding rows.  False if a head or a batch statistic is computed from an array
-            whose rows are LOST, so that row weights cannot be applied.
+        rows: for each output its `RowLayout` (on which axis the batch rows are), None if it does not depend on the batch, or
+            LOST if its rows cannot be distinguished any more (see `jfit.ops.rows`).
+        paddable: whether batches may contain padding rows.  False if an output head or a batch statistic is computed from
+            an array whose rows are LOST, so that row weights cannot be applied.
         reason: why batches may not be padded; "" if they may.
     """
 
@@ -95,10 +97,12 @@ class ApplyFn(Protocol):
     Args:
         params: parameters by name.
         aux: auxiliary states by name.
-        inputs: data and labels by name.  Labels may be missing if `train` is False, begin states always (default zeros).
+        inputs: data and labels by name.  Labels may be missing if `train` is False, initial states of recurrent operators
+            always (default zeros).
         key: PRNG key; each operator derives its own.  None: operators that draw random numbers raise.
         train: training mode: dropout is active, BatchNorm uses batch statistics and updates its moving statistics.
-        weight: row weights (batch,), 0 for padding rows; batch statistics and gradients of heads apply them.  None: all 1.
+        weight: row weights (batch,), 0 for padding rows; batch statistics and gradients of output heads apply them.  None: all
+            1.
         axis_name: name of the mapped device axis if the function is mapped over devices, else None.
         row_ids: global index of each row (batch,), int32, so that random numbers do not depend on the number of devices.
             Default: `arange(batch)`, plus the offset of the device.
@@ -132,12 +136,12 @@ class Model(NamedTuple):
         outputs: an `Output` for each output: its kind, label and loss.
         inputs: names of the data inputs, in order.
         labels: names of the label inputs, in order.
-        plan: `plan(specs) -> Plan`: shapes and row layouts of the outputs for inputs of these shapes.
+        plan: `plan(specs) -> Plan`: shapes of the outputs and where their batch rows are, for inputs of these shapes.
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.
         frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
         traits: subset of {"convolution", "draws"}: the graph contains convolutions; it contains operators that draw random
             numbers, some of them in evaluation too.
-        optional: names of inputs that may be missing: begin states of recurrent operators, by default zeros.
+        optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
         tables: embedding tables with sparse gradients: parameter name -> `(inputs, policy=None) -> row indices that the batch
@@ -205,7 +209,7 @@ def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
         inputs: data (and labels) by name; only shapes and dtypes are used, so tracers are accepted.
 
     Returns:
-        The `Plan`: shapes and row layouts of the outputs, and whether batches may be padded.
+        The `Plan`: shapes of the outputs, where their batch rows are, and whether batches may be padded.
 
     Example:
         >>> import jfit, numpy as np
@@ -217,9 +221,10 @@ def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
 
 
 def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None) -> Array:
-    """Scalar to differentiate: Σ heads + Σᵢ weightᵢ · lossᵢ.  Its gradient is a sum over rows, not a mean.
+    """Scalar to differentiate: Σ output heads + Σᵢ weightᵢ · lossᵢ.  Its gradient is a sum over rows, not a mean.
 
-    The value of a head is irrelevant: its backward pass ignores the cotangent and applies the row weights itself.
+    Output heads are outputs with their own gradient, such as SoftmaxOutput: their backward pass ignores the cotangent and
+    applies the row weights itself, so that their values are irrelevant here.
     """
     total = jnp.zeros((), jnp.float32)
     for out, value in zip(model.outputs, outputs, strict=True):
@@ -237,7 +242,8 @@ def loss_sums(
 ) -> tuple[Array, Array] | None:
     """Sum the losses of a batch for the reported mean: (Σ weight·loss over rows and outputs, Σ weight), float32 scalars.
 
-    The denominator is that of the first output with a loss.  None if no output has a loss whose label is in `inputs`.
+    The denominator is that of the first output with a loss.  None if no output has a loss whose label is in `inputs`.  `rows`
+    says where the batch rows are in each output (`Plan.rows`).
     """
     sums, count, first = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), True
     for out, value, where in zip(model.outputs, outputs, rows, strict=True):

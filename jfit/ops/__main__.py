@@ -1,6 +1,6 @@
 """Print the table of all operators, generated from the registry: `python -m jfit.ops [--markdown]`.
 
-After the operators follows every operator name of MXNet 1.9.1, with the record that implements it or the reason why none does.
+A second table lists all operator names of MXNet 1.9.1, with the jfit operator that implements each or why none does.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def load_all() -> None:
 
 
 def input_words(op: Op) -> str:
-    """Return the input names for default attributes, or how an operator with any number of inputs names them."""
+    """Format the input names of an operator with default attributes, such as 'data, weight, bias' or 'arg0 ...'."""
     if op.variadic:
         return f"arg0 ... ({op.variadic} of them)"
     return ", ".join(op.usual_inputs) or "none"
 
 
 def attribute_words(op: Op) -> str:
-    """Return `name=default` for each optional attribute, and `name` for each required one."""
+    """Format the attributes of an operator: `name=default` for each optional one, and `name` for each required one."""
     return ", ".join(k if a.default is REQUIRED else f"{k}={a.default!r}" for k, a in op.attrs.items()) or "none"
 
 
@@ -66,7 +66,7 @@ def counts() -> str:
 
 
 def names() -> list[tuple[str, str]]:
-    """Return (operator name, "supported: record" or "out of scope (heading)") for all names, in alphabetical order.
+    """List all operator names of MXNet with their state, "supported: <jfit operator>" or "out of scope (<key of REASONS>)".
 
     Example:
         >>> load_all()

@@ -28,7 +28,7 @@ def div_sqrt_dim(ctx, attrs, data):
 
 
 def _heads(attrs, data: Array, parts: int) -> list[Array]:
-    """Split interleaved projections into `parts` arrays (batch, heads, time, size), in the accumulation dtype."""
+    """Split interleaved projections into `parts` arrays of shape (batch, heads, time, size); float16 becomes float32."""
     if data.ndim != 3 or attrs.heads < 1 or data.shape[2] % (attrs.heads * parts):
         raise ValueError(
             f"projections have shape {data.shape}, expected (time, batch, heads * {parts} * size) with heads={attrs.heads}; "
@@ -59,7 +59,11 @@ def _attended(attrs, values: Array, attention: Array) -> Array:
 
 
 def _score_rows(attrs, rows, shapes, outs):
-    """Row rule: rows on axis 1 of the projections are on axis 0 of the scores, each row `heads` consecutive entries."""
+    """Return where the batch rows are in the scores (`RowLayout`).
+
+    They are on axis 1 of the projections (time, batch, ...) and on axis 0 of the scores (batch * heads, ...), where each
+    row has `heads` consecutive entries.  LOST: the rows cannot be distinguished any more.
+    """
     common = common_rows(rows)
     if not isinstance(common, RowLayout):
         return [common]
@@ -67,7 +71,11 @@ def _score_rows(attrs, rows, shapes, outs):
 
 
 def _attended_rows(attrs, rows, shapes, outs):
-    """Row rule, the inverse of `_score_rows`: rows on axis 0 of the attention weights are on axis 1 of the output."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    They are on axis 0 of the attention weights (batch * heads, query time, key time), and on axis 1 of the output (query
+    time, batch, heads * size) and of the projections.  LOST: the rows cannot be distinguished any more.
+    """
     projections, weights = rows
     if isinstance(weights, RowLayout):
         whole = weights.axis == 0 and weights.after % attrs.heads == 0
@@ -78,7 +86,10 @@ def _attended_rows(attrs, rows, shapes, outs):
 
 @operator("_contrib_interleaved_matmul_selfatt_qk", inputs=("queries_keys_values",), attrs=HEADS, rows=_score_rows)
 def selfatt_qk(ctx, attrs, projections):
-    """y = Q Kᵀ / √size for each sequence and head; the input holds interleaved queries, keys and values."""
+    """y = Q Kᵀ / √(head size) for each sequence and head; the input has query, key and value of each head side by side.
+
+    The input has shape (time, batch, heads * 3 * size), y has shape (batch * heads, time, time).
+    """
     queries, keys, _ = _heads(attrs, projections, 3)
     return _scores(queries, keys, projections.dtype)
 
@@ -90,18 +101,30 @@ def selfatt_qk(ctx, attrs, projections):
     rows=_attended_rows,
 )
 def selfatt_valatt(ctx, attrs, projections, attention):
-    """y = attention V, heads concatenated on the last axis; the first input holds interleaved queries, keys and values."""
+    """y = attention V, heads concatenated on the last axis; V is the value part of queries_keys_values.
+
+    queries_keys_values: (time, batch, heads * 3 * size), with query, key and value of each head side by side; attention: (batch
+        * heads, time, time); y: (time, batch, heads * size).
+    """
     return _attended(attrs, _heads(attrs, projections, 3)[2], attention)
 
 
 @operator("_contrib_interleaved_matmul_encdec_qk", inputs=("queries", "keys_values"), attrs=HEADS, rows=_score_rows)
 def encdec_qk(ctx, attrs, queries, keys_values):
-    """y = Q Kᵀ / √size for each sequence and head; the second input holds interleaved keys and values."""
+    """y = Q Kᵀ / √(head size) for each sequence and head; K is the key part of keys_values.
+
+    queries: (query time, batch, heads * size); keys_values: (key time, batch, heads * 2 * size), with key and value of each
+        head side by side; y: (batch * heads, query time, key time).
+    """
     (split_queries,), (keys, _) = _heads(attrs, queries, 1), _heads(attrs, keys_values, 2)
     return _scores(split_queries, keys, queries.dtype)
 
 
 @operator("_contrib_interleaved_matmul_encdec_valatt", inputs=("keys_values", "attention"), attrs=HEADS, rows=_attended_rows)
 def encdec_valatt(ctx, attrs, keys_values, attention):
-    """y = attention V, heads concatenated on the last axis; the first input holds interleaved keys and values."""
+    """y = attention V, heads concatenated on the last axis; V is the value part of keys_values.
+
+    keys_values: (key time, batch, heads * 2 * size), with key and value of each head side by side; attention: (batch * heads,
+    query time, key time); y: (query time, batch, heads * size).
+    """
     return _attended(attrs, _heads(attrs, keys_values, 2)[1], attention)

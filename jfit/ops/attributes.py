@@ -100,7 +100,7 @@ class Attr(NamedTuple):
     kind: str
 
     def read(self, op: str, key: str, value: Any) -> Any:
-        """Convert a value.
+        """Convert a value of the attribute to its type.
 
         Args:
             op: name of the operator, for the error message.
@@ -235,7 +235,7 @@ def numbers(default: Any = REQUIRED) -> Attr:
 
 
 def dtype(default: Any = REQUIRED) -> Attr:
-    """Declare an attribute that is a dtype (name, NumPy dtype, or MXNet's number); its value is the name."""
+    """Declare an attribute that is a dtype: a name, a NumPy dtype or MXNet's dtype code; all are converted to the name."""
     return Attr(_dtype, default, "a dtype name")
 
 

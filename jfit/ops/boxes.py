@@ -106,7 +106,7 @@ def matched(scores: Array, allowed: Array, above: float, limit: int) -> Array:
 
 
 def gathered(chosen: Array, values: Array, fill: int) -> Array:
-    """Move the values where `chosen` is True to the front of each row, in order, and fill the rest; all (rows, count)."""
+    """Move the values where `chosen` is True to the front of each row, in order; fill the rest.  All shapes: (rows, count)."""
     rows, count = chosen.shape
     places = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, count)  # count: out of range, dropped
     which = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], chosen.shape)
@@ -114,7 +114,10 @@ def gathered(chosen: Array, values: Array, fill: int) -> Array:
 
 
 def need_last(op: str, what: str, shape: tuple[int, ...], count: int, axes: int = 2) -> None:
-    """Raise a ValueError unless the last axis has `count` entries and there are at least `axes` axes."""
+    """Raise a ValueError unless `shape` has at least `axes` axes and its last axis has `count` entries.
+
+    `op` and `what` are the names of the operator and of the input in the message.
+    """
     if len(shape) < axes or shape[-1] != count:
         raise ValueError(
             f"{op}: {what} has shape {shape}, expected at least {axes} axes with {count} entries on the last; reshape {what}"
@@ -146,7 +149,7 @@ def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
 
 
 def _shared(one: Corners, two: Corners) -> Array:
-    """Return the area of the intersection."""
+    """Return the area of the intersection of boxes; the shapes of `one` and `two` broadcast."""
     width = jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left)
     height = jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top)
     return jnp.maximum(width, 0) * jnp.maximum(height, 0)
@@ -171,10 +174,11 @@ def _centred(boxes: Array) -> tuple[Array, Array]:
     rows=shared_batch_rows,
 )
 def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
-    """y = ((((x', y') - (x, y)) / (w, h), log((w', h') / (w, h))) - means) / stds where sample > 0.5, else 0; gradient 0.
+    """y = ([((x', y') - (x, y)) / (w, h), log((w', h') / (w, h))] - means) / stds where sample > 0.5, else 0; gradient 0.
 
-    (x, y, w, h) is the anchor, (x', y', w', h') the box of `refs` that `matches` selects for it, both as centre and size.  The
-    second output is a mask: 1 where sample > 0.5, else 0.
+    [a, b] concatenates.  (x, y, w, h) are the centre and size of an anchor, (x', y', w', h') those of the box that it is
+    matched to, refs[n, matches[n, anchor]]; `anchors` and `refs` themselves are corners (left, top, right, bottom).  The second
+    output is a mask: 1 where sample > 0.5, else 0.
     """
     need_last("box_encode", "anchors", anchors.shape, 4, 3)
     need_last("box_encode", "refs", refs.shape, 4, 3)
@@ -204,9 +208,10 @@ def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     rows=shared_batch_rows,
 )
 def box_decode(ctx, attrs, data, anchors):
-    """y = corners of the box with centre (x, y) + std · d₀₁ (w, h) and size (w, h) eᵐⁱⁿ⁽ˢᵗᵈ ᵈ²³, ᶜˡⁱᵖ⁾; the gradient is 0.
+    """y = corners of the box with centre (x, y) + d[:2] (w, h) and size (w, h) exp(min(d[2:], clip)), d = std data; gradient 0.
 
-    (x, y, w, h) is the anchor and d the four entries of data; clip <= 0 means no clipping.
+    (x, y, w, h) are the centre and size of the anchor, and std = (std0, std1, std2, std3); clip <= 0 means no clipping.  The
+    attribute `format` is that of the input `anchors`.
     """
     need_last("box_decode", "data", data.shape, 4, 3)
     need_last("box_decode", "anchors", anchors.shape, 4, 3)
@@ -224,7 +229,10 @@ def box_decode(ctx, attrs, data, anchors):
 
 # ------------------------------------------------------------------------------------------ box_nms
 def _leading_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Row rule: rows on the last two axes (boxes and their entries) become LOST, rows on leading axes are unchanged."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the input, or LOST (they cannot be distinguished any more) if they are on one of the last two axes.
+    """
     first = rows[0]
     mixed = isinstance(first, RowLayout) and first.axis >= len(shapes[0]) - 2
     return [LOST if mixed else first] * len(outs)
@@ -328,7 +336,9 @@ _suppress.defvjp(_suppress_forward, _suppress_backward)
 def box_nms(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = boxes by falling score, without those that overlap a better one (of their class) by more than overlap_thresh.
 
-    The remaining boxes are -1.  The gradient of each output box flows to the input box that it is a copy of.
+    The output has the shape of data; the entries after the last selected box are -1.  Boxes of different classes (entry
+    id_index) do not suppress each other unless force_suppress.  The gradient of each output box flows to the input box that it
+    is a copy of.
     """
     _check_nms(attrs, data.shape)
     if attrs.topk == 0:

@@ -17,14 +17,14 @@ from jfit.ops.rows import LOST, MaybeLayout, RowLayout, RowsLost, broadcast_weig
 class Ctx:
     """The first argument of every operator function: what it may need besides its inputs and attributes.
 
-    The lowering creates one for each node of the graph and each call.  "Rows" are the examples of the batch; `jfit.ops.rows`
-    explains row layouts.
+    The lowering creates one for each node of the graph and each call.  "Rows" are the examples of the batch.  The
+    `RowLayout` of an array says which of its axes has the rows; see `jfit.ops.rows`.
 
     Attributes:
         train: True in training mode (dropout is active, BatchNorm uses the statistics of the batch).
         key: the PRNG key of this node, or None if the caller passed no key.
         weight: training weight of each row, (batch,) float32, 0 for padding rows; None: all weights are 1.
-        rows: row layout of each input of the node.
+        rows: `RowLayout` of each input of the node; None if it does not depend on the batch, LOST if its rows are unknown.
         row_ids: position of each row in the global batch, (batch,) int32, which does not depend on the number of devices;
             None: unknown.
         axis_name: name of the device axis for collectives such as `lax.psum`; None outside of pmap and shard_map.
@@ -65,7 +65,7 @@ class Ctx:
             float32 array of `ndim` axes; None if all weights are 1 or the input does not depend on the batch.
 
         Raises:
-            RowsLost: the row layout of the input is LOST.
+            RowsLost: the layout of the input is LOST: its rows cannot be distinguished any more.
         """
         rows = self.rows[which]
         if self.weight is None or rows is None:
@@ -91,8 +91,8 @@ class Ctx:
 
         Args:
             draw: function (key, shape) -> array, such as `jax.random.normal`.
-            shape: shape of the result; it must contain the rows where input `which` has them.
-            which: position of the input whose row layout is used; None: draw with one key.
+            shape: shape of the result; the batch rows must be on the same axis as in input `which`.
+            which: position of the input whose `RowLayout` is used; None: draw all numbers with one key.
 
         Returns:
             Array of `shape`, with the dtype of `draw`.

@@ -31,7 +31,10 @@ def _names(bodies: int) -> Callable[[Attrs], tuple[str, ...]]:
 
 
 def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
-    """Return the function that names the outputs; it also validates the positions (attributes `locs` of each body)."""
+    """Return the function that names the outputs; it also validates the inputs of each body.
+
+    `locs` has a tuple for each body: the names of the attributes that list the positions of its inputs among the node's inputs.
+    """
 
     def names(attrs: Attrs) -> tuple[str, ...]:
         count = attrs.num_args - len(locs)
@@ -54,7 +57,11 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
 
 
 def _body_shapes(graph: Any, locs: Sequence[int], ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer the shapes of (all inputs of the node, the outputs of a body) for a body that takes the inputs at `locs`."""
+    """Infer the shapes of (all inputs of the node, the outputs of a body).
+
+    The body takes the inputs at the positions `locs`.  `ins` are the known shapes of the node's inputs, `outs` those of the
+    body's outputs.
+    """
     body_ins, body_outs = graph.shapes([ins[at] for at in locs], outs)
     ins = list(ins)
     for at, new in zip(locs, body_ins, strict=True):
@@ -63,7 +70,7 @@ def _body_shapes(graph: Any, locs: Sequence[int], ins: Shapes, outs: Shapes) -> 
 
 
 def _dtypes(graph: Any, locs: Sequence[int], ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Infer the dtypes of (all inputs of the node, the outputs of a body)."""
+    """Infer the dtypes of (all inputs of the node, the outputs of a body); `ins` and `locs` as in `_body_shapes`."""
     body_ins, body_outs = graph.types([ins[at] for at in locs])
     ins = list(ins)
     for at, new in zip(locs, body_ins, strict=True):
@@ -77,7 +84,7 @@ def _at_step(ctx: Ctx, step: Array) -> Ctx:
 
 
 def _rows_of(graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeLayout]) -> list[MaybeLayout]:
-    """Return the row layouts of a body's outputs, by tracing it without computing anything."""
+    """Return where the batch rows are in the outputs of a body (`RowLayout`s), by tracing it abstractly."""
     layouts: list[MaybeLayout] = []
 
     def run(*values: Array) -> tuple[Array, ...]:
@@ -92,10 +99,21 @@ def _rows_of(graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeL
 def _fixed_point(
     graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeLayout], states: Sequence[int], first: int
 ) -> tuple[list[MaybeLayout], list[MaybeLayout]]:
-    """Find row layouts that are the same in every iteration; return those of (the body's inputs, the body's outputs).
+    """Find for each loop state a `RowLayout` (where its batch rows are) that is correct in every iteration.
 
-    The first value of a state may be a constant (layout None) although the body makes it depend on the batch; it then gets the
-    layout that the body gives it.  A state whose layout differs between iterations is LOST.
+    A state that starts as a constant (layout None) and depends on the batch after the first iteration has its later layout.  If
+    the layout changes in any other way, it is LOST: the rows cannot be distinguished in all iterations.
+
+    Args:
+        graph: the body of the loop.
+        ctx: context to trace the body with.
+        arrays: inputs of the body.
+        rows: layouts of these inputs before the first iteration.
+        states: positions of the states among the body's inputs.
+        first: position of the first state among the body's outputs; all outputs after it are states.
+
+    Returns:
+        (layouts of the body's inputs, layouts of the body's outputs).
     """
     rows = list(rows)
     for _ in range(2 * len(states) + 1):
@@ -110,7 +128,7 @@ def _fixed_point(
 
 
 def _stacked(rows: MaybeLayout) -> MaybeLayout:
-    """Return the row layout after the outputs of all iterations were stacked along a new first axis."""
+    """Return the `RowLayout` (where the batch rows are) of the arrays of all iterations, stacked along a new first axis."""
     return rows._replace(axis=rows.axis + 1) if isinstance(rows, RowLayout) else rows
 
 
@@ -210,7 +228,7 @@ def foreach(ctx, attrs, *arrays):
 
 
 def _unstacked(rows: MaybeLayout) -> MaybeLayout:
-    """Return the row layout of one slice along the first axis; LOST if that axis contains the rows."""
+    """Return where the batch rows are in one slice along the first axis (`RowLayout`); LOST if they are on that axis."""
     if not isinstance(rows, RowLayout):
         return rows
     return rows._replace(axis=rows.axis - 1) if rows.axis else LOST
@@ -263,7 +281,7 @@ def while_loop(ctx, attrs, *arrays):
     at, first = _loop_inputs(attrs), attrs.num_out_data
     func_ins = [arrays[k] for k in attrs.func_input_locs]
     rows, out_rows = _fixed_point(func, ctx, func_ins, [ctx.rows[k] for k in attrs.func_input_locs], attrs.func_var_locs, first)
-    node_rows = list(ctx.rows)  # with those of the loop variables as they are in every iteration
+    node_rows = list(ctx.rows)  # the loop variables have the layouts that hold in every iteration
     for place, var in zip(at, attrs.func_var_locs, strict=True):
         node_rows[place] = rows[var]
 

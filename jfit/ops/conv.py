@@ -68,7 +68,7 @@ def _inputs(attrs: Attrs) -> tuple[str, ...]:
 
 
 def _batch_known(data: tuple[int, ...] | None, outs: list) -> tuple[int, ...] | None:
-    """Take an unknown batch size of the data from the output (initial states of convolutional RNN cells)."""
+    """Fill in an unknown batch size of the data from the output shape (for initial states of convolutional RNN cells)."""
     if data and not data[0] and outs and outs[0]:
         return (outs[0][0], *data[1:])
     return data
@@ -109,12 +109,12 @@ def _attributes(workspace: int, no_bias: bool) -> dict:
 
 
 def _runs_in(ctx: Ctx, layout: str) -> str:
-    """Return the layout of the arrays, which the lowering may have changed from the graph's NCHW to NHWC."""
+    """Return the layout in which the arrays are passed: NHWC if the lowering has transposed them, else that of the graph."""
     return "NHWC" if ctx.channels_last else layout
 
 
 def _kernel_last(weight: Array) -> Array:
-    """(out, in, *kernel) -> (*kernel, in, out)."""
+    """Transpose a weight from (out, in, *kernel) to (*kernel, in, out)."""
     return jnp.transpose(weight, (*range(2, weight.ndim), 1, 0))
 
 
@@ -173,7 +173,7 @@ _convolve_sliced.defvjp(_sliced_forward, _sliced_backward)
 
 
 def _slices_help(data: Array, runs: str, stride, dilate, groups: int) -> bool:
-    """Return True where measurements found the sliced gradient faster: large float32 batches of (N, H, W, C) on CPU."""
+    """Return True where measurements found `_convolve_sliced` faster: large float32 batches of (N, H, W, C) on CPU."""
     plain = groups == 1 and stride == (1, 1) and dilate == (1, 1)
     rows = data.shape[0]
     even = (
@@ -393,7 +393,7 @@ def _columns(attrs: Attrs, data: Array, offset: Array, mask: Array | None) -> Ar
 
 
 def _convolve_sampled(op: str, attrs: Attrs, data: Array, sampling: list[Array], weight: Array, bias: Array | None) -> Array:
-    """Convolve at the sampling points; `sampling` is [offset] or [offset, mask]."""
+    """Deformable convolution; `sampling` is [offset] or [offset, mask], `op` the operator's name for the error message."""
     shapes = [data.shape, *(s.shape for s in sampling), weight.shape, *([] if bias is None else [bias.shape])]
     expected = _fill(attrs, [data.shape, *[None] * (len(shapes) - 1)], [None])
     if shapes != expected:

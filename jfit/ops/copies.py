@@ -49,7 +49,7 @@ def sparse_retain(ctx, attrs, data, indices):
 
 
 def _multicast_types(attrs, ins):
-    """Dtype rule: float inputs are cast to float32, or to half precision with cast_narrow; other dtypes are unchanged."""
+    """Infer dtypes: float inputs are cast to float32, or to half precision with cast_narrow; other dtypes are unchanged."""
     dtypes = [np.dtype(t) for t in ins if t is not None]
     floats = [t for t in dtypes if t in HALVES or t == DTYPES["float32"]]
     halves = [t for t in floats if t in HALVES]

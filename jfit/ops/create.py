@@ -75,7 +75,7 @@ def _stepped(start: float, step: float, numbers: Array, dtype: Any) -> Array:
     rows=no_rows,
 )
 def zeros_without_dtype(ctx, attrs):
-    """y = 0 everywhere; dtype is MXNet's number of a dtype, -1 for float32."""
+    """y = 0 everywhere; dtype is MXNet's dtype code, -1 for float32."""
     return jnp.zeros(attrs.shape, dtype_of(_numbered(attrs.dtype).name))
 
 
@@ -123,7 +123,11 @@ def linspace(ctx, attrs):
 
 
 def _arange_like_rows(attrs, rows, shapes, outs):
-    """Row rule: a range along the axis of the rows has the same rows; along another axis it does not depend on the batch."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    Without `axis`, as in the data.  A range along the axis of the rows has them on axis 0; a range along another axis
+    does not depend on the batch (None).
+    """
     first = rows[0]
     if not isinstance(first, RowLayout) or attrs.axis is None:
         return [first]
@@ -143,7 +147,7 @@ def _arange_like_rows(attrs, rows, shapes, outs):
     rows=_arange_like_rows,
 )
 def arange_like(ctx, attrs, data):
-    """y = start, start + step, ..., each repeated `repeat` times; of the shape of x, or a vector as long as `axis` of x."""
+    """y = start, start + step, ..., each repeated `repeat` times; with the shape of x, or a vector with the size of `axis`."""
     size = data.shape if attrs.axis is None else (data.shape[normalize_axis(attrs.axis, data.ndim)],)
     numbers = jnp.arange(math.prod(size), dtype=jnp.int32) // attrs.repeat
     return _stepped(attrs.start, attrs.step, numbers, data.dtype).reshape(size)
@@ -168,11 +172,11 @@ def index_array(ctx, attrs, data):
 
 @operator("shape_array", aliases=("_npx_shape_array",), types=_long_types, rows=lost_rows)
 def shape_array(ctx, attrs, data):
-    """y = the shape of x; it counts all rows of the batch, so padding rows cannot be excluded."""
+    """y = the shape of x; it includes the padding rows of the batch, which cannot be excluded."""
     return jnp.asarray(data.shape, dtype_of("int64"))
 
 
 @operator("size_array", types=_long_types, rows=lost_rows)
 def size_array(ctx, attrs, data):
-    """y = the number of entries of x; it counts all rows of the batch, so padding rows cannot be excluded."""
+    """y = the number of entries of x; it includes the padding rows of the batch, which cannot be excluded."""
     return jnp.asarray([data.size], dtype_of("int64"))

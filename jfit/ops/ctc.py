@@ -32,7 +32,7 @@ def _losses(logs: Array, labels: Array, label_lengths: Array, data_lengths: Arra
     batch, longest = labels.shape
     inside = jnp.arange(longest).reshape(1, -1) < label_lengths.reshape(-1, 1)
     labels = jnp.clip(jnp.where(inside, labels, blank), 0, logs.shape[2] - 1)
-    # blank, first label, blank, second label, ..., blank
+    # blank, first label, blank, second label, ...; the last blank is appended by jnp.pad
     states = jnp.stack([jnp.full_like(labels, blank), labels], axis=2).reshape(batch, 2 * longest)
     states = jnp.pad(states, ((0, 0), (0, 1)), constant_values=blank)
     emitted = jnp.take_along_axis(logs, states.reshape(1, batch, -1), axis=2)  # (time, batch, states)
@@ -118,7 +118,7 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
 
 # ------------------------------------------------------------------------------------------ WarpCTC
 def _sizes(attrs: Attrs, rows: int) -> tuple[int, int]:
-    """Return (time steps, sequences) of data with `rows` entries on axis 0."""
+    """Return (number of time steps, number of sequences) of data (time * batch, classes); `rows` is the size of its axis 0."""
     if attrs.input_length < 1 or attrs.label_length < 1 or rows % attrs.input_length:
         raise ValueError(
             f"WarpCTC: {rows} rows of data, input_length {attrs.input_length}, label_length {attrs.label_length}; expected "
@@ -148,7 +148,7 @@ _warp = head(
 
 
 def _warp_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """Return the CTC loss of each sequence."""
+    """Return (CTC loss, weight 1) of each sequence, both (batch,) float32."""
     losses = _warp_losses(attrs, jnp.log(jnp.maximum(output.astype(jnp.float32), TINY)), label)
     return losses, jnp.ones(losses.shape, jnp.float32)
 
@@ -172,7 +172,7 @@ def _warp_fill(attrs: Attrs, ins: list, outs: list) -> list:
     loss=_warp_loss,
 )
 def warp_ctc(ctx: Ctx, attrs: Attrs, data: Array, label: Any = None) -> Array:
-    """y = softmax(x), x (time * batch, classes); a head with the gradient of the CTC loss with blank 0.
+    """y = softmax(x), x (time * batch, classes); its gradient is that of the CTC loss with blank 0, whatever the cotangent.
 
     This is the operator of MXNet's WarpCTC plugin, which MXNet 1.9.1 no longer contains.  Labels have shape
     (batch * label_length,); 0 is padding.

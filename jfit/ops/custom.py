@@ -38,7 +38,7 @@ class Host(Protocol):
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[str, ...]  # auxiliary states
-    head: bool  # True: `backward` ignores the cotangents of the outputs (an output layer with its own gradient)
+    head: bool  # True for an output head: `backward` ignores the cotangents, such as in SoftmaxOutput
 
     def shapes(self, ins: list[MaybeShape]) -> tuple[list[MaybeShape], list[MaybeShape], list[MaybeShape]]:
         """Return (input shapes, output shapes, shapes of auxiliary states)."""
@@ -73,7 +73,7 @@ HOSTS: dict[str, Callable[[dict[str, str]], Host]] = {}  # op_type -> function f
 
 
 def _record(attrs: Mapping[str, Any]) -> Op:
-    """Create the record for an op_type and its arguments."""
+    """Create the `Op` of a custom operator from its attributes: `op_type`, and the arguments of its Python class."""
     kind = attrs.get("op_type")
     if kind not in HOSTS:
         near = nearest(str(kind), HOSTS)
@@ -157,21 +157,21 @@ class _Call:
         self.host, self.kind, self.node, self.train = host, kind, node, train
 
     def specs(self, ins: Sequence[Any], states: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the shapes and dtypes of (outputs, states)."""
+        """Return the `jax.ShapeDtypeStruct`s of (outputs, auxiliary states) for these inputs and auxiliary states."""
         _, shapes, _ = self.host.shapes([a.shape for a in ins])
         _, dtypes, _ = self.host.types([a.dtype for a in ins])
         outs = [jax.ShapeDtypeStruct(tuple(s or ()), _device_dtype(t)) for s, t in zip(shapes, dtypes, strict=True)]
         return tuple(outs), tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in states)
 
     def forward(self, specs: Any, at: Any, ins: Any, states: Any) -> Any:
-        """Compute (outputs, new states) on the host."""
+        """Compute (outputs, new auxiliary states) on the host; `specs`: their shapes and dtypes; `at`: device index."""
         zeros = [np.zeros(s.shape, s.dtype) for s in specs[0]]
         with self._errors_of("forward"):
             outs, new_states = self.host.forward(self._place(at), self.train, _host(ins), zeros, _host(states))
         return _fitted(outs, specs[0]), _fitted(new_states, specs[1])
 
     def backward(self, specs: Any, at: Any, heads: Any, ins: Any, outs: Any) -> Any:
-        """Compute on the host the gradients of the inputs that have one."""
+        """Compute on the host the gradients of the inputs that have one; `specs` is None for others, `heads` are cotangents."""
         zeros = [None if s is None else np.zeros(s.shape, s.dtype) for s in specs]
         with self._errors_of("backward"):
             grads = self.host.backward(self._place(at), _host(heads), _host(ins), _host(outs), zeros)
@@ -182,7 +182,7 @@ class _Call:
         return self.node, int(at)
 
     def _errors_of(self, what: str) -> Any:
-        """Convert errors of the user's code to CustomError."""
+        """Context manager that converts errors of the user's code to CustomError; `what` is the name of the method."""
         return counters.host_code(
             lambda error: CustomError(f"{self.node}: {what} of the custom operator {self.kind!r} failed: {error!r}")
         )

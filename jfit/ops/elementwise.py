@@ -340,7 +340,7 @@ def _add_binary(name: str, aliases: str, function: Callable[[Array, Array], Arra
 
 
 def check_broadcast(attrs, ins, outs):
-    """Shape rule of broadcasting: sizes must be equal or 1, aligned from the right."""
+    """Return the input shapes unchanged; raise unless they broadcast: sizes are equal or 1, aligned from the right."""
     lhs, rhs = ins
     if lhs is not None and rhs is not None:
         for a, b in zip(reversed(lhs), reversed(rhs), strict=False):
@@ -353,7 +353,10 @@ def check_broadcast(attrs, ins, outs):
 
 
 def broadcast_shapes(attrs, ins, outs):
-    """Shape rule of broadcasting: an unknown size (0) broadcasts with 1 to unknown, and with any other size to that size."""
+    """Infer (input shapes, [output shape]) of a broadcasting operator.
+
+    An unknown size (0) broadcasts with 1 to an unknown size, and with any other size to that size.
+    """
     lhs, rhs = check_broadcast(attrs, ins, outs)
     if lhs is None or rhs is None:
         return [lhs, rhs], [None]
@@ -464,12 +467,12 @@ SCALAR_TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
 
 
 def _floats(attrs: Any, dtype: Any) -> bool:
-    """Return True if the data are integers and the number is not (is_int=False): the operator then computes in floats."""
+    """Return True if the data are integers and the attribute `scalar` is not (is_int=False): the result is then a float."""
     return not attrs.is_int and np.dtype(dtype).kind in "iub"
 
 
 def _number(value: Any, dtype: Any) -> Any:
-    """Cast the number to the dtype of the data; for integers it is truncated and wraps around, as in C."""
+    """Cast the attribute `scalar` to the dtype of the data; for integers it is truncated and wraps around, as in C."""
     if isinstance(value, Array):
         return value.astype(dtype)  # eager calls pass the number as an array, so that a new number does not compile again
     if np.dtype(dtype).kind not in "iu":

@@ -12,7 +12,7 @@ from jfit.ops.rules import accumulating, shared_batch_rows
 
 
 def _shapes(attrs, ins, outs):
-    """Shape rule: lda and state (sequences, marks), alpha and beta (marks,), lags and marks (sequences, time)."""
+    """Infer input shapes: lda and state (sequences, marks), alpha and beta (marks,), lags and marks (sequences, time)."""
     rates = ins[0]
     if rates is None or len(rates) != 2:
         return ins
@@ -28,7 +28,10 @@ def _types(attrs, ins):
 
 
 def _rows(attrs, rows, shapes, outs):
-    """Row rule: the rows are the sequences; alpha and beta, shared by all sequences, must not depend on the batch."""
+    """Return where the batch rows are in the outputs (`RowLayout`): on axis 0, the sequences.
+
+    LOST (they cannot be distinguished any more) if alpha or beta depend on the batch: all sequences share them.
+    """
     if any(r is not None for r in rows[1:3]):
         return [LOST] * 2
     return shared_batch_rows(attrs, [*rows[:1], *rows[3:]], shapes, outs)
@@ -45,8 +48,8 @@ def _rows(attrs, rows, shapes, outs):
 def hawkesll(ctx, attrs, lda, alpha, beta, state, lags, marks, valid_length, max_time):
     """y₀ = Σ ln λ(tᵢ) - ∫ λ dt with λₖ(t) = lda + alpha beta state exp(-beta dt); y₁ = the state at max_time.
 
-    An event of mark k adds 1 to state k, which decays with rate beta.  As in MXNet, neither the input nor the output state has
-    a gradient.
+    y₀ is the log-likelihood of each sequence, λₖ the rate of events of mark k and lda its constant part.  An event of mark k
+    adds 1 to state k, which decays with rate beta.  As in MXNet, neither the input nor the output state has a gradient.
     """
     dtype, wide = lda.dtype, accumulating(lda.dtype)
     lda, alpha, beta, lags, max_time = (v.astype(wide) for v in (lda, alpha, beta, lags, max_time))

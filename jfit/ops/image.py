@@ -30,7 +30,11 @@ def check_image(op: str, data: Array, axes: str = "(height, width, channels)") -
 
 
 def batch_only(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Row rule: the rows of a batch of images stay on axis 0; rows on an axis of an image become LOST."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    As in the data if it is a batch of images (4 axes) with the rows on axis 0, else LOST (they cannot be distinguished any
+    more).
+    """
     first = rows[0]
     if isinstance(first, RowLayout) and (first.axis != 0 or len(shapes[0]) != 4):
         return [LOST]
@@ -232,7 +236,7 @@ def adjust_contrast(image: Array, factor: Array) -> Array:
 
 
 def adjust_saturation(image: Array, factor: Array) -> Array:
-    """y = factor x + (1 - factor) 0.114 blue, as in MXNet, whose sum for the brightness keeps only its last term."""
+    """y = factor x + (1 - factor) 0.114 blue, as in MXNet, which drops all but the last term of the brightness."""
     if image.shape[-1] != 3:
         return image
     x = image.astype(jnp.float32)
@@ -269,7 +273,7 @@ def adjust_hue(image: Array, factor: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------ operators
 def _each(op: str, ctx: Ctx, data: Array, change: Change) -> Array:
-    """Apply change(image, key) to an image, or to each image of a batch with its own key (that of its row)."""
+    """Apply change(image, key) to an image, or to each image of a batch with a separate key; `op` is the name for messages."""
     check_image(op, data)
     if data.ndim == 3:
         key = ctx.random(lambda key, _: jax.random.split(key, 1), (1,), which=None)[0]
@@ -306,7 +310,7 @@ for _change in (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hu
     needs_rng=True,
 )
 def color_jitter(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y = x with brightness, contrast, saturation (factors 1 ± attribute) and hue (0 ± attribute) changed in random order."""
+    """y = x with random brightness, contrast, saturation (factors 1 ± attribute) and hue (0 ± attribute), in random order."""
     changes: list[tuple[Change, float, float]] = [
         (adjust_brightness, 1, attrs.brightness),
         (adjust_contrast, 1, attrs.contrast),

@@ -72,7 +72,7 @@ def _pick_rows(attrs, rows, shapes, outs):
 
 
 def _index_rows(index, axis, shapes, attrs):
-    """Return the row layout of the index, with its axis numbered as in the output."""
+    """Return where the batch rows are in the index array (`RowLayout`), with axes numbered as in the output of `pick`."""
     if not isinstance(index, RowLayout):
         return index
     full = len(shapes[1]) == len(shapes[0])
@@ -146,7 +146,10 @@ def _sequence_axis(attrs) -> int:
 
 
 def _not_time_rows(attrs, rows, shapes, outs):
-    """Row rule: rows on the time axis become LOST, others are unchanged."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    As in the data, or LOST (they cannot be distinguished any more) if they are on the time axis.
+    """
     r = rows[0]
     if r is None and any(x is not None for x in rows[1:]):
         return [LOST]
@@ -232,7 +235,11 @@ def _places(indices: Array, shape_: tuple[int, ...]) -> tuple[Array, ...]:
 
 
 def _gather_rows(attrs, rows, shapes, outs):
-    """Row rule: outputs keep rows on axes of the indices after the first, and on axes of data that are not indexed."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    They stay on axes of `indices` after the first, and on axes of `data` that are not indexed; on other axes they become LOST
+    (cannot be distinguished any more).
+    """
     data, ids = rows
     indexed = shapes[1][0]  # number of axes of data that are indexed
     moved = []
@@ -287,7 +294,7 @@ def scatter_nd(ctx, attrs, data, indices):
     rows=lost_rows,
 )
 def scatter_set_nd(ctx, attrs, lhs, rhs, indices):
-    """y = lhs with y[indices[0, i...], indices[1, i...], ...] = rhs[i...]."""
+    """y = a copy of lhs with y[indices[0, i...], indices[1, i...], ...] = rhs[i...]."""
     return lhs.at[_places(indices, lhs.shape)].set(rhs)
 
 
@@ -319,7 +326,7 @@ def _copied_rows(attrs, rows, shapes, outs):
 
 @operator("_contrib_index_copy", inputs=("old_tensor", "index_vector", "new_tensor"), types=first_types, rows=_copied_rows)
 def index_copy(ctx, attrs, old, index, new):
-    """y = old with y[index[i]] = new[i]; the last of equal indices wins."""
+    """y = a copy of old with y[index[i]] = new[i]; the last of equal indices wins."""
     return _copied(old, index, new)
 
 
@@ -351,7 +358,10 @@ def batch_take(ctx, attrs, a, indices):
 
 
 def _slice_assign_rows(attrs, rows, shapes, outs):
-    """Row rule: the common rows of the inputs if the slice covers their whole axis, else LOST."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    As in the inputs if the slice covers the whole axis of the rows, else LOST (they cannot be distinguished any more).
+    """
     for r in rows:
         if isinstance(r, RowLayout) and r.axis < len(attrs.begin):
             size = shapes[0][r.axis]
@@ -372,7 +382,7 @@ SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
     rows=_slice_assign_rows,
 )
 def slice_assign(ctx, attrs, lhs, rhs):
-    """y = lhs with y[begin:end:step] = rhs."""
+    """y = a copy of lhs with y[begin:end:step] = rhs."""
     return lhs.at[slices(attrs, lhs.ndim)].set(rhs.astype(lhs.dtype))
 
 
@@ -384,7 +394,7 @@ def slice_assign(ctx, attrs, lhs, rhs):
     rows=_slice_assign_rows,
 )
 def slice_assign_scalar(ctx, attrs, data):
-    """y = x with y[begin:end:step] = scalar."""
+    """y = a copy of x with y[begin:end:step] = scalar."""
     return data.at[slices(attrs, data.ndim)].set(jnp.asarray(attrs.scalar, data.dtype))
 
 
@@ -402,8 +412,8 @@ def ravel_multi_index(ctx, attrs, data):
     """y = Σₖ x[k] strides[k]: the flat index (C order) of multi-index x in an array of `shape`, as np.ravel_multi_index."""
     if len(attrs.shape) != data.shape[0]:
         raise ValueError(
-            f"shape {attrs.shape} has {len(attrs.shape)} axes, but the first axis of data {data.shape} has size "
-            f"{data.shape[0]}; expected one index per axis"
+            f"ravel_multi_index: shape {attrs.shape} has {len(attrs.shape)} axes, but the first axis of data {data.shape} has "
+            f"size {data.shape[0]}; expected one index for each axis of `shape`"
         )
     ids = data.astype(jnp.int32)
     total: Any = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))

@@ -23,12 +23,12 @@ ATTRS = {
 
 
 def _contracted(attrs, ndim_a, ndim_b):
-    """The axes that a dot product contracts: (axis of lhs, axis of rhs)."""
+    """Return the axes that a dot product contracts: (axis of lhs, axis of rhs)."""
     return 0 if attrs.transpose_a else ndim_a - 1, ndim_b - 1 if attrs.transpose_b else 0
 
 
 def _unify_contracted(attrs, lhs, rhs, a, b):
-    """Both shapes; a contracted size that is unknown (0) is taken from the other operand. a, b: the contracted axes."""
+    """Return [lhs, rhs], the shapes, with an unknown contracted size (0) from the other one; a, b are the contracted axes."""
     if 0 not in (lhs[a], rhs[b]) and lhs[a] != rhs[b]:
         flags = f"transpose_a={attrs.transpose_a}, transpose_b={attrs.transpose_b}"
         raise ValueError(
@@ -117,7 +117,10 @@ def wide(array: Array) -> Array:
 
 
 def stack_rows(attrs, rows, shapes, outs):
-    """Row rule: a batch axis among the leading axes stays; one inside the matrices (the last two axes) is LOST."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the inputs, or LOST (they cannot be distinguished any more) if they are on one of the last two axes.
+    """
     layout = common_rows(rows)
     if isinstance(layout, RowLayout) and layout.axis >= len(shapes[0]) - 2:
         return [LOST] * len(outs)
@@ -157,7 +160,7 @@ def _gemm_rows(attrs, rows, shapes, outs):
 
 
 def _product(attrs, left: Array, right: Array) -> Array:
-    """alpha op(A) op(B), matrix rows along `axis`, columns along the last axis; half precision is computed in float32."""
+    """Return alpha op(A) op(B), matrix rows along `axis`, columns along the last axis; half precision becomes float32."""
     axis = _matrix_axis(attrs, left.ndim)
     a, b = (jnp.moveaxis(wide(x), axis, -2) for x in (left, right))
     product = jnp.matmul(_maybe_transposed(a, attrs.transpose_a), _maybe_transposed(b, attrs.transpose_b))
@@ -235,7 +238,7 @@ TRIANGULAR = {"transpose": flag(False), "rightside": flag(False), "lower": flag(
 
 
 def _triangular_shapes(attrs, ins, outs):
-    """B and the output have the same shape; A is square, with the number of rows (rightside: columns) of B."""
+    """Infer the input shapes: B has the shape of the output, A is square with the number of rows (rightside: columns) of B."""
     matrix, other = ins[0], unify([ins[1], *outs])
     if other is not None and len(other) >= 2:
         side = other[-1] if attrs.rightside else other[-2]
@@ -287,9 +290,9 @@ def khatri_rao(ctx, attrs, *args):
     return product
 
 
-# ----------------------------------------------------------------------------------------------------
-# Decompositions and inverses of square matrices (the last two axes). A matrix that is singular or not positive definite gives
-# nan where MXNet raises an error: compiled code cannot raise.
+# ---------------------------------------------------------------------------------------------------- Decompositions and
+# inverses of square matrices (the last two axes). A matrix that is singular or not positive definite results in nan where MXNet
+# raises an error: compiled code cannot raise.
 
 SQUARE = {"inputs": ("A",), "fill": same_shape, "rows": stack_rows}
 CLOSE = 1e-30  # smallest eigenvalue gap used as a divisor in the gradient of syevd
@@ -300,7 +303,7 @@ def _transposed(matrix: Array) -> Array:
 
 
 def _from_lower(matrix: Array) -> Array:
-    """The symmetric matrix with the lower triangle of `matrix`; its gradient is symmetric, as MXNet's is."""
+    """Return the symmetric matrix with the lower triangle of `matrix`; its gradient is symmetric, as in MXNet."""
     # The value is that of the mirrored lower triangle, the gradient that of (A + Aᵀ) / 2.
     average = (matrix + _transposed(matrix)) / 2
     mirrored = jnp.tril(matrix) + _transposed(jnp.tril(matrix, -1))
@@ -333,7 +336,7 @@ def inverse(ctx, attrs, matrix):
 
 @jax.custom_jvp
 def _log_det(matrix: Array) -> tuple[Array, Array]:
-    """(sign, ln|det A|)."""
+    """Return (sign of det A, ln|det A|)."""
     sign, size = jnp.linalg.slogdet(matrix)
     return sign, size
 
@@ -392,7 +395,7 @@ def gelqf(ctx, attrs, matrix):
 
 @jax.custom_vjp
 def _eigen(matrix: Array) -> tuple[Array, Array]:
-    """(U, eigenvalues in ascending order): A = Uᵀ diag(values) U; the entry of largest magnitude in a row of U is positive."""
+    """Return (U, ascending eigenvalues), A = Uᵀ diag(values) U; the entry of largest magnitude in each row of U is positive."""
     vectors, values = lax.linalg.eigh(jnp.tril(matrix) + _transposed(jnp.tril(matrix, -1)), symmetrize_input=False)
     rows = _transposed(vectors)
     largest = jnp.take_along_axis(rows, jnp.argmax(jnp.abs(rows), -1)[..., None], -1)
@@ -451,7 +454,10 @@ def _triangle(size: int, offset: int, lower: bool) -> Indices:
 
 
 def _vector_rows(attrs, rows, shapes, outs):
-    """Row rule of operators that turn the vectors along the last axis into matrices: a batch axis before it stays."""
+    """Return where the batch rows are in matrices built from the vectors along the last axis of the input (`RowLayout`).
+
+    As in the input, or LOST (they cannot be distinguished any more) if they are on its last axis.
+    """
     first = rows[0]
     return [LOST if isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1 else first]
 

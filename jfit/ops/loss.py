@@ -1,6 +1,7 @@
-"""Heads: output layers such as SoftmaxOutput, which define their own gradient and ignore the incoming cotangent.
+"""Output heads: operators such as SoftmaxOutput, which define their own gradient and ignore the incoming cotangent.
 
-The gradient of a head is multiplied by the row weights; its denominators count only rows with weight > 0.
+The gradient of an output head is multiplied by the row weights (0 for padding rows); its denominators count only rows
+with weight > 0.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays fi
 
 
 def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array]) -> Callable[..., Array]:
-    """Build `call(attrs, data, label, weight)`: forward(attrs, data), with a gradient that does not come from autodiff.
+    """Build the function of an output head: `call(attrs, data, label, weight)` = forward(attrs, data), with a custom gradient.
 
     The gradient by data is gradient(attrs, output, label, weight, cotangent) * weight; label and weight have none.
     `weight` is None or the row weights, broadcastable against data.
@@ -50,14 +51,14 @@ def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array
 
 
 def _row_means(values: Array) -> Array:
-    """Mean over all axes but the first: (rows,) float32."""
+    """Return the mean over all axes but the first, (rows,) float32."""
     values = values.astype(jnp.float32)
     return jnp.mean(values.reshape(values.shape[0] if values.ndim else 1, -1), axis=1)
 
 
 # ------------------------------------------------------------------------------------------ SoftmaxOutput
 def _class_axis(attrs: Attrs, ndim: int) -> int | None:
-    """The class axis; None: all axes but the first are flattened into one class axis."""
+    """Return the class axis; None: all axes but the first are flattened into one class axis."""
     if attrs.multi_output:
         return 1
     return ndim - 1 if attrs.preserve_shape or ndim <= 2 else None
@@ -98,7 +99,7 @@ def _probabilities(attrs: Attrs, data: Array) -> Array:
 
 
 def _by_class(attrs: Attrs, out: Array) -> tuple[Array, int]:
-    """(output, class axis); without multi_output or preserve_shape the output is flattened to (rows, classes)."""
+    """Return (output, class axis); without multi_output or preserve_shape the output is flattened to (rows, classes)."""
     axis = _class_axis(attrs, out.ndim)
     return (out.reshape(out.shape[0], size_of(out.shape[1:])), 1) if axis is None else (out, axis)
 
@@ -108,7 +109,7 @@ def _is_soft(out: Array, label: Array) -> bool:
 
 
 def _softmax_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None, cotangent: Array) -> Array:
-    """(p - onehot(label)) * grad_scale / denominator, as in MXNet 1.9.1's SoftmaxOutput."""
+    """Return (p - onehot(label)) * grad_scale / denominator, the gradient of MXNet 1.9.1's SoftmaxOutput."""
     if _is_soft(out, label):
         grad = (out - label.astype(out.dtype)) * attrs.grad_scale
     else:
@@ -140,7 +141,11 @@ def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None)
 
 
 def _denominator(attrs: Attrs, ids: Array, valid: Array, mask: Array | None) -> Any:
-    """Divisor of the gradient by `normalization`: 1 (null), number of rows (batch), labels other than ignore_label (valid)."""
+    """Return the divisor of the gradient: 1, or the number of rows or of labels other than ignore_label (`normalization`).
+
+    `mask` is True for rows with weight > 0, or None if all rows have weight > 0; `valid` is True for labels that are not
+    ignored.
+    """
     if attrs.normalization == "null":
         return 1.0
     if attrs.normalization == "batch":
@@ -155,7 +160,7 @@ _softmax_output = head(_probabilities, _softmax_gradient)
 
 
 def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """(loss, weight), each (rows,) float32: -log p[label] and 1; with use_ignore, labels equal to ignore_label get 0 and 0."""
+    """Return (-log p[label], weight 1), each (rows,) float32; both are 0 for ignore_label if use_ignore."""
     wide = output.astype(accumulating(output.dtype))
     if _is_soft(output, label):
         prob, axis = _by_class(attrs, wide)
@@ -243,7 +248,7 @@ def _sign(out: Array, label: Array) -> Array:
 
 
 def _per_row(value: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    """Loss rule of a regression head: (mean of value(output, label) over each row, weight 1), each (rows,) float32."""
+    """Make the loss function of a regression, which returns (mean of value(output, label) per row, weight 1), each (rows,)."""
 
     def loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
         wide = output.astype(accumulating(output.dtype))
@@ -328,7 +333,7 @@ _make_loss = head(_identity, _make_loss_gradient)
 
 
 def _loss_of_output(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, Array]:
-    """(mean of output * grad_scale over each row, weight 1), each (rows,) float32."""
+    """Return (mean of output * grad_scale over each row, weight 1), each (rows,) float32."""
     means = _row_means(output) * attrs.get("grad_scale", 1.0)
     return means, jnp.ones(means.shape, jnp.float32)
 
@@ -381,7 +386,7 @@ def smooth_l1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------ SVMOutput
 def _signs(out: Array, label: Array) -> Array:
-    """(rows, classes): +1 at the label's class, -1 elsewhere."""
+    """Return an array (rows, classes): +1 at the label's class, -1 elsewhere."""
     ids = label.astype(jnp.int32).reshape(-1, 1)
     return jnp.where(ids == jnp.arange(out.shape[1]).reshape(1, -1), 1.0, -1.0).astype(out.dtype)
 
@@ -397,7 +402,7 @@ _svm = head(lambda attrs, data: data, _svm_gradient)
 
 
 def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """(hinge loss summed over the classes, weight 1), each (rows,) float32."""
+    """Return (hinge loss summed over the classes, weight 1), each (rows,) float32."""
     wide = output.astype(accumulating(output.dtype))
     slack = jnp.maximum(attrs.margin - _signs(wide, label) * wide, 0)
     total = jnp.sum(slack if attrs.use_linear else jnp.square(slack), axis=1) * attrs.regularization_coefficient

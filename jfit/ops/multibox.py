@@ -69,7 +69,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------ MultiBoxTarget
 def _overlaps(one: Corners, two: Corners) -> Array:
-    """Intersection over union, 0 where both boxes are empty; boxes with right < left keep their signed area, as in MXNet."""
+    """Return the intersection over union, 0 where both boxes are empty; if right < left, areas are signed, as in MXNet."""
     width = jnp.maximum(jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left), 0)
     height = jnp.maximum(jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top), 0)
     shared = width * height
@@ -79,9 +79,10 @@ def _overlaps(one: Corners, two: Corners) -> Array:
 
 
 def _hard_negatives(attrs: Attrs, positive: Array, best: Array, logits: Array) -> Array:
-    """Hard negatives, bool (batch, anchors): the unmatched anchors with the lowest background probability.
+    """Return the hard negatives, bool (batch, anchors): the unmatched anchors with the lowest background probability.
 
-    Their number is negative_mining_ratio times the number of positive anchors of the image.
+    Their number is negative_mining_ratio times the number of positive anchors of the image.  `best` is the highest IoU of each
+    anchor with an object, `logits` are class scores (batch, classes, anchors).
     """
     top = jnp.max(logits, axis=1, keepdims=True)
     background = jnp.exp(logits[:, 0] - top[:, 0]) / jnp.sum(jnp.exp(logits - top), axis=1)
@@ -105,7 +106,7 @@ def _check_target(anchor: Array, label: Array, cls_pred: Array) -> None:
 
 
 def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> Array:
-    """Regression targets (batch, anchors, 4): shift and log scale from anchors to goals, divided by the variances."""
+    """Regression targets (batch, anchors, 4): shift and log scale from anchors to matched boxes (goals), over the variances."""
     width, height = anchors.right - anchors.left, anchors.bottom - anchors.top
     goal_width, goal_height = goals.right - goals.left, goals.bottom - goals.top
     parts = (
@@ -166,7 +167,7 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
 
 # ------------------------------------------------------------------------------------------ MultiBoxDetection
 def _decode_boxes(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
-    """Predicted boxes (batch, anchors, 4): the anchors shifted and scaled by loc_pred."""
+    """Return the predicted boxes (batch, anchors, 4): the anchors shifted and scaled by loc_pred."""
     prior = corners(anchor)
     width, height = prior.right - prior.left, prior.bottom - prior.top
     v = _variances("MultiBoxDetection", attrs)
@@ -179,7 +180,10 @@ def _decode_boxes(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
 
 
 def _non_maximum_suppression(attrs: Attrs, ids: Array, boxes: Array, alive: Array) -> Array:
-    """Non-maximum suppression, bool (batch, anchors): which detections, sorted by score, survive."""
+    """Return which detections survive non-maximum suppression, bool (batch, anchors); all inputs are sorted by score.
+
+    ids: classes (batch, anchors).  boxes: (batch, anchors, 4).  alive: detections to choose from, bool (batch, anchors).
+    """
     sides = corners(boxes)
 
     def suppresses(at: Array) -> Array:

@@ -110,7 +110,7 @@ def _selu_derivative(primals, tangents):
 
 @jax.custom_jvp
 def _scaled_by_itself(slope: Array) -> Array:
-    """Identity whose gradient is multiplied by the slope itself (see `leaky_relu`)."""
+    """Return `slope`; its gradient is multiplied by `slope` (see `leaky_relu`)."""
     return slope
 
 
@@ -239,7 +239,7 @@ EMBEDDING = {
 
 
 def row_numbers(attrs: Attrs, data: Array) -> Array:
-    """Indices (int32) of the embedding table's rows that `data` looks up, clipped to [0, input_dim - 1]."""
+    """Return the row indices of the embedding table that `data` looks up, int32, clipped to [0, input_dim - 1]."""
     return jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
 
 

@@ -21,13 +21,13 @@ from jfit.ops.rules import accumulating, along, batch_rows, need_rank, normalize
 
 # ------------------------------------------------------------------------------------------ BatchNorm
 def _total(x: Array, axis: int, over: str | None) -> Array:
-    """Sum over every axis but `axis`, and over the devices of mesh axis `over` unless None; keeps the rank."""
+    """Sum over every axis but `axis`, kept as axes of size 1, and over the devices of mesh axis `over` unless it is None."""
     total = jnp.sum(x, axis=tuple(k for k in range(x.ndim) if k != axis), keepdims=True)
     return total if over is None else lax.psum(total, over)
 
 
 def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
-    """Number of entries that each statistic averages over: a Python int without a row mask, else an array."""
+    """Return the number of entries that each statistic averages over: an int if the row mask is None, else an array."""
     if mask is None:
         return x.size // max(x.shape[axis], 1) * (1 if over is None else lax.psum(1, over))
     count = jnp.sum(mask) * (x.size / max(x.shape[axis] * mask.size, 1))
@@ -35,7 +35,7 @@ def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
 
 
 def _at_least_one(count: Any) -> Any:
-    """max(count, 1): a device whose rows are all padding divides by 1, not by 0."""
+    """Return max(count, 1): a device whose rows are all padding divides by 1, not by 0."""
     return max(count, 1) if isinstance(count, (int, float)) else jnp.maximum(count, 1)
 
 
@@ -45,7 +45,7 @@ def _masked(x: Array, mask: Array | None) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _normalize(axis: int, eps: float, over: str | None, x: Array, gamma: Array, beta: Array, mask: Array | None):
-    """(normalized x, mean, variance), with the statistics of the rows with weight > 0 (all rows if mask is None).
+    """Return (normalized x, mean, variance), with the statistics of the rows where `mask` is 1 (all rows if it is None).
 
     axis: channel axis. over: name of the mesh axis to sum the statistics over, or None. gamma and beta are (channels,).
     """
@@ -96,7 +96,7 @@ def _batch_norm_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | Non
 
 
 def _batch_norm_types(attrs: Attrs, ins: list) -> tuple[list, list]:
-    """Dtype rule: the output has the dtype of data; parameters and statistics too, but float32 for half precision."""
+    """Infer dtypes: all inputs and outputs have the dtype of data, but parameters of half-precision data are float32."""
     data = ins[0]
     if data is None:
         return list(ins), [None] * 3
@@ -112,7 +112,7 @@ def _batch_norm_rows(attrs, rows, shapes, outs):
 
 
 def _record(**attrs: Attr) -> dict[str, Any]:
-    """Fields of the `Op` record shared by the BatchNorm operators; `attrs` are the extra attributes."""
+    """Return the fields of the `Op` record that the BatchNorm operators share; `attrs` are additional attributes."""
     return {
         "inputs": ("data", "gamma", "beta"),
         "aux": ("moving_mean", "moving_var"),
@@ -225,7 +225,7 @@ def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -
 
 
 def _standardised(wide: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
-    """((x - μ) / s, μ, s) with s = √(σ² + ε); μ and s are taken over `axes`, kept as axes of size 1."""
+    """Return ((x - μ) / s, μ, s) with s = √(σ² + ε); μ and s are computed over `axes`, kept as axes of size 1."""
     mean = jnp.mean(wide, axis=axes, keepdims=True)
     centred = wide - mean
     std = jnp.sqrt(jnp.mean(jnp.square(centred), axis=axes, keepdims=True) + eps)

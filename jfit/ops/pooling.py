@@ -31,7 +31,7 @@ def _layout(ctx: Ctx, attrs: Attrs, ndim: int) -> str:
 
 
 def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
-    """(kernel, stride, pads), one entry per spatial axis; pads (before, after) include what pooling_convention=full adds."""
+    """Return (kernel, stride, pads), one entry per spatial axis; pads are (before, after), also for pooling_convention=full."""
     dims = len(sizes)
     windows = {"kernel": attrs.kernel, "stride": attrs.stride or (1,) * dims, "pad": attrs.pad or (0,) * dims}
     for key, value in windows.items():
@@ -54,7 +54,7 @@ def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tup
 
 
 def _counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) -> list[np.ndarray]:
-    """Divisors of average pooling: per axis, the number of entries in each window.
+    """Return the divisors of average pooling: for each axis, the number of entries in each window.
 
     `pad` is included unless count_include_pad is False; the extra padding of pooling_convention=full never is.
     """
@@ -69,14 +69,14 @@ def _counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) ->
 
 # ------------------------------------------------------------------------------------------ windows without overlap or gaps
 def _tiles(x: Array, first: int, kernel: tuple[int, ...]) -> Array:
-    """Split every spatial axis into two: (windows, entries within a window)."""
+    """Split every spatial axis into two, (windows, entries within a window); `first` is the first spatial axis."""
     sizes = x.shape[first : first + len(kernel)]
     split = itertools.chain.from_iterable((n // k, k) for n, k in zip(sizes, kernel, strict=True))
     return x.reshape(*x.shape[:first], *split, *x.shape[first + len(kernel) :])
 
 
 def _taps(first: int, kernel: tuple[int, ...]):
-    """Indices into the result of `_tiles`, one per entry of a window, in C order."""
+    """Yield indices into the result of `_tiles`, one per entry of a window, in C order; `first` is the first spatial axis."""
     for tap in itertools.product(*map(range, kernel)):
         yield (slice(None),) * first + tuple(itertools.chain.from_iterable((slice(None), t) for t in tap))
 
@@ -113,7 +113,7 @@ _max_tiles.defvjp(_max_tiles_forward, _max_tiles_backward)
 
 # ------------------------------------------------------------------------------------------ all windows
 def _reduce(x: Array, first: int, kernel, stride, pads: Pads, maximum: bool) -> Array:
-    """Maximum or sum of each window; `first` is the first spatial axis."""
+    """Return the maximum or sum of each window; `first` is the first spatial axis."""
     dims, sizes = len(kernel), x.shape[first : first + len(kernel)]
     tiled = kernel == stride and not any(map(any, pads)) and not any(n % k for n, k in zip(sizes, kernel, strict=True))
     if tiled and not maximum:
@@ -186,7 +186,7 @@ def pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
 
 def _max_of_all(data: Array, first: int, dims: int) -> Array:
-    """Maximum over all spatial axes, kept as axes of size 1."""
+    """Return the maximum over all spatial axes, kept as axes of size 1; `first` is the first of these `dims` axes."""
     flat = data.reshape(*data.shape[:first], -1, *data.shape[first + dims :])
     where = jnp.argmax(flat, axis=first, keepdims=True)  # the first maximum
     out = jnp.take_along_axis(flat, where, axis=first)
@@ -219,7 +219,7 @@ def _pair(key: str, sizes: tuple[int, ...], default: int) -> tuple[int, int]:
 
 
 def _windows_v1(attrs: Attrs, data: Array) -> Array:
-    """All windows, (rows, channels, height, width, kernel entries).
+    """Return all windows, (rows, channels, height, width, kernel entries).
 
     `pad` adds zeros. The extra padding of pooling_convention=full adds zeros too, or -inf if pool_type is max.
     """

@@ -44,7 +44,7 @@ def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ..
 
 
 def _shifted(attrs: Attrs, height: int, width: int) -> Array:
-    """The anchors at every position of the feature map, (height * width * anchors, 4)."""
+    """Return the anchors at every position of the feature map, (height * width * anchors, 4)."""
     base = jnp.asarray(base_anchors(attrs.feature_stride, attrs.scales, attrs.ratios))
     x = jnp.arange(width, dtype=jnp.float32) * attrs.feature_stride
     y = jnp.arange(height, dtype=jnp.float32) * attrs.feature_stride
@@ -55,7 +55,7 @@ def _shifted(attrs: Attrs, height: int, width: int) -> Array:
 
 
 def _moved(attrs: Attrs, anchors: Array, deltas: Array) -> Corners:
-    """Anchors (1, n, 4) adjusted by deltas (images, n, 4): offsets of the corners if iou_loss, else of centre and log size."""
+    """Adjust anchors (1, n, 4) by deltas (images, n, 4): offsets of the corners if iou_loss, else of centre and log size."""
     if attrs.iou_loss:
         return corners(jnp.broadcast_to(anchors, deltas.shape) + deltas)
     box = corners(anchors)
@@ -68,7 +68,7 @@ def _moved(attrs: Attrs, anchors: Array, deltas: Array) -> Corners:
 
 
 def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    """All boxes (images, n, 4), clipped to their image, and their scores (images, n): -1 in padding or if too small."""
+    """Return all boxes (images, n, 4), clipped to their image, and their scores (images, n): -1 in padding or if too small."""
     images, double, height, width = cls_prob.shape
     anchors = double // 2
 
@@ -96,7 +96,7 @@ def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array)
 
 
 def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    """The boxes that survive non-maximum suppression, best first; if there are too few, they are repeated cyclically."""
+    """Return (boxes, scores) that survive non-maximum suppression, best first; too few are repeated cyclically."""
     boxes, score = _candidates(attrs, cls_prob, bbox_pred, im_info)
     images, count = score.shape
     first = min(attrs.rpn_pre_nms_top_n, count) if attrs.rpn_pre_nms_top_n > 0 else count
@@ -139,7 +139,11 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _rows(attrs: Attrs, rows: Any, shapes: Any, outs: Any) -> list:
-    """Row rule: each image has rpn_post_nms_top_n consecutive entries of the outputs."""
+    """Return where the batch rows are in the outputs (`RowLayout`): on axis 0, the images.
+
+    Each image has rpn_post_nms_top_n consecutive entries of that axis.  LOST (the rows cannot be
+    distinguished any more) if they are on another axis of the inputs.
+    """
     layout = common_rows(rows)
     if isinstance(layout, RowLayout):
         layout = layout._replace(after=layout.after * attrs.rpn_post_nms_top_n) if layout.axis == 0 else LOST

@@ -34,12 +34,12 @@ CALIBRATED = {"min_calib_range": maybe_number(), "max_calib_range": maybe_number
 
 
 def magnitude(low: Array, high: Array) -> Array:
-    """max(|low|, |high|) as a float32 scalar."""
+    """Return max(|low|, |high|) as a float32 scalar."""
     return jnp.maximum(jnp.abs(low), jnp.abs(high)).astype(jnp.float32).reshape(())
 
 
 def steps_of(op: str, data: Array, steps: dict[str, float]) -> float:
-    """The number of steps, from the table `steps`, for the dtype of `data`."""
+    """Return the number of quantization steps for the dtype of `data`, from the table `steps`; `op` is for the message."""
     if data.dtype.name not in steps:
         raise ValueError(f"{op}: data has dtype {data.dtype}, expected {' or '.join(steps)}; quantize it first")
     return steps[data.dtype.name]
@@ -52,12 +52,12 @@ def as_integers(values: Array, name: str) -> Array:
 
 
 def range_end(value: Any) -> Array:
-    """One end of a range in the form of the operators' outputs: (1,) float32."""
+    """Convert one end of a range (minimum or maximum) to the form of the operators' outputs: (1,) float32."""
     return jnp.asarray(value, jnp.float32).reshape(1)
 
 
 def range_shapes(attrs: Attrs, ins: list, outs: list) -> list:
-    """Shape rule: data keeps its shape; each end of a range is (1,)."""
+    """Infer input shapes: that of the data is unchanged; each end of a range has shape (1,)."""
     return [ins[0], *[(1,)] * (len(ins) - 1)]
 
 
@@ -67,7 +67,7 @@ def _quantized_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]
 
 
 def _kind(attrs: Attrs) -> str:
-    """The output dtype: out_type, where auto means uint8 if min_calib_range >= 0, else int8."""
+    """Return the output dtype: out_type, where auto means uint8 if min_calib_range >= 0, else int8."""
     if attrs.out_type != "auto":
         return attrs.out_type
     return "uint8" if _is_calibrated(attrs) and attrs.min_calib_range >= 0 else "int8"
@@ -78,14 +78,18 @@ def _is_calibrated(attrs: Attrs) -> bool:
 
 
 def _quantize_rows(attrs, rows, shapes, outs):
-    """Row rule: the integers keep the rows of the data; a range computed from the data depends on all rows."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    On axis 0 of the integers, as in the data; a range that is computed from the data depends on all rows, so that they are LOST
+    in it (cannot be distinguished).
+    """
     layout = batch_rows(attrs, [rows[0]], shapes, outs[:1])
     independent = rows[0] is None or _is_calibrated(attrs)
     return [*layout, *[None if independent else LOST] * 2]
 
 
 def _min_max(ctx: Ctx, data: Array) -> tuple[Array, Array]:
-    """(minimum, maximum) over the rows with weight > 0."""
+    """Return (minimum, maximum) over the rows with weight > 0."""
     mask = ctx.row_mask(data.ndim)
     if mask is None:
         return jnp.min(data), jnp.max(data)
@@ -192,7 +196,7 @@ INTEGERS = ("int8", "uint8")
 
 # ------------------------------------------------------------------------------------------ rules
 def _sums_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: weights and bias are int8, ranges float32, sums int32."""
+    """Infer dtypes: weights and bias are int8, ranges float32, sums int32."""
     arrays = 2 if attrs.no_bias else 3
     return [ins[0], *[DTYPES["int8"]] * (arrays - 1), *[FLOAT] * 2 * arrays], [DTYPES["int32"], FLOAT, FLOAT]
 
@@ -202,13 +206,16 @@ def _same_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _data_rows(attrs, rows, shapes, outs):
-    """Row rule: the rows of the data stay on axis 0; output ranges have the row layout of the input ranges."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    On axis 0 of the integers, as in the data; in the ranges, as in the input ranges.
+    """
     ranges = [r for r, s in zip(rows[1:], shapes[1:], strict=True) if s == (1,)]
     return [*batch_rows(attrs, rows[:1], shapes, outs[:1]), *[common_rows(ranges)] * (len(outs) - 1)]
 
 
 def _ranged(*names: str) -> tuple[str, ...]:
-    """Input names: the arrays, then min_ and max_ of each."""
+    """Return the input names: those of the arrays, then min_ and max_ of each."""
     return (*names, *(f"{end}_{name}" for name in names for end in ("min", "max")))
 
 
@@ -217,7 +224,7 @@ def _layer_inputs(attrs: Attrs) -> tuple[str, ...]:
 
 
 def _layer_fill(name: str):
-    """Shape rule: the parameter shapes of the float operator `name`, and (1,) for each end of a range."""
+    """Make the function that infers input shapes: parameters as in the float operator `name`, (1,) for each end of a range."""
 
     def fill(attrs: Attrs, ins: list, outs: list) -> list:
         arrays, rule = 2 if attrs.no_bias else 3, lookup(name).fill
@@ -228,7 +235,7 @@ def _layer_fill(name: str):
 
 
 def _wide(op: str, data: Array) -> Array:
-    """Cast int8 or uint8 to int32."""
+    """Cast int8 or uint8 to int32; raise for any other dtype (`op` is the name for the message)."""
     if data.dtype.name not in INTEGERS:
         raise ValueError(f"{op}: data has dtype {data.dtype}, expected int8 or uint8; quantize it first")
     return data.astype(jnp.int32)
@@ -258,7 +265,7 @@ def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: A
 
 
 def int_convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
-    """W ⋆ x in int32; on accelerators, which support no integer convolution, computed exactly in float32."""
+    """Return W ⋆ x in int32; accelerators do not support integer convolutions and compute it exactly in float32."""
 
     def integers(data: Array, weight: Array) -> Array:
         return conv.convolution(ctx, attrs, data, weight.astype(jnp.int32))
@@ -267,7 +274,10 @@ def int_convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array
 
 
 def float_convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
-    """W ⋆ x of 8-bit integers in float32: four bits of the weights at a time, so that sums of up to 4386 products are exact."""
+    """Return W ⋆ x of 8-bit integers in int32, computed in float32.
+
+    Two convolutions with four bits of the weights each, so that sums of up to 4386 products are exact.
+    """
     wide = weight.astype(jnp.int32)
     with jax.default_matmul_precision("float32"):
         high, low = (
@@ -306,7 +316,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array
 
 # ------------------------------------------------------------------------------------------ layers that keep the range
 def _same_range_operator(name: str, **record: Any):
-    """Decorator: register an operator of one array whose output has the range of its input."""
+    """Return a decorator that registers an operator on one array whose output has the range of its input."""
     fields: dict[str, Any] = {"fill": range_shapes, "types": _same_types, "rows": _data_rows} | record
     return operator(name, inputs=_ranged("data"), outputs=QUANTIZED_OUTPUTS, **fields)
 
@@ -379,7 +389,7 @@ def _concat_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _common(dtypes: list[Any]) -> Any:
-    """uint8 if all dtypes are uint8, else int8."""
+    """Return uint8 if all dtypes are uint8, else int8."""
     return DTYPES["uint8"] if all(t is not None and t == DTYPES["uint8"] for t in dtypes) else DTYPES["int8"]
 
 
@@ -413,7 +423,7 @@ def _pair_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _pair_kind(attrs: Attrs, dtypes: list[Any]) -> str:
-    """The dtype name of a sum or product: int32 without a calibrated range."""
+    """Return the dtype name of a sum or product: int32 without a calibrated range, else an 8-bit dtype."""
     if attrs.min_calib_range is None or attrs.max_calib_range is None:
         return "int32"
     return _common(dtypes).name
@@ -424,7 +434,7 @@ def _pair_rows(attrs, rows, shapes, outs):
 
 
 def _fine(op: str, x: Array, low: Array, high: Array) -> Array:
-    """The size of one quantization step of x."""
+    """Return the size of one quantization step of x, whose range is (low, high)."""
     return magnitude(low, high) / steps_of(op, x, FINE_STEPS)
 
 

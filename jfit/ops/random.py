@@ -134,10 +134,10 @@ TABLE = [
 
 # ------------------------------------------------------------------------------------------ _random_* and _random_*_like
 def shape_of(op: str, attrs: Attrs) -> Shape:
-    """The attribute `shape`.
+    """Return the attribute `shape` of a node.
 
     Raises:
-        ValueError: it is None: neither given nor inferred from the graph.
+        ValueError: the attribute is None: it was neither passed nor inferred from the graph.
     """
     if attrs.shape is None:
         raise ValueError(f"{op} has no shape, and it cannot be inferred from the rest of the graph; pass shape=")
@@ -145,7 +145,7 @@ def shape_of(op: str, attrs: Attrs) -> Shape:
 
 
 def drawn_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: the output has the dtype of the attribute `dtype` (None: float32), whatever the inputs have."""
+    """Infer dtypes: the output has the dtype named by the attribute `dtype` (None: float32), whatever the inputs have."""
     return ins, [DTYPES[attrs.dtype or "float32"]]
 
 
@@ -223,13 +223,13 @@ def randint(ctx: Ctx, attrs: Attrs) -> Array:
 
 
 def _batched(ctx: Ctx) -> int:
-    """Index of the first input that has rows of the batch; 0 if none has."""
+    """Return the index of the first input that has the batch rows on one of its axes; 0 if none has."""
     return next((i for i, rows in enumerate(ctx.rows) if isinstance(rows, RowLayout)), 0)
 
 
 # ------------------------------------------------------------------------------------------ _sample_*
 def _one_shape(attrs: Attrs, ins: list, outs: list) -> list:
-    """Shape rule: all parameters have the same shape."""
+    """Infer input shapes: all parameters have the same shape."""
     return [unify(ins, "entry i of every parameter belongs to distribution i")] * len(ins)
 
 
@@ -239,7 +239,10 @@ def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]
 
 
 def _leading_rows(attrs, rows, shapes, outs):
-    """Row rule: the axes of the parameters are the leading axes of the result, so the batch axis stays."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    As in the parameters, whose axes are the leading axes of the output.
+    """
     return [common_rows(rows)]
 
 
@@ -282,7 +285,10 @@ def _chosen_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _chosen_rows(attrs, rows, shapes, outs):
-    """Row rule: a batch axis along the probabilities (last axis) is LOST, any other stays."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the data, or LOST (they cannot be distinguished any more) if they are on its last axis, the probabilities.
+    """
     first = rows[0]
     mixed = isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1
     return [LOST if mixed else first] * len(outs)
@@ -439,7 +445,10 @@ def _leading(op: str, name: str, shape: Shape, sample: Shape) -> None:
 
 
 def _same_rows(attrs, rows, shapes, outs):
-    """Row rule: all inputs share their leading axes, so the batch axis of the sample stays."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    As in the inputs, which share their leading axes; LOST (they cannot be distinguished any more) if the inputs differ.
+    """
     layout = common_rows(rows)
     return [layout if not isinstance(layout, RowLayout) or layout.axis < len(outs[0]) else LOST]
 

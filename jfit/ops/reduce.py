@@ -21,7 +21,7 @@ REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": f
 
 
 def reduced_axes(attrs: Any, ndim: int) -> tuple[int, ...]:
-    """The axes to reduce, non-negative and sorted, from the attributes `axis` and `exclude`.
+    """Return the axes to reduce, non-negative and sorted, from the attributes `axis` and `exclude`.
 
     Raises:
         ValueError: an axis is out of range.
@@ -37,7 +37,10 @@ def _shaped(result: Array, keepdims: bool, ndim: int) -> Array:
 
 
 def reduce_rows(attrs, rows, shapes, outs):
-    """Row rule: the batch axis is renumbered without the reduced axes; LOST if it is reduced itself."""
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    As in the data, with axes renumbered; LOST (they cannot be distinguished any more) if their axis is reduced.
+    """
     return [drop_axes(rows[0], reduced_axes(attrs, len(shapes[0])), attrs.keepdims)]
 
 

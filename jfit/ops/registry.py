@@ -1,7 +1,7 @@
 """The operator record `Op` and the registry of all operators.
 
 One record holds everything that jfit needs about an operator: its name and aliases, its typed attributes with defaults, the
-names of its inputs and auxiliary states, the rules of shape and dtype inference, the rule that tracks the batch axis
+names of its inputs and auxiliary states, the functions that infer shapes and dtypes, the function that tracks the batch axis
 (`jfit.ops.rows`), and one pure JAX function that computes it.  Symbols are graphs of records; shape inference, the lowering to
 JAX and the generated table docs/operators.md all read the same record.
 
@@ -72,11 +72,12 @@ class Op:
         infer_outputs: (attributes, complete input shapes) -> output shapes without tracing `fn`; None: trace.
         shapes: infers input and output shapes together, see `BothRule`; it replaces both `fill` and tracing.
         types: infers dtypes, see `TypeRule`; None: all inputs and outputs have the dtype of the first known input.
-        rows: maps the row layouts of the inputs to those of the outputs, see `jfit.ops.rows`.
-        kind: "plain"; "head": an output layer that computes its own gradient from a label and ignores the incoming cotangent,
+        rows: computes the `RowLayout` of each output (the axis that has the batch rows) from those of the inputs, see
+            `RowsRule`.
+        kind: "plain"; "head": an output head, which computes its own gradient from a label and ignores the incoming cotangent,
             as MXNet's SoftmaxOutput does; "loss": its output is summed into the training loss.
-        label: name of the input that is the label (heads only).
-        loss: computes the loss value that the head's gradient belongs to, see `LossRule` (heads only).
+        label: name of the input that is the label (output heads only).
+        loss: computes the loss value that the gradient of an output head belongs to, see `LossRule`.
         needs_rng: True if `fn` draws random numbers, with `ctx.random` or `ctx.key`.
         aux_init: initializer ("zero" or "one") of each auxiliary state; it is stored on the state's variable, as MXNet does.
         aux_at: position of the auxiliary states among the inputs in MXNet's symbol files; None: after all inputs.
@@ -127,7 +128,7 @@ class Op:
 
     @property
     def doc(self) -> str:
-        """The first line of the docstring of `fn`, usually the equation."""
+        """First line of the docstring of `fn`, usually the equation."""
         return (self.fn.__doc__ or "").strip().split("\n")[0]
 
     def parse(self, raw: Mapping[str, Any]) -> Attrs:
@@ -176,7 +177,7 @@ class Op:
 
 
 def _default(attr: Attr) -> Any:
-    """The default; for a required attribute its first choice, or 1."""
+    """Return the default value of an attribute; for a required attribute its first choice, or 1."""
     if attr.default is not REQUIRED:
         return attr.default
     return attr.kind.removeprefix("one of ").split(", ")[0] if attr.kind.startswith("one of ") else 1

@@ -17,7 +17,7 @@ from jfit.ops.rules import accumulating, along, argument_names, batch_rows, shar
 
 
 def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
-    """(height, width) of the shape (rows, channels, height, width)."""
+    """Return (height, width) of a shape (rows, channels, height, width); raise for another number of axes."""
     if len(data) != 4:
         raise ValueError(f"{op}: data has shape {data}, expected 4 axes (rows, channels, height, width); reshape the data")
     return data[2], data[3]
@@ -129,7 +129,10 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------ BilinearResize2D
 def _new_size(attrs: Attrs, n: int, size: int, scale: float | None, like: int | None) -> int:
-    """The resized number of pixels of an axis of `n` pixels, by `attrs.mode`."""
+    """Return the resized number of pixels of an axis of `n` pixels, by `attrs.mode`.
+
+    `size` and `scale` are the attributes for this axis, `like` is the size of this axis in the second input.
+    """
     mode = attrs.mode
     if mode == "like":
         assert like is not None
@@ -144,7 +147,7 @@ def _new_size(attrs: Attrs, n: int, size: int, scale: float | None, like: int | 
 
 
 def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
-    """Linear interpolation along an axis; `align` aligns the centres of the first and last pixels, else the image borders."""
+    """Interpolate linearly along an axis; `align` aligns the centres of the first and last pixels, else the image borders."""
     old = wide.shape[axis]
     if size == old:
         return wide
@@ -263,7 +266,7 @@ def _apply(data: Array, high: np.ndarray, wide: np.ndarray) -> Array:
 
 
 def _matrix(old: int, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Dense weight matrix (new, old) from the indices and weights (new, taps) of `_taps`."""
+    """Return the dense weight matrix (new, old) for the indices and weights (new, taps) of `_taps`."""
     matrix = np.zeros((len(indices), old), weights.dtype)
     for tap in range(indices.shape[1]):
         np.add.at(matrix, (np.arange(len(indices)), indices[:, tap]), weights[:, tap])
@@ -271,7 +274,7 @@ def _matrix(old: int, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _taps(old: int, new: int, interp: int, cut: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(indices int32, weights float32), both (new, taps): the input entries that each output entry is a weighted sum of.
+    """Return the input entries that each output entry is a weighted sum of: (indices int32, weights float32), both (new, taps).
 
     Outside the image, both taps of a linear interpolation are the edge entry. OpenCV then gives one of them weight 1 along the
     width (`cut`), but keeps both weights along the height, which rounds uint8 images differently.

@@ -27,17 +27,17 @@ Carry = tuple[Array, ...]  # (hidden,) or (hidden, cell), each (batch, size)
 
 
 class Weights(NamedTuple):
-    """Weights of one layer and direction; gates: number of gates, outputs: size of the hidden output."""
+    """Weights of one layer and direction; in the shapes, outputs = projection size, or hidden size without a projection."""
 
     i2h: Array  # (gates * hidden, inputs)
-    h2h: Array  # (gates * hidden, outputs)
+    h2h: Array  # (gates * hidden, outputs), outputs = projection or hidden size
     h2r: Array | None  # (outputs, hidden), the projection
     i2h_bias: Array  # (gates * hidden,)
     h2h_bias: Array  # (gates * hidden,)
 
 
 def layouts(attrs: Any, inputs: int) -> list[list[tuple[int, ...]]]:
-    """Shapes of the weight matrices of every layer and direction, in the order of the flat vector.
+    """Return the shapes of the weight matrices of every layer and direction, in the order of the flat vector.
 
     Args:
         attrs: attributes of an RNN node.
@@ -63,7 +63,7 @@ def layouts(attrs: Any, inputs: int) -> list[list[tuple[int, ...]]]:
 
 
 def parameter_count(attrs: Any, inputs: int) -> int:
-    """Length of the flat vector `parameters`.
+    """Return the length of the flat vector `parameters`.
 
     Example:
         >>> from jfit.ops.registry import lookup
@@ -106,7 +106,7 @@ def _affine(x: Array, weight: Array) -> Array:
 
 
 def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
-    """The function of one time step: (state, W_i2h x + bias of shape (batch, gates * hidden)) -> new state."""
+    """Make the function of one time step: (state, W_i2h x + bias of shape (batch, gates * hidden)) -> new state."""
     size = attrs.state_size
     low, high = attrs.lstm_state_clip_min, attrs.lstm_state_clip_max
 
@@ -205,7 +205,7 @@ def _types(attrs: Any, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _dropped(ctx: Any, attrs: Any, data: Array, layer: int) -> Array:
-    """Dropout on the input of every layer but the first, in training only; every layer draws a different mask."""
+    """Apply dropout to the input of every layer but the first, in training only; every layer draws a different mask."""
     if layer == 0 or not ctx.train or attrs.p <= 0:
         return data
     layer_ctx = ctx if ctx.key is None else dataclasses.replace(ctx, key=jax.random.fold_in(ctx.key, layer))

@@ -27,7 +27,10 @@ AT_ONCE = 8  # regions processed at once: each one copies the feature map of its
 
 
 def region_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Row rule: axis 0 of the outputs is that of the regions, so the outputs have the row layout of `rois`."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in `rois` if they are on its axis 0 (the regions), else LOST (they cannot be distinguished any more).
+    """
     regions = rows[1]
     if regions is None:
         return [None if all(r is None for r in rows) else LOST] * len(outs)
@@ -44,13 +47,13 @@ def _check(op: str, data: Array, rois: Array, columns: int = 5) -> None:
 
 
 def _image(rois: Array, data: Array) -> tuple[Array, Array]:
-    """(index of the image of each region, whether it is valid); negative indices are invalid."""
+    """Return (index of the image of each region, whether it is valid); negative indices are invalid."""
     number = rois[:, 0].astype(jnp.int32)
     return jnp.clip(number, 0, data.shape[0] - 1), number >= 0
 
 
 def _pooled(data: Array, image: Array, rows: Array, columns: Array, maps_of: Callable[[Array], Array]) -> Array:
-    """Σ rows[p, h] columns[q, w] maps[..., h, w] for each region: (regions, channels, p, q).
+    """Return Σ rows[p, h] columns[q, w] maps[..., h, w] for each region: (regions, channels, p, q).
 
     rows: weights (regions, p, h). columns: weights (regions, q, w). maps_of: function from an image's data (channels, h, w)
     to its feature maps, (channels, h, w) or separate ones for each bin (channels, p, q, h, w).
@@ -67,19 +70,19 @@ def _pooled(data: Array, image: Array, rows: Array, columns: Array, maps_of: Cal
 
 # ------------------------------------------------------------------------------------------ ROIAlign
 def _samples(size: Array, bins: int, ratio: int) -> Array:
-    """Number of samples per bin along one axis, (regions,) int32: `ratio`, or about one per pixel if it is not positive."""
+    """Return the number of samples per bin along an axis, (regions,) int32: `ratio`, or about one per pixel if `ratio` <= 0."""
     if ratio > 0:
         return jnp.full(size.shape, ratio, jnp.int32)
     return jnp.clip(jnp.ceil(size / bins), 1, MOST_SAMPLES).astype(jnp.int32)
 
 
 def _inside(position: Array, size: int) -> Array:
-    """Whether a sample is inside the feature map or at most one pixel outside; other samples are 0."""
+    """Return whether a position is inside an axis of `size` pixels or at most one pixel outside; other samples are 0."""
     return (position >= -1) & (position <= size)
 
 
 def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) -> Array:
-    """Weight of each pixel of an axis in each bin (regions, bins, size): linear interpolation, averaged over the samples."""
+    """Return the weight of each pixel of an axis in each bin (regions, bins, size): linear interpolation, mean over samples."""
     count = _samples(length, bins, ratio)
     step = (length / bins)[:, None]
     first = start[:, None] + jnp.arange(bins, dtype=start.dtype)[None] * step  # (regions, bins)
@@ -154,14 +157,14 @@ def _blend(take: Callable[[Array, Array], Array], y: Array, x: Array, height: in
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rotated(attrs: Attrs, data: Array, rois: Array) -> Array:
-    """Sum over the samples, (regions, p, q, channels); a loop, because the number of samples depends on the regions."""
+    """Sum the samples of each bin, (regions, p, q, channels); a loop, because the number of samples depends on the regions."""
     steps, add = _rotated_steps(attrs, data.shape, rois)
     bins = (rois.shape[0], *attrs.pooled_size, data.shape[1])
     return lax.fori_loop(0, steps, lambda k, total: total + add(k, data), jnp.zeros(bins, data.dtype))
 
 
 def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Array, Callable[[Any, Array], Array]]:
-    """(largest number of samples per bin, function (k, data) -> contribution of sample k, (regions, p, q, channels))."""
+    """Return (largest number of samples per bin, function (k, data) -> contribution of sample k, (regions, p, q, channels))."""
     bins_y, bins_x = attrs.pooled_size
     height, width = full[2:]
     image = jnp.clip(rois[:, 0].astype(jnp.int32), 0, full[0] - 1)[:, None, None]
@@ -233,14 +236,14 @@ def _rounded(x: Array) -> Array:
 
 
 def _edges(regions: Array, scale: float, shift: float) -> tuple[Array, Array, Array, Array]:
-    """(left, top, width, height) of the regions in pixels of the feature map; width and height are at least 0.1."""
+    """Return (left, top, width, height) of regions in pixels of the feature map, width and height at least 0.1."""
     left, top = (_rounded(regions[:, k]) * scale - shift for k in (1, 2))
     right, bottom = ((_rounded(regions[:, k]) + 1) * scale - shift for k in (3, 4))
     return left, top, jnp.maximum(right - left, 0.1), jnp.maximum(bottom - top, 0.1)
 
 
 def _groups(bins: int, groups: int) -> np.ndarray:
-    """(bins,): index of the channel group that each bin reads, along one axis."""
+    """Return the index of the channel group that each bin reads, along one axis, (bins,)."""
     return np.clip(np.arange(bins) * groups // bins, 0, groups - 1)
 
 
@@ -252,7 +255,7 @@ def _check_channels(op: str, channels: int, dim: int, group: int) -> None:
 
 
 def _covered(start: Array, length: Array, bins: int, size: int) -> Array:
-    """Averaging weights (regions, bins, size): 1 / (pixels in the bin) for each pixel that the bin touches, else 0."""
+    """Return averaging weights (regions, bins, size): 1 / (pixels in the bin) for each pixel that the bin touches, else 0."""
     step = (length / bins)[:, None]
     bounds = [jnp.arange(bins, dtype=start.dtype)[None] + k for k in (0, 1)]
     first, last = (start[:, None] + bound * step for bound in bounds)
@@ -356,7 +359,7 @@ def _roi_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Array]:
-    """(begin, end) of each bin along one axis, both (count,) int32, clipped to the image."""
+    """Return (begin, end) of each bin along one axis, both (count,) int32, clipped to the image of `size` pixels."""
     # the barrier keeps XLA from multiplying by 1 / count, which rounds differently and moves the ends of bins
     parts = lax.optimization_barrier(jnp.float32(count))
     length = jnp.maximum(last - first + 1, 1).astype(jnp.float32) / parts
@@ -367,7 +370,7 @@ def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Arra
 
 
 def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[Array, Array]:
-    """(maximum, index of the first maximum) of each bin along `axis`; the bins are a new last axis."""
+    """Return (maximum, index of the first maximum) of each bin along `axis`; the bins are a new last axis."""
     position = jnp.arange(values.shape[axis]).reshape([-1 if k == axis else 1 for k in range(values.ndim)])
     maxima = []
     for k in range(begin.shape[0]):
@@ -403,7 +406,7 @@ def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array
     images = rois[:, 0].astype(jnp.int32)
 
     def one(region: tuple[Array, Array]) -> Array:
-        """(channels, *pooled_size): flat pixel index of the first maximum of each bin, -1 if the bin is empty."""
+        """Return the flat pixel index of the first maximum of each bin of a region, (channels, *pooled_size); -1: empty bin."""
         row, (x1, y1, x2, y2) = region
         image = lax.dynamic_index_in_dim(data, jnp.clip(row, 0, rows - 1), 0, keepdims=False)
         top, bottom = _bins(y1, y2, attrs.pooled_size[0], height)

@@ -1,18 +1,22 @@
 """Row layouts: which elements of an intermediate array belong to which row (example) of the batch.
 
 jfit pads incomplete batches with rows of weight 0, and computes the same numbers on any number of devices.  For that, some
-operators work row by row: a head multiplies the gradient of each row by its weight, BatchNorm excludes padding rows from its
-statistics, and Dropout draws the mask of a row from a key that depends on the row's position in the global batch.  Their
-inputs, however, may have passed through reshapes and transposes, so that the rows are no longer axis 0.
+operators work row by row: an output head (an operator with its own gradient, such as SoftmaxOutput) multiplies the gradient of
+each row by its weight, BatchNorm excludes padding rows from its statistics, and Dropout draws the mask of a row from a key that
+depends on the row's position in the global batch.  Their inputs, however, may have passed through reshapes and transposes, so
+that the rows are no longer axis 0.
 
-The lowering therefore tracks a layout along with every array of the graph.  It is one of
+The lowering therefore tracks the row layout of every array of the graph, which is one of
 
-- a `RowLayout`: one axis of the array is indexed by the rows, possibly merged with other axes;
+- a `RowLayout`: one axis of the array is indexed by the rows, possibly merged with other axes by a reshape: the axis has size
+  before * size * after, where `size` is the number of rows and `before` and `after` are the sizes merged in front of and behind
+  the rows (1 if there are none);
 - `None`: the array does not depend on the batch (a parameter, a constant);
 - `LOST`: the array depends on the batch, but none of its axes is indexed by the rows any more (such as a sum over the batch).
   This is no error until an operator needs the rows of the array; then it raises `RowsLost`.
 
-Each operator record has a row rule, `Op.rows`, from the layouts of the inputs to those of the outputs.
+Each operator record has a function `Op.rows` (see `RowsRule`) that computes the layouts of the outputs from
+those of the inputs.
 
 >>> merged = RowLayout(axis=0, before=1, size=4, after=3)  # shape (12, 5): 4 rows, each with 3 consecutive entries of axis 0
 >>> reshape_rows(merged, (12, 5), (4, 3, 5))               # split again: the rows are axis 0
@@ -54,11 +58,11 @@ class RowLayout(NamedTuple):
 
 
 class RowsLost(ValueError):
-    """An operator needs the rows of an array whose row layout is LOST."""
+    """Raised if an operator needs the batch rows of an array in which they cannot be distinguished any more (layout LOST)."""
 
 
 class _Lost:
-    """Type of LOST: the array depends on the batch, but none of its axes is indexed by the rows."""
+    """Type of `LOST`, the layout of an array that depends on the batch but has no axis that is indexed by the rows."""
 
     def __repr__(self) -> str:
         return "LOST"
@@ -72,13 +76,16 @@ RowsRule = Callable[[Any, Sequence[MaybeLayout], Sequence[ShapeT], Sequence[Shap
 
 
 def broadcast_weight(weight: Array, rows: RowLayout, ndim: int) -> Array:
-    """Reshape row weights (size,) to broadcast against an array of `ndim` axes with this layout."""
+    """Reshape row weights (batch,) to broadcast against an array of `ndim` axes with the layout `rows`."""
     full = jnp.tile(jnp.repeat(weight, rows.after), rows.before)  # (before * size * after,)
     return full.reshape([-1 if k == rows.axis else 1 for k in range(ndim)])
 
 
 def elementwise_rows(attrs, rows, shapes, outs):
-    """Row rule of broadcasting: outputs have the layout that all inputs share, with axes aligned from the right, else LOST."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the inputs, whose axes are aligned from the right; LOST (they cannot be distinguished any more) if the inputs differ.
+    """
     common: MaybeLayout = None
     for r, shape in zip(rows, shapes, strict=True):
         if r is LOST:
@@ -95,7 +102,10 @@ def elementwise_rows(attrs, rows, shapes, outs):
 
 
 def first_rows(attrs, rows, shapes, outs):
-    """Row rule: every output has the layout of the first input, LOST where that axis changed its size."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the first input; LOST (they cannot be distinguished any more) if their axis has another size in the output.
+    """
     first = rows[0]
     if any(r is not None for r in rows[1:]) and first is None:
         return [LOST] * len(outs)
@@ -106,7 +116,7 @@ def first_rows(attrs, rows, shapes, outs):
 
 
 def reshape_rows(rows: MaybeLayout, shape: ShapeT, out: ShapeT) -> MaybeLayout:
-    """Return the row layout after a reshape (C order) from `shape` to `out`; LOST if no axis of `out` has the rows."""
+    """Return where the batch rows are after a reshape (C order) from `shape` to `out` (`RowLayout`); LOST: on no one axis."""
     if not isinstance(rows, RowLayout):
         return rows
     if out[: rows.axis + 1] == shape[: rows.axis + 1]:
@@ -124,10 +134,13 @@ def reshape_rows(rows: MaybeLayout, shape: ShapeT, out: ShapeT) -> MaybeLayout:
 
 
 def lost_rows(attrs, rows, shapes, outs):
-    """Row rule of operators that mix rows (reductions over the batch, reorderings): LOST if an input depends on the batch."""
+    """Return the `RowLayout` of outputs in which batch rows are mixed, such as a sum over the batch.
+
+    It is LOST (the rows cannot be distinguished any more) if an input depends on the batch, else None.
+    """
     return [LOST if any(r is not None for r in rows) else None] * len(outs)
 
 
 def no_rows(attrs, rows, shapes, outs):
-    """Row rule of outputs that do not depend on the batch (constants): None."""
+    """Return None for each output: the layout of outputs that do not depend on the batch and have no batch rows (constants)."""
     return [None] * len(outs)

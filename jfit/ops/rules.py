@@ -1,7 +1,7 @@
-"""Shape, dtype and row rules that several operator families share.
+"""Functions shared by operator families that infer shapes and dtypes and track the batch axis.
 
-In shape inference a size of 0 is unknown, and the shape None has unknown rank.  Row rules map the row layouts of an operator's
-inputs to those of its outputs; `jfit.ops.rows` defines them.
+In shape inference a size of 0 is unknown, and the shape None has unknown rank.  Functions named `*_rows`
+compute the `RowLayout` of each output (where its batch rows are) from those of the inputs; see `jfit.ops.rows`.
 
 >>> size_of((2, 3, 4)), size_of((2, 0, 4))
 (24, 0)
@@ -41,13 +41,16 @@ def fill_unknown(shape: MaybeShape, other: MaybeShape) -> MaybeShape:
 
 
 def need_rank(op: str, shape: Shape, least: int, why: str) -> None:
-    """Raise a ValueError if data has fewer than `least` axes."""
+    """Raise a ValueError if data has fewer than `least` axes; `op` (operator) and `why` are parts of the message."""
     if len(shape) < least:
         raise ValueError(f"{op}: data has shape {shape}, expected at least {least} axes ({why}); reshape the data")
 
 
 def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Row rule: rows on axis 0 of the first input are on axis 0 of every output; rows on any other axis become LOST."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    On axis 0, as in the first input; LOST (they cannot be distinguished any more) if they are on another axis of it.
+    """
     first = rows[0]
     if any(r is not None for r in rows[1:]):
         return [LOST] * len(outs)
@@ -58,12 +61,19 @@ def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Seque
 
 
 def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Row rule: outputs have rows on axis 0 if all batch-dependent inputs have the same rows there, else LOST."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    On axis 0 if all inputs that depend on the batch have them there, else LOST (they cannot be distinguished any more).
+    """
     return batch_rows(attrs, [common_rows(rows)], shapes, outs)
 
 
 def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Row rule of operators that mix the entries of one axis (softmax): rows on `axis` become LOST, others are unchanged."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the first input, or LOST (they cannot be distinguished any more) if they are on `axis`, whose entries are mixed (as by
+    a softmax).
+    """
     first = rows[0]
     mixed = isinstance(first, RowLayout) and first.axis == axis % len(shapes[0])
     if mixed or (first is None and any(r is not None for r in rows[1:])):
@@ -72,12 +82,12 @@ def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequ
 
 
 def label_types(attrs: Attrs, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule of heads: outputs have the dtype of data; a label may have any dtype, and gets that of data if unknown."""
+    """Infer dtypes: outputs have the dtype of data; a label may have any dtype, and if unknown has that of data."""
     return [ins[0], *(ins[0] if t is None else t for t in ins[1:])], [ins[0]]
 
 
 def cast_types(attrs: Attrs, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: the output has the dtype named by the attribute `dtype`, or that of data if it is None."""
+    """Infer dtypes: the output has the dtype named by the attribute `dtype`, or that of data if the attribute is None."""
     return list(ins), [ins[0] if attrs.dtype is None else DTYPES[attrs.dtype]]
 
 
@@ -122,7 +132,7 @@ def unify(shapes: Sequence[MaybeShape], why: str = "the operator works element b
 
 
 def same_shape(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeShape]) -> list[MaybeShape]:
-    """Shape rule: all inputs have the shape of the output."""
+    """Infer input shapes: all inputs have the shape of the output."""
     return [unify([*ins, *outs])] * len(ins)
 
 
@@ -137,22 +147,22 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def dtype_attr_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: the output has the dtype named by the attribute `dtype`, the inputs may have any."""
+    """Infer dtypes: the output has the dtype named by the attribute `dtype`, the inputs may have any dtype."""
     return ins, [DTYPES[attrs.dtype]]
 
 
 def first_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Dtype rule: the output has the dtype of the first input; the other inputs (indices, lengths) may have any."""
+    """Infer dtypes: the output has the dtype of the first input; the other inputs (indices, lengths) may have any dtype."""
     return ins, [ins[0]]
 
 
 def insert_axis(rows: MaybeLayout, axis: int) -> MaybeLayout:
-    """Return the row layout after a new axis was inserted at position `axis`."""
+    """Return where the batch rows are (`RowLayout`) after a new axis was inserted at position `axis`."""
     return rows._replace(axis=rows.axis + (axis <= rows.axis)) if isinstance(rows, RowLayout) else rows
 
 
 def drop_axes(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) -> MaybeLayout:
-    """Return the row layout after a reduction over `axes` (none negative); LOST if the rows were on one of them."""
+    """Return where the batch rows are (`RowLayout`) after a reduction over `axes` (>= 0); LOST if they were on one of them."""
     if not isinstance(rows, RowLayout):
         return rows
     if rows.axis in axes:
@@ -161,13 +171,19 @@ def drop_axes(rows: MaybeLayout, axes: Sequence[int], keepdims: bool = False) ->
 
 
 def common_rows(rows: Sequence[MaybeLayout]) -> MaybeLayout:
-    """Return the layout that all batch-dependent inputs share, LOST if they differ, None if no input depends on the batch."""
+    """Return where the batch rows are (`RowLayout`) in all inputs that depend on the batch.
+
+    LOST (they cannot be distinguished any more) if the inputs differ; None if no input depends on the batch.
+    """
     layouts = [r for r in rows if r is not None]
     return None if not layouts else layouts[0] if all(r == layouts[0] for r in layouts) else LOST
 
 
 def same_size_rows(attrs, rows, shapes, outs):
-    """Row rule: outputs have the rows of the first input if the axis with the rows kept its size, else LOST."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the first input if the output has the same size on their axis, else LOST (they cannot be distinguished any more).
+    """
     first = rows[0]
     if not isinstance(first, RowLayout):
         return [first] * len(outs)

@@ -13,12 +13,12 @@ from jfit.ops.rules import accumulating, batch_rows, shared_batch_rows
 
 
 def _even(count: int) -> np.ndarray:
-    """`count` evenly spaced coordinates from -1 to 1, computed in float64 and rounded once to float32."""
+    """Return `count` evenly spaced coordinates from -1 to 1, computed in float64 and rounded once to float32."""
     return (-1.0 + np.arange(count) * 2.0 / max(count - 1, 1)).astype(np.float32)
 
 
 def _even_by_steps(count: int) -> np.ndarray:
-    """`count` evenly spaced coordinates from -1 to 1, as multiples of a step rounded to float32."""
+    """Return `count` evenly spaced coordinates from -1 to 1, as multiples of a step rounded to float32."""
     return np.float32(-1) + np.arange(count, dtype=np.float32) * np.float32(2.0 / max(count - 1, 1))
 
 
@@ -33,7 +33,7 @@ def _affine_grid(op: str, theta: Array, y_target: np.ndarray, x_target: np.ndarr
     """Sampling grid (rows, 2, height, width): theta (rows, 6) as 2 x 3 matrices times (x, y, 1) for all target coordinates.
 
     Each operator passes coordinates rounded as MXNet rounds them for it (`_even`, `_even_by_steps`): whether a coordinate is
-    exactly on a pixel or just beside it decides which neighbours enter the gradient.
+    exactly on a pixel or next to it decides which neighbours enter the gradient.
     """
     if theta.ndim != 2 or theta.shape[1] != 6:
         raise ValueError(f"{op}: the affine matrices have shape {theta.shape}, expected (rows, 6); reshape them")

@@ -39,7 +39,7 @@ def _concat_shapes(attrs, ins, outs):
 
 
 def _weight_shapes(attrs, ins, outs):
-    """Shape rule of `_rnn_param_concat`: several unknown sizes are equal (the input weights of both directions)."""
+    """Infer input shapes of `_rnn_param_concat`, where all unknown sizes are equal (the input weights of both directions)."""
     filled = _concat_shapes(attrs, ins, outs)
     if outs[0] is None or any(s is None for s in filled):
         return filled
@@ -148,7 +148,7 @@ def slice_channel(ctx, attrs, data):
 
 
 def slices(attrs: Any, ndim: int) -> tuple[slice, ...]:
-    """The attributes begin, end and step as Python slices, one for each of the leading axes."""
+    """Convert the attributes begin, end and step to Python slices, one for each of the leading axes."""
     begin, end = attrs.begin, attrs.end
     if len(begin) != len(end) or len(begin) > ndim:
         raise ValueError(f"begin {begin} and end {end} must have equal lengths, at most {ndim}, the data's number of axes")

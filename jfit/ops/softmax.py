@@ -1,4 +1,4 @@
-"""softmax, log_softmax, softmin, SoftmaxActivation, softmax_cross_entropy: operators with ordinary gradients, not heads."""
+"""softmax, log_softmax, softmin, SoftmaxActivation, softmax_cross_entropy: operators that JAX differentiates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _axis_rows(attrs, rows, shapes, outs):
 
 
 def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
-    """f(data / temperature) along the axis; entries from index `length` on are excluded, and 0 in the result."""
+    """Return f(data / temperature) along the axis; entries from index `length` on are excluded, and 0 in the result."""
     axis = normalize_axis(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     if attrs.temperature not in (None, 1.0):

@@ -17,12 +17,12 @@ ORDER_DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
 
 
 def _flat_if_no_axis(attrs: Any, data: Array) -> tuple[Array, int]:
-    """(data, axis to sort along); without an axis the data is flattened."""
+    """Return (data, axis to sort along); without the attribute `axis` the data is flattened."""
     return (data.reshape(-1), 0) if attrs.axis is None else (data, normalize_axis(attrs.axis, data.ndim))
 
 
 def _order(data: Array, axis: int, ascending: bool) -> Array:
-    """Indices that sort the entries; stable in both directions."""
+    """Return the indices that sort the entries; equal entries keep their order, ascending or descending."""
     if ascending:
         return jnp.argsort(data, axis, stable=True)
     size = data.shape[axis]
@@ -30,7 +30,10 @@ def _order(data: Array, axis: int, ascending: bool) -> Array:
 
 
 def _order_rows(attrs, rows, shapes, outs):
-    """Row rule: sorting along the batch axis loses the rows; along another axis each row is sorted separately."""
+    """Return where the batch rows are in the outputs (`RowLayout`).
+
+    As in the data, or LOST (they cannot be distinguished any more) if the sort is along their axis.
+    """
     first = rows[0]
     mixed = isinstance(first, RowLayout) and (attrs.axis is None or normalize_axis(attrs.axis, len(shapes[0])) == first.axis)
     return [LOST if mixed else first] * len(outs)

@@ -79,7 +79,7 @@ class Positioned(DataIter):
         return self._current()[1]
 
     def getindex(self) -> np.ndarray:
-        """Row indices of the current batch in the file (or in its part, with `num_parts`), (batch_size,)."""
+        """Row indices of the current batch in the file, or in the part of it that `part_index` selects, (batch_size,)."""
         return self._current()[2]
 
     def getpad(self) -> int:
@@ -119,7 +119,7 @@ class FileIter(Positioned):
         self._begin()
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        """Convert the columns returned by the readers to (data arrays, label arrays)."""
+        """Convert the columns of a batch that the readers returned to (data arrays, label arrays); subclasses override it."""
         raise NotImplementedError
 
     @property

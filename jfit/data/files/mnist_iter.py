@@ -95,7 +95,9 @@ def mnist_order(count: int, seed: int) -> np.ndarray:
     draws = itertools.chain.from_iterable(twister.random_raw(1024).tolist() for _ in itertools.count())
     order = list(range(count))
     for k in range(1, count):
-        share = (2**32 - 1) // (k + 1)  # number of draws that map to each of k + 1 places; draws beyond are rejected
+        # As libstdc++ does, whose generator has the range max - min = 2**32 - 1: `share` draws map to each of the k + 1 places,
+        # and draws from share * (k + 1) on are rejected.
+        share = (2**32 - 1) // (k + 1)
         at = next(draw for draw in draws if draw < share * (k + 1)) // share
         order[k], order[at] = order[at], order[k]
     return np.array(order, np.int64)

@@ -115,7 +115,7 @@ def _means_infinity(word: bytes, dtype: np.dtype[Any]) -> bool:
 
 
 def _wrong_cell(text: bytes, columns: int, otherwise: str) -> WrongText:
-    """Build the error for the first wrong line or cell; with the message `otherwise` if there is none."""
+    """Build the error for the first wrong line or cell of a table; its message is `otherwise` if none is wrong."""
     for number, line in enumerate(text.splitlines()):
         cells = line.split(b",")
         if not line.strip():
@@ -183,7 +183,7 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
     first = np.concatenate([[True], line[1:] != line[:-1]])
     if (colons != ~first).any():
         raise _wrong_word(text)
-    # Numbers are separated by whitespace and by colons.
+    # Numbers are separated by whitespace or by a colon: one also ends at each colon, and the next one starts after it.
     where = _merged(starts, colon + 1), _merged(ends, colon)
     numbers = decimals(text, *where)
     if numbers is None:
@@ -215,7 +215,7 @@ def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _wrong_word(text: bytes) -> WrongText:
-    """Build the error for the first wrong word."""
+    """Build the error for the first wrong word of LibSVM lines."""
     remedy = "write lines as `label index:value index:value`, with indices from 0."
     for number, line in enumerate(text.split(b"\n")):
         for k, word in enumerate(line.split()):

@@ -53,7 +53,7 @@ def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: st
     except Exception as error:  # Pillow raises many kinds of exceptions for a malformed header
         content_text = f"{len(content)} bytes that begin with {bytes(content[:8])!r}"
         problem = f"{content_text} are no image that Pillow can open ({type(error).__name__})"
-        raise FormatError(path, where, problem, "the record is damaged or not an image: pack it again.") from None
+        raise FormatError(path, where, problem, "replace the image, or create the record file again.") from None
     if image.width * image.height > MOST_PIXELS:
         problem = f"the image has {image.width} x {image.height} pixels, expected at most {MOST_PIXELS}"
         raise FormatError(path, where, problem, "make the image smaller.")
@@ -90,7 +90,7 @@ def pixels(image: Any, mode: str | None, path: str | os.PathLike[str] = "image",
         return image if image.mode == mode else image.convert(mode)
     except Exception as error:
         problem = f"the image cannot be decoded ({type(error).__name__}: {error})"
-        raise FormatError(path, where, problem, "it is damaged or truncated: pack it again.") from None
+        raise FormatError(path, where, problem, "replace the image, or create the record file again.") from None
 
 
 def decode(

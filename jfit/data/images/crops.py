@@ -43,7 +43,7 @@ def interpolation(interp: int, old: tuple[int, int], new: tuple[int, int], drawn
 
 
 def short_size(width: int, height: int, size: int) -> tuple[int, int]:
-    """(width, height) scaled so that the shorter side is `size`; the longer side is rounded down.
+    """Return (width, height) scaled so that the shorter side is `size`; the longer side is rounded down.
 
     Example:
         >>> short_size(640, 480, 256)
@@ -75,7 +75,7 @@ def scale_down(source: tuple[float, float], size: tuple[float, float]) -> tuple[
 
 
 def center_box(source: tuple[int, int], size: tuple[int, int]) -> Box:
-    """Box of a center crop; a crop larger than the image is scaled down by `scale_down`.
+    """Return the box of a center crop; a crop larger than the image is scaled down by `scale_down`.
 
     Example:
         >>> center_box((24, 20), (16, 16))

@@ -198,7 +198,7 @@ class ImageRecords(WholeBatches):
         return {**self.__dict__, "_pool": None, "_decoder": None, "current_batch": None}
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Row indices in the reading order of an epoch."""
+        """Return the row indices in the reading order of an epoch."""
         if not self.shuffle:
             return self.rows
         if epoch not in self._orders:
@@ -208,7 +208,7 @@ class ImageRecords(WholeBatches):
         return self._orders[epoch]
 
     def _numbers(self, epoch: int, position: int) -> tuple[np.ndarray, int]:
-        """Row indices of a batch, and the number of padding rows at its end."""
+        """Return (row indices of a batch, number of padding rows at its end)."""
         order = self._order(epoch)
         places = np.arange(position * self.batch_size, (position + 1) * self.batch_size)
         return order[places % len(order)], max(0, int(places[-1]) + 1 - len(order))
@@ -244,7 +244,7 @@ class ImageRecords(WholeBatches):
             raise
 
     def _after(self, epoch: int, position: int, batches: int) -> tuple[int, int]:
-        """The position n batches ahead."""
+        """Return the (epoch, position) that is `batches` batches ahead."""
         at = epoch * self.num_batches + position + batches
         return divmod(at, self.num_batches)
 
@@ -262,7 +262,7 @@ def _index(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def _part(rows: int, part: int, parts: int) -> np.ndarray:
-    """Row indices of one part; the first `rows % parts` parts have one row more."""
+    """Return the row indices of one part; the first `rows % parts` parts have one row more."""
     if not 0 <= part < parts:
         raise ValueError(f"part_index is {part}, num_parts {parts}; expected 0 <= part_index < num_parts.")
     whole, rest = divmod(rows, parts)

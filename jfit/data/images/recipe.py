@@ -128,7 +128,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
 
 
 def random_numbers(seed: int, epoch: int, row: int) -> np.random.Generator:
-    """Random generator for the augmentation of one row in one epoch.
+    """Create the random generator for the augmentation of one row in one epoch.
 
     Example:
         >>> random_numbers(1, 2, 3).random() == random_numbers(1, 2, 3).random()
@@ -138,7 +138,7 @@ def random_numbers(seed: int, epoch: int, row: int) -> np.random.Generator:
 
 
 def is_random(recipe: Recipe) -> bool:
-    """Whether a recipe has random augmentations."""
+    """Return whether a recipe has random augmentations."""
     fields = ("rand_crop", "random_resized_crop", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise")
     ranges = recipe.min_random_scale != recipe.max_random_scale or recipe.min_crop_size != recipe.max_crop_size
     fields += ("max_random_contrast", "max_random_illumination")
@@ -296,7 +296,7 @@ def _color_jitter(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | 
 
 
 def _affine(recipe: Recipe, rng: np.random.Generator | None) -> tuple[list[np.float32], list[np.float32]]:
-    """Factor and offset per channel so that ((x - mean) · c + i) · scale / std = x · factor + offset."""
+    """Return (factors, offsets) per channel so that ((x - mean) · c + i) · scale / std = x · factor + offset, see `Recipe`."""
     shift, factor = 0.0, 1.0
     if rng is not None and (recipe.max_random_contrast or recipe.max_random_illumination):
         factor += rng.uniform(-recipe.max_random_contrast, recipe.max_random_contrast)

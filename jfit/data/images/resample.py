@@ -64,7 +64,7 @@ def resample(
 
 
 def reach(old: tuple[int, int], size: tuple[int, int], kind: int, box: Box) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of the region of the old image that a box of the resized image depends on.
+    """Return (left, top, right, bottom) of the region of the old image that a box of the resized image depends on.
 
     Example:
         >>> reach((10, 10), (5, 5), LINEAR, (1, 0, 2, 5))
@@ -82,7 +82,7 @@ def _kind(old: tuple[int, int], size: tuple[int, int], kind: int) -> int:
 
 
 def _mixed(image: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:
-    """Σₖ weights[:, k] · image[places[:, k]] along an axis, float32."""
+    """Return Σₖ weights[:, k] · image[places[:, k]] along an axis, float32."""
     if places.shape[1] == 2:  # a + (b - a) · w has one product less
         out = image.take(places[:, 0], axis).astype(np.float32, copy=False)
         step = image.take(places[:, 1], axis) - out
@@ -97,7 +97,7 @@ def _mixed(image: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int
 
 @functools.lru_cache(maxsize=256)
 def _taps(old: int, new: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-    """Old indices (new, taps) and weights (new, taps) float32 of the new pixels along one axis."""
+    """Return (old indices, weights float32), both (new, taps): the old pixels that each new pixel of an axis is the sum of."""
     scale, number = old / new, np.arange(new)
     if kind == NEAREST:
         places, weights = np.floor(number * scale)[:, None], np.ones((new, 1))
@@ -118,7 +118,7 @@ def _taps(old: int, new: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _areas(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """Old indices and weights for AREA: the overlap of each old pixel with a new one."""
+    """Return old indices and weights for AREA: the overlap of each old pixel with a new one."""
     scale = old / new
     low = np.arange(new)[:, None] * scale
     high = np.minimum(low + scale, old)

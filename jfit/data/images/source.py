@@ -75,7 +75,7 @@ class RowDecoder:
     def _label(self, header: Any, where: str) -> Any:
         if self._labels is not None:
             if header.id not in self._labels:
-                problem = f"the image list {self.job.list_path} has no line for it"
+                problem = f"the image list {self.job.list_path} has no line for this id"
                 raise FormatError(self.job.path, where, problem, "pass the list that the records were packed from.")
             return self._labels[header.id][0]
         width = self.job.label_width
