@@ -200,7 +200,7 @@ def test_a_loop_that_never_runs_gives_zeros_and_its_first_values():
 
 def test_errors_describe_the_problem():
     x, s = sym.Variable("x"), sym.Variable("s")
-    with pytest.raises(GraphError, match="with another nesting"):
+    with pytest.raises(GraphError, match="nested lists of another structure"):
         sym.contrib.foreach(lambda x, s: (x, [s[0], s[0]]), x, [s])
     with pytest.raises(GraphError, match=r"does not use <Symbol s>"):
         sym.contrib.foreach(lambda x, s: (x, [x]), x, [s])

@@ -54,7 +54,7 @@ class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
 
     @staticmethod
     def get_list(shapes, types=None) -> list[DataDesc]:
-        """Build a list of `DataDesc` from (name, shape) pairs and, optionally, (name, dtype) pairs."""
+        """Build a list of `DataDesc` from `shapes`, (name, shape) pairs, and optionally `types`, (name, dtype) pairs."""
         dtypes = dict(types or ())
         return [DataDesc(s[0], s[1], dtypes.get(s[0], np.float32)) if types else DataDesc(s[0], s[1]) for s in shapes]
 

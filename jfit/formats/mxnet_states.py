@@ -235,7 +235,7 @@ def dump_states(
 
 
 def _on_host(states: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert all arrays to host arrays, with one transfer from the devices."""
+    """Convert all arrays in optimizer states to host arrays, with one transfer from the devices."""
     leaves = iter(to_host(_leaves(states)))
 
     def rebuilt(state: Any, where: str) -> Any:

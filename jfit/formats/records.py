@@ -212,7 +212,8 @@ class RecordReader:
     def _part(self, start: int, keep: bool, first: bool = True) -> tuple[int, bytes]:
         """Read the part at the current position and return its kind and bytes; on an error, go back to `start`.
 
-        start: byte offset of the record.  keep: False: skip the bytes and return b"".  first: whether the part must start a record.
+        start: byte offset of the record.  keep: False: skip the bytes and return b"".  first: whether the part is the first one
+        of the record.
         """
         where, left = f"byte {self._at} (record at byte {start})", self.size - self._at
         if left < _HEAD.size:

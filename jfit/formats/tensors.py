@@ -253,7 +253,10 @@ def _is_size(value: Any) -> bool:
 
 
 def _check_cover(path: Any, entries: list[_Entry], present: int) -> None:
-    """Check that the tensors cover the data without gaps or overlaps (else a small file could define many huge arrays)."""
+    """Check that the tensors cover the `present` bytes of data without gaps or overlaps.
+
+    Otherwise a small file could define many huge arrays.
+    """
     end = 0
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
         if entry.start != end:

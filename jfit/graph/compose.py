@@ -195,7 +195,7 @@ def apply_op(
 
 
 def _check_counts(node: Node) -> None:
-    """Raise if an attribute gives an absurd number of inputs or outputs, before lists of that many names are created."""
+    """Raise if an attribute demands an absurd number of inputs or outputs, before lists of that many names are created."""
     assert node.op is not None
     for key in (*OUTPUT_COUNTS, node.op.variadic or ""):
         count = node.params.get(key)

@@ -48,7 +48,7 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
         outs, new = body(nested(arguments[:count], form), nested(arguments[count:], state_form))
         (flat, out_form), (flat_new, new_form) = _flat(outs), _flat(new)
         if new_form != state_form:
-            raise GraphError(f"foreach {name!r}: the body returns states with another nesting than init_states")
+            raise GraphError(f"foreach {name!r}: the body returns states in nested lists of another structure than init_states")
         return flat, flat_new, out_form
 
     step, out_form = _compose_body(name, [*items, *states], compose, cls, separate_states=True)
@@ -180,7 +180,7 @@ class _Body(NamedTuple):
     count: int  # number of outputs before the loop states
 
     def source(self, name: str, cls: type[Symbol]) -> Symbol:
-        """Return the input of the loop node for a variable of the body: the output that it replaces, else a variable `name`."""
+        """Return the input of the loop node for a variable of the body, a `cls`: the output it replaces, or a variable."""
         if name in self.outer:
             return cls([self.outer[name]])
         inside = next(n for n in self.graph.nodes() if n.op is None and n.name == name)

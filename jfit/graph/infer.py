@@ -251,7 +251,10 @@ def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: N
 
 
 def _infer_outputs(node: Node, known: Known, types: Known, provisional: set[tuple[int, int]]) -> None:
-    """Infer output shapes by tracing the operator's function, if the ranks of all inputs are known."""
+    """Infer output shapes by tracing the operator's function, if the ranks of all inputs are known; merge them into `known`.
+
+    `types` are the inferred dtypes.  Shapes from inputs with unknown sizes are added to `provisional`: later ones replace them.
+    """
     assert node.op is not None
     if node.op.shapes is not None:
         return  # `_fill` has already inferred the outputs of loops and branches
@@ -341,7 +344,7 @@ def _node_dtypes(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any]
 
 # ------------------------------------------------------------------------------------------------ bodies of loops and branches
 class _Body(Subgraph):
-    """A subgraph with inference by position, for the shape and dtype rules of loops and branches."""
+    """A subgraph with inference by position, for the functions that infer shapes and dtypes of loops and branches."""
 
     __slots__ = ()
 

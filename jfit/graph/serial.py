@@ -311,7 +311,7 @@ def _check_reference(item: Any, where: str) -> None:
 
 
 def _check_count(op: Any, key: str, attrs: dict[str, str], where: str) -> None:
-    """Raise if an attribute gives more than MAX_OUTPUTS outputs, before a list of their names is created."""
+    """Raise if the attribute `key` demands more than MAX_OUTPUTS outputs, before a list of their names is created."""
     if key not in op.attrs or key not in attrs or key == op.variadic:
         return
     try:
@@ -388,8 +388,8 @@ class _Reader:
     def _completed(self, node: Node, where: str) -> Node:
         """Add variables for the last inputs of a node that the file does not list.
 
-        These are auxiliary states and, in files from before MXNet 0.9, any other inputs.  `where` is the node's place in the file,
-        for the error message.
+        These are auxiliary states and, in files from before MXNet 0.9, any other inputs.  `where` is the node's place in the
+        file, for the error message.
         """
         op = node.op
         assert op is not None
@@ -415,7 +415,7 @@ class _Reader:
                     self.ignored[op.name, key] += 1
 
     def entry(self, item: list[int], where: str) -> Entry:
-        """Return the output of an earlier node for a reference [node, output] or [node, output, version] in the file."""
+        """Return the output of an earlier node for a reference [node, output(, version)] in the file; `where` is its place."""
         at, index = item[0], item[1]
         if not 0 <= at < len(self.nodes):
             _fail(where, f"refers to node {_short(at)}, but only the {len(self.nodes)} earlier nodes may be used")

@@ -276,7 +276,10 @@ def _raise_missing(node: Node, inputs: Inputs, where: str = "") -> Any:
 def _run(
     node: Node, params: Attrs, ins: Sequence[Value | None], base: Ctx, key: Array | None, policy: Policy | None
 ) -> tuple[list[Value], Aux]:
-    """Run one node; returns (its outputs, the new auxiliary states by name)."""
+    """Run one node; returns (its outputs, the new auxiliary states by name).
+
+    `params` are the parsed attributes, `ins` the inputs, `base` is the context without the fields that differ between nodes.
+    """
     op = node.op
     assert op is not None
     last = _runs_channels_last(op, node, ins)
@@ -292,13 +295,13 @@ def _run(
     if node.subgraphs:
         params = Attrs({**params, "graphs": tuple(_body_function(g, policy) for g in node.subgraphs)})
     result = _call(node, op, ctx, params, arrays)
-    outputs, extra = result if op.aux or node.subgraphs else (result, ())  # extra: new auxiliary states, or row layouts
+    outputs, extra = result if op.aux or node.subgraphs else (result, ())  # extra: new auxiliary states, or RowLayouts
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     if policy and op.family == "create":
         outputs = tuple(policy.cast(o) for o in outputs)
     values = [Value(o, None, last and o.ndim == 4 and (i == 0 or op.layout == "any")) for i, o in enumerate(outputs)]
     shapes = [() if v is None else v.shape for v in ins]
-    if node.subgraphs:  # the row layouts of loops and branches depend on their bodies: the operator returns them
+    if node.subgraphs:  # where the batch rows are depends on the bodies: loops and branches return it
         return [v._replace(rows=r) for v, r in zip(values, extra, strict=True)], {}
     layouts = op.rows(params, ctx.rows, shapes, [v.shape for v in values])
     names = [e.node.name for e in node.inputs[node.num_inputs :]]

@@ -103,8 +103,8 @@ def selfatt_qk(ctx, attrs, projections):
 def selfatt_valatt(ctx, attrs, projections, attention):
     """y = attention V, heads concatenated on the last axis; V is the value part of queries_keys_values.
 
-    queries_keys_values: (time, batch, heads * 3 * size), with query, key and value of each head side by side; attention: (batch
-        * heads, time, time); y: (time, batch, heads * size).
+    queries_keys_values: (time, batch, heads * 3 * size), with query, key and value of each head side by side.
+    attention: (batch * heads, time, time).  y: (time, batch, heads * size).
     """
     return _attended(attrs, _heads(attrs, projections, 3)[2], attention)
 
@@ -113,8 +113,8 @@ def selfatt_valatt(ctx, attrs, projections, attention):
 def encdec_qk(ctx, attrs, queries, keys_values):
     """y = Q Kᵀ / √(head size) for each sequence and head; K is the key part of keys_values.
 
-    queries: (query time, batch, heads * size); keys_values: (key time, batch, heads * 2 * size), with key and value of each
-        head side by side; y: (batch * heads, query time, key time).
+    queries: (query time, batch, heads * size).  keys_values: (key time, batch, heads * 2 * size), with key and value of each
+    head side by side.  y: (batch * heads, query time, key time).
     """
     (split_queries,), (keys, _) = _heads(attrs, queries, 1), _heads(attrs, keys_values, 2)
     return _scores(split_queries, keys, queries.dtype)
@@ -124,7 +124,7 @@ def encdec_qk(ctx, attrs, queries, keys_values):
 def encdec_valatt(ctx, attrs, keys_values, attention):
     """y = attention V, heads concatenated on the last axis; V is the value part of keys_values.
 
-    keys_values: (key time, batch, heads * 2 * size), with key and value of each head side by side; attention: (batch * heads,
-    query time, key time); y: (query time, batch, heads * size).
+    keys_values: (key time, batch, heads * 2 * size), with key and value of each head side by side.
+    attention: (batch * heads, query time, key time).  y: (query time, batch, heads * size).
     """
     return _attended(attrs, _heads(attrs, keys_values, 2)[1], attention)

@@ -79,7 +79,7 @@ class Ctx:
         return broadcast_weight(self.weight, rows, ndim)
 
     def row_mask(self, ndim: int, which: int = 0) -> Array | None:
-        """Return 1.0 for rows with positive weight and 0.0 for the others, shaped like `row_weight`."""
+        """Return 1.0 for rows with positive weight and 0.0 for the others; arguments and shape as for `row_weight`."""
         weight = self.row_weight(ndim, which)
         return None if weight is None else (weight > 0).astype(jnp.float32)
 

@@ -1,8 +1,9 @@
 """Control flow operators: loops (`_foreach`, `_while_loop`) and branches (`_cond`) whose bodies are subgraphs.
 
 The bodies of a node are `attrs.graphs`, a tuple of subgraphs that infer shapes and dtypes.  In a lowered graph each is also a
-function `graph(ctx, arrays, rows) -> (outputs, row layouts of the outputs)`.  Attributes such as `in_data_locs` map the inputs
-of a body to those of the node: they are lists of positions, the same as in MXNet's symbol.json.
+function `graph(ctx, arrays, rows) -> (outputs, their RowLayouts)`, where a `RowLayout` says where the batch rows are.
+Attributes such as `in_data_locs` map the inputs of a body to those of the node: they are lists of positions, the same as in
+MXNet's symbol.json.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.ops.rules import unify
 
 Shapes = list[MaybeShape]
-# a lowered body: (context, arrays, their row layouts) -> (outputs, their row layouts)
+# a lowered body: (context, inputs, their layouts) -> (outputs, their layouts); a layout says where the batch rows are
 Body = Callable[[Ctx, Sequence[Array], Sequence[MaybeLayout]], tuple[tuple[Array, ...], tuple[MaybeLayout, ...]]]
 
 
@@ -59,8 +60,8 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
 def _body_shapes(graph: Any, locs: Sequence[int], ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     """Infer the shapes of (all inputs of the node, the outputs of a body).
 
-    The body takes the inputs at the positions `locs`.  `ins` are the known shapes of the node's inputs, `outs` those of the
-    body's outputs.
+    The body `graph` takes the inputs at the positions `locs`.  `ins` are the known shapes of the node's inputs, `outs` those of
+    the body's outputs.
     """
     body_ins, body_outs = graph.shapes([ins[at] for at in locs], outs)
     ins = list(ins)
@@ -84,7 +85,7 @@ def _at_step(ctx: Ctx, step: Array) -> Ctx:
 
 
 def _rows_of(graph: Body, ctx: Ctx, arrays: Sequence[Any], rows: Sequence[MaybeLayout]) -> list[MaybeLayout]:
-    """Return where the batch rows are in the outputs of a body (`RowLayout`s), by tracing it abstractly."""
+    """Return where the batch rows are in the outputs of the body `graph` (`RowLayout`s), by tracing it."""
     layouts: list[MaybeLayout] = []
 
     def run(*values: Array) -> tuple[Array, ...]:

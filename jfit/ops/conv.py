@@ -55,7 +55,7 @@ def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
 
 
 def _weight_shape(layout: str, first: int, second: int, kernel: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the weight: its second channel axis is last if the layout of the data is channels-last."""
+    """Return (first, second, *kernel), the shape of a weight, or (first, *kernel, second) if the data is channels-last."""
     return (first, second, *kernel) if layout[1] == "C" else (first, *kernel, second)
 
 
@@ -430,7 +430,7 @@ def modulated_deformable_convolution(ctx, attrs, data, offset, mask, weight, bia
 
 
 def _geometry(op: str, attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int, int, int, int]]:
-    """Return (kernel, stride, dilate, pad, number of windows) of each spatial axis."""
+    """Return (kernel, stride, dilate, pad, number of windows) of each spatial axis; `sizes` are the sizes of these axes."""
     dims, axes = len(attrs.kernel), []
     if len(sizes) != dims:
         raise ValueError(f"{op}: kernel is {attrs.kernel}, expected one entry for each of the {len(sizes)} spatial axes")

@@ -257,7 +257,7 @@ def hypot(lhs: Array, rhs: Array) -> Array:
 
 
 def truth(test: Callable[..., Array]) -> Callable[..., Array]:
-    """Convert a comparison to return 0 and 1 in the dtype of its first argument."""
+    """Wrap the comparison `test` to return 0 and 1 in the dtype of its first argument, instead of a bool array."""
     return lambda lhs, rhs: test(lhs, rhs).astype(lhs.dtype)
 
 

@@ -24,7 +24,7 @@ SCALED_COMPONENTS = COMPONENTS * np.array([55.46, 4.794, 1.148], np.float32)
 
 # ------------------------------------------------------------------------------------------ shared helpers
 def check_image(op: str, data: Array, axes: str = "(height, width, channels)") -> None:
-    """Raise a ValueError unless data is an image (3 axes) or a batch of images (4 axes)."""
+    """Raise a ValueError unless data is an image (3 axes) or a batch of images (4 axes); `op`, `axes`: for the message."""
     if data.ndim not in (3, 4):
         raise ValueError(f"{op}: data has shape {data.shape}, expected an image {axes} or a batch of them; reshape the data")
 

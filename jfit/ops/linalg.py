@@ -362,7 +362,7 @@ def _at_least_1d(values: Array, matrix: Array) -> Array:
 
 @operator("_linalg_slogdet", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_slogdet",), rows=stack_rows)
 def slogdet(ctx, attrs, matrix):
-    """y₀ = sign of det A, y₁ = ln|det A|; a singular matrix gives 0 and -inf, with gradient 0."""
+    """y₀ = sign of det A, y₁ = ln|det A|; for a singular matrix 0 and -inf, with gradient 0."""
     need_matrices("A", matrix.shape)
     sign, size = _log_det(wide(matrix))
     return _at_least_1d(sign, matrix), _at_least_1d(size, matrix)
@@ -436,7 +436,7 @@ Indices = tuple[np.ndarray, np.ndarray]
 
 
 def _diagonal(size: int, offset: int) -> Indices:
-    """(row indices, column indices) of a diagonal of a square matrix; offset > 0 is above the main diagonal."""
+    """Return (row indices, column indices) of a diagonal of a (size, size) matrix; offset > 0 is above the main diagonal."""
     if abs(offset) >= size:
         raise ValueError(f"offset is {offset}, a matrix of side {size} has diagonals {1 - size} to {size - 1}; change offset")
     at = np.arange(size - abs(offset))
@@ -444,7 +444,9 @@ def _diagonal(size: int, offset: int) -> Indices:
 
 
 def _triangle(size: int, offset: int, lower: bool) -> Indices:
-    """(row indices, column indices) of the triangle bounded by a diagonal: lower if offset < 0, upper if > 0, `lower` if 0.
+    """Return (row indices, column indices) of the triangle of a (size, size) matrix that is bounded by the diagonal `offset`.
+
+    It is the lower triangle if offset < 0, the upper one if offset > 0, and selected by `lower` if offset = 0.
 
     The entries of a lower triangle are listed row by row, those of an upper one column by column.
     """

@@ -359,7 +359,7 @@ def _roi_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 
 def _bins(first: Array, last: Array, count: int, size: int) -> tuple[Array, Array]:
-    """Return (begin, end) of each bin along one axis, both (count,) int32, clipped to the image of `size` pixels."""
+    """Return (begin, end) of `count` bins from pixel `first` to `last`, both (count,) int32, clipped to `size` pixels."""
     # the barrier keeps XLA from multiplying by 1 / count, which rounds differently and moves the ends of bins
     parts = lax.optimization_barrier(jnp.float32(count))
     length = jnp.maximum(last - first + 1, 1).astype(jnp.float32) / parts
@@ -393,7 +393,7 @@ def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[
 def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array, Array]:
     """y[r, c, i, j] = max of data over bin (i, j) of region r = (image, x1, y1, x2, y2), its corners times spatial_scale.
 
-    Corners are rounded to integers, ties away from zero; an empty bin gives 0. The gradient goes to the first maximum.
+    Corners are rounded to integers, ties away from zero; an empty bin is 0. The gradient goes to the first maximum.
     """
     if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(attrs.pooled_size) != 2:
         raise ValueError(

@@ -210,7 +210,7 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
 
 
 def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Merge two sorted arrays."""
+    """Merge two sorted arrays into one sorted array."""
     return np.sort(np.append(one, other), kind="stable")  # timsort merges sorted runs in linear time
 
 

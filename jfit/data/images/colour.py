@@ -97,7 +97,7 @@ def gray(image: np.ndarray) -> np.ndarray:
 
 
 def normalize(image: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None = None) -> np.ndarray:
-    """(x - mean) / std, where None means a mean of 0 or a std of 1.
+    """Return (x - mean) / std; None means a mean of 0 or a std of 1.
 
     Example:
         >>> normalize(np.full((1, 1, 3), 4, "float32"), np.float32([1, 2, 3]), np.float32([2, 2, 2])).ravel().tolist()

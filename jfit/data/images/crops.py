@@ -86,7 +86,7 @@ def center_box(source: tuple[int, int], size: tuple[int, int]) -> Box:
 
 
 def area_box(source: tuple[int, int], area: float, ratio: float) -> tuple[int, int] | None:
-    """(width, height) of a crop with `area` times the area of the image and aspect ratio width / height = `ratio`, or None.
+    """Return (width, height) of a crop with `area` times the area of the image and width / height = `ratio`, or None.
 
     None means that a crop of this shape does not fit into the image.
 

@@ -77,7 +77,7 @@ def reach(old: tuple[int, int], size: tuple[int, int], kind: int, box: Box) -> t
 
 
 def _kind(old: tuple[int, int], size: tuple[int, int], kind: int) -> int:
-    """Replace AREA by OpenCV's variant of linear interpolation if an axis grows."""
+    """Return the interpolation to use: `kind`, but OpenCV's variant of linear instead of AREA if an axis grows."""
     return _MIXED if kind == AREA and (size[0] > old[0] or size[1] > old[1]) else kind
 
 
