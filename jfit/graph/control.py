@@ -190,7 +190,7 @@ class _Body(NamedTuple):
         """Return the index of the body's input that receives the loop variable with the initial value `symbol`."""
         names, name = self.graph.list_inputs(), _placeholder(symbol)
         if name not in names:
-            raise GraphError(f"the body of a loop does not use {symbol!r}; it must use all of its data and states")
+            raise GraphError(f"the body of a loop does not use {symbol!r}; a body must use all data and states of the loop")
         return names.index(name)
 
 

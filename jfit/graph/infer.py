@@ -1,6 +1,6 @@
 """Shape and dtype inference: shapes and dtypes of a whole graph from those of its inputs.
 
-A rule of each operator (`Op.fill`) infers shapes of parameters from shapes of data.  Output shapes are those of
+Each operator has a function (`Op.fill`) that infers shapes of parameters from shapes of data.  Output shapes are those of
 `jax.eval_shape` on the operator's function, so that inference cannot disagree with execution.  An operator with an unknown
 input size (0) is traced with two different sizes in its place: output sizes that are equal in both are known.
 """
@@ -205,7 +205,7 @@ def _declared_dtype(node: Node) -> np.dtype | None:
 
 
 def _fill(node: Node, known: Known) -> None:
-    """Infer input shapes of a node by the rule of its operator (`Op.fill` or `Op.shapes`) and merge them into `known`."""
+    """Infer input shapes of a node by a function of its operator (`Op.fill` or `Op.shapes`) and merge them into `known`."""
     op = node.op
     assert op is not None
     if op.fill is None and op.shapes is None:
@@ -218,7 +218,7 @@ def _fill(node: Node, known: Known) -> None:
         raise
     except ValueError as error:
         raise GraphError(f"{node.name}: {error}") from None
-    except Exception as error:  # attributes or shapes that the rule does not check for
+    except Exception as error:  # attributes or shapes that this function does not check
         raise GraphError(f"{node.name}: {op.name} cannot take {_describe(node, ins)}: {reason(error)}") from error
     known.update({(id(node), i): inferred for i, inferred in enumerate(outputs)})
     for e, inferred in zip(node.inputs, filled, strict=True):
@@ -329,7 +329,7 @@ def _infer_dtypes(graph: Graph, dtypes: Mapping[str, Any], partial: bool = False
 
 
 def _node_dtypes(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Infer (input dtypes, output dtypes) of one node; without a rule of the operator all are the first known dtype."""
+    """Infer (input dtypes, output dtypes) of one node; if the operator has no `types`, all are the first known dtype."""
     assert node.op is not None
     if node.op.types is not None:
         try:

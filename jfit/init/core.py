@@ -1,4 +1,4 @@
-"""Base class of the initializers, with the choice of the rule by attribute and name; the registry; `get`."""
+"""Base class of the initializers, which chooses initial values by the attributes and name of a variable; registry; `get`."""
 
 from __future__ import annotations
 
@@ -91,10 +91,11 @@ def described(name: str) -> InitDesc:
 
 
 def rule_of(name: str) -> str:
-    """Rule for a parameter by the suffix of its name: "weight", a key of `VALUES`, or "default" if no suffix matches.
+    """Return how to initialize a parameter by the suffix of its name: "weight", a key of `VALUES`, or "default" (no match).
 
-    A plain str instead of an `InitDesc` has MXNet's older rules, which also cover moving averages and the prefixes
-    `upsampling` (rule "bilinear") and `stn_loc` (rules "zero" and "loc_bias").
+    "weight" is drawn by the initializer, the keys of `VALUES` are constants.  A plain str instead of an `InitDesc` has MXNet's
+    older rules, which also cover moving averages and the prefixes `upsampling` (rule "bilinear") and `stn_loc` (rules "zero"
+    and "loc_bias").
 
     Example:
         >>> rule_of(InitDesc("bn_gamma")), rule_of(InitDesc("bn_moving_var")), rule_of("bn_moving_var")
@@ -115,7 +116,7 @@ def rule_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Initializer:
-    """Base class of initializers: `__call__` chooses the rule by attribute and name; subclasses define `draw` for weights.
+    """Base class of initializers: subclasses define `draw` for weights; other parameters, such as a bias, are constants.
 
     Example:
         >>> import jax
@@ -138,7 +139,7 @@ class Initializer:
             Array of `shape` and `dtype`.
 
         Raises:
-            ValueError: no rule matches the name, or the rule does not support the shape.
+            ValueError: the suffix of the name is unknown (see `rule_of`), or the initializer does not support the shape.
         """
         desc, shape = described(desc), tuple(shape)
         spec = desc.attrs.get("__init__")

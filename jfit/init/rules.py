@@ -358,7 +358,7 @@ class Default(Initializer):
     """
 
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        # "parameters", the name of the flat vector of a fused RNN, has no rule by name in MXNet
+        # "parameters", the name of the flat vector of a fused RNN, has no known suffix in MXNet
         return self.draw(key, name, shape) if name.endswith("parameters") else super().by_name(key, name, shape)
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:

@@ -1,4 +1,4 @@
-"""The operators of jfit: one registered record `Op` for each.  `python -m jfit.ops` prints a table of all of them."""
+"""The operators of jfit; each is described by a registered `Op`.  `python -m jfit.ops` prints a table of all of them."""
 
 from jfit.ops import (  # noqa: F401  importing a family registers its operators
     attention,

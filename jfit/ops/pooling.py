@@ -194,7 +194,7 @@ def _max_of_all(data: Array, first: int, dims: int) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pooling_v1, the pooling of MXNet 0.7: 2-D images only, with different rules at the edges and for ties.
+# Pooling_v1, the pooling of MXNet 0.7: 2-D images only, with other results at the edges and other gradients for ties.
 
 
 @jax.custom_jvp

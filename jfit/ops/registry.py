@@ -51,7 +51,7 @@ class OutOfScope(UnknownOperator):
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """The record of one operator: its names, attributes, inputs, inference rules and the JAX function that computes it.
+    """The record of one operator: names, attributes, inputs, shape and dtype inference, and the JAX function that computes it.
 
     Records are immutable and compared by identity, because a name is registered only once.
 
