@@ -27,7 +27,9 @@ from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
 from jfit.parallel.devices import Device, resolve
 
-RESIDENT_SHARE = 0.3  # of the memory of an accelerator; the rest is for parameters and activations
+# Data is kept on the devices if it fits into this share of an accelerator's memory (the rest is for parameters and
+# activations), or on CPU into this many bytes for all devices together.
+RESIDENT_SHARE = 0.3
 RESIDENT_BYTES_CPU = 2 << 30
 # `in_axes` of `compile_spmd` for the result of `DeviceBatches.epoch_data`
 EPOCH_DATA_AXES = {"arrays": None, "weight": None, "order": 0, "numbers": None}
@@ -225,15 +227,16 @@ class DeviceBatches:
     """Batches of arrays that stay on the devices; compiled programs gather each batch by row indices.
 
     Args:
-        model: the model.
-        data: the arrays, batch axis first.
+        model: the model that the batches are for; it determines the batch axis of each input.
+        data: the arrays of the whole data set, with the rows along axis 0.
         devices: list of devices; every device gets a copy of all arrays.
         batch_size: number of rows per batch over all devices.
-        micro_batches: number of equal parts of the slice of each device.
-        paddable: whether incomplete batches may be padded.
+        micro_batches: number of equal parts into which each device splits its rows of a batch.
+        paddable: whether batches may be padded with rows of weight 0; False for models whose outputs mix the rows of a batch.
 
     Raises:
-        ValueError: batches may not be padded, and a number of rows is not divisible by devices * micro_batches.
+        ValueError: batches may not be padded, and `batch_size` or the number of rows in the last batch is not divisible by
+            devices * micro_batches.
     """
 
     def __init__(
@@ -377,7 +380,7 @@ def _sequential(data: ArrayData, batch_size: int) -> Iterator[Batch]:
 
 
 def _to_batch_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    # from the batch axis of arrays, axis 0, to the batch axis of each input of the model
+    # Arrays have their rows along axis 0, inputs of the model along `model.batch_axes`.
     return {k: np.moveaxis(v, 0, model.batch_axes.get(k, 0)) for k, v in inputs.items()}
 
 

@@ -88,13 +88,14 @@ class History:
     __hash__ = None  # type: ignore[assignment]
 
     def columns(self, table: str = "epochs") -> list[str]:
-        """Return the names of all columns.
+        """Return the names of the columns that occur in a table.
 
         Args:
-            table: "epochs" or "points".
+            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
 
         Returns:
-            List of names: epoch, batch, step, time, samples_per_second, lr and loss, then metrics, then names with "val_".
+            List of the names that occur, in this order: epoch, batch, step, time, samples_per_second, lr, loss, then training
+            metrics, then evaluation values ("val_" + name).
 
         Example:
             >>> History([{"val_loss": 2.0, "loss": 1.0, "epoch": 0}]).columns()

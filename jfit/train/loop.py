@@ -243,10 +243,10 @@ class Loop:
 class _LogPoint(NamedTuple):
     """Values of a log point that are not read from the devices yet."""
 
-    copied: Any  # (running sums, report) on the devices
-    logs: dict[str, float]
+    copied: Any  # (copy of the running sums, report of the last dispatch), arrays on the devices
+    logs: dict[str, float]  # values that were known on the host already: samples_per_second
     position: dict[str, int]
-    snapshot: int | None  # of the host metrics, see HostMetrics.snapshot
+    snapshot: int | None  # key of the sums of the host metrics (result of `HostMetrics.snapshot`); None without host metrics
 
 
 def reported_lr(report: Any) -> dict[str, float]:
@@ -516,7 +516,13 @@ def data_position(dispatcher: Any, epoch: int) -> Any | None:
 
 
 def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None:
-    """Set the position of the data iterator at the start of an epoch to a result of `data_position`; None does nothing."""
+    """Move the data iterator of a resumed run to the position that it had at the start of epoch `epoch`.
+
+    Args:
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
+        epoch: number of the epoch that is resumed.
+        position: result of `data_position` for this epoch, from the checkpoint.  None: the iterator is not moved.
+    """
     if position is not None and isinstance(dispatcher.data, StreamData):
         dispatcher.data.start_epoch(epoch, position)
 

@@ -81,7 +81,7 @@ class RateRange:
         low, logs = self._lowest(), np.log(self.rates)
         span = int(np.clip(round(self.smoothing / (1 - self.smoothing)), 1, max(1, low // 2)))
         falls = self.smoothed[: low + 1 - span] - self.smoothed[span : low + 1]
-        first = min(span, len(falls) - 1)  # skip the first means: they are of a few batches only
+        first = min(span, len(falls) - 1)  # skip the first moving averages of the loss: each is over fewer than `span` batches
         last = span + first + int(np.argmax(falls[first:]))
         middle = last - span / 2 - _lag(last + 1, self.smoothing)
         return float(np.exp(np.interp(middle, np.arange(len(logs)), logs)))

@@ -67,7 +67,7 @@ class Run:
         self._state: TrainState | None = state
         self._best: TrainState | None = None
         self._loop: Loop | None = None
-        self._position = {"epoch": 0, "batch": 0, "step": 0}  # used while the run has no loop
+        self._position = {"epoch": 0, "batch": 0, "step": 0}  # of a run without a `Loop`, which `Run.load` returned
 
     # -------------------------------------------------------------------------------- state
     @functools.cached_property

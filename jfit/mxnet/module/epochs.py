@@ -94,7 +94,10 @@ class EpochRunner:
         return at
 
     def _steps_to_boundary(self, at: int) -> int:
-        """Maximum number of steps from batch `at` before the next callback boundary."""
+        """Number of steps of the next dispatch, from batch `at` up to and including the next batch after which callbacks run.
+
+        Callbacks run after batches 0, every, 2 * every, ...; a dispatch has at most `self.steps` steps.
+        """
         return min(self.steps, (-at) % self.every + 1) if self.every else self.steps
 
     def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
@@ -105,7 +108,7 @@ class EpochRunner:
         result = parameters.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
         fence = window.push(result)
         if fence is not None:
-            counters.wait(fence)  # sync: the host waits for the dispatch 8 back
+            counters.wait(fence)  # sync: the host waits for the dispatch 8 before this one, which bounds the queue
         return steps
 
     def _load_sums(self, leaves: Sequence[Any]) -> None:
@@ -158,7 +161,8 @@ class EpochRunner:
                 # The barrier keeps XLA from fusing the step with the gather, so results are bitwise those of a single step.
                 state, batch = lax.optimization_barrier((state._replace(base_lr=rates[j]), batch))
                 state, out = step(state, batch, axis_name=axis_name)
-                several = out.lr is not None and out.lr.ndim  # rates per parameter; a report has a scalar learning rate
+                # With one learning rate per parameter the report, the array (loss, learning rate), has none (nan).
+                several = out.lr is not None and out.lr.ndim
                 return state, report(out._replace(lr=None) if several else out)
 
             return one(state, 0) if self.steps == 1 else repeat_steps(one)(state, count)

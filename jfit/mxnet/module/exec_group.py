@@ -9,10 +9,13 @@ from jfit.mxnet.ndarray.array import NDArray
 
 
 class ExecGroup:
-    """The gradients of a bound module, as writable arrays (MXNet's DataParallelExecutorGroup).
+    """The gradients of a bound module, as arrays that can be written; the next `update` uses the written values.
+
+    Of MXNet's DataParallelExecutorGroup it has only the attributes below.
 
     Attributes:
         param_names: names of the parameters, in the order of `grad_arrays`.
+        grad_arrays: for each parameter, a list with its gradient on each device; None for a parameter without gradient.
     """
 
     def __init__(self, module: Any) -> None:

@@ -116,10 +116,14 @@ class Passes:
             self.outputs()
 
     def _limit_queue(self, result: Array) -> None:
-        """Block until the dispatch 8 back is done, so that the host does not queue an unlimited number of programs."""
+        """At every 8th dispatch, wait for the dispatch 8 before it, so that the host does not queue any number of programs.
+
+        Args:
+            result: an output of the new dispatch.
+        """
         fence = self._window.push(result)
         if fence is not None:
-            counters.wait(fence)  # sync: the host waits for the dispatch 8 back
+            counters.wait(fence)  # sync: the host waits for the dispatch 8 before this one
 
     def merged(self, without: int = 0) -> list[Array]:
         """Outputs for the whole batch, without its last `without` rows."""
@@ -181,7 +185,8 @@ class Passes:
         return [jax.device_put(piece, device) for piece, device in zip(pieces, self.parameters.devices, strict=True)]
 
     def _rows(self) -> tuple[MaybeLayout, ...]:
-        # Outputs whose row axis is unknown (LOST) are concatenated along axis 0, as MXNet does with all outputs.
+        # None instead of LOST (no axis holds the batch rows): the outputs of several devices are then concatenated along
+        # axis 0, as MXNet does with all outputs.
         return tuple(None if r is LOST else r for r in self._last_pass().plan.rows)
 
     def _last_pass(self) -> Pass:
@@ -214,7 +219,18 @@ class Passes:
         self._backward = _to_program_devices(split, self.parameters.devices)
 
     def _split_head_gradient(self, gradient: Any, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
-        """Split the gradient of an output over devices: (rows, ...) -> (devices, slots, ...), with 0 in padding rows."""
+        """Split the gradient of an output over devices: (rows, ...) -> (devices, n, ...), unchanged for one device.
+
+        n is the largest number of rows of a device; devices with fewer rows have padding rows with gradient 0.
+
+        Args:
+            gradient: gradient of the loss with respect to the output of the whole batch.
+            where: row layout of the output; None or LOST if no axis holds the batch rows.
+            counts: number of rows of each device.
+
+        Raises:
+            ValueError: there are several devices, and the output does not have the rows in order along one axis.
+        """
         value = jnp.asarray(gradient)
         if len(counts) == 1:
             return value

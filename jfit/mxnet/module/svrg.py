@@ -146,7 +146,7 @@ class SVRGModule(Module):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Set the optimizer, as `Module.init_optimizer`, and reset mu to 0."""
+        """Set the optimizer, as `Module.init_optimizer`, and reset the full gradient (mu in the formula of the class) to 0."""
         super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self.passes.trainable}
         self._up_to_date = False

@@ -34,7 +34,11 @@ Slots = tuple[Any, ...]
 
 @functools.lru_cache(maxsize=256)
 def rule_of(hyper_key: Any) -> Any:
-    """The `jfit.optim` transformation of a `hyper_key` (name, hyperparameters), without multipliers; cached by the key."""
+    """Make the `jfit.optim` transformation (as in optax) of a `hyper_key`: (name, hyperparameters); cached by the key.
+
+    All its learning rate and weight decay multipliers are 1: those of MXNet's optimizer are put into the optimizer state
+    (`OptState.lr_mult`, `OptState.wd_mult`), so that a change of them does not compile the update again.
+    """
     name, hyper = hyper_key
     return optim.get(name, lr_mult=None, wd_mult=None, **dict(hyper)).transform
 

@@ -88,7 +88,7 @@ class Optimizer:
         "wd": saved.NUMBER,
         "clip_gradient": saved.LIMIT,
         "begin_num_update": saved.COUNT,
-        # the rules take the logarithm of these
+        # at least 0: update rules compute beta^t as exp(t * log(beta)), except for beta = 0
         "beta1": saved.FROM_0,
         "beta2": saved.FROM_0,
     }

@@ -106,12 +106,16 @@ class GroupAdaGrad(Optimizer):
         self.float_stable_eps = eps
 
     def hyper_key(self, extra: Any = ()) -> Any:
-        """(rule name, hyperparameters) without wd, which the rule does not have."""
+        """Cache key of a compiled update, as `Optimizer.hyper_key`, without wd: GroupAdaGrad has no weight decay."""
         rule, hyper = super().hyper_key(extra)
         return rule, tuple((name, value) for name, value in hyper if name != "wd")
 
     def multipliers(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Learning rate and weight decay multipliers (P,); raises AssertionError if a parameter decays."""
+        """Learning rate and weight decay multipliers of the parameters `indices`, two float32 arrays (len(indices),).
+
+        Raises:
+            AssertionError: wd * wd_mult of a parameter is not 0; GroupAdaGrad has no weight decay.
+        """
         lr, wd = super().multipliers(indices)
         if self.wd and wd.any():
             raise AssertionError(

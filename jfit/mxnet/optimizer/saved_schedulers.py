@@ -147,7 +147,8 @@ def _no_length(attributes: Mapping[str, Any], updates: int) -> Conflict:
     return None if attributes["max_steps"] == length else ("max_steps", f"max_update - warmup_steps ({length})")
 
 
-# checks across attributes: (attribute, expected value) if it contradicts other attributes or the number of updates
+# scheduler class -> function (attributes by name, number of updates of the saved file) that checks the attributes against each
+# other: returns (name of the wrong attribute, text of what was expected), or None if they are consistent
 _CONFLICTS: dict[type, Callable[[Mapping[str, Any], int], Conflict]] = {
     FactorScheduler: _count_lags,
     MultiFactorScheduler: _past_the_steps,

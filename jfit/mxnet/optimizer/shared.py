@@ -41,7 +41,11 @@ class Shared:
         return dict(self._values)
 
     def keep(self, scalars: Mapping[str, Any]) -> None:
-        """Replace all scalars, for example by those that an update returned; nothing happens if `scalars` is empty."""
+        """Replace all shared scalars (such as Nadam's m_schedule) by the values that an update returned.
+
+        Args:
+            scalars: new values by name; {}, from an update rule without shared scalars, changes nothing.
+        """
         if scalars and self._training_state is not None:
             self._training_state.set_shared_scalars(scalars)
         elif scalars:
