@@ -46,7 +46,7 @@ class Loaded(Trained):
 
     @property
     def symbol(self) -> Symbol | None:
-        """The graph of the model; None if the model was made of a function."""
+        """`Symbol` (graph) of the model; None if the model is a function."""
         return self.model.symbol
 
     def predict(self, data: Any, **options: Any) -> Any:
@@ -57,7 +57,7 @@ class Loaded(Trained):
             options: further arguments of `jfit.predict`.
 
         Returns:
-            Array (rows, ...), or a list of arrays if the model has several outputs.
+            NumPy array (rows, ...), or a tuple of arrays if the model has several outputs.
         """
         return self._placed(options).predict(data)
 
@@ -78,8 +78,8 @@ class Loaded(Trained):
         """Use the parameters in another network, such as one with a new last layer (transfer learning).
 
         Args:
-            net: the other network, a Symbol or a model of one; parameters are matched by name.  `fit` draws initial values for
-                the parameters that it has in addition.
+            net: the other network, a `Symbol` or a `Model` of one; parameters are matched by name.  `fit` draws initial values
+                for the parameters that only this network has.
             drop: leave out parameters that the other network does not have.
 
         Returns:
@@ -111,7 +111,10 @@ class Loaded(Trained):
         return Loaded(model, *matching)
 
     def _placed(self, options: Mapping[str, Any]) -> InferenceModel:
-        """Return the cached `InferenceModel` for these options; changed parameter values are copied to its devices."""
+        """Return the cached `InferenceModel` (the model with its parameters on devices) for these options of `predict`.
+
+        Parameter values that have changed since the last call are copied to the devices.
+        """
         cache: dict[str, tuple[InferenceModel, Any]] = self.__dict__.setdefault("_cache", {})
         key, values = repr(sorted(options.items())), jax.tree.flatten((self.params, self.aux))
         if key not in cache:
@@ -151,7 +154,7 @@ def load(
             `prefix.safetensors`.
         inputs: names of the data and label variables.  Default: those without values in the parameter file.
         params: path of the parameter file (.params or .safetensors) if its name does not follow from `prefix`.
-        allow_missing: accept parameters without values in the file; `fit` draws them.
+        allow_missing: accept parameters of the graph that have no values in the file; `fit` draws initial values for them.
         allow_extra: ignore arrays in the file that the graph has no variable for.
 
     Returns:
@@ -257,13 +260,21 @@ def _split_arrays(path: str, symbol: Symbol, arrays: Mapping[str, Any], allow_ex
 
 
 def _inputs(symbol: Symbol, values: Mapping[str, Any]) -> list[str]:
-    """Return the variables without values in the file that are inputs by default or are not used as parameters."""
+    """Return the names of the data and label variables of a graph.
+
+    These are the variables without values in the file, except those that an operator uses as a parameter (such as weight) and
+    that are not inputs by default (see `default_inputs`).
+
+    Args:
+        symbol: the graph.
+        values: parameters in the file, by name.
+    """
     defaults, states, slots = default_inputs(symbol), set(symbol.list_auxiliary_states()), _in_parameter_slots(symbol)
     return [n for n in symbol.list_inputs() if n not in values and n not in states and (n in defaults or n not in slots)]
 
 
 def _in_parameter_slots(symbol: Symbol) -> set[str]:
-    """Return the names of the variables that an operator has as an input in `_PARAMETER_SLOTS`."""
+    """Return the names of the variables that an operator uses as one of the inputs in `_PARAMETER_SLOTS`, such as weight."""
     names = set()
     for node in symbol.nodes():
         if node.op is not None:
@@ -278,7 +289,7 @@ def _check_missing(path: str, model: Model, loaded: set[str]) -> None:
     missing = [n for n in dict.fromkeys(model.symbol.list_inputs()) if n not in loaded and n not in inputs]
     if missing:
         problem = f"the graph needs {_named(missing)}, the file has {len(loaded)} other arrays{_near(missing[0], loaded)}"
-        remedy = "if it is a data input, name it in inputs=; if fit shall draw it, pass allow_missing=True."
+        remedy = "if it is a data input, name it in inputs=; if fit shall draw initial values for it, pass allow_missing=True."
         raise FormatError(path, "names", problem, remedy)
 
 

@@ -142,7 +142,13 @@ def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> 
 
 
 def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool:
-    """Whether arrays fit on every device, in addition to `resident` bytes already there; False for streams."""
+    """Return whether the arrays of a data set fit on every device (see `RESIDENT_SHARE`); False for streams of batches.
+
+    Args:
+        data: `ArrayData` or `StreamData`.
+        devices: list of `jax.Device`.
+        resident: number of bytes of other data already on every device.
+    """
     if not isinstance(data, ArrayData):
         return False
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
@@ -152,7 +158,15 @@ def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool
 
 # ------------------------------------------------------------------------------------------------ arrays on the devices
 def place_order(order: np.ndarray, devices: Sequence[Any]) -> Array:
-    """Copy row indices (batches, rows per batch) to the devices; with n > 1 devices as (n, batches, rows per device)."""
+    """Copy row indices of shape (batches, rows per batch) to the devices, each of which gets its part of every batch.
+
+    Args:
+        order: row indices, int32.
+        devices: list of `jax.Device`.
+
+    Returns:
+        Array (batches, rows per batch) for one device, (devices, batches, rows per device) for several.
+    """
     if len(devices) > 1:
         order = order.reshape(len(order), len(devices), -1).swapaxes(0, 1)
     return place_split(order, devices)
@@ -164,7 +178,13 @@ def take_rows(array: Array, indices: Array) -> Array:
 
 
 def gather(arrays: Mapping[str, Array], indices: Array, axes: Mapping[str, int]) -> dict[str, Array]:
-    """Gather rows of arrays along axis 0, and move axis 0 to the batch axis of each input (`axes`: name -> axis, default 0)."""
+    """Gather rows of arrays along axis 0, and move axis 0 to the batch axis of each input, in a traced function.
+
+    Args:
+        arrays: input name -> array (rows, ...).
+        indices: row indices, shape (batch,).
+        axes: input name -> batch axis, for inputs whose batch axis is not 0.
+    """
     return {k: jnp.moveaxis(take_rows(v, indices), 0, axes.get(k, 0)) for k, v in arrays.items()}
 
 
@@ -175,7 +195,7 @@ class BatchLayout(NamedTuple):
     close over would never be freed.
 
     Attributes:
-        model: the model.
+        model: the model that the batches are for; it determines the batch axis of each input.
         devices: number of devices.
         batch_size: number of rows per batch over all devices.
         padded_size: number of rows per batch with padding rows: `batch_size` rounded up to a multiple of
@@ -214,7 +234,7 @@ class BatchLayout(NamedTuple):
         inputs, weight = gather(epoch_data["arrays"], indices, self.model.batch_axes), None
         if tail is None or self.padded_size != self.batch_size or (tail and self.paddable):
             device = 0 if axis_name is None else lax.axis_index(axis_name)
-            position = device * len(indices) + jnp.arange(len(indices))  # of the row in the global batch
+            position = device * len(indices) + jnp.arange(len(indices))  # index of each row in the global batch
             last = at == self.num_batches - 1 if tail is None else int(tail)
             weight = (position < epoch_data["numbers"][1 + last]).astype(jnp.float32)
         if epoch_data["weight"] is not None:
@@ -278,7 +298,7 @@ class DeviceBatches:
             last = order[layout.num_full * size :]
             if layout.paddable:
                 parts.append(last[positions % len(last)][None])
-            else:  # the rows of each device come first in its slice; `BatchLayout.batch` reads only those
+            else:  # repeat the rows of each device up to the length of a full batch; `BatchLayout.batch` reads no repeated row
                 slices = last.reshape(layout.devices, -1)
                 parts.append(slices[:, np.arange(layout.padded_size // layout.devices) % slices.shape[1]].reshape(1, -1))
         table = np.concatenate(parts)  # (batches, padded_size)
@@ -296,12 +316,13 @@ class HostBatches:
     """Batches prepared on the host by a background thread: padded, and split over the devices.
 
     Args:
-        model: the model.
+        model: the model that the batches are for; it determines the batch axis of each input.
         data: arrays, or a stream of batches.
         devices: number of devices.
         batch_size: number of rows per batch of arrays; a stream determines its own batch sizes.
-        micro_batches: number of equal parts of the slice of each device.
-        paddable: whether incomplete batches may be padded.  Default: as `Model.plan` determines for the first batch.
+        micro_batches: number of equal parts into which each device splits its rows of a batch.
+        paddable: whether incomplete batches may be padded with rows of weight 0.  None: as `Model.plan` determines for the
+            first batch (False for models whose outputs mix the rows of a batch).
         weights: None (training): batches keep their row weights.  True (scoring): every batch gets row weights, its metric
             weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
             rows with which a data iterator filled its last batch.
@@ -389,7 +410,10 @@ def _copy(x: Any) -> Any:
 
 
 def unpaddable_message(count: int, unit: int) -> str:
-    """Error message for a batch of `count` rows that cannot be padded nor split into `unit` equal parts."""
+    """Error message for a batch of `count` rows that cannot be padded, and not be split into `unit` equal parts.
+
+    `unit` is the number of devices times the number of micro-batches.
+    """
     return (
         f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: the network mixes the rows "
         f"of a batch before a loss head or a batch statistic; choose a batch size and data divisible by {unit}, or one device"

@@ -57,10 +57,10 @@ def save(
         directory: checkpoint directory of the run; created if necessary.
         state: pytree of arrays, such as a `TrainState`.  Leaves are NumPy or JAX arrays, typed PRNG keys or Python numbers.
         meta: JSON-serializable values to save with the state, such as the position in the data, the history and callback
-            states; {} by default.
+            states.  None: {}.
         keep: number of checkpoints to keep in `directory`, this one included; the ones with the lowest steps are deleted.  None
             keeps all.
-        step: step number in the name of the folder; `state.step` or `state["step"]` by default.
+        step: step number in the name of the folder.  None: `state.step` or `state["step"]`.
         sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the checkpoint.
 
     Returns:
@@ -93,7 +93,7 @@ def save(
         raise TypeError(f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists, dicts.") from error
     with atomic_dir(path, sync=sync) as folder:
         save_tensors(folder / _TENSORS, arrays, sync=False)
-        # Of the arrays in memory, not of the file, so that `verify` also detects an error of the write itself.
+        # The checksum is that of the arrays in memory, not of the file, so that `verify` also detects an error of the write.
         record["crc32"], record["bytes"] = checksum(folder / _TENSORS, arrays)
         (folder / _META).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if keep is not None:
@@ -107,8 +107,8 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
     """Read a checkpoint into a pytree with the structure of `like`.
 
     Args:
-        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step is read, and damaged ones
-            with higher steps cause a warning.
+        path: the folder of a checkpoint (.../step-00000100), or a checkpoint directory, which contains such folders; then the
+            undamaged checkpoint with the highest step is read, and damaged ones with higher steps cause a warning.
         like: pytree with the expected structure, shapes and dtypes; its leaves may be `jax.ShapeDtypeStruct`.
 
     Returns:
@@ -116,9 +116,9 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
-        ValueError: names, shapes or dtypes differ from those of `like` because it belongs to another model or optimizer; the
-            message lists the first three differences.
+        FormatError: the checkpoint, or every checkpoint of the directory, is damaged.
+        ValueError: names, shapes or dtypes in the checkpoint differ from those of `like`, for example because another model or
+            optimizer saved it; the message lists the first three differences.
 
     Example:
         >>> import tempfile
@@ -168,14 +168,14 @@ def load_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the `meta` values of a checkpoint, as passed to `save`.
 
     Args:
-        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step, as in `restore`.
+        path: the folder of a checkpoint, or a checkpoint directory; of its checkpoints the newest undamaged one is read.
 
     Returns:
         The saved dict.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
+        FormatError: the checkpoint, or every checkpoint of the directory, is damaged.
 
     Example:
         >>> import tempfile
@@ -189,14 +189,14 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Read the arrays of a checkpoint by name, without a pytree of the expected structure (see `restore`).
 
     Args:
-        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step, as in `restore`.
+        path: the folder of a checkpoint, or a checkpoint directory; of its checkpoints the newest undamaged one is read.
 
     Returns:
         Dict from name (the key path in the state, such as "params/fc1_weight") to NumPy array, uint32 for typed PRNG keys.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
+        FormatError: the checkpoint, or every checkpoint of the directory, is damaged.
 
     Example:
         >>> import tempfile
@@ -207,7 +207,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def latest(directory: str | os.PathLike[str]) -> Path | None:
-    """Return the path of the checkpoint with the highest step, without a check for damage.
+    """Return the path of the checkpoint with the highest step in a directory, without a check for damage.
 
     Args:
         directory: checkpoint directory of a run.
@@ -296,7 +296,7 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 
 def _newest_valid(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return (path, content of meta.json) of a checkpoint, or of the valid one with the highest step of a directory."""
+    """Return (path, content of meta.json) of the checkpoint `path`, or of the undamaged one with the highest step in it."""
     if _STEP.fullmatch(path.name) or (path / _META).is_file():
         return path, verify(path)
     with suppress(OSError):

@@ -44,8 +44,9 @@ from jfit.train.batches import (
 )
 from jfit.train.host_metrics import HostMetrics, metric_inputs
 
-IN_FLIGHT = 8  # number of dispatches between two waits of the host
-BATCHES_PER_CALL = 64  # for data kept on the devices; more would make the host wait too long for one dispatch
+IN_FLIGHT = 8  # number of dispatches (calls of a compiled program) between two waits of the host
+# number of batches in one dispatch for data kept on the devices; with more, the host would wait too long for one dispatch
+BATCHES_PER_CALL = 64
 
 
 class Scorer:
@@ -54,11 +55,11 @@ class Scorer:
     Metrics whose sums depend on the output shapes (such as a confusion matrix) take the shapes from the data of the first call.
 
     Args:
-        model: the model.
+        model: the `Model` to score.
         metrics: metrics to compute, on the devices or on the host.
         devices: list of devices over which batches are split.
         batch_size: number of rows per batch of arrays.
-        policy: mixed precision, or None.
+        policy: mixed-precision policy; None: no casts.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Scorer:
         Args:
             state: `TrainState` on the devices.
             data: the data set, labels included.
-            epoch: number of the epoch, for data that depends on it.
+            epoch: number of the epoch, for iterators that return different batches in each epoch.
 
         Returns:
             dict of floats (some metrics: arrays) by metric name.
@@ -93,7 +94,7 @@ class Scorer:
                 result = self._program(state.params, state.aux, totals, batch, np.int32(number))
                 totals = result if host is None else host.push(result)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
-                    host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: finished batches; 8 are still in flight
+                    host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                     counters.wait(totals.loss)  # sync: bounds the dispatches in flight
         if host is None:
@@ -114,7 +115,7 @@ class Scorer:
         self._program = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
 
     def _step_with_outputs(self) -> Callable[..., Any]:
-        """Return an evaluation step that also returns the inputs of the host metrics."""
+        """Return an evaluation step that returns (running sums, arguments of the metrics that run on the host)."""
         evaluate = eval_step(self.model, metrics=self.metrics, policy=self.policy, outputs=True)
 
         def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
@@ -125,13 +126,13 @@ class Scorer:
 
 
 class ResidentScorer:
-    """Score the same arrays repeatedly, such as after every epoch.  They stay on the devices.
+    """Score the same arrays repeatedly, such as after every epoch.  The arrays stay on the devices.
 
     One compiled program computes full and incomplete batches.
 
     Args:
-        scorer: model, metrics, devices and batch size.
-        data: the arrays, labels included.
+        scorer: `Scorer` with the model, the metrics, the devices and the batch size.
+        data: the arrays of the data set, labels included.
     """
 
     def __init__(self, scorer: Scorer, data: ArrayData) -> None:
@@ -146,7 +147,7 @@ class ResidentScorer:
         self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
-        """Compute loss and metrics over all rows: a dict by metric name."""
+        """Return loss and metrics over all rows, a dict by metric name; `epoch` is ignored."""
         totals = place(zero_totals(self.scorer.metrics), self.scorer.devices)
         step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
@@ -169,7 +170,20 @@ def _add_batches(
     count: Any,
     axis_name: str | None,
 ) -> Totals:
-    """Add batches `first`, ..., `first + count - 1` of data on the devices to the running sums."""
+    """Add batches `first`, ..., `first + count - 1` of data on the devices to the running sums `totals`.
+
+    Args:
+        scorer: has the evaluation step.
+        layout: sizes of the batches.
+        one_per_call: whether `count` is always 1; the loop over batches is then left out.
+        params: parameters by name.
+        aux: auxiliary states by name.
+        totals: running sums of loss and metrics.
+        epoch_data: arrays and row indices from `DeviceBatches.epoch_data`.
+        first: number of the first batch, traced.
+        count: number of batches, traced.
+        axis_name: name of the device axis, or None.
+    """
 
     def add_batch(j: Any, totals: Totals) -> Totals:
         batch = layout.batch(epoch_data, first + j, axis_name, tail=None)
@@ -184,10 +198,10 @@ def make_evaluate(
     """Make a function `evaluate(state, epoch)` that returns the metrics of a fixed data set as a dict.
 
     Args:
-        scorer: model, metrics, devices and batch size.
+        scorer: `Scorer` with the model, the metrics, the devices and the batch size.
         data: the data set, labels included.
         paddable: whether incomplete batches may be padded; if not, the data is not kept on the devices.
-        on_device: whether to keep the data on the devices; "auto": if it fits.
+        on_device: True or False: whether to keep arrays on the devices; "auto": if they fit.
         resident: number of bytes of other data already on every device.
     """
     fits = fits_on_device(data, scorer.devices, resident) if on_device == "auto" else bool(on_device)
@@ -200,10 +214,10 @@ class Predictor:
     """Compute the outputs of a model for every row of a data set, in order: `predictor(state, data)`.
 
     Args:
-        model: the model.
+        model: the `Model` whose outputs are computed.
         devices: list of devices over which batches are split.
         batch_size: number of rows per batch of arrays.
-        policy: mixed precision, or None.
+        policy: mixed-precision policy; None: no casts.
     """
 
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
@@ -236,7 +250,16 @@ class Predictor:
             yield self._unpad(*in_flight.popleft())
 
     def _unpad(self, outputs: Any, count: int, batch: Batch) -> list[_BatchOutput]:
-        """Copy the outputs of a batch to the host and remove its padding rows (`count`: number of other rows)."""
+        """Copy the outputs of a batch to the host and remove its padding rows.
+
+        Args:
+            outputs: outputs of the compiled program; with several devices, each has a leading device axis.
+            count: number of rows of the batch without padding rows.
+            batch: the padded batch, split over the devices.
+
+        Returns:
+            One entry per output of the model.
+        """
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
         plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluation_inputs})
@@ -287,8 +310,8 @@ class Evaluator:
     """Score and predict with any state of one model; compiled programs are reused by later calls.
 
     Args:
-        model: the model.
-        settings: devices, metrics, policy and batch size.
+        model: the `Model` to score and predict with.
+        settings: devices, default metrics, mixed-precision policy and default batch size.
     """
 
     def __init__(self, model: Model, settings: Settings) -> None:
@@ -296,21 +319,24 @@ class Evaluator:
         self._cache: dict[Any, Any] = {}
 
     def score(self, state: TrainState, data: Any, eval_metric: Any = None, batch_size: int | None = None) -> dict[str, float]:
-        """Compute loss and metrics over a data set; see `Run.score`."""
+        """Return loss and metrics over a data set as a dict; arguments as for `Run.score`, with the parameters in `state`."""
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         make = lambda: Scorer(self.model, metrics, devices, size, self.settings.policy)  # noqa: E731
         return self._cached(("score", metrics, size), make)(state, data_of(self.model, data, size))
 
     def predict(self, state: TrainState, data: Any, batch_size: int | None = None) -> Any:
-        """Compute the outputs for every row: a NumPy array, or a tuple if there are several; see `Run.predict`."""
+        """Return the outputs for every row: a NumPy array, or a tuple of arrays if the model has several outputs.
+
+        Arguments as for `Run.predict`, with the parameters in `state`.
+        """
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         predictor = self._cached(("predict", size), lambda: Predictor(self.model, devices, size, self.settings.policy))
         outputs = predictor(state, data_of(self.model, data, size, labels=False))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _metrics(self, spec: Any) -> tuple[Any, ...]:
-        """Return metrics; those by name from a cache, as programs are compiled again for every new metric object."""
+        """Convert `eval_metric` to metrics; equal names return the same objects, for which programs are compiled already."""
         named = isinstance(spec, (str, list, tuple)) and all(isinstance(name, str) for name in spec)
         return self._cached(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
 
@@ -393,9 +419,9 @@ class InferenceModel:
 
     Args:
         model: as for `score`.
-        params: dict of all parameters by name.
-        aux: dict of auxiliary states by name.
-        loss: loss function if `model` is a function.
+        params: dict of all parameters by name.  None: those of a model returned by `jfit.load`.
+        aux: dict of auxiliary states by name.  None: none, or those of a model returned by `jfit.load`.
+        loss: function `loss(output, label)` that returns the loss of each row, if `model` is a function; otherwise None.
         options: other arguments of `settings_of`, such as `batch_size` and `devices`.
 
     Raises:
@@ -414,7 +440,12 @@ class InferenceModel:
         self.set_params(params, aux)
 
     def set_params(self, params: Any, aux: Any) -> None:
-        """Replace the parameters and auxiliary states by copies of these."""
+        """Replace all parameters and auxiliary states by copies of the arguments.
+
+        Args:
+            params: dict of parameters by name, or a pytree of them.
+            aux: dict of auxiliary states by name, or None if there are none.
+        """
         params, aux = ({k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, aux or {}))
         key = jax.random.key_data(jax.random.key(0))
         state = TrainState(jnp.zeros((), jnp.int32), params, aux, (), (), None, key)
@@ -422,11 +453,11 @@ class InferenceModel:
         self._valid_shapes: set[Any] = set()  # input shapes that match the parameters
 
     def score(self, data: Any, eval_metric: Any = None) -> dict[str, float]:
-        """Compute loss and metrics over a data set; see `jfit.score`."""
+        """Return loss and metrics over a data set as a dict; arguments as for `jfit.score`."""
         return self._evaluator.score(self._state, self._checked(data), eval_metric)
 
     def predict(self, data: Any) -> Any:
-        """Compute the outputs for every row of `data`; see `jfit.predict`."""
+        """Return the outputs for every row of `data`, as `jfit.predict` does."""
         return self._evaluator.predict(self._state, self._checked(data, labels=False))
 
     def _checked(self, data: Any, labels: bool = True) -> ArrayData | StreamData:

@@ -226,8 +226,8 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
     """Infer the shapes of the model for the first batch, and check its heads and the labels before anything is compiled.
 
     Args:
-        model: the model.
-        data: the whole data; the labels of all rows are checked if it is an ArrayData, else those of `probe`.
+        model: the `Model` to train.
+        data: the training data.  The labels of all rows are checked if it is an `ArrayData`, else only those of `probe`.
         probe: inputs of the first batch by name.
 
     Returns:
@@ -243,7 +243,16 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
 
 
 def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainState, train: Any, on_device: Any) -> Any:
-    """Return `evaluate(state, epoch) -> logs` (None without data); the shapes of eval_data are checked now, before training."""
+    """Return `evaluate(state, epoch) -> {name: value}`, or None without eval_data.  Shapes are checked now, before training.
+
+    Args:
+        model: the `Model` that is trained.
+        eval_data: the argument of `fit`.
+        settings: devices, metrics, batch size and mixed-precision policy.
+        state: initial state; only its shapes and dtypes are used.
+        train: the training data, whose size is subtracted from the device memory.
+        on_device: the argument `data_on_device` of `fit`.
+    """
     if eval_data is None:
         return None
     size, metrics = settings.eval_batch_size, settings.metrics

@@ -114,7 +114,7 @@ class History:
 
         Args:
             name: a name in `columns(table)`.
-            table: "epochs" or "points".
+            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
 
         Returns:
             List with one value per row; None for rows without the column.
@@ -139,7 +139,7 @@ class History:
 
         Args:
             path: the file; an existing one is replaced atomically.
-            table: "epochs" or "points".
+            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
 
         Returns:
             `path` as a pathlib.Path.
@@ -157,7 +157,7 @@ class History:
         return atomic_write(path, text.getvalue())
 
     def to_json(self) -> str:
-        """Return both tables as a JSON string, with nan and infinities as the strings "nan", "inf", "-inf".
+        """Return the tables `epochs` and `points` as a JSON string, nan and infinities as the strings "nan", "inf", "-inf".
 
         Returns:
             The string, which `from_json` reads.
@@ -178,10 +178,10 @@ class History:
             text: JSON object with the lists "epochs" and "points".
 
         Returns:
-            A `History` with both tables.
+            A `History` with the tables `epochs` and `points`.
 
         Raises:
-            ValueError: `text` is not valid JSON, or has not the two lists of rows.
+            ValueError: `text` is not valid JSON, or lacks one of the lists "epochs" and "points".
 
         Example:
             >>> History.from_json('{"epochs": [{"loss": "nan"}], "points": []}').column("loss")
@@ -201,10 +201,10 @@ class History:
         return History(rows["epochs"], rows["points"])
 
     def header(self, names: Iterable[str] | None = None) -> str:
-        """Return the column titles as one line of text, aligned with the lines of `row`.
+        """Return the column titles of the epoch table as one line of text, aligned with the lines of `row`.
 
         Args:
-            names: column names; by default all columns except `step` and those with arrays.
+            names: column names.  None: all columns except `step` and those with arrays.
 
         Returns:
             String without a newline.
@@ -220,7 +220,7 @@ class History:
 
         Args:
             index: index of the row; the last one by default.
-            names: column names; by default all columns except `step` and those with arrays.
+            names: column names.  None: all columns except `step` and those with arrays.
 
         Returns:
             String without a newline; "-" for missing values.
@@ -264,7 +264,7 @@ class History:
         """Return a table as a pandas DataFrame.
 
         Args:
-            table: "epochs" or "points".
+            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
 
         Returns:
             pandas.DataFrame with one row per epoch or log point.
@@ -285,7 +285,7 @@ class History:
 
         Args:
             path: image file to write in addition, or None; with a path no display is needed.
-            axes: matplotlib axes to draw into, one per metric; by default new ones are created.
+            axes: matplotlib axes to draw into, one per metric.  None: new ones.
 
         Returns:
             The matplotlib figure.
@@ -372,11 +372,18 @@ def _is_numeric(history: History, name: str) -> bool:
 
 
 def new_axes(owner: str, count: int, path: str | Path | None, axes: Any) -> tuple[Any, list[Any]]:
-    """Return (matplotlib figure, list of axes): `axes` as a list, or `count` new ones; `owner` begins the error messages."""
+    """Return (matplotlib figure, list of axes) to draw into.
+
+    Args:
+        owner: name of the caller, with which error messages begin.
+        count: number of axes needed.
+        path: image file that the caller will write; the figure then needs no display.  None: a figure of pyplot.
+        axes: the caller's matplotlib axes, returned as a list.  None: `count` new ones.
+    """
     if axes is not None:
         flat = list(axes.flat) if hasattr(axes, "flat") else list(axes) if isinstance(axes, (list, tuple)) else [axes]
         if len(flat) < count:
-            raise ValueError(f"{owner}: plot was given {len(flat)} axes but draws {count} metrics; pass at least {count} axes.")
+            raise ValueError(f"{owner}: plot got {len(flat)} axes, but draws {count} metrics; pass at least {count} axes.")
         return flat[0].figure, flat
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -385,7 +392,7 @@ def new_axes(owner: str, count: int, path: str | Path | None, axes: Any) -> tupl
         raise ImportError(f"{owner}: plot needs matplotlib, which is not installed; pip install matplotlib.") from error
     size = (4.5 * count, 3.4)
     if path is not None:
-        # Without pyplot, so that the user's backend and open figures do not change.
+        # Do not use pyplot here: it would change the user's backend and open figures.
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
     else:

@@ -27,11 +27,12 @@ from jfit.step.totals import joined, plain, shown_heads
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowArray:
-    """An array with the position of its rows.
+    """A label or output with the position of the batch rows in its axes.
 
     Attributes:
-        array: array of the slice of one device; outside of the program, on several devices, with a leading device axis.
-        layout: row layout of the slice; None if no axis contains rows.
+        array: label or output for the rows of one device; outside of the compiled program, if there are several devices, with
+            a leading device axis.
+        layout: row layout of `array` (without the device axis); None if no axis contains the rows.
     """
 
     array: Any
@@ -42,9 +43,9 @@ class MetricInputs(NamedTuple):
     """Arguments of the host metrics for one batch.
 
     Attributes:
-        labels: labels of the loss heads.
+        labels: labels of the loss heads (output layers with a loss).
         outputs: outputs of the loss heads.
-        weight: metric weight of each row, (rows,); None: all 1.
+        weight: metric weight of each row, shape (rows,), 0 for padding rows; None: all 1.
     """
 
     labels: tuple[RowArray, ...]
@@ -54,13 +55,13 @@ class MetricInputs(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------ in the compiled program
 def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: str | None) -> MetricInputs:
-    """Return the arguments of the host metrics for the slice of one device, with their row layouts.
+    """Return the arguments of the host metrics for the rows of one device, with their row layouts.
 
     Args:
-        model: the model.
+        model: the `Model` whose loss heads have the labels and outputs.
         values: all outputs of the model.
-        batch: the slice of the batch.
-        axis_name: name of the device axis, or None.
+        batch: the rows of this device, `Batch` or dict of arrays by input name.
+        axis_name: name of the device axis; None for one device.
 
     Raises:
         ValueError: an output mixes the rows of its batch, and the batch has row weights or is split over devices.
@@ -89,8 +90,10 @@ def _row_array(array: Array, rows: MaybeLayout) -> RowArray:
 class HostMetrics:
     """Sums of the host metrics over one pass, and a queue of batches whose copies to the host are in progress.
 
+    A pass is one epoch of training, or one evaluation.
+
     Args:
-        metrics: metrics with `host` True.
+        metrics: metrics with `host` True, which are computed by NumPy on the host.
         devices: number of devices over which a batch is split.
     """
 
@@ -106,7 +109,14 @@ class HostMetrics:
         self._pushed = self._added = 0
 
     def push(self, result: tuple[Any, MetricInputs]) -> Any:
-        """Queue the `MetricInputs` of a step result (report, inputs), start their copy to the host, and return the report."""
+        """Queue a batch: start the copy of its `MetricInputs` to the host.
+
+        Args:
+            result: pair (first result of the compiled program, `MetricInputs` of its batch).
+
+        Returns:
+            The first entry of `result`.
+        """
         report, inputs = result
         for leaf in jax.tree.leaves(inputs):
             leaf.copy_to_host_async()
@@ -115,7 +125,10 @@ class HostMetrics:
         return report
 
     def pop(self, behind: int) -> list[MetricInputs]:
-        """Remove and return all queued batches but the last `behind`; the caller reads them and passes them to `update`."""
+        """Remove and return all queued batches but the last `behind`, which the devices may not have finished.
+
+        The caller copies them to the host and passes them to `update`.
+        """
         return [self._queue.popleft() for _ in range(len(self._queue) - behind)]
 
     def update(self, batches: Sequence[MetricInputs]) -> None:
@@ -139,12 +152,17 @@ class HostMetrics:
                 self._snapshots[self._added] = list(self._sums)
 
     def snapshot(self) -> int:
-        """Return a key for `values`: the metrics over the batches pushed so far, available once these are evaluated."""
+        """Return a key with which `values` returns the metrics over the batches pushed so far, once `update` has got these."""
         self._snapshots[self._pushed] = list(self._sums) if self._pushed == self._added else []
         return self._pushed
 
     def values(self, snapshot: int | None = None) -> dict[str, Any]:
-        """Return the metrics by name over all evaluated batches, or over those of a snapshot, which is deleted."""
+        """Return the metrics by name.
+
+        Args:
+            snapshot: key from the method `snapshot`: the metrics over the batches pushed before it; the key is then invalid.
+                None: the metrics over all batches passed to `update`.
+        """
         sums = self._sums if snapshot is None else self._snapshots.pop(snapshot)
         merged: dict[str, Any] = {}
         for metric, total in zip(self.metrics, sums, strict=True):

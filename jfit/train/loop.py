@@ -4,8 +4,14 @@ A dispatch is one call of a compiled program; it does one or more steps (paramet
 the devices) and `StreamDispatcher` (batches from the host) divide the batches of an epoch into dispatches.  `Loop` runs the
 dispatches and calls the callbacks between them.
 
-Dispatch is asynchronous, and the loop never waits for the dispatch it has just made: it waits for older ones (`Window`), and
-for all of them at the end of an epoch.
+Dispatch is asynchronous, and the host never waits for the dispatch it has just made: it waits for an older one at every 8th
+dispatch (`Window`), and for all of them at the end of an epoch.
+
+Names in this file:
+
+    report      result of a dispatch: float32 array (loss, learning rate) of its last step, see the function `report`
+    fence       the report of an earlier dispatch; when it is ready, that dispatch and all before it are done
+    log point   a time within an epoch, at most every `LOG_SECONDS`, at which the running sums of loss and metrics are copied
 
 Each dispatch donates the previous state, so the loop holds the only reference to the state and replaces it as soon as a
 dispatch returns.  After Ctrl-C, or an exception in a callback or a data iterator, `Loop.state` is therefore the state after
@@ -60,13 +66,14 @@ class Loop:
 
     Args:
         state: initial state, on the devices; donated by the first dispatch.
-        dispatcher: `ResidentDispatcher` or `StreamDispatcher`.
-        devices: the devices of the state.
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which divides the batches of an epoch into dispatches.
+        devices: list of `jax.Device` on which the state is.
         metrics: training metrics; those with `host` True are computed by NumPy on the host, the others inside the step.
         callbacks: called in this order for every event in their `events`.
         evaluate: `evaluate(state, epoch) -> {name: value}`, called after each epoch; the logs have its values as "val_" + name.
-        history: receives a row per epoch and per log point; a new one by default.
-        run: value of `event.run`; only a weak reference is kept.
+            None: no evaluation.
+        history: `History` to which a row is added per epoch and per log point (at most every `LOG_SECONDS`).  None: a new one.
+        run: `jfit.Run` that callbacks get as `event.run`, or None; only a weak reference is kept.
 
     Attributes:
         epoch: number of the current epoch.
@@ -101,7 +108,7 @@ class Loop:
         self.stop_reason: str | None = None
         self.interrupted = False
         self.report: Any = None
-        self._warned = False  # of a loss that is not finite
+        self._warned = False  # whether the warning `NonFiniteLoss` was given
         self._pending: _LogPoint | None = None  # the last log point, not read from the devices yet
 
     @property
@@ -158,13 +165,13 @@ class Loop:
                 elif fence is not None and self.host_metrics is not None:
                     self._read(fence)  # sync: the host waits for the dispatch 8 before this one
                 elif fence is not None:
-                    counters.wait(fence)  # sync: the same; waiting costs less than reading
+                    counters.wait(fence)  # sync: as above, without the copy to the host that `_read` makes
                 for i, callback in enumerate(self.callbacks):
                     if callback.every and self.step % callback.every == 0:
                         self._notify(i, callback, "step", {})
                 if self._stopped(flag):
                     if self.host_metrics is not None:
-                        self._read(report, behind=0)  # sync: training has stopped
+                        self._read(report, behind=0)  # sync: training has stopped; host metrics get all batches so far
                     return
         self._end_epoch(samples, started)
 
@@ -183,7 +190,12 @@ class Loop:
         self._notify_all("epoch_end", logs, **end)
 
     def _read(self, value: Any, *, behind: int = WAIT_EVERY) -> Any:
-        """Copy arrays to the host; host metrics are updated with the batches older than the last `behind` dispatches."""
+        """Copy arrays to the host, and update the host metrics with batches that the devices have finished.
+
+        Args:
+            value: pytree of arrays.
+            behind: number of the last dispatches whose batches are left for later, because they may not be finished.
+        """
         if self.host_metrics is None:
             return counters.read(value)  # sync: see the caller
         on_host, batches = counters.read((value, self.host_metrics.pop(behind)))  # sync: one wait for both
@@ -191,13 +203,18 @@ class Loop:
         return on_host
 
     def _metric_values(self, totals: Any, snapshot: int | None = None) -> dict[str, Any]:
-        """Loss, metrics and host metrics by name, from running sums on the host; `snapshot`: see `HostMetrics.snapshot`."""
+        """Return loss, metrics and host metrics by name.
+
+        Args:
+            totals: running sums, copied to the host.
+            snapshot: result of `HostMetrics.snapshot` at the time of `totals`; None: host metrics over all batches so far.
+        """
         result = values(self.metrics, totals)
         return result if self.host_metrics is None else joined(result, self.host_metrics.values(snapshot))
 
     # -------------------------------------------------------------------------------- events
     def _max_steps(self, step: int) -> int:
-        """Maximum number of steps before the next "step" event of a callback."""
+        """Number of steps from `step` (updates done so far) to the next "step" event of a callback."""
         gaps = [c.every - step % c.every for c in self.callbacks if c.every and "step" in c.events]
         return min(gaps, default=1 << 30)
 
@@ -206,7 +223,7 @@ class Loop:
             self._notify(i, callback, kind, logs, **position)
 
     def _notify(self, i: int, callback: Callback, kind: str, logs: dict[str, float], **position: int) -> None:
-        """Call a callback if `kind` is in its `events`; values in `position` replace those of the current position."""
+        """Call callback number `i` if the event `kind` is in its `events`; `position` overrides epoch, batch or step."""
         if kind in callback.events:
             event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **self.position | position)
             self.callback_states[i] = callback.on(event, self.callback_states[i])
@@ -214,8 +231,13 @@ class Loop:
     def _log(self, speed: float, report: Any, fence: Any) -> None:
         """Send the "log" event of the previous log point, and copy the running sums of this one.
 
-        The values of a log point are reported one log point late: the copy of the running sums is queued on the devices after
+        The values of a log point are read one log point late: the copy of the running sums is queued on the devices after
         the steps in flight, so reading it now would wait for them.  At the next log point it is computed already.
+
+        Args:
+            speed: rows per second since the start of the epoch.
+            report: (loss, learning rate) of the last dispatch, on the devices.
+            fence: report of the dispatch 8 before it, for which the host waits.
         """
         previous, copied = self._pending, (_copy(self.state.metrics), report)
         snapshot = None if self.host_metrics is None else self.host_metrics.snapshot()
@@ -223,7 +245,7 @@ class Loop:
         if previous is None:
             self._read(fence)  # sync: the host waits for the dispatch 8 before this one
             return
-        (totals, last_report), _ = self._read((previous.copied, fence))  # sync: as above; the copy is older than the fence
+        (totals, last_report), _ = self._read((previous.copied, fence))  # sync: as above; the copy is 8 dispatches old, too
         logs = previous.logs | self._metric_values(totals, previous.snapshot) | reported_lr(last_report)
         self._check_finite(int(totals.first_bad_step))
         self.history.add_point(**previous.position, **logs)
@@ -250,7 +272,12 @@ class _LogPoint(NamedTuple):
 
 
 def reported_lr(report: Any) -> dict[str, float]:
-    """Return {"lr": learning rate of a report}, or {} if there is no report or its learning rate is nan (unknown)."""
+    """Return {"lr": learning rate}, or {} if it is unknown.
+
+    Args:
+        report: array (loss, learning rate) of a dispatch, on the host; None before the first dispatch.  A learning rate of nan
+            is unknown.
+    """
     return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 
@@ -259,17 +286,19 @@ _copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next st
 
 # ------------------------------------------------------------------------------------------------ dispatches
 MAX_STEPS_PER_CALL = 32
-AUTO_FLOPS = {"cpu": 1e9}  # backend -> FLOP of a dispatch that make its overhead negligible
-AUTO_FLOPS_DEFAULT = 2e11
+# backend -> number of floating-point operations in a dispatch next to which its overhead is negligible
+AUTO_FLOPS = {"cpu": 1e9}
+AUTO_FLOPS_DEFAULT = 2e11  # for all other backends
 
 
 class Dispatch(NamedTuple):
     """One call of a compiled program.
 
     Attributes:
-        run: `run(state) -> (new state, report)`, which donates `state`; report: see `report` and `DispatchSpec.return_outputs`.
-        steps: number of updates it does.
-        rows: number of rows it trains, without padding.
+        run: `run(state) -> (new state, report)`, which donates `state`.  The report is an array (loss, learning rate) of the
+            last step; with `DispatchSpec.return_outputs`, a pair of it and the arguments of the host metrics.
+        steps: number of updates.
+        rows: number of rows in its batches, without padding rows.
     """
 
     run: Callable[[TrainState], tuple[TrainState, Array]]
@@ -278,17 +307,18 @@ class Dispatch(NamedTuple):
 
 
 class DispatchSpec(NamedTuple):
-    """Settings of a dispatcher.
+    """Settings of a `ResidentDispatcher` or `StreamDispatcher`.
 
     Attributes:
-        model: the lowered model.
+        model: the `Model` that is trained; it determines the batch axes of the inputs.
         step: the training step, `step(state, batch, axis_name=...) -> (state, StepOut)`.
         devices: devices that each batch is split over.
         batch_size: rows of a batch, over all devices.
         micro_batches: number of micro-batches of a batch.
         steps_per_call: maximum number of steps of a dispatch.
-        return_outputs: programs return (report, labels and outputs) instead of the report, for metrics computed on the host.
-            Requires a step made with `outputs=True`, and steps_per_call=1.
+        return_outputs: programs return (report, `MetricInputs`: labels and outputs) instead of the report, an array
+            (loss, learning rate), for metrics computed on the host.  Requires a step made with `outputs=True`, and
+            steps_per_call=1.
     """
 
     model: Model
@@ -339,9 +369,12 @@ def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | 
 
 
 def repeat_steps(train_one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., tuple[TrainState, Array]]:
-    """Return `run(state, count) -> (state, last report)`, a `fori_loop` over `train_one(state, j)` for j = 0 .. count - 1.
+    """Make `run(state, count) -> (state, report of the last step)`, a `fori_loop` over `train_one`.
 
     `count` is traced, so one compiled program serves every number of steps.
+
+    Args:
+        train_one: `train_one(state, j) -> (state, report)` for step j = 0, ..., count - 1; the report is an array (2,).
     """
 
     def run(state: TrainState, count: Any) -> tuple[TrainState, Array]:
@@ -351,12 +384,14 @@ def repeat_steps(train_one: Callable[..., tuple[TrainState, Array]]) -> Callable
 
 
 class ResidentDispatcher:
-    """Dispatches over arrays that are resident on the devices; the programs gather the rows of each batch.
+    """Makes the dispatches (calls of compiled programs) of an epoch, for data that is kept on the devices.
+
+    The programs gather the rows of each batch from the data.
 
     Args:
-        data: the arrays.
+        data: the arrays of the whole data set.
         spec: model, step, devices and batch sizes.
-        paddable: whether short batches may be filled with padding rows, see `Model.plan`.
+        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
     """
 
     def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True) -> None:
@@ -425,12 +460,12 @@ class ResidentDispatcher:
 
 
 class StreamDispatcher:
-    """Dispatches over batches from the host, which a background thread prepares.
+    """Makes the dispatches (calls of compiled programs) of an epoch, for batches that a background thread prepares on the host.
 
     Args:
         data: arrays, or an iterable of batches.
         spec: model, step, devices and batch sizes.
-        paddable: whether short batches may be filled with padding rows, see `Model.plan`.
+        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
     """
 
     def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True) -> None:
@@ -439,7 +474,7 @@ class StreamDispatcher:
             spec.model, data, len(spec.devices), spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
         )
         self.num_batches = data.num_batches(spec.batch_size)
-        self._first_shapes: Any = None  # shapes and dtypes of the first batch
+        self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
         self._programs: dict[Any, Any] = {}
 
     def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int]) -> Iterator[Dispatch]:
@@ -457,10 +492,13 @@ class StreamDispatcher:
                 step += len(group)
 
     def _group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
-        """Yield one dispatch for (batch, rows) pairs of equal shapes, or one per batch if they differ from the first batch.
+        """Yield one dispatch for all batches of a group, or one per batch if their shapes are not those of the first batch.
 
-        Other shapes than those of the first batch (a short last batch) are rare: a program of several steps for them is not
+        Other shapes than those of the first batch (a smaller last batch) are rare: a program of several steps for them is not
         worth its compilation.
+
+        Args:
+            group: list of (batch, number of its rows without padding); all batches have the same shapes.
         """
         most, like_first = self.spec.steps_per_call, self._is_like_first(group[0][0])
         if most == 1 or not like_first:
@@ -469,7 +507,8 @@ class StreamDispatcher:
                 yield Dispatch(functools.partial(_run_batch, program, batch), 1, count)
             return
         batches = [batch for batch, _ in group]
-        batches += batches[-1:] * (most - len(batches))  # not trained: fixes the length of the stack, so one program is enough
+        # The repeated batches are not trained: they fix the length of the stack, so that one program is enough.
+        batches += batches[-1:] * (most - len(batches))
         axis = 1 if len(self.spec.devices) > 1 else 0
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
         program = self._multi_step_program()
@@ -508,9 +547,15 @@ def _shapes(batch: Batch) -> Any:
 
 
 def data_position(dispatcher: Any, epoch: int) -> Any | None:
-    """Return the position of the data iterator at the start of an epoch, as JSON-serializable values, for a checkpoint.
+    """Return the position that the data iterator had at the start of an epoch, for a checkpoint.
 
-    None if the iterator has no position to save: arrays are then read again from the epoch and batch numbers.
+    Args:
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
+        epoch: number of the current epoch.
+
+    Returns:
+        JSON-serializable values.  None for arrays and for iterators without a state that can be saved; a resumed run then finds
+        its batch by the numbers of epoch and batch.
     """
     return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
 
@@ -530,15 +575,16 @@ def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None
 def make_dispatcher(
     data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, on_device: bool | str = "auto"
 ) -> Any:
-    """Create a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.
+    """Create the dispatcher of a data set, which divides the batches of an epoch into calls of compiled programs.
 
-    Networks for which `unrolls(model)` is True (convolutions on CPU) do one step per dispatch and ignore
-    `spec.steps_per_call`: XLA's loops are slow for them, and an unrolled loop rounds differently from separate steps.
+    It is a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.  Networks for which
+    `unrolls(model)` is True (convolutions on CPU) do one step per dispatch and ignore `spec.steps_per_call`: XLA's loops are
+    slow for them, and an unrolled loop rounds differently from separate steps.
 
     Args:
         data: arrays, or an iterable of batches.
         spec: model, step, devices and batch sizes.
-        paddable: whether short batches may be filled with padding rows, see `Model.plan`.
+        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
         on_device: True or False overrides the choice for arrays; "auto" compares their size with the device memory.
     """
     if unrolls(spec.model):

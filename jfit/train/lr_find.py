@@ -46,7 +46,7 @@ class RateRange:
         losses: loss of each batch before its update, (steps,) float64; the last may be infinite if the run diverged.
         smoothed: `smooth(losses, smoothing)`, a running mean of the losses, (steps,) float64.
         smoothing: decay β of the running mean.
-        stopped: why the run ended: "end" (all steps done), "diverged" or "interrupted" (Ctrl-C).
+        stopped: why the run ended: "end" (all steps done), "diverged" (see `diverge` of `lr_find`) or "interrupted" (Ctrl-C).
 
     Example:
         >>> result = RateRange(np.geomspace(1e-4, 1, 9), np.array([3, 3, 3, 2.5, 1.5, 1, 1, 2, 9.0]), smoothing=0.0)
@@ -113,7 +113,7 @@ class RateRange:
 
         Args:
             path: image file to write in addition, or None; with a path no display is needed.
-            axes: matplotlib axes to draw into; by default new ones are created.
+            axes: matplotlib axes to draw into.  None: new ones.
 
         Returns:
             The matplotlib figure.
@@ -178,7 +178,7 @@ def smooth(losses: Any, beta: float) -> np.ndarray:
 
 
 def _lag(count: int, beta: float) -> float:
-    """Lag of the moving average of `count` losses: their mean age in steps, which converges to β / (1 − β)."""
+    """Lag of the moving average of `count` losses with decay β (`beta`): their mean age in steps; it tends to β / (1 − β)."""
     return beta / (1 - beta) - count * beta**count / (1 - beta**count)
 
 
@@ -298,7 +298,10 @@ def _optimizer(optimizer: Any, params: Mapping[str, Any] | None, model: Model, s
 
 
 def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Dispatches:
-    """Yield `steps` dispatches of one step, over several epochs; skip the short last batch of arrays (a second program)."""
+    """Yield `steps` dispatches (calls of the compiled program) of one step each, over as many epochs as needed.
+
+    An incomplete last batch of arrays is skipped, because it would need a second program.
+    """
     full_batches = data.num_rows // batch_size if isinstance(data, ArrayData) else 0
     done = 0
     for epoch in itertools.count():
@@ -315,9 +318,10 @@ def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Disp
 
 
 def _train(state: TrainState, dispatches: Dispatches, smoothing: float, diverge: float) -> tuple[np.ndarray, str]:
-    """Return the array (steps, 2) of loss and learning rate, and the value of `RateRange.stopped`.
+    """Return an array (steps, 2) of loss and learning rate, and the value of `RateRange.stopped`.
 
-    The host reads the reports of eight steps at a time, eight steps late, so that it does not wait for the devices.
+    Each dispatch returns a report, an array (loss, learning rate).  The host reads the reports of eight steps at a time, eight
+    steps late, so that it does not wait for the devices.
     """
     window, reports = Window(), []
     trace, stopped = np.zeros((0, 2)), "end"

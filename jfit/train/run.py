@@ -1,4 +1,4 @@
-"""Stage 6: `Run`, the result of `fit`: the trained state and its history, with methods to score, predict, save and continue."""
+"""`Run`, the result of `fit`: the trained state and its history, with methods to score, predict, save and continue."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Run:
     Callbacks receive the run as `event.run`, while it trains.
 
     Args:
-        model: the model.
+        model: the `Model` to train, score and predict with.
         settings: devices, batch sizes, number of epochs, metrics and folders.
         state: initial `TrainState`, on the devices of `settings`.
         history: history of earlier epochs.  Default: empty.
 
     Attributes:
         model: the `jfit.Model`.
-        settings: the settings of the run.
-        history: `History` with the metrics of every epoch and of the log events within epochs.
+        settings: devices, batch sizes, number of epochs, metrics and folders, a `jfit.train.batches.Settings`.
+        history: `History` with the losses and metrics of every epoch and of the "log" events within epochs.
         interrupted: whether Ctrl-C ended the last training.
-        stop_reason: str: why the last training ended before `num_epoch`, or None.
+        stop_reason: why the last training ended before `num_epoch`, a string; None if it did not.
 
     Example:
         >>> import jfit, numpy as np
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def base_lr(self) -> float | None:
-        """Base learning rate, before the schedule; None if the optimizer has its own (an optax instance)."""
+        """Base learning rate, before the schedule; None if the optimizer is an optax instance with its own learning rate."""
         base_lr = self.state.base_lr
         return None if base_lr is None else float(counters.read(base_lr))
 
@@ -164,7 +164,7 @@ class Run:
     set_lr = set_base_lr  # deprecated alias
 
     def stop(self, reason: str = "stopped by a callback") -> None:
-        """End training after the current dispatch.
+        """End training after the current dispatch (call of a compiled program, which runs one or more steps).
 
         Args:
             reason: text for `stop_reason`.
@@ -183,7 +183,12 @@ class Run:
         self._best = snapshot
 
     def meta(self) -> dict[str, Any]:
-        """Return the JSON part of a checkpoint: position, history, callback states, position of the data and graph."""
+        """Return the JSON-serializable part of a checkpoint, the argument `meta` of `jfit.checkpoint.save`.
+
+        Returns:
+            dict with the position of the run, its history, the states of its callbacks, its batch size, the position of the
+            data iterator and, if the model has one, the graph.
+        """
         names = [c.name for c in self._loop.callbacks] if self._loop else []
         states = self._loop.callback_states if self._loop else []
         return {
@@ -215,7 +220,8 @@ class Run:
         """Prepare the run for training: create its training loop.  `fit` calls it.
 
         Args:
-            dispatcher: source of the dispatches of an epoch, from `make_dispatcher`.
+            dispatcher: object from `jfit.train.loop.make_dispatcher` that divides the batches of an epoch into dispatches
+                (calls of compiled programs).
             callbacks: sequence of `Callback`.
             evaluate: function `(state, epoch) -> dict of metrics` called after every epoch, or None.
         """
@@ -248,7 +254,7 @@ class Run:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
         if checkpoints.latest(directory) is None:
             return
-        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest complete one
+        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest undamaged one
         meta = checkpoints.load_meta(directory)
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
@@ -308,7 +314,10 @@ class Run:
         return self
 
     def _recovery_note(self) -> str:
-        """Return a sentence that says where the newest state is; restores the newest checkpoint if the devices lost it."""
+        """Return the part of an error message that says where the newest state of the run is.
+
+        If the state on the devices cannot be read, the newest checkpoint is restored first.
+        """
         if self._state_is_readable():
             return "jfit.last_run() has the state of the last finished step"
         folder = self.settings.checkpoint

@@ -17,7 +17,7 @@ def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = Non
         bar: whether to show the bar; False shows only the table.
         force: True writes to any file; by default nothing is written unless `file` is a terminal or the code runs in a
             notebook.
-        file: text file to write to; sys.stdout by default.
+        file: text file to write to.  None: sys.stdout.
 
     Returns:
         A `Callback`.
@@ -69,9 +69,9 @@ class _Display:
                 desc=f"epoch {event.epoch}",
                 leave=False,
                 file=file,
-                # _FORMAT has a percentage, which needs a total; None is the default format of tqdm.
+                # _FORMAT shows a percentage, which needs the total number of batches; None is the default format of tqdm.
                 bar_format=_FORMAT if total else None,
-                # No rate limit: there are at most about two log points per second.
+                # No minimum time between updates: there are at most about two "log" events per second.
                 mininterval=0,
                 dynamic_ncols=True,
             )

@@ -16,12 +16,12 @@ class Event(NamedTuple):
     - "epoch_start", "epoch_end": before the first batch of an epoch; after its last batch and the evaluation.
     - "step": every `every` steps, for callbacks with that argument.
     - "log": when the running loss and metrics have been read from the devices, at most about twice per second.  `epoch`,
-      `batch` and `step` are those of the values, which are read a few dispatches late so that the host does not wait for them.
+      `batch` and `step` are those of the values, which are read a few steps late so that the host does not wait for them.
 
     Args:
         kind: one of `EVENTS`.
         epoch: number of the epoch, from 0.
-        step: number of updates done since the start of the run.
+        step: number of updates done since the start of the run, those before a resume included.
         batch: number of batches done in this epoch.
         num_batches: number of batches of an epoch, or None if the data has no length.
         logs: name -> value; empty except for "log" (loss, metrics, lr, samples_per_second) and "epoch_end" (also time, in
@@ -44,7 +44,7 @@ class Event(NamedTuple):
 
 
 def scalars(logs: dict[str, Any]) -> dict[str, Any]:
-    """Return the logged values without arrays such as confusion matrices, for output as text or CSV.
+    """Return the logged values (a dict by name) without arrays such as confusion matrices, for output as text or CSV.
 
     Example:
         >>> import numpy as np
@@ -62,10 +62,10 @@ class Callback(NamedTuple):
 
     Args:
         on: called with an `Event` and the state of the callback; returns the new state.
-        init: returns the initial state; None by default.
+        init: returns the initial state.  Default: a function that returns None.
         events: kinds of events for which `on` is called, from `EVENTS`.
-        every: number of steps between two "step" events; required if "step" is in `events`.  A dispatch then does at most as
-            many steps as remain until the next "step" event.
+        every: number of steps between two "step" events; required if "step" is in `events`.  A call of the compiled program
+            then runs at most the steps up to the next "step" event.  None: no "step" events.
         name: name of the callback in error messages and checkpoints.
 
     Example:
@@ -121,7 +121,7 @@ def lambda_callback(*, every: int | None = None, name: str = "lambda", **functio
     """Create a callback without state from one function per kind of event.
 
     Args:
-        every: number of steps between two calls of the `step` function; required with `step=`.
+        every: number of steps between two calls of the `step` function; required with `step=`, otherwise None.
         name: name of the callback in error messages.
         **functions: kind of event -> function `f(event)`; the kinds are in `EVENTS`.
 
@@ -163,7 +163,7 @@ def _checked(callback: Callback) -> Callback:
     if "step" in callback.events and every is None:
         raise ValueError(
             f"callback {callback.name}: 'step' events need every=N, the number of steps between two events, but every is None; "
-            "between them several steps can run in one dispatch."
+            "between two events, several steps can run in one call of the compiled program."
         )
     return callback
 

@@ -57,7 +57,7 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
 
     Args:
         path: the file.  A run that starts at step 0 deletes its lines; a resumed run deletes only the lines after its step.
-        every: "epoch" (a line after each epoch) or "log" (a line per log point, at most about two per second).
+        every: "epoch" (a line after each epoch) or "log" (a line per "log" event, at most about two per second).
 
     Returns:
         A `Callback`.
@@ -87,11 +87,11 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
 def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
     """Log speed and running metrics every `frequent` batches, and metrics and time after each epoch, in MXNet's format.
 
-    The lines go to `logging.getLogger("jfit")` at level INFO.  Running metrics are those of the last log point (up to about
-    half a second old), because reading newer ones would make the host wait for the devices.
+    The lines go to `logging.getLogger("jfit")` at level INFO.  Running metrics are those of the last "log" event (up to
+    about half a second old), because reading newer ones would make the host wait for the devices.
 
     Args:
-        batch_size: rows of a batch, for samples per second; that of the run by default.
+        batch_size: number of rows per batch, for the samples per second.  None: that of the run.
         frequent: number of batches between two lines.
 
     Returns:
@@ -155,7 +155,14 @@ def _epoch_lines(event: Event) -> None:
 def _rewind(
     path: Path, step: int, read: Callable[[Path], list[dict[str, Any]]], write: Callable[[Path, list[dict[str, Any]]], None]
 ) -> None:
-    """Delete the rows after `step` (all if it is 0): a run resumed from a checkpoint of that step logs them again."""
+    """Delete the rows of a log file that a run starting at update `step` logs again: those after `step`, all if it is 0.
+
+    Args:
+        path: the file; it need not exist.
+        step: number of updates done when the run starts; above 0 for a resumed run.
+        read: returns the rows of the file.
+        write: replaces the file by rows.
+    """
     if not path.exists():
         return
     rows = read(path)

@@ -10,7 +10,8 @@ from jfit.train.callbacks.base import Callback, Event
 def checkpointing(directory: str | os.PathLike[str], every: str | int = "epoch", keep: int | None = 3) -> Callback:
     """Save a checkpoint after each epoch, or every N steps.
 
-    Besides the state it saves `run.meta()` (position, history, callback states and graph), which `fit(resume=directory)` needs.
+    It saves the state of the run and `run.meta()` (position, history, callback states and graph), which
+    `fit(resume=directory)` needs.
 
     Args:
         directory: checkpoint directory of the run.
@@ -32,7 +33,7 @@ def checkpointing(directory: str | os.PathLike[str], every: str | int = "epoch",
         raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
 
     def on(event: Event, state: str | None) -> str | None:
-        # sync: the host waits for the state of this step
+        # sync: the host waits until the devices have computed the state of this step
         return str(checkpoint.save(directory, event.run.snapshot(), meta=_meta(event), keep=keep, step=event.step))
 
     events = ("epoch_end",) if steps is None else ("step",)

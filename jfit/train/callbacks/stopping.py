@@ -76,7 +76,7 @@ def _value(event: Event, monitor: str, state: dict[str, Any]) -> float | None:
     if value is not None:
         return float(value)
     if state["best"] is not None:
-        # It was logged in an earlier epoch: evaluation may be skipped in some epochs.
+        # The value was logged in an earlier epoch: evaluation may be skipped in some epochs.
         return None
     hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
     raise ValueError(f"early_stopping: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")
