@@ -53,7 +53,7 @@ def test_jax_devices_are_accepted():
         ([jfit.cpu(0), jfit.cpu(0)], r"devices=\[cpu\(0\), cpu\(0\)\] contains a device twice"),
         (jfit.cpu(8), r"cpu\(8\) is not available: this machine has 8 cpu devices; emulate more .*=9"),
         (jfit.cpu(-1), r"cpu\(-1\) is not a device: devices are numbered from 0"),
-        (jfit.tpu(0), r"tpu\(0\) is not available: this machine has no tpu devices; ask for fewer, or install jax"),
+        (jfit.tpu(0), r"tpu\(0\) is not available: this machine has no tpu devices; pass fewer devices, or install jax"),
     ],
 )
 def test_an_invalid_device_raises(given, sentence):

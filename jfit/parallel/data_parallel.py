@@ -22,7 +22,8 @@ OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[a
 class DataParallel:
     """A training step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
 
-    Create it with `jfit.data_parallel`.  Calls return before the devices are done; at most 16 calls are in flight.
+    Create it with `jfit.data_parallel`.  Calls return before the devices are done; the host waits if more than
+    16 calls are queued.
 
     Attributes:
         devices: list of `jax.Device`.
@@ -59,12 +60,12 @@ class DataParallel:
         """Run one update with the global batch.
 
         Args:
-            state: from `place` or the previous call; it is donated.
-            batch: `jfit.Batch` or dict of arrays by input name.  If its rows do not divide by the number of devices, it is
-                padded with rows of weight 0.
+            state: `TrainState` from `place` or from the previous call; it is donated.
+            batch: `jfit.Batch` or dict of arrays by input name.  If the number of rows is not divisible by the number of
+                devices (times micro-batches), it is padded with rows of weight 0.
 
         Returns:
-            (state, out), before the devices are done.
+            (new `TrainState`, `StepOut`); the call returns before the devices are done.
         """
         whole = check_batch(Batch(dict(batch)) if isinstance(batch, dict) else batch, self._axes)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
@@ -73,14 +74,19 @@ class DataParallel:
         split = split_batch(whole, count, self._axes, self._multiple)
         state, out = self._program(state, split)
         fence = self._window.push(_fence_of(state, out))
-        if fence is not None and not fence.is_deleted():  # the caller may have donated it to another function
-            counters.wait(fence)  # sync: the host waits for the call 8 back
+        if fence is not None and not fence.is_deleted():  # the caller may have donated the array to another function
+            counters.wait(fence)  # sync: at every 8th call, the host waits for the call 8 before it
         if count > 1 and getattr(out, "outputs", None) is not None:
             out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
         return state, out
 
     def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeLayout, ...]:
-        """Row layouts of the outputs of one device, to concatenate them."""
+        """Return the row layout of each output of one device, with which the outputs of all devices are concatenated.
+
+        Args:
+            split: the batch with a leading device axis.
+            outputs: outputs of the step with a leading device axis.
+        """
         if self._model is None:
             return tuple(RowLayout(0, 1, o.shape[1], 1) if o.ndim > 1 else LOST for o in outputs)
         shapes = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in split.inputs.items()}
@@ -91,7 +97,7 @@ class DataParallel:
 
 
 def _fence_of(state: Any, out: Any) -> jax.Array:
-    """A small array that is ready when the step is done, and that the next call does not donate."""
+    """Return a small array that is ready when the step is done, and that the next call of the step does not donate."""
     if isinstance(out, StepOut):
         return out.fence
     leaves = jax.tree.leaves(out)
@@ -106,8 +112,8 @@ def data_parallel(step: Step, devices: Any = None, *, batch_axes: Mapping[str, i
 
     Args:
         step: from `jfit.train_step`, or any function `step(state, batch, axis_name=None) -> (state, StepOut)`.
-        devices: None, a number, "all" or a list (see `jfit.parallel.resolve`).
-        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0; default: those of the model.
+        devices: None (the default device), a number, "all" or a list of devices (see `jfit.parallel.resolve`).
+        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
 
     Returns:
         `DataParallel`, called as `(state, batch) -> (state, out)`.  It splits the global batch into equal shards, pads it with

@@ -20,7 +20,7 @@ from jfit.data.batch import Batch, pad_rows, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
 from jfit.step.state import TrainState
 
-Device: TypeAlias = Any  # a jax.Device, which type checkers take for a variable
+Device: TypeAlias = Any  # a jax.Device: type checkers do not accept that name as a type
 AXIS = "devices"  # name of the device axis inside a step
 
 
@@ -171,7 +171,7 @@ def _remedy(kind: str, needed: int) -> str:
             f"emulate more before jax starts: XLA_FLAGS=--xla_force_host_platform_device_count={needed}, or "
             f'jax.config.update("jax_num_cpu_devices", {needed})'
         )
-    return "ask for fewer, or install jax with support for that kind of device"
+    return "pass fewer devices, or install jax with support for that kind of device"
 
 
 HOST_ALIGNMENT = 64  # jax shares the memory of numpy arrays that are aligned to this many bytes with a CPU device
@@ -179,11 +179,11 @@ STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ig
 
 
 def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sharding:
-    """Sharding of replicated arrays, or with split=True of arrays with a leading device axis.
+    """Make the sharding of arrays that are replicated on devices, or split over them along a leading device axis.
 
     Args:
         devices: list of `jax.Device`.
-        split: whether the leading axis is split over the devices.
+        split: whether axis 0 is split over the devices; False: every device has the whole array.
 
     Returns:
         `jax.sharding.Sharding`.
@@ -201,12 +201,12 @@ def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sha
 def place(tree: Any, devices: Any = None) -> Any:
     """Replicate a pytree on devices, in the sharding that compiled steps expect (another sharding would compile them again).
 
-    The result never shares memory with `tree`, so it can be donated.  In a `TrainState`, `local` is split along its leading
-    device axis instead of replicated.
+    The result never shares memory with `tree`, so it can be donated.  In a `TrainState`, the per-device state `local` is split
+    along its leading device axis instead of replicated.
 
     Args:
         tree: any pytree of arrays, numpy or jax.
-        devices: see `jfit.parallel.resolve`.
+        devices: None (the default device), a number, "all" or a list of devices (see `jfit.parallel.resolve`).
 
     Returns:
         Pytree of `jax.Array` on the devices.
@@ -241,7 +241,7 @@ def _copied(tree: Any, where: jax.sharding.Sharding) -> Any:
 
 
 def _check_local(local: Any, count: int) -> None:
-    # With a shorter leading axis, pmap would silently use fewer devices.
+    # If the leading axis of `local` were shorter than the list of devices, pmap would use fewer devices without an error.
     for path, leaf in jax.tree_util.tree_leaves_with_path(local):
         if np.shape(leaf)[:1] != (count,):
             raise ValueError(
@@ -270,7 +270,13 @@ def place_split(tree: Any, devices: Sequence[Device]) -> Any:
 
 
 def split_rows(x: Any, count: int, axis: int = 0) -> Any:
-    """Reshape (batch, ...) to (devices, batch / devices, ...), without a copy for numpy arrays with axis 0."""
+    """Reshape (batch, ...) to (devices, batch / devices, ...); numpy arrays are not copied if `axis` is 0.
+
+    Args:
+        x: array, numpy or jax.
+        count: number of devices.
+        axis: batch axis of `x`.
+    """
     shape = x.shape
     cut = x.reshape((*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :]))
     return cut if axis == 0 else np.moveaxis(cut, axis, 0)
@@ -281,12 +287,13 @@ def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None,
 
     Args:
         batch: the global batch.
-        count: number of devices; with 1 there is no device axis.
-        axes: input name -> batch axis, for inputs whose batch axis is not 0.
-        multiple: pad the batch with repeated rows of weight 0, until the rows per device are a multiple of this.
+        count: number of devices; with 1, no device axis is added.
+        axes: input name -> batch axis, for inputs whose batch axis is not 0; None: all are 0.
+        multiple: number by which the number of rows per device must be divisible; if necessary, the batch is padded with
+            repeated rows of weight 0.
 
     Returns:
-        `Batch`; its weights are set if rows were padded.
+        `Batch`; its row weights are arrays, not None, if the batch was padded.
 
     Example:
         >>> import numpy as np
@@ -308,17 +315,25 @@ def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None,
 
 
 # ------------------------------------------------------------------------------------------------ concatenating slices
-# An output axis may contain each row several times (a `RowLayout`).  Rows are concatenated in the shape
-# (..., before, rows, after, ...), in which rows have an axis of their own.
+# An axis of an output may contain each row several times, as a `RowLayout` describes: the axis is (before, rows, after) merged
+# into one.  Slices are concatenated in the shape (..., before, rows, after, ...), in which the rows are a separate axis.
 def split_row_axis(array: Any, layout: RowLayout) -> Any:
-    """Reshape (..., before * rows * after, ...) to (..., before, rows, after, ...): rows are axis `layout.axis + 1`."""
+    """Reshape (..., before * rows * after, ...) to (..., before, rows, after, ...), with the rows as axis `layout.axis + 1`.
+
+    `layout` is a `RowLayout`: before and after are the factors of the axis that merged axes around the rows contribute.
+    """
     axis, shape = layout.axis, array.shape
     size = shape[axis] // (layout.before * layout.after)
     return array.reshape((*shape[:axis], layout.before, size, layout.after, *shape[axis + 1 :]))
 
 
 def concat_slices(slices: Any, layout: RowLayout) -> Any:
-    """Concatenate per-device slices (devices, ...) along the rows: (..., before, devices * rows, after, ...).  numpy or jax."""
+    """Concatenate per-device slices along the rows: (devices, ...) -> (..., before, devices * rows, after, ...).
+
+    Args:
+        slices: numpy or JAX array with a leading device axis; each slice has the row layout `layout`.
+        layout: axis of a slice that contains the rows, and its factors `before` and `after` (see `split_row_axis`).
+    """
     lib, axis = np if isinstance(slices, np.ndarray) else jnp, layout.axis
     split = lib.moveaxis(
         split_row_axis(slices, layout._replace(axis=axis + 1)), 0, axis + 1
@@ -328,7 +343,10 @@ def concat_slices(slices: Any, layout: RowLayout) -> Any:
 
 
 def merge_row_axis(split: Any, axis: int, count: int | None = None) -> Any:
-    """Take the first `count` rows of (..., before, rows, after, ...) and merge the three axes into one."""
+    """Take the first `count` rows of (..., before, rows, after, ...) and merge the three axes into axis `axis`.
+
+    The inverse of `split_row_axis`.  None for `count` takes all rows.
+    """
     split = split if count is None else split[(*(slice(None),) * (axis + 1), slice(count))]
     shape = split.shape
     return split.reshape((*shape[:axis], math.prod(shape[axis : axis + 3]), *shape[axis + 3 :]))
@@ -336,10 +354,13 @@ def merge_row_axis(split: Any, axis: int, count: int | None = None) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def merge_outputs(outputs: tuple[jax.Array, ...], rows: tuple[MaybeLayout, ...], real: int) -> tuple[jax.Array, ...]:
-    """Concatenate outputs with a leading device axis to the outputs of the whole batch of `real` rows, without padding rows.
+    """Concatenate the outputs of all devices to the outputs of the whole batch, without padding rows.
 
-    Of outputs that do not depend on the batch, the one of the first device is returned; outputs whose rows cannot be separated
-    (row layout LOST) keep the device axis.
+    Args:
+        outputs: outputs of the model with a leading device axis.
+        rows: row layout of each output.  None: the output does not depend on the batch; that of the first device is returned.
+            LOST: the rows cannot be separated, and the output is returned with the device axis.
+        real: number of rows of the batch without padding rows.
     """
 
     def merged(out: jax.Array, layout: MaybeLayout) -> jax.Array:

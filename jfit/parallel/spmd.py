@@ -19,7 +19,8 @@ from jfit import counters
 from jfit.parallel.devices import AXIS, Device
 
 SPMD = "pmap"  # or "shard_map"
-WAIT_EVERY = 8  # calls between two waits, so at most 16 are in flight: with 32, emulated CPU devices abort the process
+# number of calls between two waits of the host, so that at most 16 are queued: with 32, emulated CPU devices abort the process
+WAIT_EVERY = 8
 
 
 def compile_spmd(
@@ -37,9 +38,9 @@ def compile_spmd(
         fn: pure function; called with axis_name=None for one device, else with the name of the device axis.
         devices: list of `jax.Device`.
         in_axes: one pytree prefix per argument: None for replicated arrays, 0 for arrays with a leading device axis.
-        out_axes: the same for the result.
+        out_axes: pytree prefix for the result, likewise.
         donate: positions of donated arguments.
-        name: name under which `jfit.counters` counts its traces.
+        name: name under which `jfit.counters` counts how often the function is traced.
 
     Returns:
         Compiled function of the positional arguments.
@@ -81,13 +82,15 @@ def _shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):
 
 
 def _each(fn: Callable[[Any, Any], Any], tree: Any, axes: Any) -> Any:
-    """Map `fn(leaf, axis)` over a pytree, with the axes as a pytree prefix."""
+    """Map `fn(leaf, axis)` over a pytree; `axes` is a pytree prefix of axes (0 or None), as for pmap."""
     is_none = lambda a: a is None  # noqa: E731
     return jax.tree.map(lambda a, sub: jax.tree.map(lambda x: fn(x, a), sub), axes, tree, is_leaf=is_none)
 
 
 class Window:
-    """Limits the number of dispatched calls in flight to 16: at every 8th call, the host waits for the call 8 calls earlier.
+    """Limits the number of dispatched calls that are not done to 16.
+
+    At every 8th call, `push` returns an array of the call 8 before it, its fence, for which the caller then waits.
 
     Example:
         >>> window = Window()
@@ -97,10 +100,17 @@ class Window:
 
     def __init__(self) -> None:
         self._count = 0
-        self._fence: Any = None  # of the last 8th call
+        self._fence: Any = None  # array of the last 8th call; it is ready when the call is done
 
     def push(self, fence: Any) -> Any | None:
-        """Register a call by its fence, an array that is ready when it is done.  Returns a fence to wait for, or None."""
+        """Register a call.
+
+        Args:
+            fence: an array that is ready when the call is done, such as one of its results.
+
+        Returns:
+            The fence of the call 8 before this one, for which the caller must wait; None except at every 8th call.
+        """
         self._count += 1
         if self._count % WAIT_EVERY:
             return None

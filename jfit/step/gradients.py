@@ -20,16 +20,17 @@ Gradients = dict[str, Array]
 
 
 def forward_step(model: Model, *, train: bool = True, policy: Policy | str | None = None) -> Callable[..., Outputs]:
-    """Forward pass as a pure function: (params, aux, batch, key, step, number) -> outputs.  Auxiliary states are not updated.
+    """Make the forward pass of a model as a pure function.  Auxiliary states are not updated.
 
     Args:
-        model: the model.
+        model: the `Model` to run.
         train: run in training mode (dropout, batch statistics); with False labels may be left out of the batch.
-        policy: mixed precision.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
 
     Returns:
-        `fn(params, aux, batch, key, step, number, axis_name=None) -> outputs`: `key` is `state.key`, `step` the number of
-        the step and `number` that of the pass within it.  `gradient_step` draws the same random numbers for the same three.
+        `fn(params, aux, batch, key, step, number, axis_name=None) -> outputs`, a tuple of arrays.  Random numbers are drawn
+        with the PRNG key `part_key(key, step, number)`: `key` is `state.key`, `step` the number of the training step and
+        `number` that of the forward pass within the step.  `gradient_step` draws the same random numbers for equal values.
 
     Example:
         >>> import jax, jax.numpy as jnp, jfit
@@ -50,12 +51,14 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
 def gradient_step(
     model: Model, wrt: Sequence[str], *, policy: Policy | str | None = None, by_rows: bool = False
 ) -> Callable[..., tuple[Outputs, dict[str, Array], Aux]]:
-    """Outputs and gradients Σᵢ wᵢ ∇ℓᵢ of one device's rows as a pure function, without reduction over devices or update.
+    """Make a pure function that returns outputs and gradients Σᵢ wᵢ ∇ℓᵢ for the rows of one device, without an update.
+
+    wᵢ and ℓᵢ are weight and loss of row i.  The gradients are not summed over devices.
 
     Args:
-        model: the model.
+        model: the `Model` to differentiate.
         wrt: names of the parameters and inputs to differentiate; integer arrays get zero gradients.
-        policy: mixed precision.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
         by_rows: return the gradients of embedding tables as `jfit.optim.SparseRows`.
 
     Returns:
@@ -111,7 +114,14 @@ def _floats(arrays: Mapping[str, Any], names: set[str]) -> dict[str, Array]:
 
 
 def _pass(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[BatchShard, dict[str, Any]]:
-    """Return (shard, keyword arguments of `model.apply`) for a training pass over a Batch or a dict of inputs."""
+    """Return (`BatchShard`, keyword arguments of `model.apply`) for a training pass over the rows of one device.
+
+    Args:
+        model: the `Model` to run.
+        batch: `Batch` or dict of arrays by input name.
+        key: PRNG key of this pass.
+        axis_name: name of the device axis; None for one device.
+    """
     shard = BatchShard(*parts_of(batch), row_ids=None)
     if any(n in shard.inputs for n in (*model.inputs, *model.labels)):  # a graph without inputs has no rows
         shard = shard_of(model, batch, axis_name)
@@ -132,12 +142,14 @@ def _objective(model: Model, values: Outputs, inputs: Any, weight: Array | None,
 def mean_gradients(
     model: Model, wrt: Sequence[str] | None = None, *, policy: Policy | str | None = None
 ) -> Callable[..., Gradients]:
-    """Mean gradient of a batch, Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ, as a pure function.  Auxiliary states are not updated.
+    """Make a pure function that returns the mean gradient of a batch, Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ.
+
+    wᵢ and ℓᵢ are weight and loss of row i.  Auxiliary states are not updated.
 
     Args:
-        model: the model.
+        model: the `Model` to differentiate.
         wrt: names of parameters; None: all trainable ones (floating dtype, not frozen by the model).
-        policy: mixed precision.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
 
     Returns:
         `fn(params, aux, batch, key=None, axis_name=None) -> gradients by name`; batch: a `jfit.Batch` or a dict of inputs; key:
@@ -164,10 +176,12 @@ def mean_gradients(
 def full_gradients(
     model: Model, wrt: Sequence[str] | None = None, *, policy: Policy | str | None = None
 ) -> Callable[..., Gradients]:
-    """Mean gradient over all batches of a dataset, Σ wᵢ ∇ℓᵢ / Σ wᵢ, at the same parameters.
+    """Make a function that returns the mean gradient over a dataset, Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ, at the same parameters.
+
+    wᵢ and ℓᵢ are weight and loss of row i; the sums are over the rows of all batches.
 
     Args:
-        model: the model.
+        model: the `Model` to differentiate.
         wrt, policy: as for `mean_gradients`.
 
     Returns:
@@ -211,7 +225,7 @@ def full_gradients(
 
 
 def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None) -> Callable[..., tuple[Gradients, Array]]:
-    """(Σ wᵢ ∇ℓᵢ, Σ wᵢ) of a batch, summed over devices if there is an axis name."""
+    """Make a function that returns (Σᵢ wᵢ ∇ℓᵢ, Σᵢ wᵢ) over the rows i of a batch, summed over devices if `axis_name` is set."""
 
     def fn(params: Params, aux: Aux, batch: Any, key: Array, number: Any, axis_name: str | None) -> tuple[Gradients, Array]:
         names = list(split_params(model, params)[0] if wrt is None else wrt)

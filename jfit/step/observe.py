@@ -22,9 +22,9 @@ def eval_step(
     """Make an evaluation step, a pure function that adds the loss and metrics of a batch to running sums.
 
     Args:
-        model: the model.
+        model: the `Model` to evaluate.
         metrics: metrics to compute on the devices.
-        policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
         outputs: also return the outputs of the model.
 
     Returns:
@@ -63,8 +63,8 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
     """Make a prediction step, a pure function that returns the outputs of the model for a batch.
 
     Args:
-        model: the model.
-        policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
+        model: the `Model` to run.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
 
     Returns:
         `step(params, aux, batch, number=0, axis_name=None) -> tuple of outputs`.  The batch needs labels only if an output is
@@ -89,5 +89,5 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
 
 
 def _key(model: Model, number: Any) -> Array | None:
-    """The PRNG key of a batch for models that draw random numbers in evaluation, else None: `apply` takes a key as training."""
+    """Return the PRNG key of batch `number` for models that draw random numbers in evaluation mode, else None."""
     return jax.random.fold_in(jax.random.key(0), number) if "draws" in model.traits else None

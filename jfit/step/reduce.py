@@ -25,9 +25,10 @@ class Reduce(NamedTuple):
     """A reduction rule as a pair of pure functions.
 
     Attributes:
-        init: `init(gradients) -> local`: initial per-device state (`TrainState.local`), or None.
-        apply: `apply(gradients, sums, local, axis_name) -> (gradients, sums, local)`; reduces the gradients, and adds the
-            pytree `sums` over devices.
+        init: `init(gradients) -> local`: initial state of the rule on one device (`TrainState.local`), such as the residual of
+            `two_bit`; None for a rule without state.
+        apply: `apply(gradients, sums, local, axis_name) -> (gradients, sums, local)`; reduces the gradients over devices, and
+            adds the pytree `sums` (of losses, metrics and row weights) over devices.
         shared: whether all devices get the same gradients; otherwise each device has its own parameters and optimizer state.
     """
 
@@ -36,7 +37,7 @@ class Reduce(NamedTuple):
     shared: bool = True
 
 
-@functools.cache  # the same object every time: compiled programs are cached by it
+@functools.cache  # always return the same object, because compiled programs are cached by it
 def all_reduce() -> Reduce:
     """Sum the gradients over devices in one all-reduce; `SparseRows` gradients are gathered from all devices instead.
 
@@ -84,7 +85,7 @@ def unreduced() -> Reduce:
 def two_bit(threshold: float = 0.5) -> Reduce:
     """For gradient g of each device: r ← r + g;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  result: Σ_devices q.
 
-    2-bit quantization with error feedback: the residual r is kept on each device.
+    2-bit quantization with error feedback: the residual r stays on each device, q is summed over devices; t: threshold.
 
     Args:
         threshold: t, above 0.
@@ -120,7 +121,9 @@ def two_bit(threshold: float = 0.5) -> Reduce:
 
 
 def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tuple[Array, Array]:
-    """Quantize gradient + residual to -threshold, 0 or threshold.  Returns (quantized gradient, new residual).
+    """Quantize gradient + residual to -threshold, 0 or threshold.
+
+    Returns (quantized gradient, new residual), where the new residual is the part that quantization removed.
 
     Example:
         >>> import jax.numpy as jnp

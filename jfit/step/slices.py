@@ -25,7 +25,11 @@ from jfit.step.totals import head_arguments, metric_stats
 
 # ------------------------------------------------------------------------------------------------ rows
 def num_rows(model: Model, inputs: dict[str, Array]) -> int:
-    """Number of rows of a batch."""
+    """Number of rows of a batch, from the first input of the model in `inputs`.
+
+    Raises:
+        ValueError: the batch has none of the inputs of the model.
+    """
     name = next((n for n in (*model.inputs, *model.labels) if n in inputs), None)
     if name is None:
         raise ValueError(f"the batch has the inputs {sorted(inputs)}, but the model needs {[*model.inputs, *model.labels]}")
@@ -38,7 +42,7 @@ class BatchShard(NamedTuple):
     Attributes:
         inputs: arrays by input name.
         weight: row weights in the loss, shape (rows,), or None if all are 1.
-        metric_weight: row weights in metrics, likewise.
+        metric_weight: row weights in metrics, shape (rows,), or None if all are 1.
         row_ids: index of each row in the global batch, shape (rows,); random numbers depend on it, not on the device.
     """
 
@@ -49,7 +53,12 @@ class BatchShard(NamedTuple):
 
 
 def shard_of(model: Model, batch: Any, axis_name: str | None) -> BatchShard:
-    """Convert a batch, as a device gets it, to a `BatchShard`.
+    """Convert the part of a batch that one device gets to a `BatchShard`.
+
+    Args:
+        model: the `Model`, which determines the batch axis of each input.
+        batch: `Batch`, or dict of arrays by input name.
+        axis_name: name of the device axis; None for one device.
 
     Raises:
         ValueError: the weights do not have the shape (rows,).
@@ -85,8 +94,9 @@ class TableRows(NamedTuple):
     """The rows of embedding tables that a batch looks up.  A step is computed with these rows in place of the whole table.
 
     Attributes:
-        numbers: table name -> sorted row indices; the last ones may be out of range.
-        trained: table name -> the rows looked up by batch rows with a nonzero loss weight; only these are updated.
+        numbers: name of a table -> sorted indices of the table rows; the last ones may be out of range.
+        trained: name of a table -> `SparseRows` of the table rows that batch rows with a nonzero loss weight look up; only
+            these are updated.  Its values are not used.
     """
 
     numbers: dict[str, Array]
@@ -94,7 +104,7 @@ class TableRows(NamedTuple):
 
     @property
     def apply_args(self) -> dict[str, Any]:
-        """Keyword arguments for `model.apply`."""
+        """Keyword arguments with which `model.apply` uses the smaller tables."""
         return {"table_rows": self.numbers} if self.numbers else {}
 
     def to_sparse(self, gradients: Params) -> dict[str, Any]:
@@ -104,7 +114,17 @@ class TableRows(NamedTuple):
 
 
 def table_rows(model: Model, params: Params, shard: BatchShard, policy: Policy | None) -> tuple[Params, TableRows]:
-    """Cut the tables down to the rows that a batch looks up.  Returns (parameters with the smaller tables, which rows)."""
+    """Replace each embedding table by the rows that a batch looks up.
+
+    Args:
+        model: the `Model`; `model.tables` computes the row indices of each table.
+        params: parameters by name.
+        shard: the batch, on one device.
+        policy: mixed-precision policy; None: no casts.
+
+    Returns:
+        (parameters with the smaller tables, indices of their rows in the whole tables).
+    """
     small, looked_up = dict(params), TableRows({}, {})
     tables = {name: model.tables[name] for name in params if name in model.tables}
     if not tables:
@@ -124,7 +144,7 @@ def table_rows(model: Model, params: Params, shard: BatchShard, policy: Policy |
 
 # ------------------------------------------------------------------------------------------------ gradients
 class GradientSettings(NamedTuple):
-    """The arguments of `train_step` that affect the gradients."""
+    """The arguments of `train_step` that affect the gradients; `keep_outputs` is its argument `outputs`."""
 
     model: Model
     metrics: tuple[Metric, ...]
@@ -137,18 +157,18 @@ class GradientSettings(NamedTuple):
 class Sums(NamedTuple):
     """Sums over the shard of one device; `rows` and `shared` are later summed over devices."""
 
-    rows: Array  # Σ weight, ()
-    shared: Any  # a `Shared`
-    has_loss: bool
-    outputs: tuple[Array, ...] | None
+    rows: Array  # sum of the row weights, scalar
+    shared: Any  # `Shared`: sums of losses and metrics
+    has_loss: bool  # whether the model has a loss value
+    outputs: tuple[Array, ...] | None  # outputs of the model; None unless they are returned by the step
 
 
 class Shared(NamedTuple):
-    """Sums over micro-batches and devices: (Σ loss, Σ weight) and the stats of each metric.
+    """Sums of losses and metrics over micro-batches and devices.
 
     Attributes:
-        loss: (Σ loss, Σ weight), two float32 scalars.
-        metrics: stats of each metric, as `Metric.stats` returns them.
+        loss: (Σ weight · loss, Σ weight) over the rows, two float32 scalars.
+        metrics: for each metric the sums of one batch, as `Metric.stats` returns them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -163,7 +183,19 @@ class Shared(NamedTuple):
 def gradients_of(
     settings: GradientSettings, trainable: Params, frozen: Params, state: TrainState, shard: BatchShard, axis_name: str | None
 ):
-    """Return (summed gradients, new auxiliary states, sums) of one device's shard."""
+    """Compute gradients for the rows of one device, summed over rows and micro-batches.
+
+    Args:
+        settings: arguments of `train_step`.
+        trainable: parameters to differentiate, by name.
+        frozen: all other parameters, by name.
+        state: the `TrainState`, of which auxiliary states, PRNG key and step number are used.
+        shard: the rows of this device.
+        axis_name: name of the device axis; None for one device.
+
+    Returns:
+        (gradients by name, new auxiliary states, `Sums`), not yet summed over devices.
+    """
     trainable, tables = table_rows(settings.model, trainable, shard, settings.policy)
 
     def part(aux: Aux, number: Any, shard: BatchShard):
@@ -187,7 +219,7 @@ def _micro_batch_gradients(
     key: Array,
     axis_name: str | None,
 ):
-    """Return (summed gradients, new auxiliary states, sums) of one micro-batch."""
+    """Return (gradients summed over rows, new auxiliary states, `Sums`) of one micro-batch; arguments as in `gradients_of`."""
     model, (inputs, weight, metric_weight, row_ids) = settings.model, shard
     plan = plan_of(model, inputs)
     if weight is not None and not plan.paddable:
@@ -222,14 +254,21 @@ def _micro_batch_gradients(
 
 
 def part_number(axis_name: str | None, number: Any = 0, micro_batches: int = 1) -> tuple[Any, int]:
-    """(index of micro-batch `number` of this device among all micro-batches of all devices, their total number)."""
+    """Return (index of micro-batch `number` of this device among the micro-batches of all devices, how many these are)."""
     if axis_name is None:
         return number, micro_batches
     return lax.axis_index(axis_name) * micro_batches + number, lax.psum(1, axis_name) * micro_batches
 
 
 def mask_padding(weight: Array | None, gradients: Any, new_aux: Aux, aux: Aux) -> tuple[Any, Aux]:
-    """Return (gradients, new auxiliary states), but (zeros, old auxiliary states) if the shard contains only padding rows."""
+    """Return (gradients, new_aux), but (zeros, aux) if the rows of this device are all padding rows.
+
+    Args:
+        weight: row weights (rows,), or None if all are 1.
+        gradients: pytree of gradients.
+        new_aux: auxiliary states after the forward pass.
+        aux: auxiliary states before the forward pass.
+    """
     if weight is None:
         return gradients, new_aux
     any_row = jnp.any(weight > 0)
@@ -237,7 +276,14 @@ def mask_padding(weight: Array | None, gradients: Any, new_aux: Aux, aux: Aux) -
 
 
 def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, shard: BatchShard):
-    """Sum over micro-batches, in order; BatchNorm updates its moving statistics once per micro-batch."""
+    """Sum gradients and `Sums` over micro-batches, in order; BatchNorm updates its moving statistics once per micro-batch.
+
+    Args:
+        part: `part(aux, number, shard) -> (gradients, new auxiliary states, Sums)` of micro-batch `number`.
+        settings: arguments of `train_step`.
+        aux: auxiliary states before the batch.
+        shard: the rows of this device.
+    """
     model, count, rows = settings.model, settings.micro_batches, len(shard.row_ids)
     if rows % count:
         raise ValueError(
@@ -273,7 +319,7 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
 
 
 def select(condition: Array, new: Any, old: Any, always_new: Collection[str] = ()) -> Any:
-    """jnp.where(condition, new, old) for every leaf of a pytree; leaves with a dict key in `always_new` are always new."""
+    """jnp.where(condition, new, old) for every leaf of a pytree; leaves under a dict key in `always_new` are those of `new`."""
 
     def choose(path: Any, n: Array, o: Array) -> Array:
         return n if path and getattr(path[-1], "key", None) in always_new else jnp.where(condition, n, o)
@@ -285,10 +331,10 @@ def unrolls(model: Model) -> bool:
     """Whether loops inside a program must be unrolled: on CPU, XLA compiles convolutions inside loop bodies to slow code.
 
     Args:
-        model: a `Model`.
+        model: the `Model` that the loop body runs.
 
     Returns:
-        bool.
+        bool: True for models with convolutions if the default backend is CPU.
 
     Example:
         >>> import jfit

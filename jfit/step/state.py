@@ -39,12 +39,13 @@ class TrainState(_Fields):
         step: number of updates done, int32 scalar.
         params: parameters by name.
         aux: auxiliary states by name (moving means and variances).
-        opt_state: the optimizer's own state.
+        opt_state: state of the optimizer, such as momentum; its structure depends on the optimizer.
         metrics: running sums of loss and metrics, a `jfit.totals.Totals`.
         base_lr: base learning rate, before the schedule, float32 scalar; None if the optimizer has its own learning rate.  It
             can be replaced without recompiling.  The learning rate of an update is `StepOut.lr`.
         key: PRNG key data, uint32; a typed key works too, but costs dispatch time.  Each step folds its number into it.
-        local: per-device state (of the gradient reduction) with a leading device axis, or None.
+        local: state of the gradient reduction that differs between devices (see `jfit.step.reduce`), with a leading device
+            axis; None if the reduction has no state.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -68,7 +69,12 @@ class TrainState(_Fields):
 
 
 def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ()) -> frozenset[str]:
-    """Names of the parameters that are not trained: those frozen by the model, and those that match a name or glob pattern.
+    """Names of the parameters that are not trained: those frozen by the model, and those that match a pattern in `frozen`.
+
+    Args:
+        model: the `Model`; `model.frozen` are the names that it freezes.
+        names: names of all parameters.
+        frozen: names or glob patterns.
 
     Raises:
         ValueError: a pattern matches no parameter; the message lists the nearest names.
@@ -85,7 +91,13 @@ def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ())
 
 
 def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tuple[Params, Params]:
-    """Split into (trainable, frozen): the floating-point parameters that are not frozen, and all others."""
+    """Split parameters into (trainable, frozen): the floating-point parameters that are not frozen, and all others.
+
+    Args:
+        model: the `Model`; `model.frozen` are the names that it freezes.
+        params: parameters by name.
+        frozen: names or glob patterns of further frozen parameters.
+    """
     names = frozen_names(model, list(params), frozen)
     trainable = {k: v for k, v in params.items() if k not in names and jnp.issubdtype(v.dtype, jnp.floating)}
     return trainable, {k: v for k, v in params.items() if k not in trainable}
@@ -109,12 +121,13 @@ def init_state(
     Args:
         model: from `jfit.lower` or `jfit.Model.from_function`.
         optimizer: name, `jfit.optim` optimizer or any optax transformation; pass the same to `train_step`.
-        inputs: one batch, arrays or jax.ShapeDtypeStruct by input name; parameter shapes are inferred from their shapes.
+        inputs: one batch, arrays or jax.ShapeDtypeStruct by input name; parameter shapes are inferred from their shapes.  None
+            if the model needs no shapes (`Model.from_function`).
         seed: integer (may be traced) or PRNG key; each parameter is drawn with the key fold_in(key, crc32(name)).
         initializer: name or `jfit.init` initializer; None for the default, Xavier.
-        params: values by name that replace drawn ones; they are copied.
-        aux: the same for auxiliary states.
-        metrics: the metrics of `train_step`.
+        params: initial parameters by name; the others are drawn.  The values are copied.
+        aux: initial auxiliary states by name, likewise.
+        metrics: the metrics passed to `train_step`, whose running sums are in the state.
         learning_rate: base learning rate, number or scalar array; None for the default of the optimizer.
         frozen: names or glob patterns of parameters that are not trained.
 
@@ -147,7 +160,7 @@ def init_state(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
-        # jit: one program instead of one per shape.  Copies: donated buffers must not be shared.
+        # With jit, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
         opt_state=jax.tree.map(own_buffer, jax.jit(optimizer.init)(trainable)),
         metrics=zero_totals(metrics),
         base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
@@ -173,7 +186,10 @@ def _key_of(seed: Any) -> Array:
 
 
 def _base_rate(optimizer: Optimizer, learning_rate: Any) -> Any:
-    """The initial `state.base_lr`; None if the optimizer has its own learning rate."""
+    """Return the initial `state.base_lr`: `learning_rate`, or the default of the optimizer if it is None.
+
+    Returns None if the optimizer is an optax instance with its own learning rate.
+    """
     if optimizer.takes_rate:
         return optimizer.learning_rate if learning_rate is None else learning_rate
     if learning_rate is not None:
@@ -185,9 +201,9 @@ def _base_rate(optimizer: Optimizer, learning_rate: Any) -> Any:
 
 
 def _skipping(names: Collection[str], initializer: Any) -> Any:
-    """Wrap an initializer so that parameters in `names` are zeros: the caller replaces them with values that it has.
+    """Wrap an initializer so that parameters in `names` are zeros; the caller replaces them by the values of the user.
 
-    Their own initializer is not called, because a graph file may name one that does not exist here.
+    The initializer that a graph file names for such a parameter is not called, because it may not exist in jfit.
     """
     if not names:
         return initializer
@@ -200,7 +216,13 @@ def _skipping(names: Collection[str], initializer: Any) -> Any:
 
 
 def _replaced(kind: str, drawn: dict[str, Array], values: Mapping[str, Any] | None) -> dict[str, Array]:
-    """Replace drawn arrays by copies of the values that the user passed."""
+    """Replace arrays drawn by an initializer by copies of the values that the user passed.
+
+    Args:
+        kind: "params" or "aux", for error messages.
+        drawn: drawn arrays by name.
+        values: values of the user by name, or None.
+    """
     result = dict(drawn)
     for name, value in (values or {}).items():
         if name not in drawn:

@@ -1,6 +1,6 @@
 """Running sums of the loss and all metrics over batches, as one pytree on the devices.
 
-Steps add their batch to the sums; the host reads them once per epoch or log point.
+Training and evaluation steps add their batch to the sums; the host reads the sums once per epoch, and for "log" events.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class Totals(NamedTuple):
     """Running sums of the loss and the metrics.
 
     Attributes:
-        loss: (Σ loss, its rounding error, Σ weight), float32 of shape (3,); one array, because every array costs dispatch time.
-        first_bad_step: number of the first step with a loss that was not finite, int32 scalar, or -1.
-        metrics: sums of each metric, as `Metric.init` makes them.
+        loss: (Σ weight · loss, rounding error of this sum, Σ weight) over rows, float32 of shape (3,); one array, because every
+            array costs dispatch time.
+        first_bad_step: number of the first step with a loss that was not finite, int32 scalar; -1 if there is none.
+        metrics: for each metric its running sums, with the structure of `Metric.init()`.
     """
 
     loss: Array
@@ -34,7 +35,7 @@ class Totals(NamedTuple):
 
 
 def zero_totals(metrics: Sequence[Metric] = ()) -> Totals:
-    """Running sums of no batches.
+    """Return running sums over no batches, the initial value.
 
     Args:
         metrics: the metrics to sum.
@@ -51,7 +52,15 @@ def zero_totals(metrics: Sequence[Metric] = ()) -> Totals:
 
 
 def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, loss: Array) -> Totals:
-    """Add one batch to the running sums; `shared` must already be summed over devices."""
+    """Add one batch to the running sums.
+
+    Args:
+        metrics: the metrics of the sums.
+        totals: running sums before the batch.
+        shared: sums of the batch (`jfit.step.Shared`) over all devices.
+        step: number of the step, int32 scalar.
+        loss: mean loss of the batch; if it is not finite, `first_bad_step` is set.
+    """
     total, lost, count = totals.loss
     loss_sum, loss_count = shared.loss
     # Kahan summation: the rounding error of each addition is subtracted from the next value.
@@ -64,7 +73,12 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
 
 
 def merged(metric: Metric, stats: Any) -> Any:
-    """Merge the stats of the parts of a batch, stacked as (parts, ...), for metrics with `merge`; others are summed already."""
+    """Merge the stats (sums of one metric) of the parts of a batch.
+
+    Args:
+        metric: the metric.  Without `merge`, its stats are added up already and returned unchanged.
+        stats: pytree of arrays (parts, ...), one part for each micro-batch of each device.
+    """
     if metric.merge is None:
         return stats
     while (parts := jax.tree.leaves(stats)[0].shape[0]) > 1:
@@ -75,13 +89,16 @@ def merged(metric: Metric, stats: Any) -> Any:
 
 
 def shown_heads(model: Model, inputs: Any) -> tuple[int, ...]:
-    """Indices of the outputs that metrics get: the loss heads with a label in `inputs`, or all loss heads if none has one."""
+    """Return the indices of the outputs for which metrics are computed.
+
+    These are the loss heads (output layers with a loss) whose label is in `inputs`, or all loss heads if no label is.
+    """
     heads = [i for i, o in enumerate(model.outputs) if o.kind != "plain"]
     return tuple(i for i in heads if model.outputs[i].label is not None and model.outputs[i].label in inputs) or tuple(heads)
 
 
 def head_labels(model: Model, inputs: Any) -> tuple[Any, ...]:
-    """Labels of the outputs that metrics get."""
+    """Return the labels of the outputs for which metrics are computed (see `shown_heads`)."""
     labels = (model.outputs[i].label for i in shown_heads(model, inputs))
     return tuple(inputs[name] for name in labels if name is not None and name in inputs)
 
@@ -89,14 +106,28 @@ def head_labels(model: Model, inputs: Any) -> tuple[Any, ...]:
 def head_arguments(
     model: Model, values: Sequence[Array], inputs: Mapping[str, Array], weight: Array | None, rows: Sequence[MaybeLayout]
 ) -> tuple[tuple[Array, ...], tuple[Array, ...], tuple[Array | None, ...]]:
-    """Return (labels, outputs, row weights): the arguments of `Metric.stats`, one entry per loss head."""
+    """Return (labels, outputs, row weights), the arguments of `Metric.stats`, each with one entry per loss head.
+
+    Args:
+        model: the `Model` whose outputs are passed.
+        values: all outputs of the model.
+        inputs: arrays by input name, labels included.
+        weight: metric weights of the rows (rows,), or None if all are 1.
+        rows: row layout of each output.
+    """
     shown = [(values[i], rows[i]) for i in shown_heads(model, inputs)]
     weights = tuple(row_weights(weight, r, v.shape[0]) if v.ndim else None for v, r in shown)
     return head_labels(model, inputs), tuple(v for v, _ in shown), weights
 
 
 def sized_for(metrics: Sequence[Any], model: Model, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Set the number of classes of metrics that need it, from the shapes of the outputs for a batch of these inputs."""
+    """Set the number of classes of metrics that need it (such as a confusion matrix), from the shapes of the outputs.
+
+    Args:
+        metrics: metrics; those that need no number of classes are returned unchanged.
+        model: the `Model` whose output shapes are inferred.
+        inputs: one batch, arrays by input name.
+    """
     if all(getattr(m, "sized", None) is None for m in metrics):
         return tuple(metrics)
     outputs = model.plan(specs_of(inputs)).shapes
@@ -111,9 +142,16 @@ def metric_stats(
     part: Any = 0,
     parts: int = 1,
 ) -> tuple[Any, ...]:
-    """Stats of each metric for one part (device, micro-batch) of a batch, in a form that can be summed over parts.
+    """Return the stats (sums of one metric) of each metric for one part of a batch, in a form that can be added over parts.
 
-    Metrics with `merge` cannot be summed: their stats are stacked as (parts, ...), with zeros for all parts but this one.
+    A part is one micro-batch on one device.  The stats of metrics with `merge` cannot be added: they are stacked as
+    (parts, ...), with zeros for all parts but this one.
+
+    Args:
+        metrics: metrics that are computed on the devices.
+        labels, outputs, weights: arguments of `Metric.stats`, see `head_arguments`.
+        part: index of this part.
+        parts: number of parts of the batch.
     """
 
     def placed(x: Array) -> Array:
@@ -127,11 +165,12 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
     """Compute loss and metrics from running sums that were copied to the host.
 
     Args:
-        metrics: the metrics of the sums.
+        metrics: the metrics for which the sums were made, in the same order.
         totals: `Totals` of numpy arrays, from `jax.device_get`.
 
     Returns:
-        Dict name -> float (numpy array for values such as a confusion matrix).  "loss" is missing if no row was weighted.
+        Dict name -> float (numpy array for values such as a confusion matrix).  "loss" is missing if no row has a weight
+        above 0.
 
     Example:
         >>> from jfit.step.totals import values, zero_totals

@@ -1,5 +1,7 @@
 """The training step as a pure function: θ ← θ − η · u( Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ ).
 
+θ: parameters, η: learning rate, u: update rule of the optimizer, wᵢ and ℓᵢ: weight and loss of row i.
+
 A step can be transformed by jit and vmap.  With `axis_name`, inside pmap or shard_map, it sums gradients and metric sums over
 devices in one all-reduce, and every device computes the same update.
 """
@@ -29,16 +31,17 @@ from jfit.step.totals import fold
 
 
 class StepOut(NamedTuple):
-    """Results of a step besides the new state.  Its buffers are separate, so they stay valid when the state is donated.
+    """Results of a training step besides the new state, in buffers that stay valid when the state is donated.
 
     Attributes:
-        fence: a small array to wait for (`block_until_ready`) until the step is done.
+        fence: a small array that is ready when the step is done: `out.fence.block_until_ready()` waits for the step.
         loss: mean loss of the batch, float32 scalar; NaN if the model has no loss value.
-        lr: learning rate of the update, float32 scalar, or None if unknown.
-        first_bad_step: number of the first step with a loss that was not finite since the metrics were reset, or -1.
-        outputs: outputs of the model; None unless `train_step` got outputs=True.
+        lr: learning rate of the update, float32 scalar; None if it is unknown (an optax instance with its own learning rate).
+        first_bad_step: number of the first step with a loss that was not finite since `state.metrics` was reset, int32 scalar;
+            -1 if there is none.
+        outputs: outputs of the model; None unless the step was made by `train_step(..., outputs=True)`.
         gradients: gradients by name, summed over the rows of this device, before the reduction over devices; those of
-            embedding tables are `jfit.optim.SparseRows`.  None unless `train_step` got gradients=True.
+            embedding tables are `jfit.optim.SparseRows`.  None unless the step was made with gradients=True.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,24 +93,26 @@ def train_step(
 ) -> Step:
     """Make a training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
 
+    θ: parameters, η: learning rate, u: update rule of the optimizer, r: `rescale`, wᵢ and ℓᵢ: weight and loss of row i.
+
     Args:
-        model: the model.
+        model: the `Model` to train.
         optimizer: name, `jfit.optim` optimizer or any optax transformation.
-        metrics: metrics added to the running sums `state.metrics`.
+        metrics: metrics of each batch, which are added to the running sums `state.metrics`; the same as for `init_state`.
         schedule: learning-rate schedule, `schedule(count, base) -> rate` (see `jfit.optim.schedules`) or an optax schedule;
             None uses `state.base_lr`.
         frozen: names or glob patterns of parameters that are not trained.
         micro_batches: number of parts of the batch whose gradients are computed one after the other and summed.  It saves
             memory and does not change the update, except for layers that use the whole batch: batch normalization, and loss
             heads that normalize by the batch.
-        clip_norm: maximum global L2 norm of the rescaled gradients.
-        clip_value: maximum absolute value of each element of the rescaled gradients.
-        policy: mixed precision, `Policy("bfloat16")` or "bfloat16".
+        clip_norm: maximum global L2 norm of the rescaled gradients; None: no limit.
+        clip_value: maximum absolute value of each element of the rescaled gradients; None: no limit.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
         rescale: r, "mean" for 1 / Σᵢ wᵢ over all devices, or a number, which may be traced.
         sync_batch_stats: compute batch statistics over all devices instead of over each device's shard of the batch.
         outputs: return the outputs of the model in `out.outputs`.
-        gradients: return the gradients of this device in `out.gradients`.
-        reduce: how gradients are reduced over devices (see `jfit.step.reduce`); default: their sum.
+        gradients: return the gradients of the rows of each device, before the reduction, in `out.gradients`.
+        reduce: how gradients are reduced over devices (see `jfit.step.reduce`); None: they are summed.
 
     Returns:
         `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
@@ -152,7 +157,7 @@ def train_step(
         local_gradients = slice_gradients if gradients else None
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, local_gradients)
 
-    step.__dict__.update(model=model, micro_batches=micro_batches)  # data_parallel reads them
+    step.__dict__.update(model=model, micro_batches=micro_batches)  # attributes that data_parallel reads
     return step
 
 
@@ -165,11 +170,13 @@ def update_step(
     rescale: Any = 1.0,
     reduce: Reduce | None = None,
 ) -> Callable[..., TrainState]:
-    """Make the second half of `train_step`, θ ← θ − η · u( r · g ), for gradients that are already computed.
+    """Make the second half of `train_step`, θ ← θ − η · u( r · g ), for gradients g that are already computed.
+
+    θ: parameters, η: learning rate, u: update rule of the optimizer, r: `rescale`.
 
     Args:
         optimizer, schedule, clip_norm, clip_value, reduce: as for `train_step`.
-        rescale: r, a number.
+        rescale: r, a number, by which the gradients are multiplied; it may be traced.
 
     Returns:
         `step(state, gradients, axis_name=None) -> state`.  `gradients` is a dict by parameter name of gradients summed over the
@@ -196,7 +203,15 @@ def update_step(
 
 
 class _Update(NamedTuple):
-    """Compute new parameters from reduced gradients: rescale, clip, update."""
+    """Compute new parameters from gradients that are reduced over devices: rescale, clip, apply the optimizer.
+
+    Attributes:
+        optimizer: the optimizer.
+        rate_of: learning-rate schedule `(number of the update, base learning rate) -> rate`; None: the base learning rate.
+        rescale: "mean" or a factor for the summed gradients.
+        clip_norm: maximum global L2 norm, or None.
+        clip_value: maximum absolute value of an element, or None.
+    """
 
     optimizer: Optimizer
     rate_of: Callable[..., Array] | None
@@ -209,7 +224,7 @@ class _Update(NamedTuple):
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, norm, value)
 
     def by_rows(self, gradients: Params) -> set[str]:
-        """Names of the tables whose gradients update only some rows."""
+        """Names of the embedding tables of which only the rows with a gradient are updated."""
         state_spec = self.optimizer.state_spec
         return (
             {name for name, g in gradients.items() if isinstance(g, SparseRows)}
@@ -220,7 +235,15 @@ class _Update(NamedTuple):
     def __call__(
         self, state: TrainState, trainable: Params, gradients: Params, total: Array, loss: Array
     ) -> tuple[Params, Any, Array | None]:
-        """Return (new trainable parameters, new optimizer state, learning rate of the update)."""
+        """Return (new trainable parameters, new optimizer state, learning rate of the update or None if it is unknown).
+
+        Args:
+            state: state before the update.
+            trainable: parameters to update, by name.
+            gradients: gradients by name, summed over rows and devices.
+            total: sum of the row weights over all devices.
+            loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
+        """
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
         lazy = state_spec is not None and state_spec.lazy
@@ -241,7 +264,7 @@ class _Update(NamedTuple):
 
 
 def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Optimizer:
-    """Give optimizers that depend on the order of the parameters (Nadam, LARS with `group`) the order of the graph."""
+    """Make the optimizer update parameters in the order of the graph, if it depends on the order (Nadam, LARS with `group`)."""
     if optimizer.for_graph is None or model.symbol is None:
         return optimizer
     names = model.symbol.list_arguments()
@@ -270,7 +293,14 @@ def _mean_loss(sums: Sums) -> Array:
 
 
 def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
-    """Mean of auxiliary states (moving statistics) over the devices whose shard had weighted rows."""
+    """Mean of auxiliary states (moving statistics) over the devices that had rows with a weight above 0.
+
+    Args:
+        aux: new auxiliary states of this device, by name.
+        old: auxiliary states before the step, returned if no device had such rows.
+        weight: weights of the rows of this device (rows,), or None if all are 1.
+        axis_name: name of the device axis.
+    """
     # Integer states, such as counters and keys, are equal on all devices.
     means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
     if weight is None:
@@ -283,7 +313,11 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
 
 
 def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:
-    """Rows with unique indices for a lazy optimizer (clip_norm must not count a row twice), a dense gradient for any other."""
+    """Convert the gradient of an embedding table to the form that the optimizer needs.
+
+    For a lazy optimizer, which updates only the rows with a gradient, duplicate rows are summed, because clip_norm must not add
+    the norm of a row twice.  For other optimizers the gradient becomes a dense array.
+    """
     return coalesce(gradient, len(weight)) if lazy else gradient.dense(len(weight))
 
 
