@@ -3,11 +3,12 @@
 Every optimizer is a pair (init, update).  `update(grads, state, params, learning_rate=None)` returns (updates, state); the
 updates are ADDED to the parameters (`optax.apply_updates`).  `learning_rate` may be traced, so it can change without
 recompiling; None means the rate or schedule passed at construction.  It may also be one rate per parameter, as an array of
-shape (leaves,) or a tuple of scalars; XLA compiles a tuple ten times faster on a CPU.
-Gradients are expected to be rescaled already.  In the formulas, c(x) is x clipped to +-clip_gradient if that is positive,
-and x otherwise.
+shape (leaves,) or a tuple of scalars, in the order of `jax.tree.leaves(params)`; XLA compiles a tuple ten times faster on CPU.
+Gradients are expected to be rescaled already (such as divided by the batch size).  In the formulas, c(x) is x clipped to
+±clip_gradient if that is positive, and x otherwise.
 
 Arguments that all optimizers share:
+    clip_gradient: bound of c(x), see above.  None (default), 0 or negative: no clipping.
     wd: weight decay.
     wd_mult: multipliers of the weight decay.  "mxnet" (default): as in MXNet's Module, only parameters whose names end in
         `_weight` or `_gamma` decay; if no name has one of MXNet's endings, only arrays with two or more dimensions.  A dict
@@ -17,8 +18,9 @@ Arguments that all optimizers share:
     multi_precision: whether to keep and update a float32 master copy of 16-bit parameters (slot `master`).  Without it they
         are updated in float32 arithmetic with float32 state, and rounded after every update.
 
-A gradient may be a `SparseRows`, which holds some rows of a table.  Lazy optimizers (sgd, adam, adagrad, group_adagrad) then
-update only those rows, and `jfit.optim.apply_updates` writes them in place.  Other optimizers update the whole table.
+A gradient may be a `SparseRows`, which has values for some rows of an embedding table.  Lazy optimizers (sgd, adam, adagrad,
+group_adagrad) then update only those rows, and `jfit.optim.apply_updates` writes them in place.  Other optimizers update the
+whole table.
 
 >>> import jfit.optim
 >>> jfit.optim.get("adam").learning_rate

@@ -1,8 +1,9 @@
 """The base of jfit's optimizers: state, scalars of an update, and `transformation`, which makes an optimizer of an update rule.
 
-An update rule is the arithmetic of ONE parameter, `(gradient, weight, slots, ctx) -> (change of the weight, new slots)`, all in
-float32.  `transformation` makes an optax transformation of it and adds learning rates, multipliers, update counts and float32
-master copies of 16-bit weights.
+An update rule is the arithmetic of ONE parameter, `(gradient, weight, slots, ctx) -> (update, new slots)`, in float32, where
+the update is added to the weight, slots are the per-parameter state (such as the momentum) and ctx is a `RuleContext`.
+`transformation` makes an optax transformation of it and adds learning rates, multipliers, update counts and float32 master
+copies of 16-bit weights.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ MASTER = "master"  # slot of the float32 master copy of a 16-bit weight
 
 
 class RuleContext(NamedTuple):
-    """The scalars of one parameter's update.
+    """The scalars that an update rule reads when it updates one parameter.
 
     Attributes:
-        lr: learning rate, times the multiplier of this parameter.
-        wd: weight decay, times the multiplier of this parameter; the Python float 0.0 if there is no weight decay.
-        t: number of this update, counted from 1; None if the rule is not `counted`.
+        lr: learning rate times the learning rate multiplier of this parameter.
+        wd: weight decay times the weight decay multiplier of this parameter; the Python float 0.0 if there is no weight decay.
+        t: number of this update, counted from 1; None if the rule does not use it (see `transformation`, `counted`).
         name: name of the parameter, see `leaf_names`.
-        base: learning rate before the multiplier.
+        base: learning rate before the multiplier of this parameter.
         shared: scalars shared by all parameters, by name.
     """
 
@@ -45,7 +46,7 @@ class RuleContext(NamedTuple):
     shared: Mapping[str, Array]
 
 
-# (gradient, weight, slots, ctx) -> (change of the weight, new slots), all float32
+# (gradient, weight, slots, ctx) -> (update to add to the weight, new slots), all float32
 Rule = Callable[[Array, Array, Slots, RuleContext], tuple[Array, Slots]]
 # (shared scalars before the update, contexts of all parameters in update order) -> the shared scalars that each rule reads
 AdvanceShared = Callable[[Mapping[str, Array], Sequence[RuleContext]], Sequence[dict[str, Array]]]
@@ -58,11 +59,11 @@ class OptState(NamedTuple):
 
     Attributes:
         count: number of updates so far, int32: one scalar for all parameters, or one for each in leaf order, as an array of
-            shape (leaves,) or a tuple of scalars; None if the rule is not `counted`.
+            shape (leaves,) or a tuple of scalars; None if the update rule does not use it.
         slots: per-parameter state, slot name -> pytree of float arrays with the structure of the parameters (`momentum`,
             `mean`, `var`, ...).  The slot `master` is the float32 copy of a 16-bit weight and None for other parameters.
         lr_mult: learning rate multipliers in leaf order, float32 (leaves,) or a tuple of scalars; None if all are 1.
-        wd_mult: weight decay multipliers, likewise.
+        wd_mult: weight decay multipliers, likewise; None if all are 1.
         shared: scalars shared by all parameters (Nadam's momentum product, a PRNG key), or None.
 
     Example:
@@ -80,13 +81,13 @@ class OptState(NamedTuple):
 
 
 class Common(NamedTuple):
-    """The arguments that every optimizer takes.
+    """The arguments that all optimizers share.
 
     Attributes:
         learning_rate: number, or schedule of the update count, which starts at 0.
         wd: weight decay.
-        lr_mult: learning rate multipliers by parameter name.
-        wd_mult: weight decay multipliers by parameter name.
+        lr_mult: learning rate multipliers, see `jfit.optim`.
+        wd_mult: weight decay multipliers, see `jfit.optim`.
         multi_precision: keep and update a float32 master copy of 16-bit parameters (slot `master`).
     """
 
@@ -98,12 +99,12 @@ class Common(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """What state an optimizer keeps for one parameter; MXNet's classes, which keep state parameter by parameter, read it.
+    """Description of the state that an optimizer keeps for one parameter, for MXNet's classes, which store states one by one.
 
     Attributes:
         slots: slot name -> function of the float32 weight that makes the initial value, in MXNet's order.
-        counted: whether the rule reads the number of the update.
-        shared: makes the scalars shared by all parameters; None if there are none.
+        counted: whether the update rule uses the number of the update (`RuleContext.t`).
+        shared: function that returns the initial scalars shared by all parameters, by name; None if there are none.
         lazy: whether a `SparseRows` gradient updates only its rows; other rules convert it to a dense gradient.
     """
 
@@ -114,7 +115,7 @@ class StateSpec(NamedTuple):
 
 
 class Optimizer(optax.GradientTransformationExtraArgs):
-    """An optax transformation with the facts that a train step needs about it.
+    """An optax transformation with the properties that a training step uses.
 
     It unpacks to (init, update) like every optax transformation, and can be used wherever one is expected (`optax.chain`).
 
@@ -124,10 +125,10 @@ class Optimizer(optax.GradientTransformationExtraArgs):
             to the parameters.
         takes_rate: whether `update` accepts `learning_rate=`, which may be traced.
         base_rate: learning rate passed at construction, a number or a schedule; None if it is unknown.
-        state_spec: what state the optimizer keeps for one parameter; None for optax's optimizers.
+        state_spec: description of the state that the optimizer keeps for one parameter; None for optax's optimizers.
         for_graph: for rules that depend on the order of the parameters: `for_graph(argument names of a graph, names of its
             BatchNorm gammas with fix_gamma) -> Optimizer` in that order, which is MXNet's; otherwise None.
-        name: shown in error messages.
+        name: name of the optimizer in error messages.
 
     Example:
         >>> import jfit
@@ -166,7 +167,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
 
     @property
     def transform(self) -> Optimizer:
-        """The optimizer itself: it is an optax transformation."""
+        """This optimizer, which is an optax transformation."""
         return self
 
 
@@ -195,18 +196,19 @@ def transformation(
     """Make an optimizer of an update rule.
 
     Args:
-        rule: arithmetic of one parameter, `(gradient, weight, slots, ctx) -> (change of the weight, new slots)`, float32.
+        rule: arithmetic of one parameter, `(gradient, weight, slots, ctx) -> (update, new slots)`, float32; the update is added
+            to the weight, ctx is a `RuleContext`.
         slots: names of the per-parameter state, initially zeros; or a dict slot name -> function of the float32 weight that
             makes the initial value.
-        common: the arguments that every optimizer takes.
-        counted: whether the rule reads `ctx.t`.
-        shared: makes the scalars shared by all parameters.
+        common: the arguments that all optimizers share.
+        counted: whether the rule reads `ctx.t`, the number of the update.
+        shared: function that returns the initial scalars shared by all parameters, by name; None if there are none.
         advance: for rules in which, as in MXNet, the update of one parameter changes the shared scalars that the next
             parameter reads: computes the scalars of all parameters before any rule runs.  (A chain from rule to rule would
             be compiled into every rule.)
-        order: parameter names in update order; parameters that are not listed follow in leaf order.
+        order: parameter names in update order; parameters that are not listed follow in leaf order.  None: leaf order.
         fixed: names of parameters that advance the shared scalars but are not updated: MXNet updates the gamma of a BatchNorm
-            with fix_gamma like any parameter, and BatchNorm then overwrites it with 1.
+            with fix_gamma like any parameter, and BatchNorm then overwrites it with 1.  None: no names.
         lazy: whether a `SparseRows` gradient updates only the weight rows and slot rows at its indices.  Rules that need the
             whole parameter, such as its norm, cannot be lazy.
 
@@ -278,7 +280,18 @@ def transformation(
 def _updated(
     rule: Rule, g: Array | SparseRows, w: Array, slots: Slots, ctx: RuleContext, multi_precision: bool, lazy: bool
 ) -> tuple[Array | SparseRows, Slots]:
-    """Return (change of the weight, new slots) for one parameter."""
+    """Return (update to add to the weight, new slots) for one parameter.
+
+    Args:
+        rule: the update rule.
+        g: gradient.
+        w: weight.
+        slots: per-parameter optimizer state; with `multi_precision`, the last one is the float32 master copy of a 16-bit
+            weight, or None for other weights.
+        ctx: scalars of the update.
+        multi_precision: whether 16-bit weights have a float32 master copy, which is updated.
+        lazy: whether a `SparseRows` gradient updates only its rows.
+    """
     if isinstance(g, SparseRows):
         if lazy:
             return in_rows(lambda g, w, slots: _updated(rule, g, w, slots, ctx, multi_precision, lazy), g, w, slots)
@@ -324,7 +337,13 @@ def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd
 
 
 def rate_at(base: LearningRate, count: Any) -> Any:
-    """The learning rate of the next update, after `count` updates.  jfit's schedules count it from 1, optax's from 0."""
+    """Return the learning rate of the next update.
+
+    Args:
+        base: number, jfit schedule (function of the number of the update, from 1) or optax schedule (function of the number of
+            updates done).
+        count: number of updates done.
+    """
     if isinstance(base, Schedule):
         return base(count + 1)
     return base(count) if callable(base) else base
@@ -380,9 +399,16 @@ def _times(rate: Any, multiplier: Any, n: int) -> Any:
 def _in_turn(
     contexts: Sequence[RuleContext], fixed: Sequence[str], advance: AdvanceShared, order: Sequence[str] | None
 ) -> tuple[list[RuleContext], dict[str, Array]]:
-    """Give each parameter the shared scalars that it reads, in update order.
+    """Compute the shared scalars that each parameter reads if the update of one parameter changes them for the next.
 
-    Returns (contexts with `shared` filled in, the shared scalars after the whole update, which `fixed` advances too).
+    Args:
+        contexts: scalars of each parameter, in leaf order.
+        fixed: names of parameters that change the shared scalars, but are not updated.
+        advance: computes the shared scalars of all parameters in update order.
+        order: parameter names in update order; None: leaf order.
+
+    Returns:
+        (contexts with `shared` filled in, the shared scalars after the whole update).
     """
     rank = {name: i for i, name in enumerate(order or ())}
     names = [*(ctx.name for ctx in contexts), *fixed]
@@ -390,7 +416,7 @@ def _in_turn(
     backwards: list[RuleContext] = []
     after = next(contexts[i] for i in reversed(places) if i < len(contexts))
     for i in reversed(places):
-        # MXNet updates a fixed gamma as often as the parameter after it, its beta, so it takes that count.
+        # MXNet updates a fixed gamma as often as the parameter after it, the beta of its BatchNorm, so they have one count.
         after = contexts[i] if i < len(contexts) else after._replace(name=names[i])
         backwards.append(after)
     at_turn = dict(zip(places, advance(contexts[0].shared, backwards[::-1]), strict=True))

@@ -25,8 +25,8 @@ def sgld(
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
 
-    The noise is drawn from fold_in(fold_in(key, update number), crc32 of the parameter name): it differs between parameters
-    and updates, and does not depend on the number of devices or the order of the parameters.
+    The noise is drawn with the PRNG key fold_in(fold_in(key, update number), crc32 of the parameter name): it differs between
+    parameters and updates, and does not depend on the number of devices or the order of the parameters.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
@@ -34,7 +34,7 @@ def sgld(
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
-        Optimizer without state slots; its PRNG key data is in `shared`, and one update count serves all parameters.
+        Optimizer without state slots; the PRNG key data is in `OptState.shared`, and all parameters have one update count.
 
     Example:
         >>> opt = sgld(0.01)

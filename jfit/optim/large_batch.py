@@ -46,15 +46,16 @@ def lamb(
 ) -> Optimizer:
     """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, clipped to the bounds.
 
-    mean' and var' are moving averages of c(g) and c(g)^2, bias-corrected by default; |.| is the L2 norm of the whole
-    parameter; r / |u| is replaced by 1 if either norm is 0.
+    w: weight, lr: learning rate; c(g) is the gradient clipped to ±clip_gradient, if that is set.  mean' and var' are moving
+    averages of c(g) and c(g)^2, bias-corrected by default; |.| is the L2 norm of the whole parameter; r / |u| is replaced by 1
+    if either norm is 0.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
         beta1, beta2: decay rates of the moving averages of c(g) and c(g)^2.
         epsilon: added outside the square root.
         lower_bound, upper_bound: bounds of r; None or 0 for no bound.
-        bias_correction: divide the moments by 1 - beta^t.
+        bias_correction: divide the moving averages by 1 - beta1^t and 1 - beta2^t, where t is the number of the update, from 1.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added after clipping.
 
     Returns:
@@ -79,7 +80,7 @@ def lamb(
         size, step_size = _norm(w), _norm(u)
         size = jnp.maximum(size, lower_bound) if lower_bound else size
         size = jnp.minimum(size, upper_bound) if upper_bound else size
-        is_zero = (size == 0) | (step_size == 0)  # False for NaN, which then spreads over the parameter, as in MXNet
+        is_zero = (size == 0) | (step_size == 0)  # False if a norm is NaN: the whole parameter becomes NaN, as in MXNet
         return -ctx.lr * jnp.where(is_zero, 1.0, size / jnp.where(is_zero, 1.0, step_size)) * u, (mean, var)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
@@ -104,6 +105,7 @@ def lars(
     """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    m is the slot `momentum`, initially 0; |.| is the L2 norm of the whole parameter.
 
     r is 1 if |w| or |g| is 0, and for parameters that are not adapted.  k = learning rate / previous learning rate (momentum
     correction).  MXNet updates parameters in groups (of four, or of one with a key-value store) and applies k != 1 only in
@@ -121,9 +123,9 @@ def lars(
             a sequence of bool.
         wd, clip_gradient, lr_mult, multi_precision: see `jfit.optim`; |g| is the norm before clipping.
         wd_mult: see `jfit.optim`; with "lars" only names that end in `_weight` decay.
-        order: parameter names in update order, needed with `group`; see `nadam`.
-        group: number of consecutive parameters that use the same k; None for all.
-        fixed: names of parameters that count as members of a group without being updated; see `nadam`.
+        order: parameter names in update order, needed with `group`.  None: as for `nadam`.
+        group: number of consecutive parameters that use the same k; None: all parameters use k.
+        fixed: names of parameters that are members of a group without being updated.  None: as for `nadam`.
 
     Returns:
         Optimizer with the state slot `momentum`, and with momentum correction the shared scalars `rate` and `last`.
@@ -187,6 +189,7 @@ def lbsgd(
     """Every batch_scale updates: m <- momentum * m - lr * f * (c(mean of the last batch_scale g) + wd * w);  w <- w + m.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    m is the slot `momentum`, initially 0; |.| is the L2 norm of the whole parameter.
 
     The updates in between only accumulate g.  f grows from 1 to batch_scale during a warm-up of n = warmup_epochs *
     updates_per_epoch updates: f = 1 + (batch_scale - 1) * p with p = k / n (linear), (k / n)^2 (power2) or sqrt(k / n)
@@ -200,8 +203,9 @@ def lbsgd(
         learning_rate: number, or a schedule: function of the number of updates done.
         momentum: momentum coefficient; with 0 there is no momentum slot.
         warmup_strategy: "linear", "power2", "sqrt" or "lars"; any other string means f = 1 during the warm-up.
-        warmup_epochs, updates_per_epoch: length of the warm-up.
-        batch_scale: how many gradients are averaged.
+        warmup_epochs: length of the warm-up in epochs.
+        updates_per_epoch: number of updates per epoch.
+        batch_scale: number of consecutive gradients that are averaged for one update.
         begin_epoch: number of epochs done before, which shorten the warm-up.
         num_epochs: ignored, as in MXNet.
         grad_scale: factor that the gradients were multiplied by (rescale_grad); strategy "lars" divides |g| by it.
@@ -240,7 +244,7 @@ def lbsgd(
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         number = behind + ctx.t
         total = slots[-1] + g if batch_scale > 1 else g
-        if one_buffer and (behind + 1) % batch_scale:  # a sum that starts and ends with the first gradient is its own
+        if one_buffer and (behind + 1) % batch_scale:  # a sum of one gradient shares no buffer
             total = jnp.where(jnp.asarray(ctx.t) == 2, 2 * g, total)
         g = total / batch_scale
         step = -ctx.lr * factor(number, g, w, ctx.wd) * decayed(clip(g), ctx.wd, w)
@@ -293,6 +297,6 @@ def _norm(x: Array) -> Array:
 
 
 def _ratio(above: Any, below: Any, *positive: Any) -> Any:
-    """above / below if all other arguments are positive, else 1."""
+    """Return above / below where all arrays in `positive` are above 0, else 1."""
     good = jnp.stack([jnp.asarray(p > 0) for p in positive]).all()
     return jnp.where(good, above / jnp.where(good, below, 1.0), 1.0)

@@ -32,9 +32,10 @@ def ftrl(
     """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2;  w <- soft(z) / ((beta + sqrt(n)) / lr + wd).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    z and n are slots, initially 0.
 
     soft(z) = sign(z) * lamda1 - z if |z| > lamda1, else 0, so small weights become exactly 0.  The weight is computed from z
-    and n alone: the first update discards its initial value, even if the gradient is 0.
+    and n alone: the first update discards the initial weight, even if the gradient is 0.
 
     Args:
         learning_rate: nonzero number, or a schedule: function of the number of updates done.
@@ -61,9 +62,9 @@ def ftrl(
         g = clip(g)
         n = slots[1] + g * g
         z = slots[0] + g - (jnp.sqrt(n) - jnp.sqrt(slots[1])) * w / ctx.lr
-        # |z| <= lamda1, not |z| > lamda1: so a NaN stays NaN, where 0 would hide that training overflowed.
+        # The condition is |z| <= lamda1, so that a NaN in z stays NaN: with |z| > lamda1 it would become 0, hiding an overflow.
         soft = jnp.where(jnp.abs(z) <= lamda1, 0.0, jnp.sign(z) * lamda1 - z)
-        # With x = 0 the update is -w, and w + (-w) is exactly 0.
+        # If soft is 0, the update is -w, and w + (-w) is exactly 0.
         return soft / ((beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
 
     return transformation(rule, ("z", "n"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
@@ -83,6 +84,7 @@ def ftml(
     """z <- beta1 * z + (1 - beta1) * G - (d - beta1 * d_before) * w;  w <- -z / d, with G = c(g + wd * w).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    z, d and v are slots, initially 0; d_before is d before this update; t: number of the update, from 1.
 
     d = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  v <- beta2 * v + (1 - beta2) * G^2.
 

@@ -39,11 +39,12 @@ def adam(
     """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    mean <- beta1 * mean + (1 - beta1) * G;  var <- beta2 * var + (1 - beta2) * G^2;  t: number of the update, from 1.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
         beta1, beta2: decay rates of the moving averages of G and G^2.
-        epsilon: added outside the square root, without bias correction.
+        epsilon: added to sqrt(var), which is not bias-corrected.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added before clipping.
         lazy_update: for a `SparseRows` gradient, update only its rows; the update count grows for all rows.
 
@@ -82,18 +83,20 @@ def adamw(
     wd_mult: Multiplier | str = "mxnet",
     multi_precision: bool = False,
 ) -> Optimizer:
-    """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) with the moments of c(g), bias-corrected by default.
+    """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) where mean' and var' are averages of c(g) and c(g)^2.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    mean <- beta1 * mean + (1 - beta1) * c(g);  var <- beta2 * var + (1 - beta2) * c(g)^2;  mean' = mean / (1 - beta1^t) and
+    var' = var / (1 - beta2^t) for update number t, from 1, or mean and var without bias correction.
 
     MXNet's contributed kernel computes w - eta * (lr * mean / (sqrt(var) + epsilon) + wd * w) without bias correction.  Here
     the learning rate takes the place of its `eta`, and its `lr` is 1; `bias_correction=False` gives the kernel's values.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
-        beta1, beta2: decay rates of the moving averages of g and g^2.
+        beta1, beta2: decay rates of the moving averages of c(g) and c(g)^2.
         epsilon: added outside the square root.
-        bias_correction: divide the moments by 1 - beta^t.
+        bias_correction: divide mean by 1 - beta1^t and var by 1 - beta2^t.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is neither clipped nor averaged.
 
     Returns:
@@ -132,6 +135,7 @@ def adamax(
     """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    mean <- beta1 * mean + (1 - beta1) * G, a moving average; t: number of the update, from 1.
 
     While all gradients so far are 0, the weight is unchanged; MXNet 1.9.1 computes NaN.
 
@@ -180,7 +184,10 @@ def nadam(
 ) -> Optimizer:
     """w <- w - lr * ((1 - b(t)) * G / (1 - M) + b(t+1) * mean / (1 - M * b(t+1))) / (sqrt(var / (1 - beta2^t)) + epsilon).
 
-    G = c(g + wd * w);  b(t) = beta1 * (1 - 0.5 * 0.96^(t * schedule_decay));  M <- M * b(t), once per PARAMETER.
+    G = c(g + wd * w);  b(t) = beta1 * (1 - 0.5 * 0.96^(t * schedule_decay));  M <- M * b(t), once per PARAMETER, from M = 1.
+    g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    mean and var are moving averages of G and G^2 (decay rates beta1 and beta2); t: number of the update, from 1.
+
     In the paper M is a product over updates.  In MXNet all parameters share one M, which is multiplied once for every
     parameter of every update, so the update of a parameter depends on its position in the update order.  jfit computes the
     same numbers.  A BatchNorm gamma with `fix_gamma` advances M too: MXNet updates it and then overwrites it with 1.

@@ -33,6 +33,7 @@ def sgd(
     """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    m is the slot `momentum`, initially 0.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
@@ -78,8 +79,10 @@ def nag(
     """m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w));  m <- m' - lr * (c(g) + wd * w').
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    m is the slot `momentum`, initially 0; w' is the new weight.
 
-    The stored momentum uses weight decay of the NEW weight, unlike the textbook: MXNet's kernel has written the weight by then.
+    The stored momentum uses weight decay of the NEW weight, unlike the textbook: MXNet's kernel computes it after it has
+    written the weight.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
@@ -123,6 +126,7 @@ def signum(
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    m is the slot `momentum`, initially 0.
 
     Momentum 0 is signSGD: w <- (1 - lr * wd) * w - lr * sign(g).  The sign of NaN is 0, as in MXNet: a NaN gradient
     leaves the weight unchanged, and with momentum the weight stays unchanged from then on.
@@ -177,6 +181,7 @@ def dcasgd(
     """m <- momentum * m - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- w;  w <- w + m.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    m is the slot `momentum`, initially 0; previous is the weight before the last update, initially w.
 
     With momentum, MXNet 1.9.1 raises an error; jfit follows the formula.
 

@@ -109,7 +109,8 @@ def get(spec: Any, **params: Any) -> Optimizer:
         `Optimizer`; one that is passed in is returned unchanged.  Its `update` ignores unknown keyword arguments.
 
     Raises:
-        ValueError: unknown name or parameter, parameters with an instance, or an optimizer with a line search.
+        ValueError: unknown name or parameter, parameters for an optimizer that is not passed by name, or an optimizer with a
+            line search.
         TypeError: `spec` is neither a name nor an optax transformation.
 
     Example:
@@ -139,14 +140,19 @@ def get(spec: Any, **params: Any) -> Optimizer:
 
 
 def _of_transformation(transform: Any, **fields: Any) -> Optimizer:
-    """Convert an optax transformation; extra arguments are passed only to those that accept them."""
+    """Convert an optax transformation to an `Optimizer`, whose `update` accepts and ignores unknown keyword arguments.
+
+    Args:
+        transform: the optax transformation.
+        **fields: fields of `Optimizer`.
+    """
     # MultiSteps accepts extra arguments without being a GradientTransformationExtraArgs.
     with_extra = transform if isinstance(transform, optax.MultiSteps) else optax.with_extra_args_support(transform)
     return Optimizer(transform.init, with_extra.update, **fields)
 
 
 def injected_rate(opt_state: Any) -> Array | None:
-    """The learning rate in a state of `optax.inject_hyperparams`.
+    """Return the learning rate in an optimizer state of `optax.inject_hyperparams`.
 
     Args:
         opt_state: any optimizer state.
@@ -164,16 +170,16 @@ def injected_rate(opt_state: Any) -> Array | None:
 
 
 def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any) -> Array | None:
-    """The learning rate that an update used.
+    """Return the learning rate that an update used.
 
     Args:
-        optimizer: the optimizer.
-        rate: learning rate passed to the update; None if the optimizer has its own.
+        optimizer: the `Optimizer` that made the update.
+        rate: learning rate passed to the update; None if the optimizer is an optax instance with its own learning rate.
         before: optimizer state before the update.
         after: optimizer state after the update.
 
     Returns:
-        float32 scalar, or None if it is unknown.
+        float32 scalar; None if it is unknown, because the optimizer has its own learning rate and does not store it.
 
     Example:
         >>> used_rate(get("sgd"), jnp.float32(0.5), (), ()).item()
@@ -218,7 +224,10 @@ def optax_names() -> list[str]:
 
 
 def _of_optax_by(name: str) -> Callable[..., Any] | None:
-    """The factory of an optax or optax.contrib optimizer; None for other names, such as building blocks of optimizers."""
+    """Return the factory of an optax or optax.contrib optimizer.
+
+    None for other names, such as those of building blocks (`scale_by_adam`).
+    """
     if name.startswith(("_", "scale", "schedule_free")) and name not in _WHOLE:
         return None
     make = vars(optax).get(name) or vars(optax.contrib).get(name)  # getattr would also return deprecated names
@@ -270,10 +279,14 @@ def _tiny() -> dict[str, Array]:
 
 
 def _tiny_state(transform: Any, name: str) -> Any:
-    """Shapes of the optimizer state for a small parameter tree, or None if `init` fails on it; raises for line searches."""
+    """Return shapes and dtypes of the optimizer state for a small parameter tree, or None if `init` fails for that tree.
+
+    Raises:
+        ValueError: the optimizer has a line search.
+    """
     try:
         state = jax.eval_shape(transform.init, _tiny())
-    except Exception:  # masks and labels may need the tree of the user: then the state cannot be inspected
+    except Exception:  # masks and labels may need the user's parameter tree: then the state is unknown
         return None
     for part in _parts(state):
         kind = type(part).__name__.lower()

@@ -35,8 +35,9 @@ def rmsprop(
     """G = c(g + wd * w);  n <- gamma1 * n + (1 - gamma1) * G^2;  w <- w - lr * G / sqrt(n + epsilon).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    n is a moving average of G^2, initially 0.
 
-    Centered: a <- gamma1 * a + (1 - gamma1) * G;  d <- gamma2 * d - lr * G / sqrt(n - a^2 + epsilon);  w <- w + d.
+    With `centered`: a <- gamma1 * a + (1 - gamma1) * G;  d <- gamma2 * d - lr * G / sqrt(n - a^2 + epsilon);  w <- w + d.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
@@ -44,7 +45,7 @@ def rmsprop(
         gamma2: momentum of the centered form; ignored otherwise.
         epsilon: added inside the square root.
         centered: use Graves' centered form, which divides by an estimate of the standard deviation.
-        clip_weights: clip the new weight to +-clip_weights.
+        clip_weights: clip the new weight to ±clip_weights; None: no clipping.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; weight decay is added before clipping.
 
     Returns:
@@ -89,6 +90,7 @@ def adagrad(
     """h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    h is the sum of c(g)^2 over all updates, initially 0.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
@@ -129,6 +131,7 @@ def group_adagrad(
     """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one step size per row of a matrix.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    h has one number per row, initially 0.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.
@@ -185,8 +188,9 @@ def adadelta(
     """a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
+    a and b are moving averages of c(g)^2 and of d^2, initially 0.
 
-    Then b <- rho * b + (1 - rho) * d^2.  The formula has no learning rate, so weight decay is not multiplied by one either:
+    After d, b <- rho * b + (1 - rho) * d^2.  The formula has no learning rate, so weight decay is not multiplied by one either:
     the same `wd` is about a hundred times stronger than in other optimizers.
 
     Args:

@@ -25,7 +25,7 @@ class SparseRows:
     Attributes:
         indices: row numbers, int32 of shape (n,), in any order.  Duplicates are summed; numbers outside 0 .. size - 1 are
             ignored.
-        values: array of shape (n, ...).
+        values: array of shape (n, ...), one row for each index.
         unique: True if the indices contain no duplicates, as in the result of `coalesce`.
 
     Example:
@@ -38,12 +38,12 @@ class SparseRows:
     unique: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def dense(self, size: int) -> Array:
-        """Convert to a dense array of shape (size, ...)."""
+        """Convert to a dense array of shape (size, ...); `size` is the number of rows of the table."""
         table = jnp.zeros((size, *self.values.shape[1:]), self.values.dtype)
         return table.at[self.indices].add(self.values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
 
     def gathered(self, axis_name: str) -> SparseRows:
-        """Sum over devices: the concatenated rows of all devices along the mapped axis `axis_name`."""
+        """Sum over devices: concatenate the rows of all devices along the mapped axis `axis_name` (of pmap or shard_map)."""
         return SparseRows(*(lax.all_gather(x, axis_name, tiled=True) for x in (self.indices, self.values)))
 
 
@@ -67,12 +67,12 @@ def coalesce(rows: SparseRows, size: int) -> SparseRows:
     """Sort by index and sum duplicate rows.  The number of rows stays n, so shapes are static.
 
     Args:
-        rows: n rows, in any order.
+        rows: `SparseRows` with n rows, in any order.
         size: number of rows of the whole table.
 
     Returns:
-        n rows with ascending, unique indices.  Each duplicate leaves one surplus entry at the end, with a zero value and an
-        out-of-range index (`size` or larger).
+        `SparseRows` with n rows and ascending, unique indices.  Each duplicate leaves one surplus entry at the end, with a zero
+        value and an out-of-range index (`size` or larger).
 
     Example:
         >>> once = coalesce(SparseRows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])), 4)
@@ -85,7 +85,7 @@ def coalesce(rows: SparseRows, size: int) -> SparseRows:
     indices = jnp.where(within, rows.indices, size)
     ascending = jnp.sort(indices)
     is_first = jnp.concatenate([jnp.ones(1, bool), ascending[1:] != ascending[:-1]])[: len(indices)]
-    # Surplus entries get distinct indices too: a scatter with unique_indices=True requires it of all entries.
+    # Surplus entries get distinct indices, too, because a scatter with unique_indices=True needs them.
     out_of_range = size + jnp.arange(len(indices), dtype=indices.dtype)
     distinct = out_of_range.at[jnp.cumsum(is_first) - 1].set(ascending, indices_are_sorted=True)
     segment = jnp.searchsorted(distinct, indices)  # cheaper than an argsort above
@@ -112,10 +112,10 @@ def stored_rows(table: Array) -> SparseRows:
 
 
 def without(rows: SparseRows, dropped: Array, size: int) -> SparseRows:
-    """Drop rows by giving them an out-of-range index, which keeps n and the shapes.
+    """Drop rows by giving them an out-of-range index, so that the number of rows n and all shapes stay the same.
 
     Args:
-        rows: n rows of a table.
+        rows: `SparseRows` with n rows.
         dropped: bool of shape (n,) or (); True drops the row.
         size: number of rows of the table.
 
@@ -151,13 +151,13 @@ def in_rows(update: Callable[..., tuple[Any, Any]], gradient: SparseRows, weight
     """Apply an update rule to the rows with a gradient only; the slots of other rows are neither read nor written.
 
     Args:
-        update: `update(gradient, weight, slots) -> (change of the weight, new slots)`, called on arrays of n rows.
-        gradient: gradient of the table, n rows.
+        update: `update(gradient, weight, slots) -> (update to add to the weight, new slots)`, called on arrays of n rows.
+        gradient: gradient of the table, with n rows.
         weight: the table, shape (size, ...).
         slots: pytree of per-parameter optimizer state, arrays of shape (size, ...).
 
     Returns:
-        (change, slots): the n rows to add to the weight, and the slots with those rows replaced.
+        (update, slots): `SparseRows` with the n rows to add to the weight, and the slots with those rows replaced.
 
     Example:
         >>> momentum = lambda g, w, m: (0.5 * m - g, 0.5 * m - g)
@@ -193,7 +193,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
         if not isinstance(update, SparseRows):
             return optax.apply_updates(weight, update)
         update = coalesce(update, len(weight))
-        # As in `in_rows`: without the barrier, XLA copies the table.
+        # As in `in_rows`, the barrier keeps XLA from copying the whole table.
         new_rows = lax.optimization_barrier((read(weight, update) + update.values).astype(weight.dtype))
         return _write(weight, update, new_rows)
 
@@ -204,7 +204,7 @@ def on_values(function: Callable[[Any], Any], tree: Any) -> Any:
     """Call `function(tree)` with each `SparseRows` replaced by its values, and put the results back as `SparseRows`.
 
     Args:
-        function: maps a pytree to one of the same structure; it must treat rows independently of their index.
+        function: maps a pytree to one of the same structure; it must compute the same for a row at every index.
         tree: pytree of arrays and `SparseRows`.
 
     Returns:

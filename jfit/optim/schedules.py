@@ -50,15 +50,16 @@ class Schedule:
 
     Attributes:
         name: name of the schedule, for messages.
-        rule: `(count, base) -> rate` after the warm-up.
+        rule: `(count, base) -> rate` after the warm-up; count: number of the update, from 1; base: base learning rate.
         base_lr: base learning rate, used if the call passes no `base`.
-        warmup_steps: updates with a number below this are the warm-up.
+        warmup_steps: updates with a number below this are the warm-up; 0: no warm-up.
         warmup_begin_lr: learning rate at update 0.
         warmup_mode: "linear" grows from `warmup_begin_lr` to the base rate, "constant" stays at `warmup_begin_lr`.
         absolute: whether the rule ignores `base` (optax schedules do).
         follows_base: whether, in MXNet, the optimizer's `learning_rate` replaces the base rate of this scheduler.
         warmup_final_lr: learning rate at the end of the warm-up; None for the base rate.
-        pending: `(updates, updates_per_epoch) -> Schedule` while lengths are in epochs or fractions of the run, else None.
+        pending: `(updates, updates_per_epoch) -> Schedule`, converts lengths in epochs or fractions of the run to updates;
+            None if all lengths are numbers of updates.
 
     Example:
         >>> drop = Schedule("drop", lambda count, base: base * 0.5 ** (count // 10), base_lr=0.1)
@@ -92,11 +93,11 @@ class Schedule:
             )
 
     def __call__(self, count: Any, base: Rate | None = None) -> Array:
-        """The learning rate of update number `count`.
+        """Return the learning rate of update number `count`.
 
         Args:
             count: number of the update, 1 for the first; int or integer scalar array, may be traced.
-            base: replaces `base_lr`; float or float32 scalar array, may be traced.
+            base: base learning rate in place of `base_lr`; float or float32 scalar array, may be traced.  None: `base_lr`.
 
         Returns:
             float32 scalar.
@@ -134,10 +135,10 @@ class Schedule:
         return self if self.pending is None else self.pending(updates, updates_per_epoch)
 
     def overridden(self, learning_rate: float) -> Schedule:
-        """The schedule that MXNet uses if an optimizer gets both `lr_scheduler` and `learning_rate`.
+        """Return the schedule that MXNet uses if an optimizer gets both `lr_scheduler` and `learning_rate`.
 
-        Factor and MultiFactor use `learning_rate` as base rate, but their warm-up still ends at the old base rate; Poly and
-        Cosine ignore `learning_rate`.
+        MXNet's FactorScheduler and MultiFactorScheduler use `learning_rate` as base learning rate, but their warm-up still ends
+        at the old one; PolyScheduler and CosineScheduler ignore `learning_rate`.
 
         Example:
             >>> round(float(poly(max_update=20, base_lr=0.1).overridden(0.5)(1)), 5)
@@ -152,7 +153,7 @@ Make = TypeVar("Make", bound=Callable[..., Schedule])
 
 
 def _in_any_unit(make: Make) -> Make:
-    """Decorate a factory that takes lengths in updates, so that it accepts `epochs(n)`, `fraction(part)` and `unit=` too."""
+    """Decorate a schedule factory whose lengths are numbers of updates, to accept `epochs(n)`, `fraction(part)` and `unit=`."""
     signature, name = inspect.signature(make), make.__name__
 
     @functools.wraps(make)
@@ -166,7 +167,13 @@ def _in_any_unit(make: Make) -> Make:
 
 
 def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]) -> Schedule:
-    """A schedule whose lengths are converted by `over`; calling it before raises an error."""
+    """Make a schedule whose lengths are converted to updates by `Schedule.over`; calling it before raises an error.
+
+    Args:
+        name: name of the schedule.
+        make: factory that takes lengths in updates.
+        arguments: arguments of `make`, with lengths as `Span`.
+    """
 
     def over(updates: int | None, updates_per_epoch: int | None) -> Schedule:
         try:
@@ -181,7 +188,7 @@ def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]
 
 
 def unknown_length(name: str) -> RateRule:
-    """A rule that raises the error of a schedule whose lengths are not converted to updates yet."""
+    """Return a rule `(count, base) -> rate` that raises the error for lengths which are not converted to updates yet."""
 
     def rule(count: Any, base: Rate) -> Rate:
         raise ValueError(
@@ -195,6 +202,8 @@ def unknown_length(name: str) -> RateRule:
 @_in_any_unit
 def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01, **warmup: Any) -> Schedule:
     """rate = max(base * factor^floor((count - 1) / step), stop_factor_lr).
+
+    count: number of the update, from 1; base: `base_lr`, or the base learning rate passed to the schedule.
 
     Args:
         step: number of updates between two decays, `epochs(n)` or `fraction(part)`.
@@ -229,7 +238,9 @@ def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base
 
 @_in_any_unit
 def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.01, **warmup: Any) -> Schedule:
-    """rate = base * factor^n, where n is the number of steps below count.
+    """rate = base * factor^n, where n is the number of entries of `step` below count.
+
+    count: number of the update, from 1; base: `base_lr`, or the base learning rate passed to the schedule.
 
     Args:
         step: positions after which the rate decays, strictly increasing: update numbers, `epochs(n)` or `fraction(part)`.
@@ -268,6 +279,8 @@ def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.
 def poly(max_update: Length, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0.0, **warmup: Any) -> Schedule:
     """rate = final + (base - final) * (1 - (count - warm) / (max_update - warm))^pwr, final from max_update on.
 
+    count: number of the update, from 1; base, final and warm: `base_lr`, `final_lr` and `warmup_steps`.
+
     Args:
         max_update: number of the update that reaches `final_lr`; `fraction(1.0)` is the end of the run.
         base_lr: base learning rate.
@@ -299,6 +312,8 @@ def poly(max_update: Length, base_lr: float = 0.01, pwr: float = 2, final_lr: fl
 def cosine(max_update: Length, base_lr: float = 0.01, final_lr: float = 0.0, **warmup: Any) -> Schedule:
     """rate = final + (base - final) * (1 + cos(pi * (count - warm) / (max_update - warm))) / 2, final from max_update on.
 
+    count: number of the update, from 1; base, final and warm: `base_lr`, `final_lr` and `warmup_steps`.
+
     Args:
         max_update: number of the update that reaches `final_lr`; `fraction(1.0)` is the end of the run.
         base_lr: base learning rate.
@@ -327,7 +342,7 @@ def cosine(max_update: Length, base_lr: float = 0.01, final_lr: float = 0.0, **w
 
 @_in_any_unit
 def constant(base_lr: float = 0.01, **warmup: Any) -> Schedule:
-    """rate = base.
+    """rate = base, the base learning rate, for every update.
 
     Args:
         base_lr: base learning rate.
@@ -346,6 +361,8 @@ def constant(base_lr: float = 0.01, **warmup: Any) -> Schedule:
 @_in_any_unit
 def warmup_linear(warmup_steps: Length, base_lr: float = 0.01, warmup_begin_lr: float = 0.0) -> Schedule:
     """rate = begin + (base - begin) * min(count / warmup_steps, 1).
+
+    count: number of the update, from 1; base and begin: `base_lr` and `warmup_begin_lr`.
 
     Args:
         warmup_steps: length of the warm-up in updates, `epochs(n)` or `fraction(part)`.
@@ -427,12 +444,13 @@ def run_schedule(
 ) -> Schedule | None:
     """Create the schedule of a run, with all lengths in updates.
 
-    A named schedule gets `base_lr` as base rate and, if it has `max_update`, the end of the run, unless `params` has them.
+    Unless `params` has them, a named schedule gets `base_lr` as base learning rate and, if it has the parameter `max_update`,
+    `updates` as its end.
 
     Args:
         schedule: see `as_schedule`; None for no schedule.
-        params: parameters of a named schedule, or `unit` for a function.
-        base_lr: learning rate of the optimizer.
+        params: dict of the parameters of a named schedule, or of `unit` for a function; None: {}.
+        base_lr: learning rate of the optimizer; None: the default of the schedule.
         updates: number of updates of the run, or None if unknown.
         updates_per_epoch: number of updates per epoch, or None if unknown.
 
@@ -440,7 +458,7 @@ def run_schedule(
         `Schedule`, or None if `schedule` is None.
 
     Raises:
-        ValueError: unknown name or parameter, or the number of updates is needed but None.
+        ValueError: unknown name or parameter, or `updates` or `updates_per_epoch` is needed but None.
 
     Example:
         >>> float(run_schedule("cosine", base_lr=0.2, updates=10)(10))
@@ -490,7 +508,7 @@ def as_optax(schedule: Any, **params: Any) -> Callable[[Any], Array]:
     """
     schedule = as_schedule(schedule, **params)
     if schedule.pending is not None:
-        schedule(1)  # raises the error that names what is missing
+        schedule(1)  # raises the error that says which number is missing
     return lambda count: schedule(count + 1)
 
 
@@ -566,7 +584,7 @@ class Span:
         return f"{'epochs' if self.unit == 'epoch' else 'fraction'}({self.amount!r})"
 
     def updates(self, total: int | None = None, per_epoch: int | None = None) -> int:
-        """Convert this length to a number of updates, rounded to the nearest.
+        """Convert this length to a number of updates, rounded to the nearest integer.
 
         Args:
             total: number of updates of the run, or None if unknown.
@@ -576,7 +594,7 @@ class Span:
             int.
 
         Raises:
-            ValueError: the number that the conversion needs is None.
+            ValueError: `per_epoch` (for epochs) or `total` (for a fraction of the run) is None.
         """
         return math.floor(self.amount * unit_length(self.unit, total, per_epoch, repr(self)) + 0.5)
 
@@ -617,7 +635,7 @@ def unit_length(unit: str, total: int | None, per_epoch: int | None, who: str) -
     """Number of updates per unit: 1 for "step", `per_epoch` for "epoch", `total` for "fraction".
 
     Raises:
-        ValueError: the number is None; the message starts with `who`.
+        ValueError: `per_epoch` or `total` is needed but None; `who` (such as "epochs(3)") is the start of the message.
 
     Example:
         >>> unit_length("epoch", 100, 10, "epochs(3)")
@@ -647,7 +665,7 @@ def check_unit(unit: Any) -> str:
     """Return `unit` after checking that it is "step", "epoch" or "fraction".
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: `unit` is another value.
 
     Example:
         >>> check_unit("epoch")
@@ -659,7 +677,7 @@ def check_unit(unit: Any) -> str:
 
 
 def measured(params: Mapping[str, Any], unit: str = "step") -> dict[str, Any]:
-    """Convert the lengths among the parameters of a schedule to `Span`, except numbers of updates.
+    """Convert the lengths among the parameters of a schedule to `Span`; numbers of updates are returned unchanged.
 
     Args:
         params: parameters by name; `step` may be a list.

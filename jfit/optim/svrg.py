@@ -20,9 +20,10 @@ class SvrgState(NamedTuple):
 
     Attributes:
         inner: state of the wrapped optimizer.
-        snapshot: w~, pytree like the parameters; before the first `svrg_snapshot`, the initial parameters.
+        snapshot: w~, a copy of earlier weights, pytree like the parameters; before the first `svrg_snapshot`, the initial
+            parameters.
         full: mu, the gradient over all data at w~, float32 or wider; zeros before the first `svrg_snapshot`.
-        taken: whether a snapshot was taken, bool scalar.
+        taken: whether `svrg_snapshot` has set `snapshot` and `full`, bool scalar.
 
     Example:
         >>> state = svrg(optax.sgd(0.1)).init({"w": jnp.ones(2)})
@@ -60,6 +61,7 @@ def variance_reduced(gradient: Array, at_snapshot: Array, full: Array) -> Array:
 def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
     """g <- g_i(w) - g_i(w~) + mu;  w <- w + u(g), where u is the wrapped optimizer.
 
+    w: weights, g_i: gradient of mini-batch i, w~: a snapshot (copy) of earlier weights, mu: gradient over all data at w~.
     Before the first `svrg_snapshot`, which sets w~ and mu, updates are those of the wrapped optimizer.  SVRG needs two
     gradients per step, so use it in your own training loop; `jfit.fit` and `jfit.train_step` compute one gradient and raise an
     error.
@@ -133,7 +135,9 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def svrg_snapshot(state: SvrgState, params: Any, full_gradients: Any) -> SvrgState:
-    """Take a snapshot: w~ <- w, mu <- the gradient over all data at w.  Both are copied, so the arguments may be donated later.
+    """Take a snapshot of the weights: w~ <- w, mu <- the gradient over all data at w (see `svrg`).
+
+    Both are copied, so the arguments may be donated later.
 
     Args:
         state: state of an `svrg` optimizer.
