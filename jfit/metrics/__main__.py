@@ -27,9 +27,10 @@ number of classes (from the output shape, or `num_classes`).
 scikit-learn's for `precision`, `recall` and `roc_auc` (mean over classes, or value of the total counts).  Values that are
 arrays (a confusion matrix, `average=None`) are stored in the history and in JSON, but not in tables, curves and CSV.
 
-A function runs on the host, in order, a few batches behind the devices, without padding rows; it returns a number or
-(sum, count).  With such a metric every step is a dispatch of its own, and a run resumed in the middle of an epoch evaluates
-only the rest of it.  `roc_auc` with `bins=None` is computed this way: it is exact and stores all scores.
+A function is called on the host for every batch in order, a few batches behind the devices, without padding rows; it returns a
+number or (sum, count).  With such a metric every call of the compiled program runs one step, and a run that is resumed in the
+middle of an epoch computes the metric over the rest of the epoch only.  `roc_auc` with `bins=None` is computed this way: it is
+exact and stores all scores.
 
 If two values have the same name, the second is called `name_2`; "loss" is the training loss.
 
@@ -37,7 +38,7 @@ If two values have the same name, the second is called `name_2`; "loss" is the t
 
 
 def rows() -> list[tuple[str, ...]]:
-    """One row per metric: name, aliases, parameters, formula, number of sums, source in MXNet and in scikit-learn.
+    """Return one row per metric: name, aliases, parameters, formula, number of sums, its names in MXNet and in scikit-learn.
 
     Example:
         >>> rows()[0][:2]
@@ -89,7 +90,7 @@ def _source(text: str, pattern: str) -> str:
 
 
 def _size(name: str) -> str:
-    """Number of sums, as a polynomial of the number of classes K."""
+    """Return the number of running sums of the metric `name` as text, a polynomial of the number of classes K."""
     settings: dict[str, Any] = {"top_k": 2} if name.startswith("top_k") else {}
     if "average" in inspect.signature(METRICS[name]).parameters and name in ("precision", "recall"):
         settings["average"] = "macro"

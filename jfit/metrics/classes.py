@@ -91,7 +91,8 @@ def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool 
 def f1(average: str = "macro", name: str = "f1", weighted: bool = False) -> Metric:
     """2 tp / (2 tp + fp + fn) of binary labels.
 
-    Outputs are scores of shape (rows, 2), or probabilities of class 1 of shape (rows,) or (rows, 1).
+    tp, fp, fn: numbers of true positives, false positives and false negatives.  Outputs are scores of shape (rows, 2), or
+    probabilities of class 1 of shape (rows,) or (rows, 1).
 
     Args:
         average: "macro": mean over the scores of the batches (MXNet's default); "micro": score of the total counts.
@@ -122,8 +123,9 @@ def f1(average: str = "macro", name: str = "f1", weighted: bool = False) -> Metr
 def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False) -> Metric:
     """(tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)) of binary labels (Matthews correlation).
 
-    Zero factors are left out of the root.  Outputs are scores of shape (rows, 2), or probabilities of class 1 of shape (rows,)
-    or (rows, 1).  `pcc` is its generalization to more classes.
+    tp, fp: numbers of true and false positives; tn, fn: numbers of true and false negatives.  Factors that are 0 are left out
+    of the root.  Outputs are scores of shape (rows, 2), or probabilities of class 1 of shape (rows,) or (rows, 1).  `pcc` is
+    its generalization to more classes.
 
     Args:
         average: "macro": mean over the scores of the batches (MXNet's default); "micro": score of the total counts.

@@ -1,6 +1,6 @@
 """Multi-class metrics: precision, recall, PCC (multi-class MCC) and the confusion matrix.
 
-All but the matrix need only three counts per class: correct predictions, predictions, labels.
+All but the confusion matrix need only three counts per class: correct predictions, predictions, labels.
 """
 
 from __future__ import annotations
@@ -174,7 +174,12 @@ def confusion_matrix(
 
 
 def classes_of(name: str, labels: Shapes, outputs: Shapes) -> int:
-    """Number of classes of the outputs: the size of axis 1, or 2 for probabilities of class 1.
+    """Return the number of classes of the outputs: the size of axis 1, or 2 for probabilities of class 1.
+
+    Args:
+        name: name of the metric; unused.
+        labels: shapes of the labels; unused.
+        outputs: shapes of the outputs.
 
     Example:
         >>> classes_of("pcc", [(8,)], [(8, 5)]), classes_of("pcc", [(8,)], [(8, 1)])

@@ -15,7 +15,8 @@ from jax import Array
 Arrays = Sequence[Array]
 Weights = Sequence[Array | None] | None
 Shapes = Sequence[tuple[int, ...]]
-# (label, output, rows) -> (sum, count or total weight); rows: None, or a mask or weights of shape (rows,)
+# (label, output, rows) -> (sum over the batch, count or total weight); rows: bool mask or float32 weights of shape (rows,), or
+# None for all rows
 PairRule = Callable[[Array, Array, Array | None], tuple[Array, Array]]
 
 
@@ -24,14 +25,14 @@ class Metric(NamedTuple):
 
     Attributes:
         name: name of the value in logs and results.
-        init: `() -> sums`, zeros.
-        stats: `(labels, outputs, weights) -> stats` of one batch on one device.  The arguments are sequences of the same
-            length; each weight is an array of shape (rows,), or None if all rows weigh 1.
-        update: `(sums, stats) -> sums`.
-        compute: `sums -> {name: value}`, on numpy or JAX arrays; NaN if no row was counted.  Values are scalars, or arrays
-            such as a confusion matrix.
+        init: `() -> sums`, the running sums over no batches, a pytree of zeros.
+        stats: `(labels, outputs, weights) -> stats`, a pytree of the sums over one batch on one device.  The arguments are
+            sequences with one entry per output; each weight is an array of shape (rows,), or None if all rows have weight 1.
+        update: `(sums, stats) -> sums`, adds the stats of a batch to the running sums.
+        compute: `sums -> {name: value}`, on numpy or JAX arrays; NaN if no row has a weight above 0.  Values are scalars, or
+            arrays such as a confusion matrix.
         host: False; True for a `HostMetric`, which runs on the host.
-        merge: `(stats, stats) -> stats`, combines two parts of a batch; None if stats are added.
+        merge: `(stats, stats) -> stats`, combines the stats of two parts of a batch; None if these are added.
         sized: `(label shapes, output shapes) -> Metric` for metrics whose sums depend on the number of classes; until it is
             called (see the function `sized`), their other functions raise an error.  None for all other metrics.
 
@@ -57,8 +58,8 @@ def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any,
 
     Args:
         metrics: metrics; those that do not depend on the number of classes are returned unchanged.
-        labels: shapes of the labels.
-        outputs: shapes of the outputs.
+        labels: shape of the label of each output.
+        outputs: shape of each output that metrics are computed for.
 
     Returns:
         Tuple of metrics.
@@ -73,12 +74,12 @@ def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any,
 
 
 def on_devices(metrics: Sequence[Any]) -> tuple[Any, ...]:
-    """The metrics that are computed on the devices."""
+    """Return the metrics that are computed on the devices, inside the compiled step."""
     return tuple(m for m in metrics if not m.host)
 
 
 def on_host(metrics: Sequence[Any]) -> tuple[Any, ...]:
-    """The metrics that are computed on the host.
+    """Return the metrics that are computed on the host, by numpy.
 
     Example:
         >>> from jfit.metrics import get
@@ -89,7 +90,13 @@ def on_host(metrics: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, Shapes, Shapes], int]) -> Metric:
-    """A metric without its number of classes; `count(name, label shapes, output shapes)` computes it from the shapes."""
+    """Make a metric whose number of classes is not known yet; `sized` sets it from the shapes of labels and outputs.
+
+    Args:
+        name: name of the value in logs and results.
+        make: number of classes -> the metric.
+        count: `(name, label shapes, output shapes) -> number of classes`.
+    """
 
     def unknown(*_: Any) -> Any:
         raise ValueError(
@@ -106,7 +113,15 @@ def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, S
 def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights, weighted: bool = False) -> Iterator[tuple[Any, Any, Any]]:
     """Yield (label, output, rows) for each output.
 
-    `rows` is a bool mask of the rows with a weight above 0, or None for all rows; with `weighted`, float32 row weights.
+    With `weighted`, `rows` are float32 row weights; otherwise a bool mask of the rows with a weight above 0, or None if all
+    rows have weight 1.
+
+    Args:
+        name: name of the metric, for error messages.
+        labels: label of each output; None: no labels, and `label` is None.
+        outputs: the outputs.
+        weights: row weights (rows,) of each output, or None if they are all 1.
+        weighted: whether rows are weighted by their row weights.
     """
     weights = [None] * len(outputs) if weights is None else weights
     labels = [None] * len(outputs) if labels is None else labels
@@ -122,7 +137,11 @@ def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights, weighted: b
 
 
 def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
-    """Reshape the label to the shape of the predictions; raises if their sizes differ."""
+    """Reshape the label to `shape`, the shape of the predictions.
+
+    Raises:
+        ValueError: the label has another number of elements; the message contains `name`, the name of the metric.
+    """
     if label.size != math.prod(shape):
         raise ValueError(
             f"metric {name}: the label has shape {label.shape}, but the predictions have shape {tuple(shape)}; "
@@ -132,7 +151,13 @@ def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
 
 
 def each_row(values: Array, output: Array, rows: Array | None) -> Array:
-    """Broadcast the row mask or row weights of `output` to the shape of `values`, which were computed from it."""
+    """Broadcast row weights to one weight for each value.
+
+    Args:
+        values: array computed from `output`, with the rows along axis 0.
+        output: output of the model, with the rows along axis 0.
+        rows: bool mask or weights of the rows (rows,); None: all True.
+    """
     if rows is None:
         return jnp.ones(values.shape, bool)
     if not output.ndim:
@@ -142,27 +167,37 @@ def each_row(values: Array, output: Array, rows: Array | None) -> Array:
 
 
 def weigh(values: Array, each: Array) -> Array:
-    """values * weights (or mask), and 0 wherever the weight is 0, even if the value is NaN."""
+    """Return values * each (weights or bool mask of the same shape), with 0 where the weight is 0 even if the value is NaN."""
     values = jnp.where(each > 0, values, jnp.zeros((), values.dtype))
     return values if each.dtype == bool else values * each
 
 
 def add_up(values: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-    """(sum of the values, count or total weight) over the rows; bools are summed as int32, floats and weights as float32."""
+    """Return (sum of the values, their count or total weight); bools are summed as int32, floats and weights as float32.
+
+    Arguments as for `each_row`.
+    """
     if rows is None:
         return jnp.sum(values, dtype=jnp.int32 if values.dtype == bool else None), jnp.int32(values.size)
     return add_each(values, each_row(values, output, rows))
 
 
 def add_each(values: Array, each: Array) -> tuple[Array, Array]:
-    """`add_up` with a mask or weights of the shape of `values`."""
+    """Return (sum of the values, their count or total weight) for a bool mask or weights `each` of the shape of `values`."""
     count = jnp.sum(each, dtype=jnp.int32 if each.dtype == bool else None)
     weighted = weigh(values, each)
     return jnp.sum(weighted, dtype=jnp.int32 if weighted.dtype == bool else None), count
 
 
 def label_probability(name: str, label: Array, output: Array, axis: int) -> Array:
-    """p[label] for each label: float32, in the shape of the output without its class axis."""
+    """Return the entry of the output at the class of each label: float32, in the shape of the output without its class axis.
+
+    Args:
+        name: name of the metric, for error messages.
+        label: class indices.
+        output: probabilities or scores of the classes.
+        axis: class axis of the output.
+    """
     if output.ndim < 2:
         raise ValueError(f"metric {name}: the output has shape {output.shape}, expected (rows, classes, ...).")
     axis %= output.ndim
@@ -171,13 +206,19 @@ def label_probability(name: str, label: Array, output: Array, axis: int) -> Arra
 
 
 def total(parts: Iterator[Any]) -> Any:
-    """Sum of pytrees of the same structure."""
+    """Add pytrees of the same structure, leaf by leaf."""
     return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
 
 
 # ------------------------------------------------------------------------------------------------ common forms
 def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
-    """Metric: integer sum / count; if weighted, Σ w v / Σ w."""
+    """Make the metric Σ value / count with int32 sums; if `weighted`, Σ weight · value / Σ weight.
+
+    Args:
+        name: name of the value in logs and results.
+        pair: `(label, output, rows) -> (sum of values, count or total weight)`, for bool values such as "is correct".
+        weighted: whether rows are weighted by their row weights.
+    """
     if weighted:
         return weighted_mean(name, pair)
 
@@ -194,7 +235,14 @@ def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
 
 
 def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = False) -> Metric:
-    """Metric: float sum / count; `finish` is the name of a jnp function applied to the mean (perplexity: "exp")."""
+    """Make the metric Σ value / count with float32 sums; if `weighted`, Σ weight · value / Σ weight.
+
+    Args:
+        name: name of the value in logs and results.
+        pair: `(label, output, rows) -> (sum of values, count or total weight)`.
+        finish: name of a jnp function that is applied to the mean (perplexity: "exp"); None: the mean itself.
+        weighted: whether rows are weighted by their row weights.
+    """
     if weighted:
         return weighted_mean(name, pair, finish)
 
@@ -205,7 +253,7 @@ def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = 
 
 
 def weighted_mean(name: str, pair: PairRule, finish: str | None = None) -> Metric:
-    """Metric: Σ w v / Σ w over all batches, both as compensated sums."""
+    """Make the metric Σ weight · value / Σ weight over all batches; both sums are compensated.  Arguments as for `mean`."""
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
         sums = (pair(*each) for each in pairs(name, labels, outputs, weights, True))
@@ -243,7 +291,7 @@ def batch_mean(name: str, error: Callable[[Array, Array], Array], finish: str | 
 
 
 def computed(name: str, finish: str | None = None) -> Callable[[Any], dict[str, Any]]:
-    """The `compute` function for sums of `kahan`."""
+    """Return the function `compute` of a metric whose running sums are (sum, rounding error, count), as `kahan` makes them."""
 
     def compute(running: tuple[Any, Any, Any]) -> dict[str, Any]:
         sum_, lost, count = running
@@ -254,24 +302,24 @@ def computed(name: str, finish: str | None = None) -> Callable[[Any], dict[str, 
 
 
 def xp(x: Any) -> Any:
-    """jax.numpy for a JAX array, numpy for anything else."""
+    """Return the module for functions of `x`: jax.numpy for a JAX array, numpy for anything else."""
     return jnp if isinstance(x, jax.Array) else np
 
 
 def divide(value: Any, count: Any) -> Any:
-    """value / count, or NaN if count is 0; numpy in, numpy out."""
+    """Return value / count, or NaN where count is 0; numpy arrays for numpy arguments, JAX arrays for JAX arguments."""
     lib = xp(count)
     return lib.where(count > 0, value / lib.maximum(count, 1), np.float32(np.nan))
 
 
 # ------------------------------------------------------------------------------------------------ compensated sum and count
 def zero_mean() -> tuple[Array, Array, Array]:
-    """(sum, rounding error of the sum, count), zeros in separate buffers, so that they can be donated."""
+    """Return (sum, rounding error of the sum, count), three zeros in separate buffers, so that they can be donated."""
     return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
 
 
 def kahan(running: tuple[Array, Array, Array], value: Array, count: Array) -> tuple[Array, Array, Array]:
-    """Add `value` to (sum, rounding error, count) by Kahan summation; a value with count 0 is ignored."""
+    """Add `value` and `count` to running = (sum, rounding error, count) by Kahan summation; a value with count 0 is ignored."""
     sum_, lost, number = running
     part = jnp.where(count > 0, value, 0.0) - lost
     grown = sum_ + part
@@ -279,13 +327,13 @@ def kahan(running: tuple[Array, Array, Array], value: Array, count: Array) -> tu
 
 
 def finite(grown: Array, lost: Array) -> Array:
-    """Return the rounding error, or 0 if the sum is infinite: there it would be inf - inf = NaN."""
+    """Return `lost`, the rounding error of the sum `grown`, or 0 if that is not finite: there the error is inf - inf = NaN."""
     return jnp.where(jnp.isfinite(grown), lost, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ arrays of compensated sums
 def zero_sums(*shape: int) -> Array:
-    """Compensated sums, initially 0: float32 of shape (2, *shape), [0] the sums, [1] their rounding errors."""
+    """Return compensated sums, initially 0: float32 of shape (2, *shape); [0] are the sums, [1] their rounding errors."""
     return jnp.zeros((2, *shape), jnp.float32)
 
 
@@ -303,7 +351,7 @@ def added(running: Array, values: Array) -> Array:
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """(rounded sum of a and b, its rounding error): together they are the exact sum.
+    """Return (rounded sum of a and b, its rounding error), which together are the exact sum.
 
     Source: D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B.
     """
@@ -313,7 +361,7 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def exact(running: Any) -> Any:
-    """The values of compensated sums: float64 for numpy arrays, float32 for JAX arrays."""
+    """Return sum + rounding error of compensated sums (see `zero_sums`): float64 for numpy arrays, float32 for JAX arrays."""
     if isinstance(running, jax.Array):
         return running[0] + running[1]
     return np.asarray(running, np.float64).sum(axis=0)

@@ -28,7 +28,8 @@ def roc_auc(
 
     Two classes have one curve, that of class 1; more classes have one curve each, against all others (one-vs-rest).  Scores are
     counted in bins of equal width in log(p / (1 - p)), and scores in the same bin are treated as equal.  The error is at most
-    Σ_b positives_b negatives_b / (2 positives negatives), and usually far smaller, because errors cancel.
+    Σ_b positives_b negatives_b / (2 positives negatives), with the numbers of rows of the class (positives) and of other rows
+    (negatives) in bin b and in all bins; it is usually far smaller, because errors cancel.
 
     Args:
         num_classes: number of classes; None takes it from the output shape.
@@ -90,9 +91,12 @@ def roc_auc(
 
 
 def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
-    """(area, upper bound of its error) per curve, from counts of shape (curves, bins + 1).
+    """Return (area, upper bound of its error) of each ROC curve, arrays of shape (curves,).
 
-    Bins are in order of increasing scores; the last bin counts NaN scores.
+    Args:
+        positives: number of rows of the class in each bin, shape (curves, bins + 1); bins are in order of increasing scores,
+            and the last one counts NaN scores.
+        negatives: number of all other rows in each bin, likewise.
 
     Example:
         >>> area_under(np.array([[0.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 0.0]]))[0].tolist()
@@ -111,7 +115,7 @@ def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
 
 
 def _averaged(values: Any, average: str | None) -> Any:
-    """Mean over the curves that are not NaN, or the values of all curves if average is None."""
+    """Return the mean of the values (curves,) that are not NaN, or all values if `average` is None."""
     if values.shape[0] == 1:
         return values[0]
     if average is None:
@@ -122,7 +126,16 @@ def _averaged(values: Any, average: str | None) -> Any:
 
 
 def _curves(lib: Any, name: str, curves: int, label: Any, output: Any, logits: bool) -> tuple[Any, Any]:
-    """(scores, whether the row belongs to the class), both of shape (rows, curves)."""
+    """Return (scores, whether the row belongs to the class), both of shape (rows, curves).
+
+    Args:
+        lib: numpy or jax.numpy.
+        name: name of the metric, for error messages.
+        curves: number of curves: 1 for two classes, else the number of classes.
+        label: class indices.
+        output: outputs of the model.
+        logits: whether the outputs are logits; with jax.numpy, probabilities are converted to logits.
+    """
     wide = output.ndim == 2 and output.shape[1] > 1
     if output.ndim > 2 or (wide and output.shape[1] != max(curves, 2)):
         expected = f"(rows, {curves})" if curves > 1 else "(rows, 2) or (rows,)"
@@ -166,7 +179,7 @@ class ExactRocAuc(NamedTuple):
     host: bool = True
 
     def init(self) -> Any:
-        """Initial state: no batches."""
+        """Return the state before the first batch, None."""
         return None
 
     def update(self, sums: Any, labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None) -> Any:
@@ -180,7 +193,7 @@ class ExactRocAuc(NamedTuple):
         return sums
 
     def compute(self, sums: Any) -> dict[str, Any]:
-        """Return {name: area}."""
+        """Return {name: area under the curve, or array of areas with average=None}; NaN without batches."""
         batches = []
         while sums is not None:
             batches.append(sums[1:])

@@ -19,7 +19,7 @@ class HostMetric(NamedTuple):
 
     Attributes:
         name: name of the value in logs and results.
-        feval: `(label, output) -> value` or `-> (sum, count)`, on numpy arrays without padding rows.
+        feval: function `(label, output) -> value`, or `-> (sum, count)`, of numpy arrays without padding rows.
         host: True: runs on the host.
 
     Example:
@@ -35,13 +35,13 @@ class HostMetric(NamedTuple):
     host: bool = True
 
     def init(self) -> tuple[float, float]:
-        """(sum, count) of no batches."""
+        """Return (sum, count) over no batches."""
         return 0.0, 0.0
 
     def update(
         self, sums: tuple[float, float], labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None
     ) -> tuple[float, float]:
-        """Add one batch to (sum, count).
+        """Call the function for each output of a batch, and add the results to (sum, count).
 
         Args:
             sums: (sum, count) so far; the count may be a float, such as a sum of weights.
@@ -67,5 +67,5 @@ class HostMetric(NamedTuple):
         return total, count
 
     def compute(self, sums: tuple[float, float]) -> dict[str, float]:
-        """Return {name: mean}, NaN without batches."""
+        """Return {name: sum / count}, NaN without batches."""
         return {self.name: sums[0] / sums[1] if sums[1] else float("nan")}

@@ -87,8 +87,8 @@ def rmse(name: str = "rmse", weighted: bool = False) -> Metric:
 def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = False) -> Metric:
     """Pearson correlation: cov(output, label) / √(var(output) var(label)).
 
-    Sums are taken around the mean (Chan's parallel algorithm), so a large offset costs no precision.  The correlation of a
-    batch with constant labels or outputs is NaN, and so is a "macro" mean that contains it.
+    Sums are of differences from the mean (Chan's parallel algorithm), so a large offset costs no precision.  The correlation of
+    a batch with constant labels or outputs is NaN, and so is a "macro" mean that contains it.
 
     Args:
         average: "macro": mean over the correlations of the batches (MXNet's default); "micro": correlation over all batches.
@@ -137,7 +137,7 @@ def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = Fa
 # ------------------------------------------------------------------------------------------------ moments, (2, 6) float32
 # [0]: Σw, mean x, mean y, Σw(x - mean)², Σw(y - mean)², Σw(x - mean)(y - mean); [1]: rounding errors of [0]
 def _moments(name: str, label: Array, output: Array, rows: Array | None) -> Array:
-    """Moments of the outputs (x) and labels (y) of one batch."""
+    """Return the moments of the outputs (x) and labels (y) of one batch, an array (2, 6) as described above."""
     each = each_row(output, output, rows).reshape(-1).astype(jnp.float32)
     x = output.reshape(-1).astype(jnp.float32)
     y = like(name, label, x.shape).astype(jnp.float32)
@@ -157,8 +157,8 @@ def _moments(name: str, label: Array, output: Array, rows: Array | None) -> Arra
 def _centred(values: Array, start: Array, each: Array, count: Array) -> tuple[Array, Array, Array, Array]:
     """Subtract the weighted mean.  Returns (mean, its rounding error, centered values, weighted mean of the centered values).
 
-    The last is 0 up to rounding.  The caller subtracts it from the sums of squares (corrected two-pass algorithm), and it is
-    added to the mean here.  `start` is one of the values: subtracting it first makes constant values exactly 0.
+    The last one is 0 up to rounding.  The caller subtracts it from the sums of squares (corrected two-pass algorithm), and it
+    is added to the mean here.  `start` is one of the values: subtracting it first makes constant values exactly 0.
     """
     moved = jnp.where(each > 0, values - start, 0.0)
     size = jnp.where(count > 0, count, 1.0)
@@ -170,7 +170,7 @@ def _centred(values: Array, start: Array, each: Array, count: Array) -> tuple[Ar
 
 
 def _merged(one: Array, other: Array) -> Array:
-    """Merge the moments of two parts (Chan, Golub and LeVeque)."""
+    """Merge the moments of two disjoint sets of rows (Chan, Golub and LeVeque)."""
     a, b = one[0, 0] + one[1, 0], other[0, 0] + other[1, 0]
     both = jnp.where(a + b > 0, a + b, 1.0)
     difference = (other[0, 1:3] - one[0, 1:3]) + (other[1, 1:3] - one[1, 1:3])
@@ -184,7 +184,7 @@ def _merged(one: Array, other: Array) -> Array:
 
 
 def _correlation(moments: Any) -> Any:
-    """Correlation from moments; NaN if one of the variances is 0."""
+    """Return the Pearson correlation computed from moments; NaN if one of the variances is 0."""
     values, lib = exact(moments), xp(moments)
     with np.errstate(all="ignore"):
         value = values[5] / (lib.sqrt(values[3]) * lib.sqrt(values[4]))

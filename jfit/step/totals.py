@@ -121,13 +121,7 @@ def head_arguments(
 
 
 def sized_for(metrics: Sequence[Any], model: Model, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Set the number of classes of metrics that need it (such as a confusion matrix), from the shapes of the outputs.
-
-    Args:
-        metrics: metrics; those that need no number of classes are returned unchanged.
-        model: the `Model` whose output shapes are inferred.
-        inputs: one batch, arrays by input name.
-    """
+    """Set the number of classes of metrics that need it, from the shapes of the outputs for a batch of these inputs."""
     if all(getattr(m, "sized", None) is None for m in metrics):
         return tuple(metrics)
     outputs = model.plan(specs_of(inputs)).shapes

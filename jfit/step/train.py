@@ -157,7 +157,7 @@ def train_step(
         local_gradients = slice_gradients if gradients else None
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, local_gradients)
 
-    step.__dict__.update(model=model, micro_batches=micro_batches)  # attributes that data_parallel reads
+    step.__dict__.update(model=model, micro_batches=micro_batches)  # data_parallel reads them
     return step
 
 
@@ -176,7 +176,7 @@ def update_step(
 
     Args:
         optimizer, schedule, clip_norm, clip_value, reduce: as for `train_step`.
-        rescale: r, a number, by which the gradients are multiplied; it may be traced.
+        rescale: r, a number.
 
     Returns:
         `step(state, gradients, axis_name=None) -> state`.  `gradients` is a dict by parameter name of gradients summed over the

@@ -440,12 +440,7 @@ class InferenceModel:
         self.set_params(params, aux)
 
     def set_params(self, params: Any, aux: Any) -> None:
-        """Replace all parameters and auxiliary states by copies of the arguments.
-
-        Args:
-            params: dict of parameters by name, or a pytree of them.
-            aux: dict of auxiliary states by name, or None if there are none.
-        """
+        """Replace the parameters and auxiliary states by copies of these."""
         params, aux = ({k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, aux or {}))
         key = jax.random.key_data(jax.random.key(0))
         state = TrainState(jnp.zeros((), jnp.int32), params, aux, (), (), None, key)
