@@ -1,6 +1,7 @@
 """Settings of all tests: eight emulated CPU devices, strict rank promotion, a compile cache, the choice of fast tests."""
 
 import os
+import random
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,6 +41,8 @@ import numpy as np
 import pytest
 import selection
 
+from jfit.mxnet import keys
+
 # A shell that starts its jobs in the background has them ignore Ctrl-C, and their children too: tests of Ctrl-C send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,6 +74,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
 def rng() -> np.random.Generator:
     """The same random numbers in every test and on every machine."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Every test draws the same random numbers, whichever tests ran before: initial parameters come from global seeds."""
+    random.seed(0)
+    np.random.seed(0)
+    keys.seed(0)
 
 
 @pytest.fixture(autouse=True)

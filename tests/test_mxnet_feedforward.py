@@ -423,7 +423,7 @@ def test_a_monitor_sees_the_training():
         (lambda: model().fit(X.tolist(), Y), TypeError, "X is list"),
         (lambda: model().fit(X, Y.tolist()), TypeError, "y is list"),
         (lambda: model().fit(X, Y, eval_data=3), TypeError, "eval_data is int"),
-        (lambda: model().fit(X, Y, eval_data=(None, Y)), ValueError, "eval_data has 2 parts or no X"),
+        (lambda: model().fit(X, Y, eval_data=(None, Y)), ValueError, "eval_data has X = None"),
         (lambda: model().fit(X, Y, n_epoch=3), TypeError, "fit has no argument 'n_epoch'"),
         (lambda: model(num_epoch=None).fit(X, Y), AssertionError, "num_epoch is missing"),
         (lambda: model().score(X), ValueError, "score needs labels"),

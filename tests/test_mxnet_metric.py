@@ -142,7 +142,7 @@ def test_time_steps_of_padding_rows_are_excluded_in_either_layout(time_major):
 
 
 def test_row_weights_of_a_wrong_shape_raise():
-    with pytest.raises(ValueError, match="4 row weights do not match an output of shape \\(6, 3\\)"):
+    with pytest.raises(ValueError, match="4 row weights of the batch do not match an output of shape \\(6, 3\\)"):
         M.create("ce").fold([np.zeros(6)], [np.ones((6, 3))], np.ones(4))
 
 

@@ -7,7 +7,7 @@ from jfit.ops import REGISTRY
 
 
 def table() -> str:
-    """The operators that have an ONNX converter, as the Markdown table of docs/export.md.
+    """Return the table of docs/export.md, in Markdown: the operators that have an ONNX converter, by family.
 
     Example:
         >>> from jfit.export.__main__ import table

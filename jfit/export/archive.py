@@ -51,7 +51,7 @@ def safetensors(
         symbol = run.model.symbol if symbol is None else symbol
     aux = aux or {}
     if twice := sorted(set(params) & set(aux)):
-        raise ExportError(f"{twice[0]!r} is both a parameter and an auxiliary state, a file has one array per name; rename one")
+        raise ExportError(f"{twice[0]!r} is both a parameter and an auxiliary state, but names must be unique; rename one")
     header = {"format": "jfit", "aux": json.dumps(sorted(aux))}
     if symbol is not None:
         header["symbol"] = symbol.tojson(remove_amp_cast=False)

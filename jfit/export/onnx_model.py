@@ -137,7 +137,10 @@ class _Plan(NamedTuple):
 
 
 def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) -> dict[tuple[int, int], Entry]:
-    """Shape and dtype of every tensor in evaluation, by abstract evaluation (jax.eval_shape)."""
+    """Return the shape and dtype of every tensor in evaluation, by abstract evaluation (jax.eval_shape).
+
+    The keys are (id of a node, index of its output).
+    """
     model = source.model
     heads = [Output(n, i) for n in nodes if n.op for i in range(len(n.op.output_names(n.params)))]
     names = InputNames((*model.inputs, *model.labels), model.labels, model.batch_axes)
@@ -161,14 +164,22 @@ def _abstract(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _merged(counts: Sequence[int], traces: Sequence[Entry]) -> Entry:
-    """Merge the entries of one tensor, traced with counts[i] rows each, into one with sizes as functions of the rows."""
+    """Merge the shapes of one tensor, traced with counts[i] rows each, into one whose sizes are functions of the rows."""
     if len({len(t.shape) for t in traces}) > 1:
-        raise ExportError(f"a tensor has shapes {[t.shape for t in traces]} for {list(counts)} rows; pass batch=None")
+        raise ExportError(f"a tensor has ranks {[len(t.shape) for t in traces]} for {list(counts)} rows; pass batch=None")
     return Entry(tuple(_size_of_rows(counts, sizes) for sizes in zip(*(t.shape for t in traces), strict=True)), traces[0].dtype)
 
 
 def _size_of_rows(counts: Sequence[int], sizes: Sequence[int]) -> int | Size:
-    """Fit sizes = times * counts + plus; an int if all sizes are equal."""
+    """Return the size of an axis as a function of the number of rows: `Size(times, plus)`, or an int if it is constant.
+
+    Args:
+        counts: the numbers of rows that the graph was traced with.
+        sizes: the size of the axis for each of them.
+
+    Raises:
+        ExportError: the sizes are not exactly times * rows + plus.
+    """
     if len(set(sizes)) == 1:
         return sizes[0]
     times, rest = divmod(sizes[1] - sizes[0], counts[1] - counts[0])
@@ -185,7 +196,7 @@ class _Converted(NamedTuple):
 
 
 def _convert(plan: _Plan) -> _Converted:
-    """Convert every node; raise one error that lists all nodes without an ONNX form."""
+    """Convert every node; raise one ExportError that lists all nodes without an ONNX form."""
     graph, tensors = Graph(plan.rows), dict[tuple[int, int], str]()
     entries, failures = dict(plan.entries), list[str]()
     for node in plan.nodes:
@@ -215,7 +226,7 @@ def _convert(plan: _Plan) -> _Converted:
 
 
 def _outputs(plan: _Plan, graph: Graph, tensors: Any, values: Any) -> list[tuple[str, Entry]]:
-    """The outputs of the model under jfit's output names.
+    """Return (name, shape and dtype) of each output of the model, under jfit's output names.
 
     ONNX requires distinct outputs: one that is also an input, a parameter or an earlier output gets an Identity node.
     """
@@ -232,7 +243,7 @@ def _outputs(plan: _Plan, graph: Graph, tensors: Any, values: Any) -> list[tuple
 
 
 def _variable(plan: _Plan, graph: Graph, node: Node, tensors: dict[tuple[int, int], str], entries: Any) -> None:
-    """Name the tensor of an input or parameter ('' if it has no value); cast uint8 inputs to float32, as jfit does."""
+    """Set the tensor name of an input or parameter in `tensors` ('' if it has no value); uint8 inputs are cast to float32."""
     here = (id(node), 0)
     if here not in entries:
         tensors[here] = ""
@@ -247,7 +258,7 @@ def _variable(plan: _Plan, graph: Graph, node: Node, tensors: dict[tuple[int, in
 
 
 def _used(plan: _Plan) -> dict[int, frozenset[int]]:
-    """id(node) -> indices of its outputs that another node or the model's outputs use."""
+    """Return, by id(node), the indices of its outputs that another node or the model's outputs use."""
     used: dict[int, set[int]] = {}
     for entry in (*plan.heads, *(e for n in plan.nodes for e in n.inputs)):
         used.setdefault(id(entry.node), set()).add(entry.index)
@@ -255,7 +266,7 @@ def _used(plan: _Plan) -> dict[int, frozenset[int]]:
 
 
 def _convert_node(graph: Graph, node: Node, tensors: Any, entries: Any, values: Any, used: frozenset[int]) -> list[str]:
-    """Convert one node; returns the tensors of its outputs, under jfit's output names."""
+    """Convert one node and return the names of the tensors of its outputs, which are jfit's output names."""
     assert node.op is not None
     convert = CONVERTERS.get(node.op.name)
     if convert is None:
@@ -280,7 +291,7 @@ def _convert_node(graph: Graph, node: Node, tensors: Any, entries: Any, values: 
 
 
 def _constant(entry: Output, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The value of a tensor that depends only on parameters, else None (gluon concatenates RNN weights in its graph)."""
+    """Return the value of a tensor that depends only on parameters, else None (gluon concatenates RNN weights in its graph)."""
     order = topological([entry])
     leaves = [n.name for n in order if n.op is None]
     if not set(leaves) <= set(values):
@@ -290,7 +301,7 @@ def _constant(entry: Output, values: Mapping[str, np.ndarray]) -> np.ndarray | N
 
 
 def _named(graph: Graph, tensor: str, name: str, start: int) -> str:
-    """Rename a tensor to `name`, if a node from `start` on computes it and the name is free; returns its name."""
+    """Rename a tensor to `name` if a node from index `start` on computes it and the name is free; return its final name."""
     computed = any(tensor in s.outputs for s in graph.steps[start:])
     if not computed or graph.name(name) != name:
         return tensor
@@ -300,7 +311,7 @@ def _named(graph: Graph, tensor: str, name: str, start: int) -> str:
 
 # ------------------------------------------------------------------------------------------ the file
 def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str) -> Any:
-    """The onnx.ModelProto."""
+    """Build the onnx.ModelProto."""
     steps = _live(converted)
     size = sum(v.nbytes for v in converted.graph.constants.values())
     if size > MOST_BYTES:
@@ -327,7 +338,7 @@ def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str)
 
 
 def _named_sizes(shape: Dims, batch: str | None) -> list[int | str]:
-    """Sizes as numbers and names of ONNX dimensions: `batch`, `5*batch`, `batch+1`."""
+    """Return the sizes of a shape as ONNX dimensions: ints, and names for dynamic ones (`batch`, `5*batch`, `batch+1`)."""
     dims: list[int | str] = []
     for size in shape:
         if isinstance(size, Size):
@@ -339,7 +350,7 @@ def _named_sizes(shape: Dims, batch: str | None) -> list[int | str]:
 
 
 def _live(converted: _Converted) -> list[Step]:
-    """Dead-code elimination: the nodes that the outputs depend on; drops unused constants from the graph."""
+    """Return the nodes that the outputs depend on, and drop unused constants from the graph in place."""
     used, live = {n for n, _ in converted.outputs}, list[Step]()
     for step in reversed(converted.graph.steps):
         if used & set(step.outputs):

@@ -96,7 +96,7 @@ class Program:
         return MAGIC + struct.pack("<Q", len(header)) + header + bytes(self.exported.serialize())
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the program to a file, atomically; returns the path."""
+        """Write the program to a file, atomically, and return its path."""
         return atomic_write(path, self.to_bytes())
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ def stablehlo(
 
 
 def _check_flatbuffers() -> None:
-    """Raise ImportError without flatbuffers, which jax.export needs for serialization but jax does not depend on."""
+    """Raise ImportError if the package flatbuffers is missing, which jax.export needs but JAX does not depend on."""
     try:
         importlib.import_module("flatbuffers")
     except ImportError as error:
@@ -233,7 +233,10 @@ def _check_flatbuffers() -> None:
 
 
 def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
-    """(kind, function (list to fill with output names, *arguments) -> outputs, shapes of the arguments) of a forward pass."""
+    """Return (kind, function, shapes of its arguments) for the export of a forward pass.
+
+    The function takes (an empty list, which tracing fills with the output names, *arguments) and returns the outputs.
+    """
     model = source.model
 
     def run(outputs: list[str], params: Any, aux: Any, inputs: Any) -> Any:
@@ -246,7 +249,7 @@ def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[...
 
 
 def _start(source: Source, optimizer: Any, settings: Mapping[str, Any], specs: Mapping[str, Any]) -> TrainState:
-    """An initial state, for the shapes of the training step's state."""
+    """Return an initial training state, used only for its shapes and dtypes."""
     options = {k: settings[k] for k in ("metrics", "frozen") if k in settings}
     fixed = specs_with(source.model, specs)
     return init_state(source.model, optimizer, fixed, params=source.params or None, aux=source.aux or None, **options)
@@ -255,7 +258,7 @@ def _start(source: Source, optimizer: Any, settings: Mapping[str, Any], specs: M
 def _step(
     source: Source, optimizer: Any, settings: Any, state: TrainState, inputs: Any
 ) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
-    """The same as `_forward`, for a training step whose state is a flat dict."""
+    """Return (kind, function, shapes of its arguments), as `_forward` does, for a training step whose state is a flat dict."""
     step = train_step(source.model, optimizer, **settings)
     flat, structure = flatten_names(state)
     names = list(flat)

@@ -61,7 +61,7 @@ def source_of(net: Any, specs: Mapping[str, Any], params: Any = None, aux: Any =
 
 
 def _inputs(symbol: Symbol, specs: Mapping[str, Any]) -> list[str]:
-    """The default inputs of a symbol, and the other variables in `specs`."""
+    """Return the names of a symbol's default inputs and of the other variables that have a shape in `specs`."""
     usual, names = default_inputs(symbol), symbol.list_inputs()
     for name in specs:
         if name not in names:
@@ -101,7 +101,7 @@ def specs_with(model: Model, specs: Mapping[str, Any], rows: Any = None) -> dict
 
 
 def batch_rows(model: Model, specs: Mapping[str, Any]) -> int:
-    """The batch size in the specs; `STAND_IN` if they leave it open.
+    """Return the batch size in the specs; `STAND_IN` if they leave it open (None).
 
     Args:
         model: the model; its batch_axes define the batch axis of each input.
@@ -132,7 +132,7 @@ def batch_rows(model: Model, specs: Mapping[str, Any]) -> int:
 
 
 def shape_of(spec: Any) -> tuple[Any, ...]:
-    """The shape of a spec: its attribute `shape`, or the spec itself.
+    """Return the shape of a spec: its attribute `shape`, or the spec itself as a tuple.
 
     Example:
         >>> from jfit.export.source import shape_of

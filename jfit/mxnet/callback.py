@@ -148,7 +148,7 @@ class Speedometer:
 
     @property
     def every(self) -> int:
-        """Batches between calls that log; `Module.fit` may run the batches in between in one dispatch."""
+        """Number of batches between log lines; `Module.fit` may run the batches in between in one dispatch."""
         return self.frequent
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True):

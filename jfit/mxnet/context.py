@@ -184,7 +184,7 @@ def context_of(array: Any) -> Context:
 
 
 def place(array: Any, ctx: Any = None) -> jax.Array:
-    """Put an array on the device of `ctx` (default: the current context).
+    """Return an array on the device of `ctx` (default: the current context).
 
     On JAX's default device the array stays uncommitted, so that JAX may still move it to the device of other operands.
     """

@@ -95,7 +95,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Arrays, Arrays]:
 
 
 def load_params(prefix: str, epoch: int) -> tuple[Arrays, Arrays]:
-    """Read the parameter file `prefix-%04d.params`; see `read_params`.
+    """Read the parameter file `prefix-%04d.params`, of MXNet or jfit.
 
     Args:
         prefix: path and first part of the file name.

@@ -78,10 +78,10 @@ class BothSignatures:
 
 
 class Initializer(BothSignatures):
-    """Base class of initializers; subclasses define `_init_weight(name, arr)`.
+    """Base class of initializers; subclasses define `_init_weight(name, arr)`, which writes the initial values into `arr`.
 
-    The rule for a parameter is that of its `__init__` attribute, or else that of its name's suffix: `_weight`, `_bias` (0),
-    `_gamma` (1), `_beta` (0), ...
+    A parameter whose variable has an attribute `__init__` is initialized by the initializer named there.  Otherwise the suffix
+    of its name decides: `_weight` (by `_init_weight`), `_bias` (0), `_gamma` (1), `_beta` (0), ...
 
     Args:
         kwargs: the constructor arguments of the subclass, which `dumps` writes.
@@ -269,7 +269,7 @@ class One(FromPure, rule=init.One):
 
 @register
 class Constant(Initializer):
-    """w = value.
+    """Set every parameter to one value.
 
     Args:
         value: a number, or an array that broadcasts to the shape of the parameter.
@@ -446,7 +446,7 @@ class Mixed(BothSignatures):
 
 
 def writes_in_place(initializer: Any) -> bool:
-    """Whether an initializer has MXNet's signature `(desc, array)`, not jfit's pure `(key, desc, shape, dtype) -> array`."""
+    """Return whether an initializer has MXNet's signature `(desc, array)`, not jfit's `(key, desc, shape, dtype) -> array`."""
     if isinstance(initializer, (str, Mapping, type)) or not callable(initializer):
         return False
     try:

@@ -114,7 +114,7 @@ class MutableRowSparse(MutableArray):
 
     @property
     def by_rows(self) -> Any:
-        """The rows that are not all zero, as `jfit.optim.SparseRows`."""
+        """Return the rows that are not all zero, as `jfit.optim.SparseRows`."""
         return _stored_rows(self.value)
 
 
@@ -173,15 +173,19 @@ def is_tracer(value: Any) -> bool:
 
 
 def mutable_class(weight: Any) -> Callable[[Any], Any]:
-    """The class for optimizer state of `weight`: the nearest base class of its type that is constructed from a value alone.
+    """Return the class to use for the optimizer state of `weight`: a mutable array class that is created from a value alone.
 
-    For a view or a sparse array this is the dense class it derives from; for any other array MutableArray.
+    That is the nearest such base class of the weight's type: for a view or a sparse array the dense class that it derives
+    from, for any array that is not mutable `MutableArray`.
     """
     return next((base for base in type(weight).__mro__ if base.__init__ is MutableArray.__init__), MutableArray)
 
 
 def replace(out: Any, value: jax.Array, what: str) -> None:
-    """Write `value` into `out`; rebinds the reference instead of copying where shape and dtype agree (the usual case)."""
+    """Write `value` into `out` in place; without a copy if `out` is a MutableArray of the same shape and dtype (the usual).
+
+    what: name of the argument `out`, for error messages.
+    """
     if isinstance(out, MutableArray) and out.value.dtype == value.dtype and out.value.shape == value.shape:
         out.value = value
     else:
@@ -195,7 +199,7 @@ def _key(key: Any) -> Any:
 
 
 def _squeeze_leading(value: Any, old: Any, key: Any) -> Any:
-    """Remove leading axes of size 1 that `old[key]` does not have; `.at[key].set` would reject them, numpy does not."""
+    """Return `value` without the leading axes of size 1 that `old[key]` lacks: NumPy ignores them, `.at[key].set` raises."""
     if value.ndim == 0 or value.shape[0] != 1:  # nothing to remove: skip computing the rank of old[key]
         return value
     rank = old.ndim if _selects_all(key) else jax.eval_shape(lambda array: array[key], old).ndim
@@ -205,7 +209,7 @@ def _squeeze_leading(value: Any, old: Any, key: Any) -> Any:
 
 
 def _with_placement_of(new: jax.Array, old: jax.Array) -> jax.Array:
-    """`new` on the device(s) of `old`; left uncommitted where `old` is uncommitted and the devices agree."""
+    """Return `new` on the device(s) of `old`; uncommitted if `old` is uncommitted and on the same device."""
     if is_tracer(new) or is_tracer(old):
         return new
     return jax.device_put(new, old.sharding) if old.committed or old.devices() != new.devices() else new

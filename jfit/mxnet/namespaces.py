@@ -34,7 +34,7 @@ PAIRS: dict[str, tuple[str, str, str]] = {
 
 
 def split_attributes(indices_or_sections: Any) -> dict[str, Any]:
-    """Convert numpy.split's argument to attributes of the operator `_split_v2`, whose `indices` include the leading 0."""
+    """Convert numpy.split's argument to attributes of the operator `_split_v2`, whose `indices` start with an additional 0."""
     if isinstance(indices_or_sections, int):
         return {"indices": (), "sections": indices_or_sections}
     return {"indices": (0, *indices_or_sections), "sections": 0}
@@ -64,7 +64,9 @@ class Namespace:
 
 
 def find(where: str, prefixes: Sequence[str], name: str, make: Callable[[str], Any]) -> Any:
-    """Return `make(prefix + name)` for the first prefix that gives the name of an operator.
+    """Return `make(prefix + name)` for the first of `prefixes` for which `prefix + name` is an operator.
+
+    where: name of the namespace, for the error message.
 
     Raises:
         AttributeError: there is no such operator; the message lists similar names.

@@ -70,7 +70,7 @@ class KVStore(store.KVStore):
 
 
 def create(name: str = "local") -> store.KVStoreBase:
-    """Create a key-value store by type name; see `jfit.mxnet.kvstore.create`.
+    """Create a key-value store of NDArrays by type name, as `jfit.mxnet.kvstore.create` does.
 
     Args:
         name: type such as "local", "device" or "dist_sync".
@@ -95,7 +95,7 @@ class Parameter(parameter.Parameter):
 
 
 class Constant(parameter_dict.Constant, Parameter):
-    """`jfit.mxnet.gluon.Constant` with NDArrays."""
+    """`jfit.mxnet.gluon.Constant` whose value is an NDArray."""
 
 
 class ParameterDict(parameter_dict.ParameterDict):
@@ -113,37 +113,37 @@ class Trainer(trainer.Trainer):
 
 # ------------------------------------------------------------------------------------------------ mx.mod
 class BaseModule(base.BaseModule):
-    """`jfit.mxnet.module.BaseModule` that returns NDArrays."""
+    """`jfit.mxnet.module.BaseModule` whose methods return NDArrays instead of jax arrays."""
 
     arrays = NDARRAYS
 
 
 class Module(BaseModule, module.Module):
-    """`jfit.Module` that returns NDArrays."""
+    """`jfit.Module` whose methods return NDArrays instead of jax arrays."""
 
     _exec_group = property(ExecGroup)
 
 
 class BucketingModule(BaseModule, bucketing.BucketingModule):
-    """`jfit.BucketingModule` that returns NDArrays."""
+    """`jfit.BucketingModule` whose methods return NDArrays instead of jax arrays."""
 
     _module_class = Module
 
 
 class SequentialModule(BaseModule, sequential.SequentialModule):
-    """`jfit.SequentialModule` that returns NDArrays."""
+    """`jfit.SequentialModule` whose methods return NDArrays instead of jax arrays."""
 
 
 class PythonModule(BaseModule, python.PythonModule):
-    """`jfit.PythonModule` that returns NDArrays."""
+    """`jfit.PythonModule` whose methods return NDArrays instead of jax arrays."""
 
 
 class PythonLossModule(PythonModule, python.PythonLossModule):
-    """`jfit.PythonLossModule` that returns NDArrays."""
+    """`jfit.PythonLossModule` whose methods return NDArrays instead of jax arrays."""
 
 
 class SVRGModule(Module, svrg.SVRGModule):
-    """`jfit.mxnet.module.SVRGModule` that returns NDArrays."""
+    """`jfit.mxnet.module.SVRGModule` whose methods return NDArrays instead of jax arrays."""
 
     _aux_class = Module
 

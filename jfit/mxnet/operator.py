@@ -180,10 +180,11 @@ def register(reg_name: str) -> Callable[[type[CustomOpProp]], type[CustomOpProp]
 
 
 def _more_threads() -> None:
-    """Ask XLA's CPU client for at least MIN_THREADS threads; no effect once it has started or if PJRT_NPROC is set.
+    """Set PJRT_NPROC so that XLA's CPU client starts with MIN_THREADS threads or more.
 
-    A thread that runs a custom operator blocks until other threads have copied its arrays and run the programs on them.  With
-    as few threads as (emulated) devices, every thread could block at once: a deadlock.
+    It has no effect once the client has started, or if PJRT_NPROC is set already.  A thread that runs a custom operator blocks
+    until other threads have copied its arrays and run the programs on them.  With as few threads as (emulated) devices, every
+    thread could block at once: a deadlock.
     """
     if (os.cpu_count() or 1) < MIN_THREADS:
         os.environ.setdefault("PJRT_NPROC", str(MIN_THREADS))
@@ -243,7 +244,7 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
 
 
 class _PropHost:
-    """Adapter from `CustomOpProp` to the interface `jfit.ops.custom.Host`."""
+    """Adapter from MXNet's `CustomOpProp` (NDArrays, lists) to `jfit.ops.custom.Host`, which runs custom operators in JAX."""
 
     def __init__(self, prop: CustomOpProp) -> None:
         self.prop = prop
@@ -258,12 +259,18 @@ class _PropHost:
         self._lock = threading.Lock()
 
     def shapes(self, ins: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """`CustomOpProp.infer_shape` with tuples; None for an unknown shape."""
+        """Call `CustomOpProp.infer_shape` with the input shapes (None: unknown).
+
+        Returns (input, output and auxiliary-state shapes) as tuples; None for an unknown shape.
+        """
         result = self.prop.infer_shape([list(s or ()) for s in ins])
         return self._checked("infer_shape", result, lambda s: tuple(int(n) for n in s), input_shapes=ins)
 
     def types(self, ins: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """`CustomOpProp.infer_type`, which is passed and may return numpy scalar types, with numpy dtypes."""
+        """Call `CustomOpProp.infer_type` with NumPy scalar types.
+
+        Returns (input, output and auxiliary-state dtypes) as NumPy dtypes.
+        """
         result = self.prop.infer_type([None if t is None else np.dtype(t).type for t in ins])
         return self._checked("infer_type", result, lambda t: None if t is None else np.dtype(t))
 
@@ -292,14 +299,14 @@ class _PropHost:
             return self._operators[key]
 
     def forward(self, place: tuple[Any, ...], train: bool, ins: Any, outs: Any, states: Any) -> tuple[list, list]:
-        """`CustomOp.forward` on numpy arrays."""
+        """Call `CustomOp.forward` on NumPy arrays, for the node and device `place`; returns (outputs, new auxiliary states)."""
         operator = self._operator(place, [*ins, *states])
         outputs, aux = _ndarrays(outs), _ndarrays(states)
         operator.forward(is_train=train, req=["write"] * len(outs), in_data=_ndarrays(ins), out_data=outputs, aux=aux)
         return _values(outputs), _values(aux)
 
     def backward(self, place: tuple[Any, ...], heads: Any, ins: Any, outs: Any, grads: Any) -> list[Any]:
-        """`CustomOp.backward` on numpy arrays; `ins` is the inputs followed by the auxiliary states."""
+        """Call `CustomOp.backward` on NumPy arrays; returns the gradients.  `ins`: the inputs, then the auxiliary states."""
         count, operator = len(self.arguments), self._operator(place, ins)
         zeros = [np.zeros(i.shape, i.dtype) if g is None else g for g, i in zip(grads, ins[:count], strict=True)]
         in_grad = _ndarrays(zeros)

@@ -298,7 +298,7 @@ def _sample(distribution: str, parameters: Mapping[str, Any], shape: Any, dtype:
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """Normalize a shape: int -> (int,), sequence -> tuple, None -> ()."""
+    """Convert a shape to a tuple of ints: int -> (int,), sequence -> tuple, None -> ()."""
     return () if shape is None else (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
 
 

@@ -100,11 +100,11 @@ class MXRecordIO:
         return self._file.tell()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of a reader, for `load_state_dict`."""
+        """Return a dict with the position of a reader, which `load_state_dict` accepts."""
         return {"offset": self.tell()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue reading at a position from `state_dict`."""
+        """Continue reading at a position that `state_dict` returned."""
         self._check(writing=False)
         with translated():
             self._file.seek(int(state["offset"]))

@@ -53,7 +53,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 # ------------------------------------------------------------------------------------------------ the table
 class _Layer(NamedTuple):
-    """One row of the table; all but the first of `previous` are printed on separate lines."""
+    """One row of the printed table; the first of `previous` is printed on the same line, each other one on a line below."""
 
     title: str
     shape: str
@@ -132,7 +132,7 @@ def _layer(node: Node, heads: set[int], shapes: Mapping[Any, Any] | None) -> _La
 
 
 def _single(node: Node, shapes: Mapping[Any, Any] | None) -> Any:
-    """Output shape of a node with one output; None for nodes with several outputs, which MXNet's table leaves empty."""
+    """Return the output shape of a node with one output; None for several outputs, for which MXNet's table has no shape."""
     several = node.op is not None and node.op.num_visible(node.params) > 1
     return None if shapes is None or several else shapes.get((id(node), 0))
 
@@ -217,7 +217,7 @@ def _style(node: Node, user_attrs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _label(node: Node) -> str:
-    """Text of a node: its name, or for some operators the operator with its main attributes."""
+    """Return the text drawn in a node: its name, or for some operators the operator with its main attributes."""
     attrs = node.attrs
     stride = _size((0, *node.params.stride)) if "stride" in attrs else "1"
     match node.op.name if node.op else "null":
@@ -254,7 +254,10 @@ def _check(symbol: Any) -> None:
 
 
 def _inferred(what: str, symbol: Symbol, inputs: Mapping[str, Any]) -> dict[tuple[int, int], Any]:
-    """Infer the shape or dtype of every node output from those of the inputs: (id(node), output index) -> shape or dtype."""
+    """Infer the shape or dtype of every node output from those of the inputs: {(id(node), output index): shape or dtype}.
+
+    what: "shape" or "dtype".
+    """
     internals = symbol.get_internals()
     with translated():
         _, outputs, _ = getattr(internals, f"infer_{what}")(**inputs)
@@ -264,5 +267,5 @@ def _inferred(what: str, symbol: Symbol, inputs: Mapping[str, Any]) -> dict[tupl
 
 
 def _size(shape: Any) -> str:
-    """A shape without its first axis, such as `3x28x28`."""
+    """Format a shape without its first axis, such as `3x28x28`."""
     return "x".join(str(s) for s in (shape or ())[1:])

@@ -112,7 +112,7 @@ def batch_dot(ctx, attrs, lhs, rhs):
 
 
 def wide(array: Array) -> Array:
-    """Cast half precision to float32: decompositions do not support it, and long sums lose digits in it."""
+    """Cast half precision to float32, because decompositions do not support it and long sums lose digits in it."""
     return array.astype(accumulating(array.dtype))
 
 
@@ -128,7 +128,10 @@ def stack_rows(attrs, rows, shapes, outs):
 
 
 def need_matrices(name: str, shape: tuple[int, ...], square: bool = True) -> None:
-    """Raise ValueError unless the last two axes of the shape can hold (square) matrices."""
+    """Raise ValueError unless `shape` has two or more axes, and with `square` equal sizes (0: unknown) on the last two.
+
+    name: what has this shape, for the error message.
+    """
     if len(shape) < 2 or (square and 0 not in shape[-2:] and shape[-1] != shape[-2]):
         kind = "square matrices" if square else "matrices"
         raise ValueError(f"{name} has shape {shape}, expected {kind} in its last two axes; reshape or slice it")
@@ -168,7 +171,7 @@ def _product(attrs, left: Array, right: Array) -> Array:
 
 
 def _gemm_shapes(attrs, ins, outs):
-    """Fill unknown (0) contracted and leading sizes of A and B from each other; C has the shape of the product."""
+    """Infer the shapes of A, B and C: unknown (0) sizes of A and B that must be equal; C has the shape of the product."""
     if ins[0] is None or ins[1] is None:
         return ins
     if len(ins[0]) != len(ins[1]) or len(ins[0]) < 2:
@@ -329,7 +332,7 @@ def potri(ctx, attrs, matrix):
 
 @operator("_linalg_inverse", aliases=("linalg_inverse",), **SQUARE)
 def inverse(ctx, attrs, matrix):
-    """y = A⁻¹."""
+    """y = A⁻¹, the inverse of each matrix."""
     need_matrices("A", matrix.shape)
     return jnp.linalg.inv(wide(matrix)).astype(matrix.dtype)
 
@@ -378,7 +381,7 @@ def det(ctx, attrs, matrix):
 
 @operator("_linalg_sumlogdiag", inputs=("A",), aliases=("linalg_sumlogdiag",), rows=stack_rows)
 def sumlogdiag(ctx, attrs, matrix):
-    """y = Σᵢ ln A[i, i]."""
+    """y = Σᵢ ln A[i, i] of each matrix."""
     need_matrices("A", matrix.shape)
     return _at_least_1d(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1), matrix)
 

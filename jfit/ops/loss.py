@@ -27,8 +27,8 @@ TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays fi
 def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array]) -> Callable[..., Array]:
     """Build the function of an output head: `call(attrs, data, label, weight)` = forward(attrs, data), with a custom gradient.
 
-    The gradient by data is gradient(attrs, output, label, weight, cotangent) * weight; label and weight have none.
-    `weight` is None or the row weights, broadcastable against data.
+    Its gradient with respect to data is gradient(attrs, output, label, weight, cotangent) * weight; label and weight have
+    none.  `weight` is None or the row weights (0 for padding rows), broadcastable against data.
     """
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -122,7 +122,7 @@ def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None)
     prob, axis = _by_class(attrs, out)
     ids = label.astype(jnp.int32).reshape(prob.shape[:axis] + prob.shape[axis + 1 :])
     classes = prob.shape[axis]
-    # a class id out of range matches no class
+    # an out-of-range class id equals no class index, so its row of `hit` is all False
     hit = jnp.expand_dims(ids, axis) == lax.broadcasted_iota(jnp.int32, prob.shape, axis)
     alpha = 0.0 if attrs.multi_output else attrs.smooth_alpha
     other = alpha / (classes - 1) if alpha and classes > 1 else 0.0
@@ -438,7 +438,7 @@ def svm_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) 
 # ------------------------------------------------------------------------------------------ IdentityAttachKLSparseReg
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _with_penalty(attrs: Attrs, data: Array, average: Array, weight: Any) -> Array:
-    """Return data; to its gradient add penalty * d KL(target ‖ average) / d average, the same value in every row."""
+    """Return data unchanged; penalty * d KL(target ‖ average) / d average is added to its gradient, the same in every row."""
     return data
 
 

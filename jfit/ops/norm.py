@@ -47,7 +47,8 @@ def _masked(x: Array, mask: Array | None) -> Array:
 def _normalize(axis: int, eps: float, over: str | None, x: Array, gamma: Array, beta: Array, mask: Array | None):
     """Return (normalized x, mean, variance), with the statistics of the rows where `mask` is 1 (all rows if it is None).
 
-    axis: channel axis. over: name of the mesh axis to sum the statistics over, or None. gamma and beta are (channels,).
+    axis: channel axis.  over: name of the mesh axis whose devices share the statistics, None: each device has its own.  gamma
+    and beta are (channels,).
     """
     return _normalize_forward(axis, eps, over, x, gamma, beta, mask)[0]
 

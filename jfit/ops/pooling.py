@@ -56,7 +56,7 @@ def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tup
 def _counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) -> list[np.ndarray]:
     """Return the divisors of average pooling: for each axis, the number of entries in each window.
 
-    `pad` is included unless count_include_pad is False; the extra padding of pooling_convention=full never is.
+    The padding `pad` is included unless count_include_pad is False; the additional padding of pooling_convention=full never is.
     """
     padded = attrs.count_include_pad is not False
     divisors = []
@@ -83,7 +83,10 @@ def _taps(first: int, kernel: tuple[int, ...]):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _max_tiles(first: int, kernel: tuple[int, ...], x: Array) -> Array:
-    """Max pooling with stride == kernel and no padding; the gradient goes to the first maximum of each window, as in MXNet."""
+    """Return the maximum of each window, for stride == kernel and no padding.
+
+    The gradient goes to the first maximum of each window, as in MXNet.  first: the first spatial axis.
+    """
     tiles = _tiles(x, first, kernel)
     return jnp.max(tiles, axis=tuple(first + 1 + 2 * i for i in range(len(kernel))))
 
@@ -133,7 +136,7 @@ def _reduce(x: Array, first: int, kernel, stride, pads: Pads, maximum: bool) -> 
 
 
 def _root(total: Array, p: int) -> Array:
-    """total^(1/p), with gradient 0 where total is 0."""
+    """Return total^(1/p), with gradient 0 where total is 0."""
     if p == 1:
         return total
     zero = total == 0
@@ -199,7 +202,7 @@ def _max_of_all(data: Array, first: int, dims: int) -> Array:
 
 @jax.custom_jvp
 def _largest(windows: Array) -> Array:
-    """Maximum along the last axis; every entry equal to it gets the whole gradient."""
+    """Return the maximum along the last axis; every entry equal to it gets the whole gradient."""
     return jnp.max(windows, axis=-1)
 
 
@@ -221,7 +224,7 @@ def _pair(key: str, sizes: tuple[int, ...], default: int) -> tuple[int, int]:
 def _windows_v1(attrs: Attrs, data: Array) -> Array:
     """Return all windows, (rows, channels, height, width, kernel entries).
 
-    `pad` adds zeros. The extra padding of pooling_convention=full adds zeros too, or -inf if pool_type is max.
+    `pad` adds zeros.  The additional padding of pooling_convention=full adds zeros too, or -inf if pool_type is max.
     """
     kernel, stride, pad = _pair("kernel", attrs.kernel, 0), _pair("stride", attrs.stride, 1), _pair("pad", attrs.pad, 0)
     counts, ends = [], []

@@ -19,7 +19,7 @@ from jfit.ops.rules import accumulating, common_rows, fill_unknown
 
 
 def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ...]) -> np.ndarray:
-    """Anchor boxes of the first position of the feature map, in pixels of the image.
+    """Return the anchor boxes of the first position of the feature map, in pixels of the image.
 
     Args:
         stride: pixels of the image per position of the feature map.

@@ -46,7 +46,7 @@ def steps_of(op: str, data: Array, steps: dict[str, float]) -> float:
 
 
 def as_integers(values: Array, name: str) -> Array:
-    """Round to the nearest integer (ties to even) and clip to the range of the dtype."""
+    """Round to the nearest integer (ties to even), clip to the range of the dtype `name` and cast to it."""
     ends = np.iinfo(DTYPES[name])
     return jnp.clip(jnp.round(values), ends.min, ends.max).astype(dtype_of(name))
 

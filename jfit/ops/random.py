@@ -150,7 +150,7 @@ def drawn_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def cast_samples(values: Array, dtype: Any) -> Array:
-    """Cast samples to the output dtype; they have no gradient."""
+    """Cast samples to the output dtype; the gradient of the result is 0."""
     return lax.stop_gradient(values).astype(dtype)
 
 
@@ -315,7 +315,7 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
     number = size_of(attrs.shape)
     wide = data.astype(accumulating(data.dtype))
     first = ctx.rows[0]
-    which = None if isinstance(first, RowLayout) and first.axis == len(lead) else 0  # rows along the classes are mixed
+    which = None if isinstance(first, RowLayout) and first.axis == len(lead) else 0  # None: the rows are on the class axis
     drawn = ctx.random(jax.random.uniform, (*lead, number), which).reshape(-1, number)
     steps = lax.stop_gradient(jnp.cumsum(wide.reshape(-1, classes), axis=1))
     # the first class whose cumulative probability exceeds the drawn number; clip, as rounding may leave a sum below 1
@@ -389,22 +389,22 @@ LogDensity = Callable[..., Array]
 
 
 def _uniform(x: Array, low: Array, high: Array) -> Array:
-    """p(x) = 1 / (high - low)."""
+    """p(x) = 1 / (high - low), the density of the uniform distribution."""
     return jnp.broadcast_to(-jnp.log(high - low), x.shape)
 
 
 def _normal(x: Array, mu: Array, sigma: Array) -> Array:
-    """p(x) = exp(-(x - mu)² / 2 sigma²) / (sigma √2π)."""
+    """p(x) = exp(-(x - mu)² / 2 sigma²) / (sigma √2π), the density of the normal distribution."""
     return -0.5 * ((x - mu) / sigma) ** 2 - jnp.log(sigma) - 0.9189385332046727  # log √2π
 
 
 def _gamma(x: Array, alpha: Array, beta: Array) -> Array:
-    """p(x) = beta^alpha x^(alpha - 1) exp(-beta x) / Γ(alpha); beta is a rate here, although _sample_gamma's is a scale."""
+    """p(x) = beta^alpha x^(alpha - 1) exp(-beta x) / Γ(alpha); beta is a rate here, but a scale in _sample_gamma."""
     return alpha * jnp.log(beta) + (alpha - 1) * jnp.log(x) - beta * x - gammaln(alpha)
 
 
 def _exponential(x: Array, lam: Array) -> Array:
-    """p(x) = lam exp(-lam x)."""
+    """p(x) = lam exp(-lam x), the density of the exponential distribution."""
     return jnp.log(lam) - lam * x
 
 

@@ -199,7 +199,7 @@ def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = No
 
 # ------------------------------------------------------------------------------------------ AdaptiveAvgPooling2D
 def _averages(n: int, count: int) -> np.ndarray:
-    """Averaging matrix (count, n): row i averages the entries from ⌊i n / count⌋ to ⌈(i + 1) n / count⌉ (exclusive)."""
+    """Return the averaging matrix (count, n): row i is the mean of entries ⌊i n / count⌋ to ⌈(i + 1) n / count⌉ - 1."""
     i, position = np.arange(count)[:, None], np.arange(n)[None, :]
     inside = (position >= i * n // count) & (position < -(-(i + 1) * n // count))
     return inside / inside.sum(axis=1, keepdims=True)
@@ -276,7 +276,7 @@ def _matrix(old: int, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _taps(old: int, new: int, interp: int, cut: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the input entries that each output entry is a weighted sum of: (indices int32, weights float32), both (new, taps).
 
-    Outside the image, both taps of a linear interpolation are the edge entry. OpenCV then gives one of them weight 1 along the
+    Outside the image, both taps of a linear interpolation are the edge entry.  OpenCV then gives one of them weight 1 along the
     width (`cut`), but keeps both weights along the height, which rounds uint8 images differently.
     """
     scale, at = old / new, np.arange(new)
@@ -301,7 +301,7 @@ def _taps(old: int, new: int, interp: int, cut: bool) -> tuple[np.ndarray, np.nd
 
 
 def _cubic(part: np.ndarray) -> np.ndarray:
-    """Weights (new, 4) of Keys' cubic kernel with a = -0.75 at distances 1 + part, part, 1 - part, 2 - part."""
+    """Return the weights (new, 4) of Keys' cubic kernel with a = -0.75 at distances 1 + part, part, 1 - part, 2 - part."""
     a, x = -0.75, part.astype(np.float64)
     outer, inner, next_ = 1 + x, x, 1 - x
     w0 = ((a * outer - 5 * a) * outer + 8 * a) * outer - 4 * a
@@ -311,14 +311,14 @@ def _cubic(part: np.ndarray) -> np.ndarray:
 
 
 def _lanczos(part: np.ndarray) -> np.ndarray:
-    """Weights (new, 8) sinc(t) sinc(t / 4) at the eight nearest entries, normalized to sum 1."""
+    """Return the weights (new, 8) sinc(t) sinc(t / 4) at the eight nearest entries, normalized to sum 1."""
     t = part.astype(np.float64)[:, None] + 3 - np.arange(8)
     weights = np.sinc(t) * np.sinc(t / 4)
     return weights / weights.sum(1, keepdims=True)
 
 
 def _bytes(data: Array, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Array:
-    """Resize uint8 images in integer arithmetic; sums along the width are rounded only after those along the height."""
+    """Resize uint8 images in integer arithmetic; sums along the width are rounded only after the sum along the height."""
     (rows, down), (columns, right) = ((p, np.round(w * ONE).astype(np.int32)) for p, w in taps)
     ndim = data.ndim
     across = sum(
@@ -335,7 +335,7 @@ def _bytes(data: Array, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Array:
 
 
 def _area(old: int, new: int) -> np.ndarray:
-    """Weights (new, old) of area interpolation: the fraction of each output entry that each input entry covers."""
+    """Return weights (new, old) of area interpolation: the fraction of each output entry that each input entry covers."""
     scale = old / new
     weights = np.zeros((new, old))
     for k in range(new):

@@ -136,7 +136,11 @@ def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
 
 
 def _run(attrs: Any, w: Weights, data: Array, start: Carry, lengths: Array | None, back: bool) -> tuple[Array, Carry]:
-    """Run one layer in one direction: data (time, batch, inputs) -> outputs (time, batch, size) and the last state."""
+    """Run one layer in one direction: data (time, batch, inputs) -> (outputs (time, batch, size), last state).
+
+    start: initial state.  lengths: number of time steps of each sequence, None: all.  back: from the last time step to the
+    first.
+    """
     steps, batch, inputs = data.shape
     bias = w.i2h_bias + w.h2h_bias
     if attrs.mode == "gru":

@@ -55,8 +55,9 @@ def _image(rois: Array, data: Array) -> tuple[Array, Array]:
 def _pooled(data: Array, image: Array, rows: Array, columns: Array, maps_of: Callable[[Array], Array]) -> Array:
     """Return Σ rows[p, h] columns[q, w] maps[..., h, w] for each region: (regions, channels, p, q).
 
-    rows: weights (regions, p, h). columns: weights (regions, q, w). maps_of: function from an image's data (channels, h, w)
-    to its feature maps, (channels, h, w) or separate ones for each bin (channels, p, q, h, w).
+    image: index of the image of each region.  rows: weights (regions, p, h).  columns: weights (regions, q, w).  maps_of:
+    function from an image's data (channels, h, w) to its feature maps, (channels, h, w) or separate ones for each bin
+    (channels, p, q, h, w).
     """
 
     def one(region: tuple[Array, Array, Array]) -> Array:
@@ -231,7 +232,7 @@ def rotated_roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array
 
 # ------------------------------------------------------------------------------------------ position-sensitive pooling
 def _rounded(x: Array) -> Array:
-    """Round to the nearest integer, ties away from 0."""
+    """Round to the nearest integer; ties are rounded away from 0."""
     return jnp.trunc(x + jnp.copysign(jnp.asarray(0.5, x.dtype), x))
 
 

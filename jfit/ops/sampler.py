@@ -30,7 +30,7 @@ def _target(op: str, attrs: Attrs) -> tuple[int, int]:
 
 
 def _affine_grid(op: str, theta: Array, y_target: np.ndarray, x_target: np.ndarray) -> Array:
-    """Sampling grid (rows, 2, height, width): theta (rows, 6) as 2 x 3 matrices times (x, y, 1) for all target coordinates.
+    """Return the sampling grid (rows, 2, height, width): theta (rows, 6) as 2 x 3 matrices times (x, y, 1) of each target.
 
     Each operator passes coordinates rounded as MXNet rounds them for it (`_even`, `_even_by_steps`): whether a coordinate is
     exactly on a pixel or next to it decides which neighbours enter the gradient.

@@ -50,6 +50,6 @@ def out_of_scope() -> dict[str, str]:
 
 
 def why_not(name: str) -> str | None:
-    """Return why jfit does not support an MXNet operator on purpose; None for any other name."""
+    """Return the reason why jfit does not support an operator of MXNet on purpose; None if the name is not in that list."""
     heading = out_of_scope().get(name)
     return None if heading is None else REASONS[heading]

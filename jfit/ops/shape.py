@@ -69,7 +69,7 @@ def reshape_target(source: Shape, codes: Sequence[int], reverse: bool = False) -
 
 
 def _groups(codes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Split the codes into groups of one, and of three for a -4 with its two sizes."""
+    """Split shape codes into groups: -4 with the two sizes after it, every other code alone."""
     groups: list[tuple[int, ...]] = []
     at = 0
     while at < len(codes):
@@ -104,13 +104,16 @@ def _apply_codes(sizes: list[int], groups: Sequence[tuple[int, ...]]) -> list[in
 
 
 def _legacy_target(source: Shape, target: Shape, keep_highest: bool) -> Shape:
-    """Evaluate the deprecated attribute `target_shape`: 0 is inferred; `keep_highest` copies the first size of the source."""
+    """Evaluate the deprecated attribute `target_shape`, in which one size 0 is inferred from the number of entries.
+
+    keep_highest: copy the first size of the source.
+    """
     sizes = (source[0], *target[1:]) if keep_highest else target
     return reshape_target(source, [-1 if t == 0 else t for t in sizes])
 
 
 def _reshape_back(attrs, ins, outs):
-    """Infer a single unknown size of the data from the number of entries of the output."""
+    """Infer the input shapes: a single unknown size of the data follows from the number of entries of the output."""
     data, out = ins[0], outs[0]
     if data is None or out is None or data.count(0) != 1 or 0 in out:
         return ins

@@ -31,7 +31,7 @@ def _concat_shapes(attrs, ins, outs):
     assert common is not None
     filled = [common if s is None else (*common[:axis], s[axis], *common[axis + 1 :]) for s in ins]
     sizes = [s[axis] for s in filled]
-    if outs[0] is not None and outs[0][axis] and sizes.count(0) == 1:  # a single unknown size follows from the output's
+    if outs[0] is not None and outs[0][axis] and sizes.count(0) == 1:  # infer a single unknown size from the output's size
         at = sizes.index(0)
         rest = outs[0][axis] - sum(sizes)
         filled[at] = (*common[:axis], max(rest, 0), *common[axis + 1 :])
@@ -112,7 +112,7 @@ def _part_rows(attrs, rows, shapes, outs):
 
 
 def _parts_back(attrs, ins, outs):
-    """Infer the shape of the data from that of any known output: all outputs have the same shape."""
+    """Infer the shape of the data from that of any known output, because all outputs have the same shape."""
     part = next((o for o in outs if o is not None), None)
     if part is None:
         return ins

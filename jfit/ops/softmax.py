@@ -100,7 +100,7 @@ def _activation_rows(attrs, rows, shapes, outs):
 
 @jax.custom_vjp
 def _softmax_last(data: Array) -> Array:
-    """Softmax along the last axis, whose gradient is computed as if it were along axis 1 (as MXNet 1.9.1 does)."""
+    """Return the softmax along the last axis; its gradient is computed as if it were along axis 1, as MXNet 1.9.1 does."""
     return jax.nn.softmax(data, axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""ONNX converters of attention with interleaved projections, as batched matrix products."""
+"""ONNX converters of MXNet's attention operators with interleaved projections, as batched matrix products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from jfit.export.nodes.core import At, Dims, Graph, Size, converts, fixed
 
 
 def _heads(graph: Graph, node: At, data: str, which: int, parts: int, part: int) -> str:
-    """Projection `part` (query, key or value) of the `parts` interleaved in input `which`: (batch, heads, time, size)."""
+    """Return one projection of all heads, (batch, heads, time, size).
+
+    which: index of the node's input.  parts: number of projections interleaved in it.  part: index of the one to return.
+    """
     shape, heads = node.of(which).shape, node.attrs.heads
     size = fixed(shape[2]) // (heads * parts)
     data = graph.reshape(data, (*shape[:2], heads, parts * size))
@@ -22,7 +25,7 @@ def _scores(graph: Graph, node: At, queries: str, keys: str, size: int) -> str:
 
 
 def _attended(graph: Graph, node: At, values: str, attention: str) -> str:
-    """Attention weights times values, with the heads concatenated: (time, batch, heads * size)."""
+    """Return attention weights times values, with the heads concatenated: (time, batch, heads * size)."""
     shape = node.of(1).shape
     stacked: Dims = (node.shape[1], node.attrs.heads, *shape[1:])
     mixed = graph.add("MatMul", graph.reshape(attention, stacked), values)
@@ -35,33 +38,33 @@ def _size(node: At, parts: int) -> int:
 
 @converts("_contrib_interleaved_matmul_selfatt_qk")
 def selfatt_qk(graph: Graph, node: At, data: str) -> str:
-    """Q Kᵀ / √(size of a head)."""
+    """Convert self-attention scores: Q Kᵀ / √(size of a head), with Q, K interleaved in one input."""
     queries, keys = (_heads(graph, node, data, 0, 3, part) for part in (0, 1))
     return _scores(graph, node, queries, keys, _size(node, 3))
 
 
 @converts("_contrib_interleaved_matmul_selfatt_valatt")
 def selfatt_valatt(graph: Graph, node: At, data: str, attention: str) -> str:
-    """Attention weights times V."""
+    """Convert self-attention outputs: attention weights times V, V interleaved in one input with Q and K."""
     return _attended(graph, node, _heads(graph, node, data, 0, 3, 2), attention)
 
 
 @converts("_contrib_interleaved_matmul_encdec_qk")
 def encdec_qk(graph: Graph, node: At, queries: str, keys_values: str) -> str:
-    """Q Kᵀ / √(size of a head)."""
+    """Convert encoder-decoder attention scores: Q Kᵀ / √(size of a head)."""
     pair = _heads(graph, node, queries, 0, 1, 0), _heads(graph, node, keys_values, 1, 2, 0)
     return _scores(graph, node, *pair, _size(node, 1))
 
 
 @converts("_contrib_interleaved_matmul_encdec_valatt")
 def encdec_valatt(graph: Graph, node: At, keys_values: str, attention: str) -> str:
-    """Attention weights times V."""
+    """Convert encoder-decoder attention outputs: attention weights times V."""
     return _attended(graph, node, _heads(graph, node, keys_values, 0, 2, 1), attention)
 
 
 @converts("_contrib_div_sqrt_dim")
 def div_sqrt_dim(graph: Graph, node: At, data: str) -> str:
-    """x / √(size of the last axis)."""
+    """Convert div_sqrt_dim: x / √(size of the last axis)."""
     last = node.shape[-1]
     if isinstance(last, Size):
         size = graph.add("Sqrt", graph.cast(graph.dims((last,)), node.dtype))

@@ -13,14 +13,14 @@ from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
 
 
 def _channels_first(layout: str | None, ndim: int) -> tuple[list[int], list[int]] | None:
-    """(permutation to channels-first, inverse permutation) for channels-last layouts, None for channels-first ones."""
+    """Return (permutation to channels-first, inverse permutation) for a channels-last layout, None for a channels-first one."""
     if not layout or layout[-1] != "C":
         return None
     return [0, ndim - 1, *range(1, ndim - 1)], [0, *range(2, ndim), 1]
 
 
 def _in_channels_first(graph: Graph, node: At, data: str, call: Callable[[str, list[int]], str]) -> str:
-    """Apply `call(data, spatial sizes)` to the data transposed to channels-first, and transpose the result back."""
+    """Return call(data, spatial sizes), with the data transposed to channels-first and the result transposed back."""
     turn = _channels_first(node.attrs.get("layout"), node.ndim)
     if turn is None:
         return call(data, node.sizes(2))
@@ -39,7 +39,7 @@ def _bias(graph: Graph, node: At, bias: str) -> str:
 
 @converts("Convolution", "Convolution_v1")
 def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
-    """Conv; the weight has the layout of the data."""
+    """Convert to ONNX Conv; the weight has the layout of the data."""
     attrs, dims = node.attrs, len(node.attrs.kernel)
     weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
 
@@ -61,7 +61,7 @@ def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") 
 
 @converts("Deconvolution")
 def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
-    """ConvTranspose; target_shape overrides pad and adj."""
+    """Convert to ONNX ConvTranspose; target_shape overrides pad and adj."""
     attrs, dims = node.attrs, len(node.attrs.kernel)
     stride, dilate = attrs.stride or (1,) * dims, attrs.dilate or (1,) * dims
     weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
@@ -93,7 +93,7 @@ def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = ""
 
 # ------------------------------------------------------------------------------------------ pooling
 def _windows(node: At, sizes: Sequence[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """(kernel, stride, (pad before, pad after)) per spatial axis; pooling_convention=full adds padding at the end."""
+    """Return (kernel, stride, [(pad before, pad after)]) per spatial axis; pooling_convention=full adds padding at the end."""
     attrs, dims = node.attrs, len(sizes)
     kernel: list[int] = list(attrs.kernel)
     stride: list[int] = list(attrs.stride or (1,) * dims)
@@ -105,7 +105,10 @@ def _windows(node: At, sizes: Sequence[int]) -> tuple[list[int], list[int], list
 
 
 def _divisors(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.ndarray:
-    """Divisor of the mean of each window: its entries, with `pad` if `padded`, without the extra padding of `full`."""
+    """Return the divisor of the mean of each window: its number of entries.
+
+    padded: count the padding `pad`; the additional padding of pooling_convention=full is never counted.
+    """
     total = np.ones((), np.float64)
     for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
         start = np.arange((n + low + high - k) // s + 1) * s - low
@@ -116,7 +119,7 @@ def _divisors(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.nd
 
 @converts("Pooling")
 def pooling(graph: Graph, node: At, data: str) -> str:
-    """MaxPool or AveragePool; the means are rescaled where MXNet divides by another number of entries than ONNX."""
+    """Convert to ONNX MaxPool or AveragePool; means are rescaled where MXNet divides by another number of entries than ONNX."""
     attrs, kind = node.attrs, node.attrs.pool_type
 
     def call(data: str, sizes: list[int]) -> str:
@@ -142,7 +145,7 @@ def pooling(graph: Graph, node: At, data: str) -> str:
 
 
 def _padded(graph: Graph, node: At, data: str, pads: Sequence[tuple[int, int]], value: float) -> str:
-    """Pad the spatial axes with a constant."""
+    """Add a Pad node that pads the spatial axes with the constant `value`."""
     if not any(map(any, pads)):
         return data
     widths = [0, 0, *(p[0] for p in pads), 0, 0, *(p[1] for p in pads)]
@@ -151,7 +154,10 @@ def _padded(graph: Graph, node: At, data: str, pads: Sequence[tuple[int, int]], 
 
 @converts("Pooling_v1")
 def pooling_v1(graph: Graph, node: At, data: str) -> str:
-    """Pad, then MaxPool or AveragePool: `pad` is zeros; the extra padding of `full` is -inf for max, else zeros."""
+    """Convert to ONNX Pad, then MaxPool or AveragePool.
+
+    `pad` adds zeros; the additional padding of pooling_convention=full is -inf for max, else zeros.
+    """
     attrs, kind = node.attrs, node.attrs.pool_type
     if attrs.global_pool:
         return _global_pool(graph, node, data, [2, 3])
@@ -183,7 +189,7 @@ def _power(graph: Graph, node: At, data: str) -> str:
 
 
 def _root(graph: Graph, node: At, data: str) -> str:
-    """The p-th root if pool_type is lp, else the data itself."""
+    """Return the p-th root of the data if pool_type is lp, else the data itself."""
     p: Any = node.attrs.get("p_value") if node.attrs.pool_type == "lp" else 1
     if p == 1:
         return data
@@ -193,13 +199,13 @@ def _root(graph: Graph, node: At, data: str) -> str:
 
 # ------------------------------------------------------------------------------------------ resizing
 def _matrices(graph: Graph, node: At, data: str, rows: np.ndarray, columns: np.ndarray) -> str:
-    """rows · image · columnsᵀ for every image of (N, C, H, W): any separable linear resampling, as two matrix products."""
+    """Return rows · image · columnsᵀ for every image of (N, C, H, W): separable linear resampling as two matrix products."""
     left, right = graph.const(rows, node.dtype), graph.const(columns.T, node.dtype)
     return graph.add("MatMul", graph.add("MatMul", left, data), right)
 
 
 def _means(size: int, out: int) -> np.ndarray:
-    """Averaging matrix (out, size): row i averages the entries from ⌊i size / out⌋ to ⌈(i + 1) size / out⌉ (exclusive)."""
+    """Return the averaging matrix (out, size): row i is the mean of entries ⌊i size / out⌋ to ⌈(i + 1) size / out⌉ - 1."""
     matrix = np.zeros((out, size))
     for i in range(out):
         begin, end = i * size // out, -(-(i + 1) * size // out)
@@ -208,7 +214,10 @@ def _means(size: int, out: int) -> np.ndarray:
 
 
 def _lines(size: int, out: int, corners: bool) -> np.ndarray:
-    """Linear interpolation matrix (out, size); `corners` aligns the centres of the first and last entries, else the borders."""
+    """Return the linear interpolation matrix (out, size).
+
+    corners: align the centres of the first and last entries of input and output, else their borders.
+    """
     matrix = np.zeros((out, size))
     for i in range(out):
         if out == 1 and size > 1:
@@ -231,14 +240,14 @@ def _sizes(entry: Entry) -> list[int]:
 
 @converts("_contrib_AdaptiveAvgPooling2D")
 def adaptive_pooling(graph: Graph, node: At, data: str) -> str:
-    """Two products with constant averaging matrices."""
+    """Convert to two matrix products with constant averaging matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
     return _matrices(graph, node, data, _means(h, a), _means(w, b))
 
 
 @converts("_contrib_BilinearResize2D")
 def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Two products with constant interpolation matrices."""
+    """Convert to two matrix products with constant interpolation matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
     corners = node.attrs.get("align_corners", True)
     return _matrices(graph, node, data, _lines(h, a, corners), _lines(w, b, corners))
@@ -246,7 +255,7 @@ def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
 
 @converts("UpSampling")
 def up_sampling(graph: Graph, node: At, *arrays: str) -> str:
-    """Resize (nearest), or a grouped ConvTranspose (bilinear)."""
+    """Convert to ONNX Resize (sample_type nearest) or a grouped ConvTranspose (bilinear)."""
     attrs, scale = node.attrs, node.attrs.scale
     if attrs.sample_type == "bilinear":
         size, pad = 2 * scale - scale % 2, -(-(scale - 1) // 2)
@@ -272,7 +281,7 @@ def up_sampling(graph: Graph, node: At, *arrays: str) -> str:
 
 @converts("Crop")
 def crop(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Slice of the last two axes; centred, or from `offset`."""
+    """Convert to ONNX Slice of the last two axes, centred or from `offset`."""
     sizes, target = _sizes(node.of(0)), _sizes(node.outs[0])
     offset = node.attrs.offset or (0, 0)
     starts = [(n - t) // 2 for n, t in zip(sizes, target, strict=True)] if node.attrs.center_crop else list(offset)

@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 class At(NamedTuple):
-    """The node being converted."""
+    """The MXNet node being converted, passed to its converter."""
 
     name: str
     attrs: Attrs
@@ -86,27 +86,23 @@ class At(NamedTuple):
         return self.of(0).dtype
 
     def of(self, index: int) -> Entry:
-        """Shape and dtype of an input, which must have a value."""
+        """Return the shape and dtype of input `index`, which must have a value."""
         entry = self.ins[index]
         if entry is None:
             raise Unsupported(f"its input {index} has no value")
         return entry
 
     def axis(self, axis: int, extra: int = 0) -> int:
-        """A possibly negative axis of the first input (plus `extra` axes) as a non-negative one."""
+        """Convert a possibly negative axis of the first input (after adding `extra` axes to its rank) to a non-negative one."""
         return axis % (self.ndim + extra)
 
     def sizes(self, first: int = 0, end: int | None = None) -> list[int]:
-        """Sizes of the axes [first, end) of the first input, which must not depend on the batch size."""
+        """Return the sizes of the axes [first, end) of the first input; Unsupported if one depends on the batch size."""
         return [fixed(d) for d in self.shape[first:end]]
 
 
 def fixed(size: Dim) -> int:
-    """A size as an int.
-
-    Raises:
-        Unsupported: the size depends on the batch size.
-    """
+    """Return a size as an int; raise Unsupported if it depends on the batch size."""
     if isinstance(size, Size):
         raise Unsupported("it requires a fixed size where the size depends on the batch; export with batch=None")
     return size
@@ -127,7 +123,7 @@ def converts(*names: str) -> Callable[[Converter], Converter]:
 
 
 def aliased(name: str) -> Converter | None:
-    """The converter of an operator, looked up by any of the operator's names; None if there is none."""
+    """Return the converter of an operator, looked up by any of the operator's names; None if it has none."""
     return CONVERTERS.get(lookup(name).name)
 
 
@@ -158,7 +154,7 @@ class Graph:
         return unique
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attrs: Any) -> Any:
-        """Add a node of type `kind`; returns the name of its output, or a tuple of names if it has several.
+        """Add a node of type `kind` and return the name of its output, or a tuple of names if it has several outputs.
 
         An input '' is an omitted optional input; attributes that are None are left out.
         """
@@ -169,13 +165,13 @@ class Graph:
         return names[0] if outputs == 1 else names
 
     def rename(self, old: str, new: str, start: int) -> None:
-        """Rename a tensor in the nodes from index `start` on."""
+        """Rename a tensor, in place, in the nodes from index `start` on."""
         swap = lambda names: tuple(new if n == old else n for n in names)  # noqa: E731
         self.steps[start:] = [s._replace(inputs=swap(s.inputs), outputs=swap(s.outputs)) for s in self.steps[start:]]
 
     # -------------------------------------------------------------------------------- constants
     def const(self, value: Any, dtype: Any = None) -> str:
-        """A constant tensor; equal constants are stored once."""
+        """Return the name of a constant tensor; equal constants are stored once."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._cache:
@@ -184,22 +180,22 @@ class Graph:
         return self._cache[key]
 
     def ints(self, values: Sequence[int]) -> str:
-        """A constant int64 vector, ONNX's form of shapes and axes."""
+        """Return the name of a constant int64 vector, ONNX's form of shapes and axes."""
         return self.const(list(values), INT64)
 
     # -------------------------------------------------------------------------------- sizes
     def dims(self, shape: Dims) -> str:
-        """A shape as an int64 vector; sizes that depend on the batch are computed when the model runs."""
+        """Return the name of a shape as an int64 vector; sizes that depend on the batch are computed when the model runs."""
         if all(isinstance(d, int) for d in shape):
             return self.ints([fixed(d) for d in shape])
         return self.add("Concat", *(self._size(d) for d in shape), axis=0)
 
     def _size(self, size: Dim) -> str:
-        """One size as an int64 vector of length 1."""
+        """Return the name of one size as an int64 vector of length 1."""
         if isinstance(size, int):
             return self.ints([size])
         if self.rows is None:
-            raise Unsupported("it depends on the number of rows, which is the size of no input")
+            raise Unsupported("it depends on the number of rows, but no input has an axis of that size")
         if size not in self._cache:
             name, axis = self.rows
             value = self.add("Slice", self.add("Shape", name), self.ints([axis]), self.ints([axis + 1]), self.ints([0]))
@@ -209,7 +205,7 @@ class Graph:
         return self._cache[size]
 
     def reshape(self, data: str, shape: Dims) -> str:
-        """Reshape; a single size that depends on the batch becomes -1."""
+        """Reshape a tensor; if only one size depends on the batch, it becomes -1 (inferred by ONNX)."""
         grows = [isinstance(d, Size) for d in shape]
         if sum(grows) == 1 and 0 not in shape:
             return self.add("Reshape", data, self.ints([-1 if g else fixed(d) for d, g in zip(shape, grows, strict=True)]))
@@ -222,7 +218,7 @@ class Graph:
         return data if current is not None and np.dtype(current) == dtype else self.add("Cast", data, to=TYPES[dtype.name])
 
     def binary(self, kind: str, data: str, value: Any, dtype: Any) -> str:
-        """A binary node with a constant second operand: kind(data, value)."""
+        """Add a binary node with a constant second operand, and return the name of its output kind(data, value)."""
         return self.add(kind, data, self.const(value, dtype))
 
     def transpose(self, data: str, order: Sequence[int]) -> str:
@@ -238,19 +234,19 @@ class Graph:
         return self.add("Squeeze", data, self.ints(axes)) if axes else data
 
     def total(self, data: str, axes: Sequence[int], keepdims: bool = True) -> str:
-        """Sum over the axes."""
+        """Sum a tensor over the axes."""
         return self.add("ReduceSum", data, self.ints(axes), keepdims=int(keepdims))
 
     def slice(self, data: str, axis: int, begin: int, end: int, step: int = 1) -> str:
-        """data[begin:end:step] along an axis."""
+        """Slice a tensor along one axis: data[begin:end:step]."""
         return self.add("Slice", data, *(self.ints([v]) for v in (begin, end, axis, step)))
 
     def along(self, vector: str, axis: int, ndim: int) -> str:
-        """Reshape a vector so that it broadcasts along `axis` of an array of `ndim` axes."""
+        """Reshape a vector so that it broadcasts along `axis` of a tensor of `ndim` axes."""
         return self.unsqueeze(vector, [a for a in range(ndim) if a != axis])
 
     def full(self, shape: Dims, value: Any, dtype: Any) -> str:
-        """A tensor filled with `value`: a stored constant if it is small and its shape fixed, else an Expand node."""
+        """Return a tensor filled with `value`: a stored constant if it is small and its shape fixed, else an Expand node."""
         if all(isinstance(d, int) for d in shape) and math.prod(fixed(d) for d in shape) <= 4096:
             return self.const(np.full([fixed(d) for d in shape], value), dtype)
         return self.add("Expand", self.const(value, dtype), self.dims(shape))

@@ -29,7 +29,10 @@ def _is_float(node: At) -> bool:
 
 
 def _on_floats(build: Callable[..., str]) -> Callable[..., str]:
-    """A converter that computes integer data in float32 and casts the result back."""
+    """Wrap a converter of one array so that integer data is cast to float32 first and the result cast back to its dtype.
+
+    Float data is converted by `build` unchanged.  For ONNX operators that are defined for floats only.
+    """
 
     def convert(graph: Graph, node: At, data: str) -> str:
         if _is_float(node):
@@ -62,7 +65,7 @@ def _scaled(factor: float) -> Callable[..., str]:
 
 
 def _towards_zero(graph: Graph, node: At, data: str, plus: float = 0.0) -> str:
-    """sign(x) ⌊|x| + plus⌋."""
+    """Return sign(x) ⌊|x| + plus⌋: truncation, or rounding half away from zero with plus = 0.5."""
     size = graph.add("Abs", data)
     size = graph.binary("Add", size, plus, node.dtype) if plus else size
     return graph.add("Mul", graph.add("Sign", data), graph.add("Floor", size))
@@ -102,25 +105,28 @@ for ours, build in ROUNDING.items():
 
 @converts("zeros_like")
 def like(graph: Graph, node: At, data: str) -> str:
-    """A tensor of zeros; not x - x, which would keep NaN."""
+    """Convert to a tensor of zeros (not to x - x, which would keep NaN)."""
     return graph.full(node.outs[0].shape, 0, node.outs[0].dtype)
 
 
 @converts("ones_like")
 def ones_like(graph: Graph, node: At, data: str) -> str:
-    """A tensor of ones."""
+    """Convert to a tensor of ones."""
     return graph.full(node.outs[0].shape, 1, node.outs[0].dtype)
 
 
 @converts("_copyto", "_CrossDeviceCopy", "_identity_with_attr_like_rhs", "cast_storage", "_contrib_gradientmultiplier")
 def same(graph: Graph, node: At, data: str, *rest: str) -> str:
-    """No node: the output is the data."""
+    """Convert an operator that is the identity in evaluation: add no ONNX node and return the name of its first input.
+
+    The other inputs are ignored.
+    """
     return data
 
 
 @converts("_contrib_quadratic")
 def quadratic(graph: Graph, node: At, data: str) -> str:
-    """(a x + b) x + c."""
+    """Convert to (a x + b) x + c."""
     work = node.dtype if _is_float(node) else np.dtype(np.float32)
     a, b, c = (graph.const(v, work) for v in (node.attrs.a, node.attrs.b, node.attrs.c))
     data = graph.cast(data, work, node.dtype)
@@ -131,32 +137,32 @@ def quadratic(graph: Graph, node: At, data: str) -> str:
 
 @converts("amp_multicast")
 def multicast(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
-    """A Cast for each array."""
+    """Convert to one ONNX Cast per array."""
     entries = zip(arrays, node.outs, range(len(arrays)), strict=True)
     return tuple(graph.cast(a, out.dtype, node.of(i).dtype) for a, out, i in entries)
 
 
 @converts("hard_sigmoid")
 def hard_sigmoid(graph: Graph, node: At, data: str) -> str:
-    """HardSigmoid has the same two attributes."""
+    """Convert to ONNX HardSigmoid, which has the same two attributes."""
     return graph.add("HardSigmoid", data, alpha=node.attrs.alpha, beta=node.attrs.beta)
 
 
 @converts("clip")
 def clip(graph: Graph, node: At, data: str) -> str:
-    """Clip with both bounds."""
+    """Convert to ONNX Clip with both bounds."""
     return graph.add("Clip", data, *(graph.const(v, node.dtype) for v in (node.attrs.a_min, node.attrs.a_max)))
 
 
 @converts("Cast", "amp_cast")
 def cast(graph: Graph, node: At, data: str) -> str:
-    """Cast to the output dtype."""
+    """Convert to ONNX Cast to the output dtype."""
     return graph.add("Cast", data, to=TYPES[node.outs[0].dtype.name])
 
 
 @converts("smooth_l1")
 def smooth_l1(graph: Graph, node: At, data: str) -> str:
-    """s²x²/2 where |x| < 1/s², else |x| - 1/(2s²)."""
+    """Convert to s²x²/2 where |x| < 1/s², else |x| - 1/(2s²); s is the attribute scalar."""
     square, dtype = node.attrs.scalar**2, node.dtype
     size = graph.add("Abs", data)
     inside = graph.binary("Mul", graph.add("Mul", data, data), 0.5 * square, dtype)
@@ -182,7 +188,7 @@ def _logic(kind: str) -> Callable[..., str]:
 
 
 def _mod(graph: Graph, dtype: Any, a: str, b: str) -> str:
-    """a - b ⌊a / b⌋, 0 where b = 0."""
+    """Return a - b ⌊a / b⌋, 0 where b = 0: the remainder with the sign of b."""
     is_zero, zero = graph.binary("Equal", b, 0, dtype), graph.const(0, dtype)
     safe = graph.add("Where", is_zero, graph.const(1, dtype), b)
     if np.dtype(dtype).kind in "iu":
@@ -230,13 +236,13 @@ converts("_scatter_elemwise_div")(_of_two(ARITHMETIC["div"]))
 
 @converts("add_n")
 def add_n(graph: Graph, node: At, *arrays: str) -> str:
-    """Sum, which takes any number of inputs."""
+    """Convert to ONNX Sum, which takes any number of inputs."""
     return graph.add("Sum", *arrays)
 
 
 @converts("where")
 def where(graph: Graph, node: At, condition: str, x: str, y: str) -> str:
-    """Where; a condition with fewer axes than the data gets trailing axes of size 1."""
+    """Convert to ONNX Where; a condition with fewer axes than the data gets trailing axes of size 1."""
     test, data = node.of(0), node.of(1)
     flag = graph.cast(condition, np.bool_, test.dtype)
     return graph.add("Where", graph.unsqueeze(flag, range(len(test.shape), len(data.shape))), x, y)

@@ -12,7 +12,7 @@ INT64 = np.dtype(np.int64)
 
 
 def _within(graph: Graph, ids: str, size: Dim, mode: str, dtype: Any) -> str:
-    """Indices of dtype `dtype` as int64 in [0, size): clipped, or modulo size if mode is wrap."""
+    """Convert indices of dtype `dtype` to int64 in [0, size): modulo size if mode is "wrap", else clipped."""
     ids, count = graph.cast(ids, INT64, dtype), fixed(size)
     if mode == "wrap":
         return graph.add("Mod", ids, graph.const(count, INT64), fmod=0)
@@ -21,14 +21,14 @@ def _within(graph: Graph, ids: str, size: Dim, mode: str, dtype: Any) -> str:
 
 @converts("take")
 def take(graph: Graph, node: At, data: str, indices: str) -> str:
-    """Gather."""
+    """Convert to ONNX Gather."""
     axis = node.axis(node.attrs.axis)
     return graph.add("Gather", data, _within(graph, indices, node.shape[axis], node.attrs.mode, node.of(1).dtype), axis=axis)
 
 
 @converts("pick")
 def pick(graph: Graph, node: At, data: str, index: str) -> str:
-    """GatherElements."""
+    """Convert to ONNX GatherElements."""
     attrs, index_shape = node.attrs, node.of(1).shape
     if attrs.axis is None:
         raise Unsupported("pick without an axis (over the flattened array) has no converter")
@@ -41,7 +41,7 @@ def pick(graph: Graph, node: At, data: str, index: str) -> str:
 
 @converts("batch_take")
 def batch_take(graph: Graph, node: At, data: str, indices: str) -> str:
-    """GatherElements along the last axis."""
+    """Convert to ONNX GatherElements along the last axis."""
     last = node.ndim - 1
     ids = graph.reshape(_within(graph, indices, node.shape[last], "clip", node.of(1).dtype), (*node.shape[:last], 1))
     return graph.reshape(graph.add("GatherElements", data, ids, axis=last), node.outs[0].shape)
@@ -49,7 +49,7 @@ def batch_take(graph: Graph, node: At, data: str, indices: str) -> str:
 
 @converts("gather_nd")
 def gather_nd(graph: Graph, node: At, data: str, indices: str) -> str:
-    """GatherND, which expects the index of an entry along the last axis instead of the first."""
+    """Convert to ONNX GatherND, which expects the index of an entry along the last axis instead of the first."""
     ndim = len(node.of(1).shape)
     ids = graph.transpose(graph.cast(indices, INT64, node.of(1).dtype), [*range(1, ndim), 0])
     limits = np.array([fixed(d) for d in node.shape[: fixed(node.of(1).shape[0])]], INT64)
@@ -61,7 +61,10 @@ def gather_nd(graph: Graph, node: At, data: str, indices: str) -> str:
 
 @converts("one_hot")
 def one_hot(graph: Graph, node: At, indices: str) -> str:
-    """Where(id == position): ids out of range give off_value everywhere; OneHot would count negative ones from the end."""
+    """Convert to Where(id == position): ids out of range give off_value everywhere.
+
+    ONNX's OneHot would count negative ids from the end.
+    """
     attrs, dtype = node.attrs, node.outs[0].dtype
     ids = graph.unsqueeze(graph.cast(indices, INT64, node.dtype), [node.ndim])
     hit = graph.add("Equal", ids, graph.const(np.arange(attrs.depth), INT64))
@@ -70,7 +73,10 @@ def one_hot(graph: Graph, node: At, indices: str) -> str:
 
 # ------------------------------------------------------------------------------------------ order
 def _sorted(graph: Graph, node: At, data: str, count: int | None, rising: bool) -> tuple[str, str]:
-    """(values, indices) of the first `count` entries (None: all) in sorted order; without an axis, of the flattened array."""
+    """Return (values, indices) of the first `count` entries (None: all) in sorted order; the data is flattened without an axis.
+
+    rising: ascending order.
+    """
     axis, shape = node.attrs.axis, node.shape
     if axis is None:
         data, shape, axis = graph.add("Reshape", data, graph.ints([-1])), (int(np.prod(node.sizes())),), 0
@@ -81,19 +87,19 @@ def _sorted(graph: Graph, node: At, data: str, count: int | None, rising: bool) 
 
 @converts("sort")
 def sort(graph: Graph, node: At, data: str) -> str:
-    """TopK of all entries."""
+    """Convert to ONNX TopK of all entries."""
     return _sorted(graph, node, data, None, node.attrs.is_ascend)[0]
 
 
 @converts("argsort")
 def argsort(graph: Graph, node: At, data: str) -> str:
-    """Indices of TopK of all entries."""
+    """Convert to the indices of ONNX TopK of all entries."""
     return graph.cast(_sorted(graph, node, data, None, node.attrs.is_ascend)[1], node.outs[0].dtype)
 
 
 @converts("topk")
 def topk(graph: Graph, node: At, data: str) -> Any:
-    """TopK: values, indices, both, or a mask with ones at the indices."""
+    """Convert to ONNX TopK; ret_typ selects values, indices, both, or a mask with ones at the indices."""
     kind, axis = node.attrs.ret_typ, node.attrs.axis
     values, indices = _sorted(graph, node, data, node.attrs.k, node.attrs.is_ascend)
     if kind == "mask":
@@ -114,7 +120,7 @@ def _lengths(graph: Graph, node: At, lengths: str) -> str:
 
 @converts("SequenceMask")
 def sequence_mask(graph: Graph, node: At, data: str, lengths: str = "") -> str:
-    """Where(time < length, data, value)."""
+    """Convert to Where(time < length, data, value)."""
     if not lengths:
         return data
     axis = node.attrs.axis
@@ -125,7 +131,7 @@ def sequence_mask(graph: Graph, node: At, data: str, lengths: str = "") -> str:
 
 @converts("SequenceLast")
 def sequence_last(graph: Graph, node: At, data: str, lengths: str = "") -> str:
-    """The entry at time length - 1 of each row: GatherND over (row, time)."""
+    """Convert to ONNX GatherND over (row, time): the entry at time length - 1 of each row."""
     axis, size = node.attrs.axis, node.sizes(node.attrs.axis, node.attrs.axis + 1)[0]
     if not lengths:
         return graph.squeeze(graph.slice(data, axis, size - 1, size), [axis])
@@ -138,7 +144,7 @@ def sequence_last(graph: Graph, node: At, data: str, lengths: str = "") -> str:
 
 @converts("SequenceReverse")
 def sequence_reverse(graph: Graph, node: At, data: str, lengths: str = "") -> str:
-    """ReverseSequence, or Slice with step -1 if there is no sequence_length."""
+    """Convert to ONNX ReverseSequence, or to Slice with step -1 if there is no sequence_length."""
     axis = node.attrs.axis
     if not lengths:
         return graph.slice(data, axis, -1, -FARTHEST, -1)
@@ -148,7 +154,7 @@ def sequence_reverse(graph: Graph, node: At, data: str, lengths: str = "") -> st
 # ------------------------------------------------------------------------------------------ matrix products
 @converts("dot")
 def dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """MatMul of the operands flattened to matrices, with the contracted axis last in lhs and first in rhs."""
+    """Convert to ONNX MatMul of the operands flattened to matrices, with the axis summed over last in lhs and first in rhs."""
     a, b = node.of(0).shape, node.of(1).shape
     if node.attrs.transpose_a:
         lhs, a = graph.transpose(lhs, [*range(1, len(a)), 0]), (*a[1:], a[0])
@@ -162,7 +168,7 @@ def dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
 
 
 def _product(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """op(lhs) op(rhs) over the last two axes."""
+    """Return op(lhs) op(rhs) over the last two axes; op transposes with transpose_a or transpose_b."""
     swap = [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2]
     lhs = graph.transpose(lhs, swap) if node.attrs.transpose_a else lhs
     rhs = graph.transpose(rhs, swap) if node.attrs.transpose_b else rhs
@@ -171,13 +177,13 @@ def _product(graph: Graph, node: At, lhs: str, rhs: str) -> str:
 
 @converts("batch_dot")
 def batch_dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """MatMul of stacks of matrices."""
+    """Convert to ONNX MatMul of stacks of matrices."""
     return _product(graph, node, lhs, rhs)
 
 
 @converts("_linalg_gemm", "_linalg_gemm2")
 def linalg_gemm(graph: Graph, node: At, *matrices: str) -> str:
-    """alpha · A B + beta · C; matrix rows on another `axis` are transposed to the second-last axis and back."""
+    """Convert to alpha · A B + beta · C; matrix rows on another `axis` are transposed to the second-last axis and back."""
     order = [a for a in range(node.ndim) if a != node.axis(node.attrs.axis)]
     order.insert(node.ndim - 2, node.axis(node.attrs.axis))
     left, right, *summand = (graph.transpose(m, order) for m in matrices)
@@ -190,7 +196,7 @@ def linalg_gemm(graph: Graph, node: At, *matrices: str) -> str:
 
 @converts("_linalg_syrk")
 def linalg_syrk(graph: Graph, node: At, data: str) -> str:
-    """alpha A Aᵀ, or alpha Aᵀ A."""
+    """Convert to alpha A Aᵀ, or alpha Aᵀ A with transpose."""
     turned = graph.transpose(data, [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2])
     pair = (turned, data) if node.attrs.transpose else (data, turned)
     return graph.binary("Mul", graph.add("MatMul", *pair), node.attrs.alpha, node.dtype)

@@ -14,7 +14,7 @@ ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu":
 
 @converts("FullyConnected")
 def fully_connected(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
-    """Gemm on the data flattened to two axes; with flatten=False the leading axes are restored afterwards."""
+    """Convert to ONNX Gemm on the data flattened to two axes; with flatten=False the leading axes are restored afterwards."""
     weight = graph.cast(weight, node.dtype, node.of(1).dtype)
     bias = graph.cast(bias, node.dtype, node.of(2).dtype) if bias else ""
     if node.ndim != 2:
@@ -25,13 +25,13 @@ def fully_connected(graph: Graph, node: At, data: str, weight: str, bias: str = 
 
 @converts("Activation")
 def activation(graph: Graph, node: At, data: str) -> str:
-    """The ONNX node of that activation."""
+    """Convert to the ONNX node of the activation `act_type`."""
     return graph.add(ACTIVATIONS[node.attrs.act_type], data)
 
 
 @converts("LeakyReLU")
 def leaky_relu(graph: Graph, node: At, data: str, gamma: str = "") -> str:
-    """One ONNX node, or several for gelu; rrelu uses the mean of its slope bounds in evaluation."""
+    """Convert to one ONNX node, or several for gelu; rrelu uses the mean of its slope bounds, as in evaluation."""
     kind, attrs = node.attrs.act_type, node.attrs
     if kind == "gelu":
         half = graph.binary("Mul", data, 0.5, node.dtype)
@@ -51,7 +51,7 @@ def leaky_relu(graph: Graph, node: At, data: str, gamma: str = "") -> str:
 
 @converts("Dropout")
 def dropout(graph: Graph, node: At, data: str) -> str:
-    """No node: dropout is the identity in evaluation."""
+    """Convert dropout, the identity in evaluation: add no ONNX node and return the name of the data."""
     if node.attrs.mode == "always" and node.attrs.p > 0:
         raise Unsupported("mode='always' draws random numbers in evaluation too")
     return data
@@ -59,7 +59,7 @@ def dropout(graph: Graph, node: At, data: str) -> str:
 
 @converts("Embedding", "_contrib_SparseEmbedding")
 def embedding(graph: Graph, node: At, data: str, weight: str) -> str:
-    """Gather with clipped indices."""
+    """Convert to ONNX Gather with clipped indices."""
     ids = graph.cast(data, np.int64, node.dtype)
     ids = graph.add("Clip", ids, graph.const(0, np.int64), graph.const(node.attrs.input_dim - 1, np.int64))
     return graph.add("Gather", weight, ids, axis=0)
@@ -68,19 +68,22 @@ def embedding(graph: Graph, node: At, data: str, weight: str) -> str:
 # ------------------------------------------------------------------------------------------ heads, in evaluation
 @converts("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss", "IdentityAttachKLSparseReg")
 def identity_head(graph: Graph, node: At, data: str, *rest: str) -> str:
-    """No node: the output is the data."""
+    """Convert an output layer that returns its data: add no ONNX node and return the name of the data; labels are ignored."""
     return data
 
 
 @converts("LogisticRegressionOutput")
 def logistic(graph: Graph, node: At, data: str, label: str = "") -> str:
-    """Sigmoid."""
+    """Convert to ONNX Sigmoid; the label is ignored."""
     return graph.add("Sigmoid", data)
 
 
 @converts("SoftmaxOutput")
 def softmax_output(graph: Graph, node: At, data: str, label: str = "") -> str:
-    """Softmax over axis 1 (multi_output), the last axis (preserve_shape), or everything but the batch."""
+    """Convert to ONNX Softmax over axis 1 (multi_output), the last axis (preserve_shape), or all axes but the batch axis.
+
+    The label is ignored.
+    """
     if node.attrs.multi_output:
         return graph.add("Softmax", data, axis=1)
     if node.attrs.preserve_shape or node.ndim <= 2:

@@ -13,13 +13,13 @@ WIDE = np.dtype(np.float32)
 
 
 def _wide(dtype: np.dtype) -> np.dtype:
-    """The dtype to compute in: float32 for half precision, else the dtype itself."""
+    """Return the dtype to compute in: float32 for half precision, else the dtype itself."""
     return WIDE if dtype.itemsize == 2 else dtype
 
 
 @converts("BatchNorm", "_contrib_SyncBatchNorm")
 def batch_norm(graph: Graph, node: At, data: str, gamma: str, beta: str, mean: str, var: str) -> tuple[str, ...]:
-    """BatchNormalization with the moving statistics; a channel axis other than 1 is swapped with axis 1."""
+    """Convert to ONNX BatchNormalization with the moving statistics; a channel axis other than 1 is swapped with axis 1."""
     wide, axis = _wide(node.dtype), node.axis(node.attrs.get("axis", 1))
     vectors = [graph.cast(v, wide, node.of(i).dtype) for i, v in ((2, beta), (3, mean), (4, var))]
     scale = graph.full(node.of(1).shape, 1, wide) if node.attrs.fix_gamma else graph.cast(gamma, wide, node.of(1).dtype)
@@ -40,20 +40,20 @@ def batch_norm(graph: Graph, node: At, data: str, gamma: str, beta: str, mean: s
 
 @converts("_contrib_BatchNormWithReLU")
 def batch_norm_with_relu(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
-    """BatchNormalization and Relu."""
+    """Convert to ONNX BatchNormalization and Relu."""
     out, *rest = batch_norm(graph, node, *arrays)
     return (graph.add("Relu", out), *rest)
 
 
 @converts("BatchNorm_v1")
 def batch_norm_v1(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
-    """BatchNormalization; its output `var` is the variance itself, not 1 / √(variance + eps)."""
+    """Convert to ONNX BatchNormalization; the output `var` is the variance itself, not 1 / √(variance + eps)."""
     out, *rest = batch_norm(graph, node, *arrays)
     return (out, rest[0], graph.add("Identity", arrays[4])) if rest else (out,)
 
 
 def _standardised(graph: Graph, data: str, axes: Sequence[int], eps: float, dtype: Any) -> tuple[str, str, str]:
-    """((x - μ) / s, μ, s) with s = √(σ² + ε); μ and s are taken over `axes`, kept as axes of size 1."""
+    """Return ((x - μ) / s, μ, s) with s = √(σ² + ε); μ and σ² are taken over `axes`, kept as axes of size 1."""
     mean = graph.add("ReduceMean", data, axes=list(axes), keepdims=1)
     centred = graph.add("Sub", data, mean)
     var = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=list(axes), keepdims=1)
@@ -63,7 +63,10 @@ def _standardised(graph: Graph, data: str, axes: Sequence[int], eps: float, dtyp
 
 @converts("LayerNorm")
 def layer_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
-    """LayerNormalization along the last axis; elementary nodes for other axes, or if the outputs mean and std are used."""
+    """Convert to ONNX LayerNormalization along the last axis.
+
+    Elementary nodes for other axes, or if the outputs mean and std are used.
+    """
     wide, axis = _wide(node.dtype), node.axis(node.attrs.axis)
     x = graph.cast(data, wide, node.dtype)
     gamma, beta = (graph.cast(v, wide, node.of(i).dtype) for i, v in ((1, gamma), (2, beta)))
@@ -78,7 +81,7 @@ def layer_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
 
 @converts("InstanceNorm")
 def instance_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> str:
-    """InstanceNormalization."""
+    """Convert to ONNX InstanceNormalization."""
     wide = _wide(node.dtype)
     vectors = [graph.cast(v, wide, node.of(i).dtype) for i, v in ((1, gamma), (2, beta))]
     out = graph.add("InstanceNormalization", graph.cast(data, wide, node.dtype), *vectors, epsilon=node.attrs.eps)
@@ -87,7 +90,7 @@ def instance_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> s
 
 @converts("GroupNorm")
 def group_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
-    """Elementary nodes on the data reshaped to (rows, groups, rest); gamma and beta have one entry per group."""
+    """Convert to elementary nodes on the data reshaped to (rows, groups, rest); gamma and beta have one entry per group."""
     wide, groups = _wide(node.dtype), node.attrs.num_groups
     rows: Dim = node.shape[0]
     size = int(np.prod(node.sizes(1))) // groups
@@ -102,7 +105,7 @@ def group_norm(graph: Graph, node: At, data: str, gamma: str, beta: str) -> Any:
 
 @converts("L2Normalization")
 def l2_normalization(graph: Graph, node: At, data: str) -> str:
-    """x / √(Σ x² + ε), summed over each row (instance), the channels (channel) or the spatial axes (spatial)."""
+    """Convert to x / √(Σ x² + ε), summed over each row (instance), the channels (channel) or the spatial axes (spatial)."""
     axes = {"instance": range(1, node.ndim), "channel": [1], "spatial": range(2, node.ndim)}[node.attrs.mode]
     wide = _wide(node.dtype)
     x = graph.cast(data, wide, node.dtype)
@@ -113,6 +116,6 @@ def l2_normalization(graph: Graph, node: At, data: str) -> str:
 
 @converts("LRN")
 def lrn(graph: Graph, node: At, data: str) -> str:
-    """LRN; ONNX too divides alpha by the window size."""
+    """Convert to ONNX LRN, which divides alpha by the window size as MXNet does."""
     attrs = node.attrs
     return graph.add("LRN", data, alpha=attrs.alpha, beta=attrs.beta, bias=attrs.knorm, size=attrs.nsize)

@@ -12,7 +12,7 @@ from jfit.ops.reduce import reduced_axes
 
 
 def _shaped(graph: Graph, node: At, data: str, keepdims: bool, axes: Any) -> str:
-    """Reshape a reduction over all axes to (1,), as in jfit."""
+    """Reshape a reduction over all axes from () to (1,), the shape it has in jfit; return other reductions unchanged."""
     return graph.add("Reshape", data, graph.ints([1])) if len(axes) == node.ndim and not keepdims else data
 
 
@@ -41,7 +41,7 @@ converts("min")(_reduction("ReduceMin"))
 
 @converts("_square_sum")
 def square_sum(graph: Graph, node: At, data: str) -> str:
-    """Sum of squares."""
+    """Convert to a sum of squares."""
     return _reduction("ReduceSum")(graph, node, graph.add("Mul", data, data))
 
 
@@ -51,7 +51,7 @@ converts("nanprod")(_reduction("ReduceProd", nan=1.0))
 
 @converts("norm")
 def norm(graph: Graph, node: At, data: str) -> str:
-    """Sum of magnitudes, or root of the sum of squares."""
+    """Convert to a sum of magnitudes (ord 1) or the root of a sum of squares (ord 2)."""
     axes, keep = reduced_axes(node.attrs, node.ndim), node.attrs.keepdims
     result = graph.add(f"ReduceL{node.attrs.ord}", data, axes=list(axes), keepdims=int(keep))
     return graph.cast(_shaped(graph, node, result, keep, axes), node.outs[0].dtype, node.dtype)
@@ -78,13 +78,13 @@ converts("argmin")(_arg("ArgMin"))
 
 @converts("argmax_channel")
 def argmax_channel(graph: Graph, node: At, data: str) -> str:
-    """ArgMax along axis 1."""
+    """Convert to ONNX ArgMax along axis 1."""
     return graph.cast(graph.add("ArgMax", data, axis=1, keepdims=0), node.outs[0].dtype)
 
 
 @converts("moments")
 def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
-    """Mean and variance over the axes."""
+    """Convert to the mean and the variance over the axes."""
     axes = [node.axis(a) for a in node.attrs.axes or range(node.ndim)]
     mean = graph.add("ReduceMean", data, axes=axes, keepdims=1)
     centred = graph.add("Sub", data, mean)
@@ -95,7 +95,7 @@ def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
 
 @converts("cumsum")
 def cumsum(graph: Graph, node: At, data: str) -> str:
-    """CumSum; without an axis over the flattened array."""
+    """Convert to ONNX CumSum; without an axis, over the flattened array."""
     out, axis = node.outs[0], node.attrs.axis
     # ONNX sums no 8- or 16-bit integers: sum in int32; casting back overflows in the same way
     work = out.dtype if out.dtype.kind == "f" or out.dtype.itemsize > 2 else np.dtype(np.int32)
@@ -131,7 +131,7 @@ converts("softmin")(_softmax("Softmax", sign=-1))
 
 
 def over_rest(graph: Graph, data: str, shape: Dims) -> str:
-    """Softmax over all axes but the first."""
+    """Return the softmax over all axes but the first."""
     if len(shape) == 2:
         return graph.add("Softmax", data, axis=1)
     return graph.reshape(graph.add("Softmax", graph.add("Flatten", data, axis=1), axis=1), shape)
@@ -139,13 +139,13 @@ def over_rest(graph: Graph, data: str, shape: Dims) -> str:
 
 @converts("SoftmaxActivation")
 def softmax_activation(graph: Graph, node: At, data: str) -> str:
-    """Softmax over axis 1 (channel) or the last axis (instance)."""
+    """Convert to ONNX Softmax over axis 1 (channel) or the last axis (instance)."""
     return graph.add("Softmax", data, axis=1 if node.attrs.mode == "channel" else node.ndim - 1)
 
 
 @converts("softmax_cross_entropy")
 def softmax_cross_entropy(graph: Graph, node: At, data: str, label: str) -> str:
-    """-Σ log softmax(x)[label]."""
+    """Convert to -Σ log softmax(x)[label]."""
     classes = node.sizes(1)[0]
     ids = graph.cast(label, np.int64)
     ids = graph.add("Clip", ids, graph.const(0, np.int64), graph.const(classes - 1, np.int64))

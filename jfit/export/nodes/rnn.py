@@ -21,7 +21,7 @@ def _gates(attrs: Any, matrix: Any) -> np.ndarray:
 
 
 def _check(node: At) -> np.ndarray:
-    """The flat weight vector; raises Unsupported for attributes without an ONNX form."""
+    """Return the constant flat weight vector; raise Unsupported for attributes without an ONNX form."""
     attrs, parameters = node.attrs, node.constant(1)
     if attrs.projection_size:
         raise Unsupported("projection_size has no ONNX form")
@@ -34,7 +34,7 @@ def _check(node: At) -> np.ndarray:
 
 @converts("RNN")
 def rnn(graph: Graph, node: At, data: str, parameters: str, state: str = "", *rest: str) -> Any:
-    """One node per layer, for both directions."""
+    """Convert to one ONNX LSTM, GRU or RNN node per layer, for both directions."""
     attrs, directions = node.attrs, 2 if node.attrs.bidirectional else 1
     weights = unpack(attrs, _check(node), node.sizes(2, 3)[0])  # type: ignore[arg-type]
     cell = rest[0] if attrs.mode == "lstm" and rest else ""
@@ -55,7 +55,10 @@ def rnn(graph: Graph, node: At, data: str, parameters: str, state: str = "", *re
 
 
 def _layer(graph: Graph, node: At, data: str, weights: list[Weights], lengths: str, starts: list[str]) -> tuple[str, ...]:
-    """Add the node of one layer: (outputs (time, directions, batch, size), last hidden state, last cell state if lstm)."""
+    """Add the node of one layer.
+
+    Return (outputs (time, directions, batch, size), last hidden state), and for an lstm also the last cell state.
+    """
     attrs, dtype = node.attrs, node.outs[0].dtype
     forward, recurrent = (graph.const(np.stack([_gates(attrs, w[i]) for w in weights]), dtype) for i in (0, 1))
     biases = [np.concatenate([_gates(attrs, w.i2h_bias), _gates(attrs, w.h2h_bias)]) for w in weights]
@@ -73,7 +76,7 @@ def _layer(graph: Graph, node: At, data: str, weights: list[Weights], lengths: s
 
 
 def _joined(graph: Graph, node: At, data: str, directions: int) -> str:
-    """(time, directions, batch, size) -> (time, batch, directions * size)."""
+    """Concatenate the directions: (time, directions, batch, size) -> (time, batch, directions * size)."""
     if directions == 1:
         return graph.squeeze(data, [1])
     data = graph.transpose(data, [0, 2, 1, 3])

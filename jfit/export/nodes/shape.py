@@ -11,32 +11,32 @@ from jfit.ops import Ctx, lookup
 # ------------------------------------------------------------------------------------------ reshaping
 @converts("Reshape", "reshape_like", "squeeze")
 def reshape(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Reshape to the output shape."""
+    """Convert to ONNX Reshape to the output shape."""
     return graph.reshape(data, node.outs[0].shape)
 
 
 @converts("Flatten")
 def flatten(graph: Graph, node: At, data: str) -> str:
-    """Flatten."""
+    """Convert to ONNX Flatten."""
     return graph.add("Flatten", data, axis=1)
 
 
 @converts("expand_dims")
 def expand_dims(graph: Graph, node: At, data: str) -> str:
-    """Unsqueeze."""
+    """Convert to ONNX Unsqueeze."""
     return graph.unsqueeze(data, [node.axis(node.attrs.axis, extra=1)])
 
 
 @converts("transpose")
 def transpose(graph: Graph, node: At, data: str) -> str:
-    """Transpose; without `axes`, the order is reversed."""
+    """Convert to ONNX Transpose; without `axes`, the order of the axes is reversed."""
     order = [node.axis(a) for a in node.attrs.axes] or list(reversed(range(node.ndim)))
     return graph.transpose(data, order)
 
 
 @converts("SwapAxis")
 def swap_axis(graph: Graph, node: At, data: str) -> str:
-    """Transpose of two axes."""
+    """Convert to ONNX Transpose of two axes."""
     order, a, b = list(range(node.ndim)), node.axis(node.attrs.dim1), node.axis(node.attrs.dim2)
     order[a], order[b] = b, a
     return graph.transpose(data, order)
@@ -44,13 +44,13 @@ def swap_axis(graph: Graph, node: At, data: str) -> str:
 
 @converts("broadcast_to", "broadcast_axis", "broadcast_like")
 def expand(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Expand to the output shape."""
+    """Convert to ONNX Expand to the output shape."""
     return graph.add("Expand", data, graph.dims(node.outs[0].shape))
 
 
 @converts("tile")
 def tile(graph: Graph, node: At, data: str) -> str:
-    """Tile; the shorter one of shape and reps is extended by leading ones."""
+    """Convert to ONNX Tile; the shorter one of shape and reps is extended by leading ones."""
     reps = node.attrs.reps
     ndim = max(node.ndim, len(reps))
     data = graph.unsqueeze(data, range(ndim - node.ndim))
@@ -59,7 +59,7 @@ def tile(graph: Graph, node: At, data: str) -> str:
 
 @converts("repeat")
 def repeat(graph: Graph, node: At, data: str) -> str:
-    """Unsqueeze after the axis, Tile along the new axis, Reshape."""
+    """Convert to ONNX Unsqueeze after the axis, Tile along the new axis, Reshape."""
     count, shape = node.attrs.repeats, node.shape
     axis = node.ndim - 1 if node.attrs.axis is None else node.axis(node.attrs.axis)
     data = graph.unsqueeze(data, [axis + 1])
@@ -69,7 +69,7 @@ def repeat(graph: Graph, node: At, data: str) -> str:
 
 @converts("reverse")
 def reverse(graph: Graph, node: At, data: str) -> str:
-    """Slice with step -1."""
+    """Convert to ONNX Slice with step -1."""
     axes = [node.axis(a) for a in node.attrs.axis]
     bounds = ([-1] * len(axes), [-FARTHEST] * len(axes), axes, [-1] * len(axes))
     return graph.add("Slice", data, *(graph.ints(b) for b in bounds))
@@ -77,7 +77,7 @@ def reverse(graph: Graph, node: At, data: str) -> str:
 
 @converts("Pad")
 def pad(graph: Graph, node: At, data: str) -> str:
-    """Pad, with a constant, the edge entry or a reflection."""
+    """Convert to ONNX Pad, with a constant, the edge entry or a reflection."""
     width, mode = node.attrs.pad_width, node.attrs.mode
     value = graph.const(node.attrs.constant_value, node.dtype) if mode == "constant" else ""
     return graph.add("Pad", data, graph.ints([*width[::2], *width[1::2]]), value, mode=mode)
@@ -85,19 +85,19 @@ def pad(graph: Graph, node: At, data: str) -> str:
 
 @converts("depth_to_space")
 def depth_to_space(graph: Graph, node: At, data: str) -> str:
-    """DepthToSpace in mode DCR: MXNet has the block index before the channel index."""
+    """Convert to ONNX DepthToSpace with mode "DCR": MXNet's channel axis is (block row, block column, channel), as in DCR."""
     return graph.add("DepthToSpace", data, blocksize=node.attrs.block_size, mode="DCR")
 
 
 @converts("space_to_depth")
 def space_to_depth(graph: Graph, node: At, data: str) -> str:
-    """SpaceToDepth."""
+    """Convert to ONNX SpaceToDepth."""
     return graph.add("SpaceToDepth", data, blocksize=node.attrs.block_size)
 
 
 @converts("shape_array", "size_array")
 def shape_array(graph: Graph, node: At, data: str) -> str:
-    """Shape, or the product of its entries as a vector of length 1."""
+    """Convert to ONNX Shape (shape_array), or the product of its entries as a vector of length 1 (size_array)."""
     sizes = graph.add("Shape", data)
     if node.outs[0].shape == (1,) and node.ndim != 1:
         sizes = graph.add("ReduceProd", sizes, axes=[0], keepdims=1)
@@ -107,20 +107,20 @@ def shape_array(graph: Graph, node: At, data: str) -> str:
 # ------------------------------------------------------------------------------------------ concatenation, slicing
 @converts("Concat", "_rnn_param_concat")
 def concat(graph: Graph, node: At, *arrays: str) -> str:
-    """Concat."""
+    """Convert to ONNX Concat."""
     return graph.add("Concat", *arrays, axis=node.axis(node.attrs.dim))
 
 
 @converts("stack")
 def stack(graph: Graph, node: At, *arrays: str) -> str:
-    """Concat along a new axis."""
+    """Convert to ONNX Concat along a new axis."""
     axis = node.axis(node.attrs.axis, extra=1)
     return graph.add("Concat", *(graph.unsqueeze(a, [axis]) for a in arrays), axis=axis)
 
 
 @converts("SliceChannel")
 def slice_channel(graph: Graph, node: At, data: str) -> tuple[str, ...]:
-    """Split into equal parts."""
+    """Convert to ONNX Split into equal parts."""
     axis, count = node.axis(node.attrs.axis), node.attrs.num_outputs
     if count == 1:
         return (graph.squeeze(data, [axis]) if node.attrs.squeeze_axis else data,)
@@ -131,7 +131,7 @@ def slice_channel(graph: Graph, node: At, data: str) -> tuple[str, ...]:
 
 @converts("_split_v2")
 def split_v2(graph: Graph, node: At, data: str) -> tuple[str, ...]:
-    """One Slice for each part."""
+    """Convert to one ONNX Slice per part."""
     axis, attrs = node.axis(node.attrs.axis), node.attrs
     if attrs.sections:
         size = node.sizes(axis, axis + 1)[0] // attrs.sections
@@ -145,7 +145,7 @@ def split_v2(graph: Graph, node: At, data: str) -> tuple[str, ...]:
 
 @converts("slice")
 def slice_(graph: Graph, node: At, data: str) -> str:
-    """Slice; a bound None becomes a number beyond the end of the axis, in the direction of the step."""
+    """Convert to ONNX Slice; a bound None becomes a number beyond the end of the axis, in the direction of the step."""
     attrs, count = node.attrs, len(node.attrs.begin)
     steps = [s or 1 for s in (*attrs.step, *(None,) * (count - len(attrs.step)))]
     begins = [(0 if s > 0 else FARTHEST) if b is None else b for b, s in zip(attrs.begin, steps, strict=True)]
@@ -155,21 +155,21 @@ def slice_(graph: Graph, node: At, data: str) -> str:
 
 @converts("slice_axis")
 def slice_axis(graph: Graph, node: At, data: str) -> str:
-    """Slice along one axis."""
+    """Convert to ONNX Slice along one axis."""
     end = node.attrs.end
     return graph.slice(data, node.axis(node.attrs.axis), node.attrs.begin, FARTHEST if end is None else end)
 
 
 @converts("slice_like")
 def slice_like(graph: Graph, node: At, data: str, like: str) -> str:
-    """Slice to the output shape."""
+    """Convert to ONNX Slice to the output shape."""
     axes = list(range(node.ndim))
     return graph.add("Slice", data, graph.ints([0] * node.ndim), graph.dims(node.outs[0].shape), graph.ints(axes))
 
 
 @converts("diag")
 def diag(graph: Graph, node: At, data: str) -> str:
-    """Gather of the diagonal of a matrix, or a matrix with a vector on its diagonal."""
+    """Convert to ONNX Gather of the diagonal of a matrix, or to a matrix with a vector on its diagonal."""
     k, attrs = node.attrs.k, node.attrs
     if node.ndim == 1:
         count = fixed(node.shape[0])
@@ -200,7 +200,7 @@ converts("_full")(_constant(None))
 
 
 def _evaluated(name: str) -> Converter:
-    """A converter to a constant, computed by jfit's operator."""
+    """Return a converter to a constant, whose value jfit's operator `name` computes during the export."""
 
     def convert(graph: Graph, node: At) -> str:
         return graph.const(np.asarray(lookup(name).fn(Ctx(), node.attrs)))
@@ -214,7 +214,7 @@ for source in ("_arange", "_linspace", "_eye", "_zeros_without_dtype"):
 
 @converts("_contrib_arange_like")
 def arange_like(graph: Graph, node: At, data: str) -> str:
-    """A constant, or Range if its length depends on the batch."""
+    """Convert to a constant, or to ONNX Range if its length depends on the batch."""
     attrs, out = node.attrs, node.outs[0]
     if all(isinstance(d, int) for d in out.shape):
         count = int(np.prod([fixed(d) for d in out.shape]))

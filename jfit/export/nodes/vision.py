@@ -11,7 +11,10 @@ from jfit.ops import Ctx, lookup
 
 # ------------------------------------------------------------------------------------------ sampling
 def _affine(graph: Graph, node: At, theta: str, which: int) -> str:
-    """Affine sampling grid (rows, height * width, 2) of theta (rows, 6): (x, y) for evenly spaced targets in [-1, 1]."""
+    """Return the affine sampling grid (rows, height * width, 2) of theta (rows, 6), whose shape is that of input `which`.
+
+    It holds the source position (x, y) of each of height x width evenly spaced target positions in [-1, 1].
+    """
     height, width = node.attrs.target_shape
     y, x = (np.linspace(-1, 1, n) if n > 1 else np.array([-1.0]) for n in (height, width))
     grid = np.stack([np.tile(x, height), np.repeat(y, width), np.ones(height * width)])  # (3, places)
@@ -22,12 +25,16 @@ def _affine(graph: Graph, node: At, theta: str, which: int) -> str:
 
 @converts("GridGenerator")
 def grid_generator(graph: Graph, node: At, data: str) -> str:
-    """A matrix product with a constant grid (affine), or the flow added to pixel coordinates (warp)."""
+    """Convert GridGenerator to a product of affine matrices with a constant grid, or to scaled flow.
+
+    transform_type "affine": the matrices times (x, y, 1) of each target.  "warp": the flow plus the pixel coordinates,
+    scaled to [-1, 1].
+    """
     if node.attrs.transform_type == "affine":
         return graph.reshape(graph.transpose(_affine(graph, node, data, 0), [0, 2, 1]), node.outs[0].shape)
     height, width = node.sizes(2)
     if min(height, width) < 2:
-        raise Unsupported("a flow with a single row or column divides by zero")
+        raise Unsupported("its flow has a single row or column, so the scaling divides by zero")
     places = np.stack(np.meshgrid(np.arange(width), np.arange(height)))[None]
     scale = np.array([2 / (width - 1), 2 / (height - 1)]).reshape(1, 2, 1, 1)
     moved = graph.binary("Mul", graph.binary("Add", data, places, node.dtype), scale, node.dtype)
@@ -35,19 +42,19 @@ def grid_generator(graph: Graph, node: At, data: str) -> str:
 
 
 def _sampled(graph: Graph, data: str, grid: str) -> str:
-    """GridSample; -1 and 1 are the centres of the corner pixels."""
+    """Add a GridSample node in which -1 and 1 are the centres of the corner pixels."""
     return graph.add("GridSample", data, grid, mode="bilinear", padding_mode="zeros", align_corners=1)
 
 
 @converts("BilinearSampler")
 def bilinear_sampler(graph: Graph, node: At, data: str, grid: str) -> str:
-    """GridSample, which expects (x, y) along the last axis."""
+    """Convert to ONNX GridSample, which expects (x, y) along the last axis of the grid instead of axis 1."""
     return _sampled(graph, data, graph.transpose(grid, [0, 2, 3, 1]))
 
 
 @converts("SpatialTransformer")
 def spatial_transformer(graph: Graph, node: At, data: str, loc: str) -> str:
-    """GridSample on an affine grid."""
+    """Convert to ONNX GridSample on an affine grid."""
     grid = graph.reshape(_affine(graph, node, loc, 1), (node.of(1).shape[0], *node.attrs.target_shape, 2))
     return _sampled(graph, data, grid)
 
@@ -55,7 +62,7 @@ def spatial_transformer(graph: Graph, node: At, data: str, loc: str) -> str:
 # ------------------------------------------------------------------------------------------ regions
 @converts("_contrib_ROIAlign")
 def roi_align(graph: Graph, node: At, data: str, rois: str) -> str:
-    """RoiAlign, which takes the image index as a separate input; regions with a negative index give 0."""
+    """Convert to ONNX RoiAlign, which takes the image index as a separate input; regions with a negative index give 0."""
     attrs = node.attrs
     if attrs.position_sensitive:
         raise Unsupported("position_sensitive=True has no ONNX form")
@@ -79,7 +86,7 @@ def roi_align(graph: Graph, node: At, data: str, rois: str) -> str:
 
 @converts("ROIPooling")
 def roi_pooling(graph: Graph, node: At, data: str, rois: str) -> str:
-    """MaxRoiPool; regions whose image index is out of range give 0."""
+    """Convert to ONNX MaxRoiPool; regions whose image index is out of range give 0."""
     dtype = node.of(1).dtype
     number, rows = graph.slice(rois, 1, 0, 1), graph.cast(graph.dims(node.shape[:1]), dtype)
     number = graph.add("Mul", graph.add("Sign", number), graph.add("Floor", graph.add("Abs", number)))
@@ -94,14 +101,14 @@ def roi_pooling(graph: Graph, node: At, data: str, rois: str) -> str:
 # ------------------------------------------------------------------------------------------ boxes
 @converts("_contrib_MultiBoxPrior")
 def multibox_prior(graph: Graph, node: At, data: str) -> str:
-    """A constant: the boxes depend only on the height and width of the feature map."""
+    """Convert to a constant: the boxes depend only on the height and width of the feature map."""
     blank = jnp.zeros((1, 1, *node.sizes(2)), node.dtype)
     return graph.const(np.asarray(lookup("_contrib_MultiBoxPrior").fn(Ctx(), node.attrs, blank)))
 
 
 @converts("_contrib_box_iou")
 def box_iou(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """Intersection over union of each pair of boxes, 0 if they do not intersect."""
+    """Convert to elementary nodes: intersection over union of each pair of boxes, 0 if they do not intersect."""
     dtype, sides = node.dtype, []
     for which, boxes in enumerate((lhs, rhs)):
         count = int(np.prod([fixed(d) for d in node.of(which).shape[:-1]]))

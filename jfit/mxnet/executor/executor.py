@@ -101,14 +101,14 @@ class Executor:
 
     @property
     def outputs(self) -> list[NDArray]:
-        """Outputs of the last `forward`, computed when they are read."""
+        """Outputs of the last `forward`, a list of NDArrays that are computed when they are read."""
         if self._pass is None:
             raise MXNetError("the executor has no outputs yet; call forward first")
         return list(self._pass.outputs)
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
-        """Outputs by name."""
+        """Outputs of the last `forward` by name, NDArrays."""
         return dict(zip(self._symbol.list_outputs(), self.outputs, strict=True))
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -179,13 +179,13 @@ class Executor:
         bound[:] = new
 
     def _arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The current (arguments, auxiliary states) by name, on this executor's device."""
+        """Return the current (arguments, auxiliary states), dicts of jax.Arrays by name on this executor's device."""
         return tuple({n: self._on_device(a) for n, a in arrays.items()} for arrays in (self.arg_dict, self.aux_dict))  # type: ignore[return-value]
 
     def _on_device(self, array: Any) -> Any:
-        """The jax.Array of a mutable array, committed to this executor's device (otherwise programs would be recompiled).
+        """Return the jax.Array of a mutable array, committed to this executor's device (else programs would be recompiled).
 
-        A copy made for this is cached for the lifetime of the original jax.Array.
+        If this makes a copy, the copy is cached for the lifetime of the original jax.Array.
         """
         value, copies = array.value, self._device_copies
         if getattr(value, "committed", False) and value.devices() == {self._ctx.device}:
@@ -279,7 +279,7 @@ class Executor:
 
 
 class _Pass:
-    """One forward pass: its input arrays, random key, and outputs, which are computed lazily."""
+    """One call of `forward`: its input arrays, random key, and outputs, which are computed when they are read."""
 
     def __init__(self, programs: Programs, train: bool, args: dict[str, Any], aux: dict[str, Any], key: Any) -> None:
         self.programs, self.train, self.args, self.aux, self.key = programs, train, args, aux, key
@@ -293,7 +293,7 @@ class _Pass:
             self.release()
 
     def release(self) -> None:
-        """Free the input arrays, once nothing remains to be computed from them."""
+        """Drop the references to the input arrays once all outputs are computed, so that JAX can free them."""
         self.args, self.aux = {}, {}
 
     @functools.cached_property
@@ -303,7 +303,7 @@ class _Pass:
             return jax.eval_shape(self.programs.forward(self.train), self.args, self.aux, self.key)
 
     def finish(self, outputs: Sequence[Any]) -> None:
-        """Set the values of outputs that are not computed yet."""
+        """Set the values of the outputs that were not computed yet."""
         for output, value in zip(self.outputs, outputs, strict=True):
             if output._source is not None:
                 output.value = value
@@ -345,7 +345,7 @@ class Output(NDArray):
 
 
 def _put(array: Any, value: Any) -> None:
-    """Replace the contents of an array; usually without a copy."""
+    """Replace the contents of a mutable array in place; usually without a copy."""
     if type(array) is NDArray and isinstance(array.value, jax.Array) and array.value.dtype == value.dtype:
         array.value = value
     else:
@@ -353,7 +353,7 @@ def _put(array: Any, value: Any) -> None:
 
 
 def _full_head_gradients(heads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """The head gradient of each output in full shape; ones for losses."""
+    """Return the head gradients (the gradients with respect to the outputs) in the shapes of the outputs; ones for None."""
     return [jnp.ones_like(o) if h is None else jnp.broadcast_to(h, o.shape) for h, o in zip(heads, outputs, strict=True)]
 
 
@@ -364,7 +364,9 @@ def _fixed_key() -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------ arguments of bind
 def arrays_in_order(what: str, arrays: Any, names: Sequence[str], optional: bool = False) -> list[Any]:
-    """Convert a list, or a dict by name, to a list of mutable arrays in the order of `names`; None for optional missing ones.
+    """Convert a list, or a dict by name, to a list of mutable arrays in the order of `names`.
+
+    optional: a name may be missing, its entry is then None.  what: name of the argument, for error messages.
 
     Raises:
         ValueError: the list has the wrong length, or a name is missing in the dict.

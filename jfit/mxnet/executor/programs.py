@@ -26,7 +26,7 @@ Arrays = dict[str, Array]
 
 
 class Programs:
-    """The jitted functions of one graph, compiled at first use.
+    """The jitted functions of one graph (forward, backward, monitoring), compiled at first use.
 
     All variables, including data and labels, are entries of the dict `args`, because an executor has an array for each.
     """
@@ -40,7 +40,7 @@ class Programs:
         self.monitor_forward = functools.cache(self._monitor_forward)
 
     def _forward(self, train: bool) -> Callable[[Arrays, Arrays, Array], tuple[Array, ...]]:
-        """Function (arguments, auxiliary states, key) -> outputs."""
+        """Return the jitted function (arguments, auxiliary states, key) -> tuple of outputs."""
 
         def run(args: Arrays, aux: Arrays, key: Array) -> tuple[Array, ...]:
             count_trace("executor_forward")
@@ -49,7 +49,11 @@ class Programs:
         return jax.jit(run)
 
     def _backward(self, train: bool, differentiated: tuple[str, ...], added: tuple[str, ...]) -> Callable[..., Any]:
-        """Function (args, aux, key, head gradients, old gradients) -> (outputs, gradients, new aux); adds those in `added`."""
+        """Return the jitted function (args, aux, key, head gradients, old gradients) -> (outputs, gradients, new aux).
+
+        differentiated: names of the arguments that get a gradient.  added: those whose new gradient is added to the old one.  A
+        head gradient is the gradient with respect to one output, None for a loss.
+        """
 
         def run(args: Arrays, aux: Arrays, key: Array, head_gradients: Sequence[Array | None], old: Arrays):
             count_trace("executor_backward")
@@ -66,29 +70,32 @@ class Programs:
         return jax.jit(run)
 
     def _monitor_forward(self, train: bool, monitor_all: bool) -> Capture:
-        """Function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""
+        """Return the function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""
         return capture_outputs(self.symbol, [], monitor_all=monitor_all, train=train)
 
     @functools.cached_property
     def monitor_backward(self) -> Capture:
-        """The same for the backward pass, with the head gradients as further argument -> internal gradients by name."""
+        """The function (arguments, auxiliary states, {}, key, 0, 0, head gradients) -> internal gradients by name."""
         return capture_gradients(self.symbol, [])
 
     @functools.cached_property
     def final_casts(self) -> list[tuple[Any, ...]]:
-        """For each output, the dtypes of the casts that end it, if any is an integer dtype; usually empty."""
+        """For each output, the dtypes of the Cast nodes at its end, in order; () if none of them casts to an integer dtype."""
         return [_final_casts(h)[1] for h in self.symbol.heads]
 
     @functools.cached_property
     def model_before_casts(self) -> Model:
-        """The model without the final casts: MXNet propagates gradients through casts to integers, JAX does not."""
+        """The model without the `final_casts`: MXNet propagates gradients through casts to integers, JAX does not."""
         if not any(self.final_casts):
             return self.model
         return lower(Symbol(tuple(_final_casts(h)[0] for h in self.symbol.heads)), inputs=[])
 
     @functools.cached_property
     def needs_head(self) -> list[frozenset[str]]:
-        """For each output, the arguments whose gradients depend on its head gradient; empty for losses."""
+        """For each output, the arguments whose gradients depend on its head gradient (the gradient with respect to it).
+
+        Empty for losses, which ignore the head gradient.
+        """
         return [frozenset() if _has_own_gradient(h.node) else _reachable_arguments(h.node) for h in self.symbol.heads]
 
     @functools.cached_property
@@ -106,7 +113,7 @@ class Programs:
 
 @functools.lru_cache(maxsize=128)
 def programs_of(heads: tuple[Entry, ...]) -> Programs:
-    """The cached `Programs` of a graph, shared by executors of the same nodes.
+    """Return the cached `Programs` of the graph with these outputs; executors of the same nodes share one.
 
     Example:
         >>> import jfit
@@ -122,7 +129,7 @@ def _apply(model: Model, args: Mapping[str, Array], aux: Arrays, key: Array, tra
 
 
 def _final_casts(head: Entry) -> tuple[Entry, tuple[Any, ...]]:
-    """(output before its final casts, their dtypes) if any of them casts to integers, else (output, ())."""
+    """Return (output before the casts at its end, dtypes of these casts) if one of them is an integer, else (output, ())."""
     entry, dtypes = head, []
     while entry.node.op is not None and entry.node.op.name in ("Cast", "amp_cast"):
         dtypes.insert(0, dtype_of(entry.node.params.dtype))
@@ -137,7 +144,7 @@ def _cast(array: Array, dtypes: Sequence[Any]) -> Array:
 
 
 def _cotangent(output: Array, head: Array | None) -> Any:
-    """Cotangent of an output for vjp: float0 zeros for integers; ones without a head gradient (losses ignore the value)."""
+    """Return the cotangent of an output for vjp: `head`, ones if it is None (losses ignore it), float0 zeros for integers."""
     if not jnp.issubdtype(output.dtype, jnp.inexact):
         return jnp.zeros(output.shape, jax.dtypes.float0)
     return jnp.ones_like(output) if head is None else jnp.broadcast_to(head, output.shape).astype(output.dtype)

@@ -60,7 +60,7 @@ class AbstractBatchCallback(AbstractCallback):
     """
 
     def __call__(self, state: OptimizationState) -> Any:
-        """Called after a batch, or at the beginning of an epoch (`state.curr_batch` is 0)."""
+        """Run the callback after a batch, or at the beginning of an epoch (`state.curr_batch` is 0)."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, state).")
 
 
@@ -76,7 +76,7 @@ class AbstractEpochCallback(AbstractCallback):
     """
 
     def __call__(self, model: Any, state: OptimizationState, metric: list[tuple[str, float]]) -> Any:
-        """Called after an epoch, or at the beginning of the training (`state.curr_epoch` is 0, `metric` is empty)."""
+        """Run the callback after an epoch, or at the beginning of the training (`state.curr_epoch` is 0, `metric` is empty)."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, model, state, metric).")
 
 

@@ -15,7 +15,7 @@ from jfit.mxnet.mutable import as_array
 
 
 def is_data_name(name: str) -> bool:
-    """Whether an argument is an input rather than a parameter: its name ends with `data` or `label`.
+    """Return whether the argument of this name is an input rather than a parameter: its name ends with `data` or `label`.
 
     Example:
         >>> is_data_name("softmax_label"), is_data_name("fc1_weight")
@@ -49,7 +49,7 @@ def data_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, training: bool) -
 
 
 def eval_iter(eval_data: Any, symbol: Symbol, batch_size: int) -> Any:
-    """Convert validation data, an iterator, None, or a pair (X, y) of arrays or lists, to an iterator (or None).
+    """Convert validation data to an iterator: None and iterators are returned unchanged, a pair (X, y) of arrays is wrapped.
 
     A pair is shuffled as in MXNet, where it uses the same NumPy random numbers as the training data.  Unlike in MXNet, an
     incomplete last batch is not moved to the next pass, so each pass uses every row exactly once.
@@ -61,7 +61,8 @@ def eval_iter(eval_data: Any, symbol: Symbol, batch_size: int) -> Any:
             return eval_data
         raise TypeError(f"eval_data is {type(eval_data).__name__}; expected a data iterator or a pair (X, y) of arrays.")
     if len(eval_data) != 2 or eval_data[0] is None:
-        raise ValueError(f"eval_data has {len(eval_data)} parts or no X; expected a pair (X, y) of arrays.")
+        problem = f"{len(eval_data)} parts" if len(eval_data) != 2 else "X = None"
+        raise ValueError(f"eval_data has {problem}; expected a pair (X, y) of arrays.")
     X, y = (np.array(part) if isinstance(part, list) else part for part in eval_data)
     if y is None or hasattr(X, "provide_data"):
         return data_iter(X, y, symbol, batch_size, training=True)
@@ -69,13 +70,13 @@ def eval_iter(eval_data: Any, symbol: Symbol, batch_size: int) -> Any:
 
 
 def descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
-    """(descriptions of the data, descriptions of the labels) of an iterator."""
+    """Return two lists of DataDesc: the data and the labels of an iterator."""
     inputs = describe(data.provide_data, "provide_data")
     return inputs, describe(data.provide_label, "provide_label")
 
 
 def batch_size_of(data: Any) -> int:
-    """Number of rows per batch of an iterator."""
+    """Return the number of rows per batch of an iterator."""
     return int(getattr(data, "batch_size", 0) or rows_of_batch(descriptions(data)[0]))
 
 
@@ -106,7 +107,7 @@ def sized_epoch(data: Any, size: int, resets: Callable[[], None]) -> Iterator[An
 
 
 def frozen_names(symbol: Symbol, params: Sequence[str]) -> list[str]:
-    """Parameters frozen by attributes of the network.
+    """Return the names of the parameters that attributes of the network freeze.
 
     The attributes are `weight_grad="freeze"` (or the full parameter name + `_grad`) of an operator, and `grad="freeze"` of a
     variable.
@@ -151,6 +152,6 @@ def _ndarray_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, shuffle: bool
 
 
 def _input_name(symbol: Symbol, ending: str, default: str) -> str:
-    """The network's only argument with that ending; MXNet's default name if there is none or several."""
+    """Return the name of the network's only argument with that ending; `default` (MXNet's name) if there is none or several."""
     names = [n for n in symbol.list_arguments() if n.endswith(ending)]
     return names[0] if len(names) == 1 else default

@@ -164,7 +164,7 @@ class FeedForward:
 
     # -------------------------------------------------------------------------------- parameters
     def _checked_params(self) -> tuple[Params, Params]:
-        """(parameters, auxiliary states); raises ValueError if they are not initialized."""
+        """Return (parameters, auxiliary states) by name; raise ValueError if they are not initialized."""
         if self.symbol is None:
             raise ValueError("the network is a function of the bucket key, and no bucket key is known yet; call fit first.")
         if self.arg_params is None:
@@ -337,12 +337,12 @@ class FeedForward:
             data.reset()
 
     def train(self, optimizer: Any, data: Any, **options: Any) -> None:
-        """Train on an iterator, as MXNet.jl's `fit(model, optimizer, data; ...)`.
+        """Train on a data iterator, with the arguments of MXNet.jl's `fit(model, optimizer, data; ...)`.
 
         Args:
-            optimizer: an Optimizer, or a name (with `optimizer_params={...}`).  For a name, or if its `rescale_grad` is 0,
-                rescale_grad is 1 / batch size (in MXNet.jl it is called `scale`, default 0).  Weight decay applies to all
-                parameters regardless of their names, as in MXNet.jl.
+            optimizer: an Optimizer, or a name (with `optimizer_params={...}`).  For a name, and for an Optimizer whose
+                `rescale_grad` is 0, rescale_grad becomes 1 / batch size (in MXNet.jl it is called `scale`, default 0).  Weight
+                decay applies to all parameters regardless of their names, as in MXNet.jl.
             data: data iterator; it is reset before each epoch.
             **options: see `TrainingOptions`.
 
@@ -444,7 +444,15 @@ class FeedForward:
         return metric.get()[1]
 
     def _predictor_module(self, data: Any, overwrite: bool = True, verbosity: int = 0) -> FeedForwardModule:
-        """A module bound to the shapes of this data, with the current parameters; cached, so shapes compile once."""
+        """Return a module bound to the shapes of this data, with the current parameters.
+
+        The module of the last call is used again if the inputs have the same names; it compiles once per shape.
+
+        Args:
+            data: data iterator.
+            overwrite: False: raise AssertionError if the shapes differ from those of the last call.
+            verbosity: 1: log the shapes and the device when the module is bound.
+        """
         params, aux = self._checked_params()
         inputs, labels = descriptions(data)
         arguments, names = self.symbol.list_arguments(), [d.name for d in inputs]
@@ -506,7 +514,12 @@ class FeedForward:
         return model
 
     def save_checkpoint(self, prefix: str, state: OptimizationState | int) -> None:
-        """`save` with an epoch number, or with the state whose `curr_epoch` is that number (MXNet.jl's API)."""
+        """Write `prefix-symbol.json` and `prefix-%04d.params` (MXNet.jl's variant of `save`).
+
+        Args:
+            prefix: path and first part of the file names.
+            state: number in the name of the parameter file, or an OptimizationState, whose `curr_epoch` is used.
+        """
         epoch = state.curr_epoch if isinstance(state, OptimizationState) else int(state)
         files.save_checkpoint(prefix, epoch, self.symbol, *self._checked_params())
 
@@ -570,7 +583,7 @@ class FeedForward:
 
 
 def _count_from_one(callback: Any) -> Any:
-    """Wrap a batch callback so that `nbatch` starts at 1 instead of 0."""
+    """Wrap a batch callback so that the `nbatch` it gets starts at 1 instead of 0."""
 
     def called(param: BatchEndParam) -> None:
         number = param.nbatch + 1
@@ -586,7 +599,7 @@ def _default_key(data: Any) -> Any:
 
 
 def _same_rows(a: Any, b: Any) -> bool:
-    """Whether two lists of descriptions differ in the number of rows only."""
+    """Return whether two lists of descriptions differ in the number of rows only."""
     shapes = [[np.delete(d.shape, d.get_batch_axis(d.layout)).tolist() for d in side] for side in (a, b)]
     return shapes[0] == shapes[1]
 

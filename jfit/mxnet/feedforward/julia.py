@@ -88,7 +88,7 @@ class TrainingOptions:
         return cls(**options)
 
     def log(self, level: int, message: str, *values: Any) -> None:
-        """Log a message if `verbosity` is at least `level`."""
+        """Log a message if the option `verbosity` is at least `level`."""
         if self.verbosity >= level:
             logging.info(message, *values)
 
@@ -103,10 +103,11 @@ class TrainingOptions:
 
 @contextlib.contextmanager
 def epoch_schedule(optimizer: Any, eta_decay: str) -> Iterator[Callable[[], None]]:
-    """Context manager that evaluates the optimizer's lr_scheduler once per epoch; yields the function to call before each.
+    """Context manager that evaluates the optimizer's lr_scheduler once per epoch, as MXNet.jl does.
 
-    The scheduler's argument is the number of epochs over all trainings of this optimizer.  Inside the block the optimizer
-    has no scheduler, so the learning rate is constant within an epoch.  With eta_decay="batch" nothing is changed.
+    It yields a function to call before each epoch, which sets the learning rate of that epoch.  The scheduler's argument is
+    the number of epochs over all trainings of this optimizer.  Inside the block the optimizer has no scheduler, so the
+    learning rate is constant within an epoch.  With eta_decay="batch" nothing is changed.
     """
     scheduler, rate = optimizer.lr_scheduler, optimizer.lr
     if scheduler is None or eta_decay == "batch":
@@ -230,7 +231,7 @@ class JuliaTraining:
 
 
 def matching_params(params: Mapping[str, Any] | None, specs: Mapping[str, Any], logger: Any) -> dict[str, Any]:
-    """The parameters that have the shapes in `specs`; warn about the others, which will be initialized."""
+    """Return the parameters that have the shapes in `specs`; warn about the others, which the caller initializes."""
     matches, params = {}, params or {}
     for name in [n for n in specs if n in params]:
         value = params[name]
@@ -247,7 +248,10 @@ def matching_params(params: Mapping[str, Any] | None, specs: Mapping[str, Any], 
 
 
 def _with_rescale_grad(optimizer: Any, params: Mapping[str, Any], rows: int) -> Optimizer:
-    """Create the optimizer if it is a name, and set rescale_grad to 1 / rows if it is 0 or not specified."""
+    """Return the optimizer (created if `optimizer` is a name), with rescale_grad = 1 / rows if it is 0 or not specified.
+
+    An Optimizer object is changed in place.
+    """
     if isinstance(optimizer, str):
         return create_optimizer(optimizer, **{"rescale_grad": 1.0 / rows, **params})
     if params:

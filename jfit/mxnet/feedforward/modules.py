@@ -14,7 +14,11 @@ from jfit.mxnet.optimizer import Optimizer
 
 
 class FeedForwardModule(Module):
-    """Module for FeedForward: metrics get labels and outputs by position, and an optimizer object is used unchanged."""
+    """Module for FeedForward, which differs from Module in two ways, as in MXNet.
+
+    Metrics get labels and outputs by position, not by name.  There is no warning if the rescale_grad of an Optimizer object is
+    not 1 / batch size.
+    """
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Accumulate the last batch in a metric, without padding rows."""
@@ -37,7 +41,7 @@ class FeedForwardBucketingModule(BucketingModule):
 
 
 class JuliaModule(FeedForwardModule):
-    """FeedForwardModule that splits batches as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
+    """FeedForwardModule that splits batches over devices as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
 
     _divide = staticmethod(lambda rows, workloads: first_slices(rows, len(workloads)))
 

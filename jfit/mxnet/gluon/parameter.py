@@ -211,7 +211,7 @@ class Parameter:
         write([(cell, data) for cell in self._data])
 
     def data(self, ctx: Any = None) -> Any:
-        """The values on one context.
+        """Return the values on one context.
 
         Args:
             ctx: context or device; None: the only context, or the current one if there are several.
@@ -223,11 +223,11 @@ class Parameter:
         return self.arrays.wrap(self._at(self._dense(), ctx))
 
     def list_data(self) -> list[Any]:
-        """List of the values on every context; raises as `data`."""
+        """Return the values on all contexts, a list with one array per context; raises the errors of `data`."""
         return [self.arrays.wrap(cell) for cell in self._cells(self._dense())]
 
     def row_sparse_data(self, row_id: Any) -> Any:
-        """Dense copy of a row_sparse parameter on the first context, with all rows except `row_id` set to 0.
+        """Return a dense copy of a row_sparse parameter on the first context, with all rows except `row_id` set to 0.
 
         Args:
             row_id: integer array of row indices.
@@ -240,11 +240,11 @@ class Parameter:
         return self.arrays.wrap(self.arrays.mutable(self._rows(row_id)))
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
-        """List of `row_sparse_data`, one copy per context."""
+        """Return a list with one result of `row_sparse_data(row_id)` per context (all are on the first context)."""
         return [self.row_sparse_data(row_id) for _ in self.list_ctx()]
 
     def grad(self, ctx: Any = None) -> Any:
-        """The gradient on one context.
+        """Return the gradient on one context.
 
         Args:
             ctx: as in `data`.
@@ -255,7 +255,11 @@ class Parameter:
         return self.arrays.wrap(self._at(self._with_grad(), ctx))
 
     def list_grad(self) -> list[Any]:
-        """List of the gradients on every context; raises as `grad`."""
+        """Return the gradients, a list with one array per context.
+
+        Raises:
+            RuntimeError: grad_req is "null", or the parameter is not initialized.
+        """
         return [self.arrays.wrap(cell) for cell in self._cells(self._with_grad())]
 
     def set_grad(self, value: Any, ctx: Any = None) -> None:
@@ -277,13 +281,13 @@ class Parameter:
         self._at(self._data, ctx)._fresh_grad = True
 
     def list_ctx(self) -> list[Any]:
-        """List of the contexts of the parameter; raises RuntimeError if it is not initialized."""
+        """Return the list of the parameter's contexts; raise RuntimeError if it is not initialized."""
         if self._data is None and self._deferred is None:
             raise RuntimeError(f"parameter {self.name!r} is not initialized, so it has no context; call initialize().")
         return list(self._contexts)
 
     def zero_grad(self) -> None:
-        """Set the gradients on all contexts to 0; does nothing without gradients."""
+        """Set the gradients on all contexts to 0 in place; does nothing if the parameter has no gradient."""
         for cell in self._grad or ():
             cell[:] = 0
 
@@ -304,7 +308,7 @@ class Parameter:
             self._allocate(mean)
 
     def cast(self, dtype: Any) -> None:
-        """Cast data and gradients to another dtype."""
+        """Cast data and gradients to another dtype, in new arrays."""
         self._dtype = dtype
         if self._data is not None:
             self._data = [self.arrays.mutable(cell.value.astype(dtype)) for cell in self._data]
@@ -312,7 +316,7 @@ class Parameter:
             self._grad = [self.arrays.mutable(cell.value.astype(dtype)) for cell in self._grad]
 
     def var(self) -> Any:
-        """The symbol variable of the parameter."""
+        """Return the Symbol variable of this parameter."""
         dtype, shape = np.dtype(self.dtype).name, self.shape if self._shape_is_known() else None
         variable = Variable(self.name, shape=shape, dtype=dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self.init)
         return self.arrays.symbol(variable)
@@ -366,7 +370,7 @@ class Parameter:
         self._grad = [self.arrays.mutable(v) for v in device_put_all(zeros, [sharding_of(cell.value) for cell in cells])]
 
     def _reduce(self) -> Any:
-        """Mean of the values over the contexts, on the first context."""
+        """Return the mean of the values over the contexts, on the first context."""
         if self._stype != "default":
             return self._rows(np.arange((self._shape or (0,))[0]))
         cells = self._cells(self._data)
@@ -411,7 +415,7 @@ class Parameter:
 
 
 def device_of(ctx: Any) -> Any:
-    """The jax.Device of a context; a device is returned unchanged.
+    """Return the jax.Device of a context; a jax.Device is returned unchanged.
 
     Example:
         >>> device_of(devices.cpu(0)).platform

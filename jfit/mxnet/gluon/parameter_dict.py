@@ -150,7 +150,7 @@ class ParameterDict:
                 counters.read(as_array(param.value)), np.asarray(as_array(value))
             )
             if not same:  # sync: two constants are compared by value
-                raise AssertionError(f"{name!r} already exists and is not a constant of that value; choose another name.")
+                raise AssertionError(f"{name!r} already exists, but not as a constant with this value; choose another name.")
         return param
 
     def update(self, other: Mapping[str, Any] | ParameterDict) -> None:
@@ -181,17 +181,17 @@ class ParameterDict:
             param.initialize(None, ctx, init, force_reinit)
 
     def zero_grad(self) -> None:
-        """Set the gradients of all parameters to 0."""
+        """Set the gradients of all parameters to 0 in place."""
         for param in self.values():
             param.zero_grad()
 
     def reset_ctx(self, ctx: Any) -> None:
-        """Move every parameter to other contexts; see `Parameter.reset_ctx`."""
+        """Move every parameter to other contexts (a context, device or list of them), as `Parameter.reset_ctx` does."""
         for param in self.values():
             param.reset_ctx(ctx)
 
     def list_ctx(self) -> list[Any]:
-        """List of the contexts of all parameters, without duplicates."""
+        """Return the contexts of all parameters, without duplicates."""
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
     def setattr(self, name: str, value: Any) -> None:
@@ -318,7 +318,10 @@ def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, 
 
 
 def _merged(new: Any, old: Any) -> tuple[int, ...] | None:
-    """Merge two shapes, filling in the unknown sizes of each from the other; None if they contradict."""
+    """Merge two shapes: a size that is unknown (0 or negative) is taken from the other shape.
+
+    Return None if two known sizes differ, or the numbers of axes do.
+    """
     if len(new) != len(old) or any(a != b and a > 0 and b > 0 for a, b in zip(new, old, strict=True)):
         return None
     return tuple(int(max(a, b)) for a, b in zip(new, old, strict=True))

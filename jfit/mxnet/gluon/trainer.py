@@ -131,7 +131,7 @@ class Trainer:
         return None
 
     def allreduce_grads(self, grads: Any = None) -> Any:
-        """Only sum the gradients over devices; call `update` afterwards, for example after clipping the gradients.
+        """Sum the gradients over devices, without an update; call `update` afterwards, for example after gradient clipping.
 
         Args:
             grads: if the parameters are a pytree: list of gradient pytrees, one per device.
@@ -151,7 +151,7 @@ class Trainer:
         return None
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
-        """Only update the parameters, without the sum over devices.
+        """Update the parameters from gradients that are already summed over devices (see `allreduce_grads`).
 
         Args:
             batch_size, ignore_stale_grad, grads: as in `step`.
@@ -310,11 +310,11 @@ class Trainer:
             if store is not None and not isinstance(store, KVStore):
                 raise ValueError(f"a {type(store).__name__} cannot sum sparse gradients over devices; use a KVStore.")
             if distributed and forced is False:
-                raise ValueError("update_on_kvstore is False, but with sparse gradients a distributed store must update.")
+                raise ValueError("update_on_kvstore=False: a distributed store must update with sparse gradients; pass True.")
             update = distributed
         if distributed and "async" in kind:
             if forced is False:
-                raise ValueError("update_on_kvstore is False; asynchronous training updates in the store: set it to True.")
+                raise ValueError("update_on_kvstore is False, but asynchronous training updates in the store: set it to True.")
             update = True
         update = update if forced is None else forced
         if update and (store is None or not store.is_capable(KVStoreBase.OPTIMIZER)):
@@ -382,18 +382,21 @@ class Trainer:
 
 
 def _stored(param: Parameter, gradient: Any) -> Any:
-    """The gradient, as `MutableRowSparse` if its storage type is row_sparse."""
+    """Return the gradient, as a `MutableRowSparse` if the parameter's grad_stype is row_sparse."""
     return MutableRowSparse(as_array(gradient)) if param.grad_stype == "row_sparse" else gradient
 
 
 def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:
-    """Update all (index, gradient, MutableArray) in one dispatch."""
+    """Update all (index, gradient, MutableArray) of `batch` in one dispatch."""
     if batch:
         updater(*map(list, zip(*batch, strict=True)))
 
 
 def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
-    """The Parameters of a dict (by sorted name) or list; None for a pytree of arrays, if `trees` allows one."""
+    """Return the Parameters of a list, or of a dict in the order of sorted names; None for a pytree of arrays.
+
+    trees: whether a pytree is allowed; if not, it raises ValueError.
+    """
     if isinstance(params, (Mapping, ParameterDict)):
         values = [params[name] for name in sorted(params.keys())]
     else:
@@ -408,7 +411,10 @@ def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
 
 
 def _no_store(kvstore: Any, update_on_kvstore: bool | None) -> None:
-    """Raise ValueError for arguments that need a store, which a pytree does not have ("device" and "local" do not)."""
+    """Raise ValueError for arguments that need a key-value store, because a pytree is updated without one.
+
+    The types "device", "local" and None are accepted and ignored.
+    """
     if update_on_kvstore:
         raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated without a store.")
     if kvstore not in (None, "device", "local"):

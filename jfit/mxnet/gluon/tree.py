@@ -42,7 +42,7 @@ class PytreeParams:
 
     @property
     def params(self) -> Any:
-        """The current pytree, as copies that the caller may write to or donate."""
+        """The current pytree of arrays, copies that the caller may write to or donate."""
         values: list[Any] = [cell.value for cell in self.cells]
         arrays: list[Any] = [v for v in values if isinstance(v, jax.Array)]
         copies = iter(jax.device_put(arrays, [v.sharding for v in arrays], may_alias=False) if arrays else ())
@@ -50,7 +50,7 @@ class PytreeParams:
         return jax.tree.unflatten(self.structure, fresh)
 
     def updates(self, grads: Any, ignore_missing: bool) -> list[tuple[int, Any, MutableArray]]:
-        """List of (leaf index, gradient, MutableArray) for every trainable leaf.
+        """Return a list of (leaf index, gradient, MutableArray) for every trainable leaf.
 
         Args:
             grads: pytree of gradients with the structure of the parameters; None for a leaf without gradient.

@@ -83,7 +83,7 @@ class SequentialAug(Augmenter):
         self.ts = ts
 
     def dumps(self) -> Any:
-        """Return [name, [`dumps()` of each augmenter]]."""
+        """Return the list [name, [`dumps()` of each augmenter]]."""
         return [type(self).__name__.lower(), [t.dumps() for t in self.ts]]
 
     def __call__(self, src: Any) -> Any:
@@ -112,7 +112,7 @@ class RandomOrderAug(SequentialAug):
 
 
 class ResizeAug(Augmenter):
-    """Resize so that the shorter side is `size`; see `resize_short`.
+    """Resize an image so that its shorter side has length `size`, keeping the aspect ratio.
 
     Args:
         size: length of the shorter side.
@@ -132,7 +132,7 @@ class ResizeAug(Augmenter):
 
 
 class ForceResizeAug(Augmenter):
-    """Resize to `size`, without keeping the aspect ratio.
+    """Resize an image to `size`, without keeping the aspect ratio.
 
     Args:
         size: (width, height).
@@ -153,7 +153,7 @@ class ForceResizeAug(Augmenter):
 
 
 class RandomCropAug(Augmenter):
-    """Crop at a random position; see `random_crop`.
+    """Crop an image at a random position.
 
     Args:
         size: (width, height).
@@ -173,7 +173,7 @@ class RandomCropAug(Augmenter):
 
 
 class RandomSizedCropAug(Augmenter):
-    """Crop of random area and aspect ratio, resized to `size`; see `random_size_crop`.
+    """Crop an image to a random area and aspect ratio, and resize the crop to `size`.
 
     Args:
         size: (width, height).
@@ -196,7 +196,7 @@ class RandomSizedCropAug(Augmenter):
 
 
 class CenterCropAug(Augmenter):
-    """Crop from the center; see `center_crop`.
+    """Crop the center of an image.
 
     Args:
         size: (width, height).
@@ -216,7 +216,7 @@ class CenterCropAug(Augmenter):
 
 
 class HorizontalFlipAug(Augmenter):
-    """Flip left and right with probability `p`.
+    """Flip an image left and right with probability `p`.
 
     Args:
         p: probability.
@@ -235,7 +235,7 @@ class HorizontalFlipAug(Augmenter):
 
 
 class CastAug(Augmenter):
-    """Cast to another dtype.
+    """Cast an image to another dtype.
 
     Args:
         typ: the dtype.

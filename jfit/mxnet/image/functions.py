@@ -41,7 +41,7 @@ _MAX_TRIES = 10
 
 
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
-    """Apply `change`, a function of a NumPy array, to an image; returns an NDArray for an NDArray."""
+    """Return `change(image)`, a function of a NumPy array, as an NDArray if the image is one, else as a NumPy array."""
     if isinstance(src, MutableArray):
         return as_ndarrays(change(src.asnumpy()))
     return change(np.asarray(src))
@@ -139,7 +139,10 @@ def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
 
 
 def interpolation_of(interp: int, sizes: Sequence[int] = ()) -> int:
-    """Resolve `interp` to one of 0 to 4; 9 depends on `sizes` (old height, old width, new height, new width), 10 is random."""
+    """Return the interpolation 0 to 4 that `interp` stands for: 9 depends on `sizes`, 10 is random, 0 to 4 are unchanged.
+
+    sizes: (old height, old width, new height, new width).
+    """
     if interp == 9 and not sizes:
         return 2
     return crops.interpolation(interp, tuple(sizes[:2]), tuple(sizes[2:]), random.randint(0, 4) if interp == 10 else 1)  # type: ignore[arg-type]
@@ -275,7 +278,7 @@ def random_size_crop(
 
 
 def area_argument(kwargs: dict[str, Any], area: Any) -> Any:
-    """Return `area`, or the value of its deprecated name `min_area`; any other keyword raises TypeError."""
+    """Return `area`, or the value of `min_area` (its deprecated name) in `kwargs`; any other keyword raises TypeError."""
     if "min_area" in kwargs:
         warnings.warn("`min_area` is deprecated, pass `area`.", DeprecationWarning, stacklevel=3)
         area = kwargs.pop("min_area")

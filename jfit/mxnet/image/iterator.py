@@ -91,10 +91,10 @@ class ImageIter(DataIter):
         super().__init__(batch_size)
         if not path_imgrec and not path_imglist and not isinstance(imglist, list):
             raise ValueError("ImageIter needs path_imgrec, path_imglist or imglist: a record file, a list file or a list.")
-        if dtype not in ("float32", "float64", "int32", "int64") or last_batch_handle not in HANDLES:
-            raise ValueError(
-                f"dtype is {dtype!r}, expected float32, float64, int32 or int64; {last_batch_handle=}, expected {HANDLES}."
-            )
+        if dtype not in ("float32", "float64", "int32", "int64"):
+            raise ValueError(f"dtype is {dtype!r}, expected float32, float64, int32 or int64.")
+        if last_batch_handle not in HANDLES:
+            raise ValueError(f"last_batch_handle is {last_batch_handle!r}, expected one of {', '.join(HANDLES)}.")
         if not 0 <= part_index < num_parts:
             raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)
@@ -118,7 +118,7 @@ class ImageIter(DataIter):
         self.num_image = len(self.seq)
         self.auglist = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
         self.epoch, self.cur, self._ended = 0, 0, False
-        self._carry: tuple[np.ndarray, np.ndarray] | None = None  # images and labels that roll over to the next epoch
+        self._carry: tuple[np.ndarray, np.ndarray] | None = None  # images, labels of an incomplete batch (roll_over)
         self._shuffle_keys()
 
     # -------------------------------------------------------------------------------- order and position
@@ -152,7 +152,7 @@ class ImageIter(DataIter):
 
     @property
     def seek_batch(self) -> Any:
-        """Function (epoch, batch) that moves to a batch without decoding; only with `seed` and without roll_over."""
+        """Function (epoch, batch) that moves to a batch without decoding; AttributeError without `seed` or with roll_over."""
         if self.seed is None or self.last_batch_handle == "roll_over":
             raise AttributeError("an ImageIter can seek only if it has a seed= and last_batch_handle is not 'roll_over'.")
         return self._seek
@@ -219,7 +219,7 @@ class ImageIter(DataIter):
         return batch
 
     def _fill(self, data: np.ndarray, labels: np.ndarray, row: int) -> int:
-        """Write samples into the batch from `row` on, until it is full or the epoch ends; returns the number of rows filled."""
+        """Write samples into the batch in place, from `row` on, until it is full or the epoch ends; return the last row + 1."""
         while row < self.batch_size:
             try:
                 with self._seed_for_row():
@@ -238,7 +238,10 @@ class ImageIter(DataIter):
 
     @contextlib.contextmanager
     def _seed_for_row(self) -> Iterator[None]:
-        """Seed the global generators by (seed, epoch, row) for one sample and restore them after it; nothing without a seed."""
+        """Context manager that seeds the global generators by (seed, epoch, row) for one sample, and restores them afterwards.
+
+        Without a seed it does nothing.
+        """
         if self.seed is None or self.cur >= self.num_image:
             yield
             return
@@ -278,7 +281,7 @@ class ImageIter(DataIter):
             return self.imglist[key][0], content
 
     def imdecode(self, s: bytes) -> Any:
-        """Decode the content of an image file to an NDArray, or to a NumPy array if all augmenters accept those.
+        """Decode the content of an image file to an NDArray, or to a NumPy array if all augmenters accept NumPy arrays.
 
         Raises:
             RuntimeError: the content cannot be decoded; the message names the image.
@@ -338,7 +341,7 @@ def _offsets(rec: str | None, idx: str | None) -> dict[Any, int]:
 
 
 def _labels(path: str | None, imglist: list[Any] | None, dtype: np.dtype[Any]) -> dict[Any, tuple[np.ndarray, str]] | None:
-    """Return {key: (labels, file name)} of a list file or of a list; None without either."""
+    """Return {key: (labels, file name)} from a list file or a list; None if there is neither."""
     if path:
         return {key: (labels.astype(dtype), name) for key, (labels, name) in read_list(path)}
     if not isinstance(imglist, list):

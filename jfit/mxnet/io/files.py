@@ -92,7 +92,10 @@ def _as_mxnet_error() -> Iterator[None]:
 
 
 def _arguments(kind: type, positional: tuple[Any, ...], kwargs: dict[str, Any], required: tuple[str, ...]) -> dict[str, Any]:
-    """Convert MXNet's arguments to those of `kind`, with strings parsed."""
+    """Return the keyword arguments of `kind` from MXNet's arguments, with strings parsed.
+
+    Positional arguments raise TypeError; an argument of `required` that is missing raises MXNetError.
+    """
     name = kind.__name__
     if positional:
         raise TypeError(f"{name} takes keyword arguments only, found {len(positional)} positional; name them: batch_size=32.")

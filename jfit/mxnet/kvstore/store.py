@@ -49,7 +49,7 @@ class KVStoreBase:
     num_workers = 1
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> Any:
-        """Initialize a key, and copy its value to all devices.
+        """Initialize a key with a value, and copy the value into the arrays `out`, one per device.
 
         Args:
             key: int or str key.
@@ -60,7 +60,7 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} defines no broadcast(key, value, out).")
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
-        """Sum the values of a key over devices, and copy the sum to all devices.
+        """Sum the values of a key over devices, and copy the sum into the arrays `out`, one per device.
 
         Args:
             key: int or str key.
@@ -71,7 +71,9 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} defines no pushpull(key, value, out).")
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store supports a capability: "optimizer", updating weights in the store; False by default.
+        """Return whether the store supports a capability; the only one is "optimizer", updating weights in the store.
+
+        False in this base class.
 
         Raises:
             ValueError: an unknown capability.
@@ -87,7 +89,7 @@ class KVStoreBase:
 
 
 def check_capability(capability: str) -> None:
-    """Raise ValueError for an unknown capability."""
+    """Raise ValueError if `capability` is not "optimizer", the only one that exists."""
     if capability.lower() != KVStoreBase.OPTIMIZER:
         raise ValueError(f"capability {capability!r} is unknown; the only capability of a kvstore is 'optimizer'.")
 
@@ -231,7 +233,7 @@ class KVStore(KVStoreBase):
         return None
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
-        """`push`, then `pull` into `out`, or into the pushed `MutableArray`s themselves if `out` is None.
+        """Push `value`, then pull the new stored values into `out`; if `out` is None, into the pushed `MutableArray`s.
 
         Args:
             key, value, priority: as in `push`.
@@ -248,7 +250,7 @@ class KVStore(KVStoreBase):
         return self._pulled_like(key, value)
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
-        """`init` keys with their values, then `pull` them into `out`, on every device.
+        """Initialize keys with their values, then copy the values into `out`, on every device.
 
         Args:
             key, value: as in `init`.
@@ -292,7 +294,7 @@ class KVStore(KVStoreBase):
         return None
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Update the stored values with an optimizer on every push; later changes of the optimizer object take effect."""
+        """Update the stored values with an optimizer on every push; the object is kept, so later changes to it take effect."""
         updater = self._updater_class(optimizer)
         updater.one_by_one = True
         self.set_updater(updater)
@@ -365,7 +367,10 @@ class KVStore(KVStoreBase):
         return self._updater
 
     def _pairs(self, key: Any, value: Any, must_exist: bool = False) -> list[tuple[Hashable, list[Any]]]:
-        """List of (key, its values) for one key or a list of keys; with `must_exist` a missing key raises."""
+        """Return a list of (key, list of its values) for one key or a list of keys.
+
+        must_exist: raise MXNetError if a key was not initialized.
+        """
         if isinstance(key, (list, tuple)):
             if not isinstance(value, (list, tuple)) or len(key) != len(value):
                 count = len(value) if isinstance(value, (list, tuple)) else "no list of"
@@ -398,7 +403,7 @@ class KVStore(KVStoreBase):
         return sum_groups([[next(sent) for _ in values] for values in groups])
 
     def _pulled_like(self, key: Any, value: Any) -> Any:
-        """Copies of the stored value in the structure of `value`, on the devices of its arrays."""
+        """Return copies of the stored value of `key` in the structure of `value`, on the devices of its arrays."""
         if isinstance(key, (list, tuple)):
             return [self._pulled_like(k, v) for k, v in zip(key, value, strict=True)]
         values = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -438,7 +443,7 @@ def create(name: str = "local", make: Callable[[str], KVStoreBase] = KVStore) ->
 def select(
     kvstore: Any, num_device: int, arg_params: Mapping[str, Any], make: Callable[[str], Any] = create
 ) -> tuple[Any, bool]:
-    """Choose the store, and where weights are updated, as MXNet's Python Module and Trainer do.
+    """Choose the key-value store, and whether it updates the weights, as MXNet's Python Module and Trainer do.
 
     Args:
         kvstore: None, a type name, or a store.
@@ -473,7 +478,7 @@ def select(
 def select_julia(
     kvstore: Any, num_device: int, arg_params: Mapping[str, Any], make: Callable[[str], Any] = create
 ) -> tuple[Any, bool]:
-    """Choose the store, and where weights are updated, as MXNet.jl does.
+    """Choose the key-value store, and whether it updates the weights, as MXNet.jl does.
 
     Args:
         kvstore: None, a type name, or a store.  `local` becomes `local_update_cpu` if every parameter has fewer than 16M
@@ -501,5 +506,5 @@ def select_julia(
 
 
 def _largest_size(arrays: Mapping[str, Any]) -> int:
-    """Number of elements of the largest array, 0 if there is none."""
+    """Return the number of elements of the largest array; 0 if there is none."""
     return max((int(np.prod(a.shape, dtype=np.int64)) for a in arrays.values()), default=0)

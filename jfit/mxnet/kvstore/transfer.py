@@ -18,7 +18,7 @@ _SMALL, _FEW = 1 << 20, 4
 
 
 def sharding_of(value: Any) -> Any:
-    """The sharding of a jax.Array; None for a NumPy array.
+    """Return the sharding of a jax.Array; None for a NumPy array.
 
     Example:
         >>> sharding_of(np.ones(1)) is None
@@ -28,14 +28,15 @@ def sharding_of(value: Any) -> Any:
 
 
 def private_copy(value: Any) -> Any:
-    """A committed copy on the same device, so the caller may write to or donate the original."""
+    """Return a copy on the same device, committed to it, so that the caller may write to or donate the original."""
     return np.array(value) if isinstance(value, np.ndarray) else jax.device_put(value, value.sharding, may_alias=False)
 
 
 def committed_copy(value: Any) -> Any:
-    """A copy committed to a device, so the caller may write to or donate the original; 64-bit NumPy data stays on the host.
+    """Return a copy committed to a device, so that the caller may write to or donate the original.
 
-    Updates with a mix of committed and uncommitted arrays would compile twice.
+    64-bit NumPy data stays a NumPy array on the host.  Committed, because updates with a mix of committed and uncommitted
+    arrays would compile twice.
     """
     value = private_copy(value)
     if isinstance(value, jax.Array) or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
@@ -84,7 +85,7 @@ def device_put_all(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
 
 
 def _routes(values: Sequence[Any], places: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
-    """(indices of arrays copied one by one, groups of indices of arrays that are packed)."""
+    """Return (indices of arrays to copy one by one, groups of indices of arrays to pack into one copy each)."""
     single, routes = [], {}
     for i, (value, place) in enumerate(zip(values, places, strict=True)):
         here = sharding_of(value)
@@ -162,7 +163,7 @@ def write(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def only_rows(value: Any, rows: np.ndarray) -> Any:
-    """Set all rows of an array to 0 except the given ones.
+    """Return a copy of an array in which all rows except the given ones are 0; `value` is not changed.
 
     Args:
         value: array (rows, ...).

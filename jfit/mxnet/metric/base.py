@@ -129,7 +129,7 @@ class EvalMetric:
         return None
 
     def get_config(self) -> dict[str, Any]:
-        """The settings from which `create` makes an equal metric."""
+        """Return the settings as a dict, from which `create` makes an equal metric."""
         shown = {"metric": type(self).__name__, "name": self.name}
         return {**self._kwargs, **shown, "output_names": self.output_names, "label_names": self.label_names}
 
@@ -176,7 +176,10 @@ class EvalMetric:
         _fold(self._picks(_places(range(len(labels))), _places(range(len(outputs))), False), labels, outputs, weights)
 
     def fold_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any], weights: Any = None) -> None:
-        """`fold` with labels and outputs by name, selected by `output_names` and `label_names`."""
+        """Accumulate one batch with row weights, as `fold`; labels and outputs are dicts of arrays by name.
+
+        Those in `label_names` and `output_names` are used.
+        """
         picks = self._picks(_places(label), _places(pred), True)
         _fold(picks, list(label.values()), list(pred.values()), weights, (list(label), list(pred)))
 
@@ -201,11 +204,14 @@ class EvalMetric:
             leaf._store((local_sums, total))
 
     def leaves(self) -> list[EvalMetric]:
-        """The metrics that accumulate values: this metric, or all metrics of a (nested) composite."""
+        """Return the metrics that accumulate values: this metric, or all metrics of a (nested) composite."""
         return [self]
 
     def _picks(self, labels: Mapping[Any, int], outputs: Mapping[Any, int], by_name: bool) -> list[tuple[EvalMetric, Pick]]:
-        """(metric, positions of its labels and outputs) for each metric of `leaves()`."""
+        """Return (metric, positions of its labels and outputs in the batch) for each metric of `leaves()`.
+
+        labels, outputs: name -> position.  by_name: select by the metric's label_names and output_names; else all in order.
+        """
         label_positions = _select(self, "label", self.label_names, labels, by_name)
         return [(self, Pick(label_positions, _select(self, "output", self.output_names, outputs, by_name)))]
 
@@ -213,34 +219,34 @@ class EvalMetric:
         """Hook called before each batch: resize running sums whose shape depends on the batch."""
 
     def running(self) -> tuple[Any, Any]:
-        """(local, global) running sums in the form of the pure metric; None before the first batch."""
+        """Return the (local, global) running sums, in the structure of `pure.init()`; None for each before the first batch."""
         raise NotImplementedError
 
     def _store(self, sums: tuple[Any, Any]) -> None:
-        """Replace the (local, global) running sums."""
+        """Replace the (local, global) running sums by `sums`."""
         raise NotImplementedError
 
     def _wrap(self, array: Any) -> Any:
-        """Wrap an array for a user-defined `update`, so that it has `.asnumpy()`."""
+        """Return an array as an object with a method `.asnumpy()`, as user-defined `update` methods expect."""
         return array if hasattr(array, "asnumpy") else MutableArray(array)
 
     # -------------------------------------------------------------------------------- values
     def get(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset_local`; nan if there was no batch."""
+        """Return (name, value) since the last `reset_local`; the value is nan if there was no batch."""
         return self.name, _mean(self.sum_metric, self.num_inst)
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset`; the same as `get` without global sums."""
+        """Return (name, value) since the last `reset`; the same as `get` for a metric without global sums."""
         if not self._has_global_stats:
             return self.get()
         return self.name, _mean(self.global_sum_metric, self.global_num_inst)
 
     def get_name_value(self) -> list[tuple[str, Any]]:
-        """`get` as a list of (name, value) pairs."""
+        """Return the result of `get` as a list of (name, value) pairs."""
         return named(*self.get())
 
     def get_global_name_value(self) -> list[tuple[str, Any]]:
-        """`get_global` as a list of (name, value) pairs."""
+        """Return the result of `get_global` as a list of (name, value) pairs."""
         return named(*self.get_global())
 
 
@@ -263,7 +269,7 @@ def _fold(
             arrays = _weighted(metric, [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs], each)
             if names is None or type(metric).update_dict is EvalMetric.update_dict:
                 metric.update(*arrays)
-            else:  # a user-defined update_dict
+            else:  # the class overrides update_dict
                 by_name = (
                     dict(zip((keys[i] for i in at), x, strict=True)) for keys, at, x in zip(names, pick, arrays, strict=True)
                 )
@@ -271,7 +277,7 @@ def _fold(
 
 
 def _weighted(metric: EvalMetric, labels: list[Any], outputs: list[Any], weights: Any) -> tuple[list[Any], list[Any]]:
-    """Labels and outputs without the rows of weight 0, wrapped for a user-defined `update`."""
+    """Return (labels, outputs) without the rows of weight 0, wrapped for a user-defined `update` (`EvalMetric._wrap`)."""
     if weights is not None:
         if any(isinstance(w, jax.Array) for w in jax.tree.leaves(weights)):
             weights = counters.read(weights)  # sync: rows of weight 0 are removed on the host
@@ -296,7 +302,11 @@ def _places(keys: Iterable[Any]) -> dict[Any, int]:
 
 
 def _select(metric: EvalMetric, what: str, names: Any, places: Mapping[Any, int], by_name: bool) -> tuple[int, ...]:
-    """Positions of the labels or outputs with the metric's label_names or output_names."""
+    """Return the positions in the batch of the labels or outputs that a metric uses.
+
+    what: "label" or "output", for the error message.  names: the metric's label_names or output_names, None for all.  places:
+    name -> position.
+    """
     if names is None or not by_name:
         return tuple(places.values())
     for name in names:
@@ -311,12 +321,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 def named(name: Any, value: Any) -> list[tuple[str, Any]]:
-    """List of (name, value) pairs from one name and value, or from a list of names and a list of values."""
+    """Return a list of (name, value) pairs, from one name and value or from a list of names and a list of values."""
     return list(zip(_listed(name), _listed(value), strict=True))
 
 
 def _mean(total: Any, count: Any) -> Any:
-    """total / count, nan for a count of 0; blocks for sums on the device."""
+    """Return total / count, nan if count is 0; it blocks if they are on the device."""
     total, count = (counters.read(as_array(x)) if isinstance(x, (MutableArray, jax.Array)) else x for x in (total, count))
     value = total / count if count else float("nan")
     return float(value) if np.ndim(value) == 0 else value

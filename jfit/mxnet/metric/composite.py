@@ -56,7 +56,7 @@ class CompositeEvalMetric(EvalMetric):
         self.metrics.append(create(metric))
 
     def get_metric(self, index: int) -> EvalMetric:
-        """The metric at position `index`.
+        """Return the metric at position `index`.
 
         Raises:
             ValueError: the index is out of range (MXNet returns the exception instead of raising it).
@@ -66,7 +66,7 @@ class CompositeEvalMetric(EvalMetric):
         return self.metrics[index]
 
     def leaves(self) -> list[EvalMetric]:
-        """All metrics, including those of nested composites."""
+        """Return all metrics that accumulate values, including those of nested composites."""
         return [leaf for metric in self.metrics for leaf in metric.leaves()]
 
     def reset(self) -> None:
@@ -80,25 +80,25 @@ class CompositeEvalMetric(EvalMetric):
             metric.reset_local()
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Accumulate one batch: lists of label and output arrays."""
+        """Add one batch, lists of label and output arrays, to every metric."""
         self.fold(labels, preds)
 
     def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
-        """Accumulate one batch: dicts of label and output arrays by name."""
+        """Add one batch, dicts of label and output arrays by name, to every metric."""
         self.fold_dict(label, pred)
 
     def get(self) -> tuple[Any, Any]:
-        """(names, values) since the last `reset_local`; blocks once for all metrics."""
+        """Return (names, values) since the last `reset_local`; it blocks once for all metrics."""
         read(self.leaves())
         return self._flat([m.get() for m in self.metrics])
 
     def get_global(self) -> tuple[Any, Any]:
-        """(names, values) since the last `reset`; blocks once for all metrics."""
+        """Return (names, values) since the last `reset`; it blocks once for all metrics."""
         read(self.leaves())
         return self._flat([m.get_global() for m in self.metrics])
 
     def get_config(self) -> dict[str, Any]:
-        """The settings from which `create` makes an equal metric."""
+        """Return the settings as a dict, from which `create` makes an equal metric."""
         return {**super().get_config(), "metrics": [m.get_config() for m in self.metrics]}
 
     def _picks(self, labels: Mapping[Any, int], outputs: Mapping[Any, int], by_name: bool) -> list[tuple[EvalMetric, Pick]]:
@@ -151,7 +151,7 @@ class CustomMetric(EvalMetric):
         )
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Accumulate one batch: lists of label and output arrays; blocks, because the arrays are copied to the host."""
+        """Accumulate one batch, lists of label and output arrays; it waits for the device and copies them to the host."""
         if not self._allow_extra_outputs:
             labels, preds = check_label_shapes(labels, preds, wrap=True)
         for label, pred in zip(labels, preds, strict=False):
@@ -166,7 +166,7 @@ class CustomMetric(EvalMetric):
 
 
 class _PureMetric(DeviceMetric):
-    """Adapter for a user-defined pure metric (`jfit.metrics.Metric`)."""
+    """EvalMetric around a user-defined pure metric (`jfit.metrics.Metric`), with running sums on the device."""
 
     def __init__(self, metric: Metric):
         self._metric = metric
@@ -177,7 +177,7 @@ class _PureMetric(DeviceMetric):
 
 
 class _HostMetric(EvalMetric):
-    """Adapter for a metric of `jfit.metrics` that accumulates on the host, in a state of any form."""
+    """EvalMetric around a metric of `jfit.metrics` that accumulates on the host, in an object of any type."""
 
     def __init__(self, metric: Any):
         self._rule = metric
@@ -192,17 +192,17 @@ class _HostMetric(EvalMetric):
         self._sums = (self._rule.init(), self._sums[1])
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Accumulate one batch: lists of label and output arrays; blocks, because the arrays are copied to the host."""
+        """Accumulate one batch, lists of label and output arrays; it waits for the device and copies them to the host."""
         arrays = [[self._wrap(x).asnumpy() for x in xs] for xs in (labels, preds)]
         local, everything = (self._rule.update(sums, *arrays) for sums in self._sums)
         self._sums = (local, everything)
 
     def get(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset_local`."""
+        """Return (name, value) since the last `reset_local`."""
         return self._named(0)
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset`."""
+        """Return (name, value) since the last `reset`."""
         return self._named(1)
 
     def _named(self, which: int) -> tuple[Any, Any]:
@@ -296,9 +296,9 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
 
 
 def pure_metrics(metric: EvalMetric) -> tuple[Metric, ...] | None:
-    """The pure metrics of all `leaves()`, so that a compiled step can accumulate them.
+    """Return the pure metrics of all `leaves()`, so that a compiled step can accumulate them.
 
-    None if a metric has a Python `update`, selects outputs or labels by name, or has sums of data-dependent shape.
+    Return None if a metric has a Python `update`, selects outputs or labels by name, or has sums of data-dependent shape.
 
     Example:
         >>> [m.name for m in pure_metrics(create(["acc", "ce"]))], pure_metrics(create(lambda label, pred: 0.0))

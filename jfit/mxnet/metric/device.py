@@ -15,7 +15,7 @@ from jfit.mxnet.metric.base import EvalMetric, register
 
 
 class _Assigned(NamedTuple):
-    """Sums assigned by the user, as in `metric.sum_metric += 1`."""
+    """Running sums that the user assigned, as in `metric.sum_metric += 1`."""
 
     total: Any
     count: Any
@@ -56,7 +56,7 @@ class DeviceMetric(EvalMetric):
 
     @property
     def pure(self) -> Metric | None:
-        """The pure metric; None if a subclass overrides `update` or `update_dict` in Python."""
+        """The pure metric of `jfit.metrics`; None if a subclass overrides `update` or `update_dict` in Python."""
         inherited = type(self).update is DeviceMetric.update and type(self).update_dict is EvalMetric.update_dict
         return self._pure() if inherited else None
 
@@ -74,19 +74,19 @@ class DeviceMetric(EvalMetric):
         self._host = None if self._host is None else (None, self._host[1])
 
     def update(self, labels: Any, preds: Any) -> None:
-        """Accumulate one batch: lists of label and output arrays; one dispatch, does not block."""
+        """Accumulate one batch, lists of label and output arrays, with one dispatch; it does not block."""
         self.fold(labels, preds)
 
     def get(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset_local`, nan if there was no batch; blocks."""
+        """Return (name, value) since the last `reset_local`; nan if there was no batch.  It blocks."""
         return self.name, self._value(0)
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset`, nan if there was no batch; blocks."""
+        """Return (name, value) since the last `reset`; nan if there was no batch.  It blocks."""
         return self.name, self._value(1)
 
     def running(self) -> tuple[Any, Any]:
-        """(local, global) running sums in the form of the pure metric; None before the first batch."""
+        """Return the (local, global) running sums, in the structure of `pure.init()`; None for each before the first batch."""
         rule = self._pure()
         return _form(rule, self._sums[0], True), _form(rule, self._sums[1], True)
 
@@ -107,13 +107,17 @@ class DeviceMetric(EvalMetric):
             return _Assigned(0.0, 0)
         if isinstance(sums, _Assigned):
             return _Assigned(float(sums.total), int(sums.count))
-        if isinstance(sums, np.ndarray):  # a confusion matrix, not a (sum, count) pair: derive sum = value * count
+        # The sums of some metrics are one array, such as a confusion matrix: return a sum for which sum / count is the value.
+        if isinstance(sums, np.ndarray):
             count = self._number(which, sums)
             return _Assigned(self._value(which) * count if count else 0.0, count)
         return _Assigned(float(sums[0] - sums[1] if len(sums) == 3 else sums[0]), int(sums[-1]))
 
     def _number(self, which: int, sums: np.ndarray) -> int:
-        """num_inst of a metric whose sums are an array of counts."""
+        """Return the `num_inst` of a metric whose running sums are one array of counts: their sum.
+
+        which: 0 for the local sums, 1 for the global ones.
+        """
         return int(sums.sum())
 
     def _assign(self, which: int, **part: Any) -> None:
@@ -159,7 +163,7 @@ class DeviceMetric(EvalMetric):
 
 
 class UpdatesMetric(DeviceMetric):
-    """A device metric whose `num_inst` is the number of updates instead of a count in its sums."""
+    """A DeviceMetric that counts updates: `num_inst` is their number if the sums are one array, not a (sum, count) pair."""
 
     _parts = 1  # increment of num_inst per update
 
@@ -184,12 +188,15 @@ class UpdatesMetric(DeviceMetric):
 # ------------------------------------------------------------------------------------------------ helpers
 @functools.lru_cache(maxsize=512)
 def _made(make: Callable[..., Metric], settings: tuple[tuple[str, Any], ...]) -> Metric:
-    """Create the pure metric; cached, because compiled programs are cached by the metric object."""
+    """Create the pure metric; cached, because compiled programs are cached by the identity of the metric object."""
     return make(**dict(settings))
 
 
 def _form(rule: Metric, sums: Any, cast: bool) -> Any:
-    """Convert user-assigned sums to the form of the pure metric, cast to its dtypes if `cast`; return others unchanged."""
+    """Convert sums that the user assigned to the structure of `rule.init()`; return other sums unchanged.
+
+    cast: also cast them to the dtypes of `rule.init()`.
+    """
     if not isinstance(sums, _Assigned):
         return sums
     zero = jax.eval_shape(rule.init)
@@ -200,7 +207,10 @@ def _form(rule: Metric, sums: Any, cast: bool) -> Any:
 
 
 def read(metrics: Sequence[EvalMetric]) -> list[tuple[Any, Any]]:
-    """(local, global) sums of the device metrics among `metrics`, on the host; blocks once, or not if read before."""
+    """Return the (local, global) sums of the device metrics among `metrics`, as NumPy arrays.
+
+    It blocks once for all of them, or not at all if they were read before.
+    """
     device = [m for m in metrics if isinstance(m, DeviceMetric)]
     unread = [m for m in device if m._host is None]
     values: list[Any] = [m._sums for m in unread]

@@ -68,7 +68,7 @@ def _program(metrics: tuple[Metric, ...], picks: tuple[Pick, ...]):
 
 
 def _weights(weights: Any, pick: Pick, labels: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Row weights of each output, None for scalars and unweighted outputs."""
+    """Return the row weights of each output that `pick` selects; None for scalars and for outputs without weights."""
     result = []
     for at, (index, output) in enumerate(zip(pick.outputs, outputs, strict=True)):
         weight = weights[index] if isinstance(weights, tuple) else weights
@@ -107,14 +107,15 @@ def output_weights(weight: Any, label: Any, output: Any, xp: Any = np) -> Any:
         after = rows // (label.shape[0] * size)
         return xp.tile(xp.repeat(weight, after), label.shape[0])
     raise ValueError(
-        f"{size} row weights do not match an output of shape {tuple(output.shape)}"
+        f"the {size} row weights of the batch do not match an output of shape {tuple(output.shape)}"
         + ("" if label is None else f" with a label of shape {tuple(label.shape)}")
-        + "; pass a list with the row weights of each output, or None for outputs without padding rows"
+        + "; if outputs have different numbers of rows, pass a list with one entry per output: its row weights (0 for padding "
+        "rows), or None if it has no padding rows"
     )
 
 
 def _together(sums: Any, labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any, Any]:
-    """Copy all arguments to one set of devices, the largest among the committed outputs and labels; does not block."""
+    """Copy all arguments to one set of devices, the largest among those of committed outputs and labels; it does not block."""
     arrays = [a for a in (*outputs, *labels) if isinstance(a, jax.Array) and a.committed]
     if not arrays:
         return sums, labels, outputs, weights

@@ -280,7 +280,7 @@ class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr):
             super().reset_local()
 
     def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Each output of a batch adds 1 to num_inst."""
+        """Add 1 to num_inst for each output of the batch."""
         self._parts = len(outputs)
 
     def _value(self, which: int) -> float:
@@ -322,7 +322,7 @@ class PCC(UpdatesMetric, rule=pure.pcc):
         self._has_global_stats = has_global_stats
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, value) since the last `reset`; the same as `get` without global sums."""
+        """Return (name, value) since the last `reset`; the same as `get` with has_global_stats=False."""
         return super().get_global() if self._has_global_stats else self.get()
 
     def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -345,7 +345,7 @@ class PCC(UpdatesMetric, rule=pure.pcc):
 
 
 def _widened(sums: Any, more: int) -> Any:
-    """Insert zeros for `more` classes into counts (3, classes + 1), before the column of out-of-range labels."""
+    """Return counts (3, classes + 1) with `more` columns of zeros inserted before the last one, which is for other labels."""
     return jnp.concatenate([sums[:, :-1], jnp.zeros((3, more), sums.dtype), sums[:, -1:]], axis=1)
 
 
@@ -373,7 +373,7 @@ class Loss(DeviceMetric, rule=pure.loss):
 
 
 class Torch(Loss, rule=pure.torch):
-    """`Loss` under MXNet's name for a Torch criterion.
+    """Mean of the outputs, as `Loss`, under MXNet's name for a Torch criterion.
 
     Args:
         name: name of the metric, for logs.
@@ -389,7 +389,7 @@ class Torch(Loss, rule=pure.torch):
 
 
 class Caffe(Torch, rule=pure.caffe):
-    """`Loss` under MXNet's name for a Caffe criterion.
+    """Mean of the outputs, as `Loss`, under MXNet's name for a Caffe criterion.
 
     Args:
         name: name of the metric, for logs.

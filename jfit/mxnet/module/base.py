@@ -69,11 +69,11 @@ class BaseModule:
         )
 
     def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Set the input shapes and allocate what depends on them; see `Module.bind`."""
+        """Set the input shapes and allocate arrays of these shapes; arguments as for `Module.bind`."""
         self._not_implemented("bind")
 
     def init_params(self, *args: Any, **kwargs: Any) -> None:
-        """Initialize the parameters; see `Module.init_params`."""
+        """Initialize the parameters; arguments as for `Module.init_params`."""
         self._not_implemented("init_params")
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,15 +81,15 @@ class BaseModule:
         return self._not_implemented("get_params")
 
     def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
-        """Set the optimizer; see `Module.init_optimizer`."""
+        """Set the optimizer and initialize its state; arguments as for `Module.init_optimizer`."""
         self._not_implemented("init_optimizer")
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Run the forward pass on a batch; see `Module.forward`."""
+        """Run the forward pass on a batch; is_train=None means training mode if the module is bound for training."""
         self._not_implemented("forward")
 
     def backward(self, out_grads: Any = None) -> None:
-        """Run the backward pass of the last forward pass; see `Module.backward`."""
+        """Run the backward pass of the last forward pass; `out_grads` are the gradients with respect to the outputs."""
         self._not_implemented("backward")
 
     def update(self) -> None:
@@ -97,11 +97,14 @@ class BaseModule:
         self._not_implemented("update")
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
-        """Return the outputs of the last forward pass."""
+        """Return the outputs of the last forward pass.
+
+        merge_multi_context=False: for each output a list with one array per device.
+        """
         return self._not_implemented("get_outputs")
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Return the gradients with respect to the inputs."""
+        """Return the gradients with respect to the data inputs, in the form of `get_outputs`."""
         return self._not_implemented("get_input_grads")
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
@@ -113,14 +116,14 @@ class BaseModule:
         self._not_implemented("install_monitor")
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """Prepare for the forward pass of a batch; called one batch ahead."""
+        """Hook that `fit`, `score` and `predict` call with the next batch, before its `forward`; does nothing in this class."""
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
-        """Return the values of the state inputs (`state_names`); none in this class."""
+        """Return the values of the state inputs (`state_names`); an empty list in this class."""
         return []
 
     def set_states(self, states: Any = None, value: Any = None) -> None:
-        """Set the values of the state inputs."""
+        """Set the values of the state inputs; this class has none, so passing any raises ValueError."""
         if states:
             raise ValueError(f"{type(self).__name__} has no state inputs, but {len(states)} arrays were passed")
 
@@ -336,18 +339,18 @@ class BaseModule:
                 self._stop_if(flag)
 
     def _begin_epoch(self, train_data: Any, epoch: int) -> None:
-        """Called by fit before the first batch of each epoch."""
+        """Hook that fit calls before the first batch of each epoch."""
 
     def _end_epoch(self, train_data: Any) -> None:
         train_data.reset()
 
     def _epoch_metrics(self, eval_metric: Any) -> list[tuple[str, float]]:
-        """The (name, value) pairs that fit logs at the end of an epoch."""
+        """Return the (name, value) pairs that fit logs at the end of an epoch."""
         return eval_metric.get_global_name_value()
 
     @contextlib.contextmanager
     def _stopping_at(self, flag: StopFlag) -> Iterator[None]:
-        """Context manager in which `score` and `fit` stop between two batches once the flag is set."""
+        """Context manager in which `score` and `fit` raise KeyboardInterrupt between two batches once `flag` is set."""
         self._flag = flag
         try:
             yield
@@ -372,7 +375,7 @@ class BaseModule:
         flag: StopFlag,
         first: int = 0,
     ) -> list[tuple[str, float]]:
-        """Train one epoch, one batch at a time, and return the metrics of the whole epoch.
+        """Train one epoch, one batch at a time, and return the metrics of the whole epoch as (name, value) pairs.
 
         The metrics are read before the callbacks of the last batch, which may reset them.  `first` is the number of the first
         batch (EpochRunner may have run the ones before).
@@ -436,7 +439,7 @@ _STEPS = {
 
 
 def require(module: Any, method: str, *steps: str) -> None:
-    """Raise an error that says what to call first, unless the module is ready for a method.
+    """Raise AssertionError, with the calls that are missing, unless the module is ready for a method.
 
     Args:
         module: the module.

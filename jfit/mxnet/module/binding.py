@@ -128,17 +128,17 @@ class Binding:
         return data, labels
 
     def _inferred(self, data: Sequence[DataDesc], labels: Sequence[DataDesc]) -> tuple[Any, Any, Any]:
-        """Infer the shapes of the arguments, the outputs and the auxiliary states."""
+        """Return the shapes of (arguments, outputs, auxiliary states), inferred from those of the inputs."""
         return self.symbol.infer_shape(**{d.name: d.shape for d in (*data, *labels) if d.name in self.arguments})
 
     @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of each output for a whole batch."""
+        """Return (name, shape) of each output for a whole batch."""
         shapes = self._inferred(self.data_shapes, self.label_shapes)[1]
         return list(zip(self.symbol.list_outputs(), [tuple(s) for s in shapes], strict=True))
 
     def slices(self, rows: int) -> list[int]:
-        """Number of rows for each device, for a batch of `rows` rows."""
+        """Return the number of rows for each device, for a batch of `rows` rows."""
         return self._divide(rows, self._workloads)
 
     @property
@@ -147,7 +147,7 @@ class Binding:
         return rows_of_batch(self.data_shapes)
 
     def initial(self, arrays: ArrayTypes) -> Initial:
-        """The `Initial` that sets and initializes this graph's parameters."""
+        """Return the `Initial` that validates and initializes this graph's parameters."""
         attrs = {n.name: dict(n.attrs) for n in self.symbol.nodes() if n.op is None}
         params, aux = ({n: self.specs[n] for n in names} for names in (self.params, self.aux))
         return Initial(params, aux, attrs, self.fixed_gammas, arrays)
@@ -172,7 +172,7 @@ class Binding:
 
     # -------------------------------------------------------------------------------- batches
     def arrays_of(self, data_batch: Any) -> tuple[list[Any], list[Any]]:
-        """The (data, labels) arrays of a batch; numpy arrays are copied, because an iterator may reuse its buffers.
+        """Return the (data, labels) arrays of a batch; NumPy arrays are copied, because an iterator may reuse its buffers.
 
         Raises:
             ValueError: the number of data arrays differs from the bound one.
@@ -187,7 +187,10 @@ class Binding:
     def descriptions_of(
         self, data_batch: Any, data: Sequence[Any], labels: Sequence[Any]
     ) -> tuple[list[DataDesc], list[DataDesc]]:
-        """Descriptions of (data, labels): those of the batch (`provide_data`), or the bound ones with the arrays' shapes."""
+        """Return (descriptions of data, of labels), two lists of DataDesc.
+
+        They are those of the batch (`provide_data`), else the bound ones with the shapes of the arrays.
+        """
         provided = getattr(data_batch, "provide_data", None)
         descs = describe(provided, "provide_data") if provided else with_shapes(self.data_shapes, data)
         label_descs = self.label_shapes or [DataDesc(n, ()) for n in self.label_names]
@@ -195,7 +198,7 @@ class Binding:
         return descs, describe(provided, "provide_label") if provided else with_shapes(label_descs, labels)
 
     def inputs(self, descs: Any, data: Sequence[Any], labels: Sequence[Any]) -> dict[str, Any]:
-        """Inputs by name, including state inputs; `descs` is a pair of lists that describe data and labels."""
+        """Return the inputs by name, including state inputs; `descs` is the result of `descriptions_of`."""
         inputs = dict(zip([d.name for d in descs[0]], data, strict=True))
         inputs.update(zip([d.name for d in descs[1]], labels, strict=False))
         inputs.update(self.states)
@@ -206,7 +209,7 @@ class Binding:
         return {k: v for k, v in inputs.items() if k in self.arguments}
 
     def _previous_label(self, desc: DataDesc, rows: int) -> Any:
-        """The label for a batch without labels: that of the previous batch, as in MXNet, or zeros."""
+        """Return the label to use for a batch without labels: that of the previous batch, as in MXNet, or zeros."""
         axis, previous = max(DataDesc.get_batch_axis(desc.layout), 0), self._previous_labels.get(desc.name)
         shape = (*desc.shape[:axis], rows, *desc.shape[axis + 1 :])
         return previous if previous is not None and tuple(previous.shape) == shape else np.zeros(shape, desc.dtype)
@@ -226,12 +229,12 @@ class Binding:
         return DataBatch(whole("data", self.data_shapes), labels), counts
 
     def metric_weights(self, pad: int) -> np.ndarray | None:
-        """Metric weights (rows,): 1, but 0 for the last `pad` rows; None if pad is 0."""
+        """Return the row weights for metrics, (rows,): 1, but 0 for the last `pad` rows; None if pad is 0."""
         return (np.arange(self.rows) < self.rows - pad).astype(np.float32) if pad else None
 
     # -------------------------------------------------------------------------------- states
     def state_slices(self) -> list[list[Any]]:
-        """For each state input, a list with the slice of each device."""
+        """Return for each state input a list with the slice of each device."""
         cut, axes = np.cumsum(self.slices(self.rows))[:-1], self.model.batch_axes
         return [np.split(np.asarray(v), cut, axes.get(n, 0)) for n, v in self.states.items()]
 
@@ -333,7 +336,7 @@ def describe(shapes: Any, what: str) -> list[DataDesc]:
 
 
 def check_names(symbol: Symbol, names: Sequence[str], what: str, logger: logging.Logger, *, must: bool) -> list[str]:
-    """Return those of `names` that are arguments of the graph.
+    """Return those of `names` that are arguments of the graph; the others raise or are logged.
 
     Raises:
         ValueError: must=True, and a name is not an argument; candidates are listed.  With must=False this is logged instead.
@@ -354,7 +357,9 @@ def check_names(symbol: Symbol, names: Sequence[str], what: str, logger: logging
 
 
 def undeclared_labels(symbol: Symbol, input_names: Collection[str]) -> list[str]:
-    """Label variables of output heads that are not declared as inputs; unused in prediction, and not parameters.
+    """Return the names of the label variables of output heads that are not declared as inputs.
+
+    They are unused in prediction, and are not parameters.
 
     Example:
         >>> import jfit
@@ -444,7 +449,7 @@ def grad_reqs_of(
 
 
 def rows_of_batch(descs: Sequence[DataDesc]) -> int:
-    """Number of rows in a batch: the size of the batch axis of the first input that has one."""
+    """Return the number of rows in a batch: the size of the batch axis of the first input that has one."""
     for desc in descs:
         axis = DataDesc.get_batch_axis(desc.layout)
         if axis >= 0 and len(desc.shape) > axis:
@@ -455,18 +460,21 @@ def rows_of_batch(descs: Sequence[DataDesc]) -> int:
 
 
 def same_shapes(a: Sequence[DataDesc], b: Sequence[DataDesc]) -> bool:
-    """Whether two lists of descriptions have equal names and shapes."""
+    """Return whether two lists of descriptions have equal names and shapes."""
     return [(d.name, tuple(d.shape)) for d in a] == [(d.name, tuple(d.shape)) for d in b]
 
 
 def desc_of(name: str, value: Any, like: DataDesc | None) -> DataDesc:
-    """Describe an array, with the layout of `like`."""
+    """Return the DataDesc of an array: its shape and dtype, with the layout of `like` (None: the default layout)."""
     layout = "NCHW" if like is None else like.layout
     return DataDesc(name, tuple(value.shape), np.dtype(value.dtype).type, layout)
 
 
 def dtypes_of(symbol: Symbol, data: Sequence[DataDesc]) -> dict[str, np.dtype]:
-    """Dtype of every argument and auxiliary state, inferred from declared dtypes and floating data; float32 if unknown."""
+    """Return the dtype of every argument and auxiliary state by name.
+
+    It is inferred from declared dtypes and from floating data; float32 if unknown.
+    """
     floating = {d.name: d.dtype for d in data if np.dtype(d.dtype).kind == "f" and d.name in symbol.list_arguments()}
     arguments, _, aux = symbol.infer_type(**floating)
     names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
@@ -475,18 +483,18 @@ def dtypes_of(symbol: Symbol, data: Sequence[DataDesc]) -> dict[str, np.dtype]:
 
 
 def row_axes(descs: Sequence[DataDesc]) -> dict[str, int]:
-    """Batch axis by input name, for inputs whose layout has it elsewhere than at axis 0."""
+    """Return the batch axis by input name, for inputs whose layout has the batch on another axis than 0."""
     axes = {d.name: DataDesc.get_batch_axis(d.layout) for d in descs}
     return {name: axis for name, axis in axes.items() if axis > 0}
 
 
 def with_shapes(like: Sequence[DataDesc], arrays: Sequence[Any]) -> list[DataDesc]:
-    """The descriptions `like`, with the shapes and dtypes of `arrays`."""
+    """Return new descriptions: those of `like`, with the shapes and dtypes of `arrays`."""
     return [desc_of(d.name, a, d) for d, a in zip(like, arrays, strict=False)]
 
 
 def copy_if_numpy(array: Any) -> Any:
-    """Copy a numpy array, because an iterator may overwrite its buffer before the lazy pass is computed."""
+    """Copy a NumPy array, because an iterator may overwrite its buffer before the lazy pass; return others unchanged."""
     return array.copy() if isinstance(array, np.ndarray) else array
 
 
@@ -496,16 +504,16 @@ def concat_slices(parts: Sequence[Any], axis: int) -> Any:
 
 
 def wrapped_rows(data_batch: Any) -> int:
-    """Number of padding rows at the end of a batch (rows repeated by the iterator to fill it)."""
+    """Return the number of padding rows at the end of a batch (rows repeated by the iterator to fill it)."""
     return int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)
 
 
 # ------------------------------------------------------------------------------------------------ auxiliary states
 def moving_aux(symbol: Symbol, differentiated: Collection[str]) -> frozenset[str]:
-    """Auxiliary states that a training step updates: those of operators that depend on a differentiated variable.
+    """Return the names of the auxiliary states that a training step updates.
 
-    MXNet updates moving statistics in the backward pass, which skips operators that depend on no differentiated variable.
-    The moving statistics of frozen first layers are therefore unchanged.
+    They belong to operators that depend on a differentiated variable.  MXNet updates moving statistics in the backward pass,
+    which skips all other operators.  The moving statistics of frozen first layers are therefore unchanged.
 
     Args:
         symbol: the network.
@@ -532,7 +540,7 @@ def moving_aux(symbol: Symbol, differentiated: Collection[str]) -> frozenset[str
 
 
 def with_fixed_aux(model: Model, grad_reqs: Mapping[str, str]) -> Model:
-    """Wrap a model so that training passes leave the auxiliary states outside of `moving_aux` unchanged.
+    """Wrap a model so that training passes leave the auxiliary states that are not in `moving_aux` unchanged.
 
     Args:
         model: lowered from a graph.

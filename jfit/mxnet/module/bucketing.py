@@ -28,7 +28,7 @@ class Bucket(NamedTuple):
 
 
 def _current(name: str, doc: str) -> Any:
-    """A property that reads an attribute of the current bucket's module."""
+    """Create a property that reads the attribute `name` of the current bucket's module; `doc` is its docstring."""
     return property(lambda self: getattr(self._curr_module, name), doc=doc)
 
 
@@ -114,7 +114,7 @@ class BucketingModule(BaseModule):
 
     # -------------------------------------------------------------------------------- buckets
     def _bucket(self, key: Any) -> Bucket:
-        """Graph and input names of a bucket key (cached)."""
+        """Return the graph and input names of a bucket key; cached, so that `sym_gen` is called once for each key."""
         if key not in self._generated:
             with NameManager():
                 result = self._sym_gen(key)
@@ -193,7 +193,7 @@ class BucketingModule(BaseModule):
         self._curr_module, self._curr_bucket_key = self._buckets[bucket_key], bucket_key
 
     def _bound(self, key: Any, data_shapes: Any, label_shapes: Any) -> Module:
-        """Create and bind a bucket that shares the parameters of the default bucket."""
+        """Create and bind the module of a bucket, which shares the parameters of the default bucket."""
         module, default = self._new_module(key), self._default
         binding, whole = module.binding, default.binding
         extra = [n for n in (*binding.params, *binding.aux) if n not in whole.params and n not in whole.aux]
@@ -289,13 +289,13 @@ class BucketingModule(BaseModule):
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Write the optimizer state of all buckets; see `Module.save_optimizer_states`."""
+        """Write the optimizer state, which all buckets share, to a file, as `Module.save_optimizer_states` does."""
         require(self, "save_optimizer_states", "optimizer_initialized")
         self._settle()
         self._default.save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read the optimizer state of all buckets; see `Module.load_optimizer_states`."""
+        """Read the optimizer state, which all buckets share, from a file, as `Module.load_optimizer_states` does."""
         require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
         self._default.load_optimizer_states(fname)
@@ -340,7 +340,7 @@ class BucketingModule(BaseModule):
         self._curr_module.forward(data_batch, is_train)
 
     def _settle(self) -> None:
-        """Run the pending computations of the module of the last forward pass."""
+        """Run the pending computations of the module of the last forward pass, before another bucket becomes current."""
         if self._active is not None:
             self._active._settle()
 
@@ -448,5 +448,5 @@ class BucketingModule(BaseModule):
 
 
 def _described(names: Iterable[str], arrays: Any) -> list[Any]:
-    """Descriptions of the arrays of a batch without `provide_data`."""
+    """Return DataDesc descriptions of the arrays of a batch without `provide_data`."""
     return [desc_of(name, array, None) for name, array in zip(names, arrays or (), strict=False)]

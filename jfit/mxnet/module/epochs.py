@@ -112,7 +112,7 @@ class EpochRunner:
         return steps
 
     def _load_sums(self, leaves: Sequence[Any]) -> None:
-        """Copy the metric sums from `leaves` to the TrainState, where the compiled program adds to them."""
+        """Copy the metric sums from `leaves` into the TrainState, where the compiled program adds to them."""
         parameters = self.passes.parameters
         assert parameters.state is not None
         running = [(metric, leaf.running()) for metric, leaf in zip(self.metrics, leaves, strict=True)]
@@ -123,7 +123,10 @@ class EpochRunner:
         parameters.state = parameters.state._replace(metrics=place(totals, parameters.devices))
 
     def _store_sums(self, leaves: Sequence[Any], copy: bool) -> None:
-        """Copy the metric sums from the TrainState to `leaves`; copy=True if the state's buffers are donated afterwards."""
+        """Copy the metric sums from the TrainState back into `leaves`.
+
+        copy: into new buffers, which is needed if the buffers of the state are donated afterwards.
+        """
         state = self.passes.parameters.state
         assert state is not None
         sums = _copy(state.metrics.metrics) if copy else state.metrics.metrics
@@ -131,7 +134,10 @@ class EpochRunner:
             leaf.set_sums(local, total)
 
     def _pack(self, full: int) -> dict[str, Any]:
-        """Inputs of the program: the data arrays, and for every batch the row indices of each device."""
+        """Return the inputs of the program: the data arrays, and for every batch the row indices of each device.
+
+        full: number of full batches.
+        """
         devices, size = self.passes.parameters.devices, self.data.batch_size
         order = self.data.epoch_rows()[: full * size].reshape(full, size).astype(np.int32)
         table = order[:, self._table.reshape(-1)]  # (batches, devices * slots)
@@ -174,7 +180,7 @@ _copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # new buffers
 
 
 def callback_period(callbacks: Sequence[Any]) -> int | None:
-    """Number of batches between calls of any callback that have an effect: 0 without callbacks, None if it is unknown.
+    """Return the number of batches between calls of callbacks that have an effect: 0 without callbacks, None if it is unknown.
 
     A callback declares it with an attribute `every`, as `jfit.callback.Speedometer` does.  An inherited `every` is ignored,
     because the subclass may need every batch.
@@ -189,7 +195,10 @@ def callback_period(callbacks: Sequence[Any]) -> int | None:
 
 
 def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) -> bool:
-    """Whether EpochRunner supports this training: arrays in memory that fit on the devices, and only outputs with labels."""
+    """Return whether EpochRunner supports this training.
+
+    The arrays must be in memory and fit on the devices, and every output must have a label.
+    """
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
     parameters, model = passes.parameters, passes.programs.model

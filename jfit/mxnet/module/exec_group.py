@@ -30,7 +30,7 @@ class ExecGroup:
 
 
 class Gradient(NDArray):
-    """A gradient of one parameter on one device: reading returns the module's gradient, writing replaces it."""
+    """The gradient of one parameter on one device; reading its `value` returns the module's gradient, writing replaces that."""
 
     __slots__ = ("_device", "_name", "_passes")
 
@@ -39,7 +39,7 @@ class Gradient(NDArray):
 
     @property
     def value(self) -> Any:
-        """The gradient on this device; with several devices, of its rows only."""
+        """The gradient on this device; with several devices, that of this device's rows only."""
         return self._passes.gradient_slices(self._name)[self._device]
 
     @value.setter

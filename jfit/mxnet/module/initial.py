@@ -59,7 +59,10 @@ class Initial(NamedTuple):
         return {**params, **ones}, {n: aux_values[n] if n in aux_values else new[n] for n in self.aux}
 
     def validate(self, params: Mapping[str, Any], aux: Mapping[str, Any], extra: bool) -> tuple[Values, Values]:
-        """Check names and shapes of values passed by the user, and convert them to jax or numpy arrays of the right dtype."""
+        """Check values passed by the user, and return (parameters, auxiliary states) with the dtypes of the network.
+
+        A wrong shape raises ValueError, and so does an unknown name, which is ignored with `extra`.
+        """
         groups = []
         for kind, values, specs in (("arg_params", params, self.params), ("aux_params", aux, self.aux)):
             unknown = [n for n in values if n not in specs]
@@ -98,7 +101,7 @@ class Initial(NamedTuple):
         return draw_all(get(start), next_key(), described)
 
     def _run_in_place(self, initializer: Any, specs: Specs) -> Values:
-        """Initialize with an initializer of MXNet's signature, `initializer(desc, array)`, which writes into the array."""
+        """Return the values of the parameters `specs` from an initializer of MXNet's signature, which writes into arrays."""
         values = {}
         for name, spec in sorted(specs.items()):
             array = self.arrays.mutable(np.zeros(spec.shape, spec.dtype))

@@ -156,7 +156,7 @@ class Module(BaseModule):
         return self.parameters.state
 
     def _settle(self) -> None:
-        """Run pending passes, so that the state includes all calls so far."""
+        """Run the passes that are recorded but not computed yet, so that the state includes all calls so far."""
         if self.passes is not None:
             self.passes.flush()
 
@@ -210,7 +210,7 @@ class Module(BaseModule):
             self.optimizer_initialized = True
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Change the input shapes, keeping parameters and optimizer; programs are compiled once for each shape."""
+        """Change the input shapes in place, keeping parameters and optimizer; programs are compiled once for each shape."""
         require(self, "reshape", "binded")
         self.binding.reshape(data_shapes, label_shapes)
 
@@ -327,7 +327,7 @@ class Module(BaseModule):
             self._preload = None
 
     def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
-        """(key-value store or None, whether the store applies the optimizer)."""
+        """Return (key-value store or None, whether the store applies the optimizer)."""
         return stores.select(kvstore, len(self.binding.devices), params, make=self._make_store)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
@@ -409,7 +409,7 @@ class Module(BaseModule):
         self._feed_monitor("outputs" if train else "eval_outputs")
 
     def _inputs(self, data_batch: Any) -> dict[str, Any]:
-        """Convert a batch to inputs by name; reshapes the module if the batch has different shapes."""
+        """Return the inputs of a batch by name; reshapes the module if the batch has other shapes than the bound ones."""
         data, labels = self.binding.arrays_of(data_batch)
         descs, label_descs = self.binding.descriptions_of(data_batch, data, labels)
         if not same_shapes(descs, self.binding.data_shapes):
@@ -474,7 +474,7 @@ class Module(BaseModule):
         eval_metric.fold_dict(named_labels, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
 
     def _weights(self, outputs: Sequence[Any]) -> Any:
-        """Row weights for each output; None for an output without a row axis, such as a mean loss."""
+        """Return the row weights of each output; None for an output without a row axis, such as a mean loss."""
         if not self._pad:
             return None
         weight, rows = self.binding.metric_weights(self._pad), self.binding.rows
@@ -526,7 +526,7 @@ class Module(BaseModule):
         return runner
 
     def _uses_default_methods(self) -> bool:
-        """Whether neither a subclass nor an instance attribute overrides a method that `fit` calls for each batch."""
+        """Return whether neither a subclass nor an instance attribute overrides a method that `fit` calls for each batch."""
         names = ("forward", "backward", "update", "forward_backward", "update_metric", "prepare")
         inherited = all(getattr(type(self), n).__module__.startswith("jfit.") for n in names)
         return inherited and not any(n in vars(self) for n in names)
@@ -553,13 +553,16 @@ class Module(BaseModule):
         mon.install(self)
 
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(arguments, auxiliary states) by name, for a Monitor."""
+        """Return (arguments, auxiliary states), dicts of arrays by name, for a Monitor."""
         params, aux = self.parameters.arrays()
         values = {**self.passes.whole_inputs(), **params}
         return {n: values[n] for n in self.binding.arguments if n in values}, {n: aux[n] for n in self.binding.aux}
 
     def _feed_monitor(self, kind: str, *heads: Any) -> None:
-        """Pass the named arrays of the current pass to the monitor, if it samples this step."""
+        """Pass the named arrays of the current pass to the monitor, if it samples this step.
+
+        kind: as in `Passes.captured`.  heads: gradients with respect to the outputs, if they were passed to `backward`.
+        """
         mon = self._monitor
         if mon is None or not mon.active:
             return
@@ -600,7 +603,7 @@ class Module(BaseModule):
 
 
 def _parameters_of(module: Any) -> Parameters:
-    """The `Parameters` of the module passed as `shared_module`."""
+    """Return the `Parameters` of the module that was passed as `shared_module`."""
     if not (module.binded and module.params_initialized):
         raise ValueError("shared_module is not bound or has no parameters; call its bind() and init_params() first")
     return module.parameters

@@ -61,7 +61,10 @@ class Parameters:
         self._cached_indices: Any = None
 
     def next_pass_number(self, train: bool) -> int:
-        """Number of a new pass: counted since the last update for training passes, over all evaluations otherwise."""
+        """Return the number of a new pass, from which its random key is derived.
+
+        Training passes are counted since the last update, evaluations since the module was created.
+        """
         if train:
             self.passes += 1
             return self.passes - 1
@@ -97,17 +100,17 @@ class Parameters:
         self.state = self.state._replace(params=placed, aux=placed_aux)
 
     def stacked(self, tree: Any) -> Any:
-        """Replicate each array along a new leading device axis, split over the devices."""
+        """Return the arrays replicated along a new leading device axis, which is split over the devices."""
         host = counters.read(tree)  # sync: at most once an epoch, and only with kvstore=None
         return place_split(jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self.devices)), host), self.devices)
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Copies of (parameters, auxiliary states) on the first device; the mean over devices if they are separate."""
+        """Return copies of (parameters, auxiliary states) on the first device; the mean if each device has separate ones."""
         assert self.state is not None
         return _copies(self.state.params, self.split, self.devices), _copies(self.state.aux, False, self.devices)
 
     def replace_params(self, values: Mapping[str, Any]) -> None:
-        """Replace some parameters."""
+        """Replace the parameters in `values`; the others are unchanged."""
         assert self.state is not None
         self.state = self.state._replace(params={**self.state.params, **place(dict(values), self.devices)})
 
@@ -139,7 +142,7 @@ class Parameters:
         self.sync_multipliers()
 
     def _init_state(self, params: Mapping[str, Array]) -> OptState:
-        """Initial optimizer state, with one update count for all parameters (see `count_per_parameter`)."""
+        """Return the initial optimizer state, with one update count for all parameters (see `count_per_parameter`)."""
         assert self.optimizer is not None
         for weight in params.values():
             self.optimizer.check_weight(weight)
@@ -151,7 +154,7 @@ class Parameters:
         return state._replace(count=None if state.count is None else begin, lr_mult=None, wd_mult=None, shared=shared)
 
     def shared_scalars(self) -> dict[str, Array]:
-        """Optimizer state that all parameters share (such as Nadam's momentum schedule), scalars by name, on the devices."""
+        """Return the optimizer state that all parameters share (such as Nadam's momentum schedule), scalars by name."""
         state = self.state
         shared = state.opt_state.shared if state is not None and isinstance(state.opt_state, OptState) else None
         return {name: value[0] if self.split else value for name, value in (shared or {}).items()}
@@ -166,17 +169,20 @@ class Parameters:
             self.state = state._replace(opt_state=state.opt_state._replace(shared=shared))
 
     def turns(self, fixed_gammas: Sequence[str]) -> Any:
-        """The order in which MXNet updates the parameters of a graph, for optimizers whose result depends on it."""
+        """Return the order in which MXNet updates the parameters of a graph, as hyperparameters of the update rule.
+
+        Empty for optimizers whose result does not depend on the order.
+        """
         assert self.optimizer is not None
         return self.optimizer.hyper_for_names(self.names, self.update_on_kvstore, fixed_gammas)
 
     def resolved(self, fixed_gammas: Sequence[str]) -> PureOptimizer:
-        """The pure optimizer for the train step of a graph; its learning rate is `state.base_lr`."""
+        """Return the pure optimizer for the train step of a graph; its learning rate is `state.base_lr`."""
         assert self.optimizer is not None
         return self.optimizer.transform(self.turns(fixed_gammas))
 
     def index(self, name: str) -> Index:
-        """Optimizer index of a parameter: its name if the key-value store updates, else its number * devices."""
+        """Return the optimizer index of a parameter: its name if the key-value store updates, else its number * devices."""
         return name if self.update_on_kvstore else self.names.index(name) * len(self.devices)
 
     def begin_update(self, trainable: Sequence[str], updated: Sequence[str]) -> None:
@@ -196,7 +202,7 @@ class Parameters:
         self.passes = 0
 
     def begin_updates(self, count: int, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
-        """`begin_update` for `count` updates in a row; returns their learning rates, (count,) or (count, parameters)."""
+        """Call `begin_update` for `count` updates in a row; return their learning rates, (count,) or (count, parameters)."""
         rates = np.stack([self._count_update(trainable, updated) for _ in range(count)])
         if rates.ndim > 1 and self.state is not None and not np.array_equal(rates[0], self._rate):
             self.state = self.state._replace(base_lr=place(rates[0], self.devices))  # a loop's carry keeps its shape
@@ -205,7 +211,7 @@ class Parameters:
         return rates
 
     def _count_update(self, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
-        """Advance the counts by one update; returns its learning rate, or one per parameter if the schedule differs."""
+        """Advance the update counts by one; return the learning rate of this update, or one per parameter if they differ."""
         optimizer, indices = self.optimizer, self.indices(updated)
         assert optimizer is not None
         if not (optimizer.rate_before_count and optimizer.lr_scheduler is not None and optimizer.is_pure):
@@ -218,7 +224,7 @@ class Parameters:
         return np.asarray([rates[name] for name in sorted(trainable)], np.float32)
 
     def indices(self, trainable: Sequence[str] | None = None) -> list[Index]:
-        """Optimizer indices of the parameters, in the order of their sorted names (cached)."""
+        """Return the optimizer indices of the parameters, in the order of their sorted names (cached)."""
         names = self.trainable if trainable is None else trainable
         cached = self._cached_indices
         if cached is None or cached[0] is not names or cached[1:3] != (self.update_on_kvstore, self.names):
@@ -241,7 +247,10 @@ class Parameters:
             self.state = self.state._replace(opt_state=old._replace(lr_mult=lr, wd_mult=wd))
 
     def _multiplier(self, values: np.ndarray, old: Any, separate: bool = False) -> Any:
-        """Put multipliers on the devices, in the order of sorted names; None while all have always been 1 (no cost)."""
+        """Return multipliers on the devices, in the order of sorted names; None while all have always been 1 (no cost).
+
+        old: the present multipliers.  separate: one array per parameter instead of one vector.
+        """
         if old is None and (np.asarray(values) == 1).all():
             return None
         multipliers: Any = np.asarray(values, np.float32)
@@ -250,7 +259,7 @@ class Parameters:
 
     # -------------------------------------------------------------------------------- a part of the parameters
     def view(self, params: Sequence[str], aux: Sequence[str], trainable: Sequence[str]) -> TrainState:
-        """The part of the TrainState that one of several graphs uses; the whole state if it uses all parameters."""
+        """Return the part of the TrainState that one of several graphs uses; the whole state if it uses all parameters."""
         state = self.state
         assert state is not None
         if self._whole(state, params, aux, trainable):
@@ -263,7 +272,7 @@ class Parameters:
         return part._replace(local=local)
 
     def _whole(self, state: TrainState, params: Collection[str], aux: Collection[str], trainable: Collection[str]) -> bool:
-        """Whether a graph uses all parameters, and updates all that the optimizer has state for."""
+        """Return whether a graph uses all parameters, and updates all that the optimizer has state for."""
         same = len(params) == len(state.params) and len(aux) == len(state.aux)
         return same and (state.opt_state == () or len(trainable) == len(self.trainable))
 
@@ -291,13 +300,19 @@ class Parameters:
         return out
 
     def materialize_pending(self, except_for: Any = None) -> None:
-        """Compute pending outputs of all other graphs before the parameters change: outputs use the values at `forward`."""
+        """Compute the pending outputs of all graphs but `except_for`, because the parameters are about to change.
+
+        Outputs are those of the parameters at the time of `forward`.
+        """
         for passes in list(self.waiting):
             if passes is not except_for:
                 passes.materialize_outputs()
 
     def count_per_parameter(self) -> TrainState:
-        """Replace a common update count by one per parameter, which graphs with only some of the parameters need."""
+        """Replace a common update count in the state by one per parameter, and return the state.
+
+        Graphs with only some of the parameters need this.
+        """
         state = self.state
         assert state is not None
         if not isinstance(state.opt_state, OptState) or state.opt_state.count is None:
@@ -346,7 +361,7 @@ def _mean(tree: Any) -> Any:
 
 
 def _copies(tree: dict[str, Array], split: bool, devices: Sequence[Any]) -> dict[str, Array]:
-    """Copies (new buffers) on the first device."""
+    """Return copies (new buffers) on the first device; the mean over devices if `split`."""
     arrays = _mean(tree) if split else tree
     if len(devices) > 1:
         arrays = {k: v.addressable_data(0) for k, v in arrays.items()}

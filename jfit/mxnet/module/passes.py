@@ -96,7 +96,7 @@ class Passes:
         self._outputs, self._backward = None, None
 
     def outputs(self) -> tuple[Array, ...]:
-        """Outputs of the last forward pass; with a leading device axis if there are several devices."""
+        """Return the outputs of the last forward pass, with a leading device axis if there are several devices."""
         at = self._last_pass()
         if self._outputs is None and self._backward is not None:
             self.flush()
@@ -126,13 +126,13 @@ class Passes:
             counters.wait(fence)  # sync: the host waits for the dispatch 8 before this one
 
     def merged(self, without: int = 0) -> list[Array]:
-        """Outputs for the whole batch, without its last `without` rows."""
+        """Return the outputs for the whole batch, without its last `without` rows."""
         outputs, last, rows = self.outputs(), self._last_pass(), self._rows()
         whole = list(merge_slices(outputs, rows, last.counts)) if len(last.counts) > 1 else list(outputs)
         return [_drop_rows(out, where, sum(last.counts), without) for out, where in zip(whole, rows, strict=True)]
 
     def whole_inputs(self) -> dict[str, Any]:
-        """Inputs of the last forward pass for the whole batch, without padding rows."""
+        """Return the inputs of the last forward pass for the whole batch by name, without padding rows."""
         if self._pass is None:
             return {}
         axes, counts, inputs = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
@@ -173,14 +173,17 @@ class Passes:
         return [ordered] if devices == 1 else [{n: v[d] for n, v in ordered.items()} for d in range(devices)]
 
     def sliced(self) -> list[list[Array]]:
-        """For each output, a list with the slice of each device."""
+        """Return for each output a list with the slice of each device."""
         outputs, at = self.outputs(), self._last_pass()
         if len(at.counts) == 1:
             return [[out] for out in outputs]
         return [self._per_device(out, where, at.counts) for out, where in zip(outputs, self._rows(), strict=True)]
 
     def _per_device(self, out: Array, where: MaybeLayout, counts: Sequence[int]) -> list[Array]:
-        """The slice of each device without padding rows, placed on that device."""
+        """Return the slice of each device without padding rows, placed on that device.
+
+        where: `RowLayout` of the output: which of its axes has the batch rows.  counts: number of rows of each device.
+        """
         pieces = slices_of(out, where, counts)
         return [jax.device_put(piece, device) for piece, device in zip(pieces, self.parameters.devices, strict=True)]
 
@@ -270,18 +273,18 @@ class Passes:
             self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
 
     def read_gradients(self) -> dict[str, Array]:
-        """The gradients by name as dense arrays, after running a pending backward pass."""
+        """Return the gradients by name as dense arrays, after running a pending backward pass."""
         self.flush()
         self.gradients.update({n: dense_gradient(self.parameters, n, g) for n, g in self.gradients.items()})
         return self.gradients
 
     def discard_results(self) -> None:
-        """Drop outputs and gradients, because EpochRunner runs further steps, which do not keep theirs."""
+        """Drop outputs and gradients, because EpochRunner runs further steps without keeping their outputs and gradients."""
         self._pass, self._outputs, self._backward = None, None, None
         self.gradients.clear()
 
     def gradient_slices(self, name: str) -> list[Array]:
-        """The gradient of a parameter on each device; zeros before the first backward pass."""
+        """Return the gradient of a parameter on each device, a list; zeros before the first backward pass."""
         gradients = self.read_gradients()
         devices = len(self.parameters.devices)
         if name not in gradients:
@@ -292,12 +295,12 @@ class Passes:
         return [gradients[name]] if devices == 1 else list(gradients[name])
 
     def input_gradient(self, name: str) -> list[Array]:
-        """The gradient of an input on each device, without padding rows."""
+        """Return the gradient of an input on each device, a list, without padding rows."""
         gradient, at = self._input_gradient(name)
         return [gradient] if len(at.counts) == 1 else self._per_device(gradient, self._input_rows(name), at.counts)
 
     def whole_input_gradient(self, name: str) -> Array:
-        """The gradient of an input for the whole batch, without copying it to the host."""
+        """Return the gradient of an input for the whole batch, without copying it to the host."""
         gradient, at = self._input_gradient(name)
         return gradient if len(at.counts) == 1 else merge_slices((gradient,), (self._input_rows(name),), at.counts)[0]
 
@@ -311,7 +314,7 @@ class Passes:
         return RowLayout(self.programs.model.batch_axes.get(name, 0), 1, max(self._last_pass().counts), 1)
 
     def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
-        """Replace a gradient by one array for each device."""
+        """Replace the gradient of a parameter by `slices`, one array for each device."""
         self.flush()
         values = [jnp.asarray(s) for s in slices]
         devices = self.parameters.devices
@@ -319,7 +322,7 @@ class Passes:
 
     # -------------------------------------------------------------------------------- update
     def update(self) -> None:
-        """Update the parameters: one program with the pending forward and backward pass, or from computed gradients."""
+        """Update the parameters: in one program with pending forward and backward passes, or from gradients computed before."""
         parameters = self.parameters
         optimizer = parameters.optimizer
         assert optimizer is not None
@@ -382,12 +385,12 @@ class Passes:
         parameters.passes = 0
 
     def view(self) -> TrainState:
-        """The part of the TrainState that this graph uses."""
+        """Return the part of the shared TrainState that this graph uses."""
         return self.parameters.view(self.params, self.aux, self.trainable)
 
 
 def _to_program_devices(tree: Any, devices: Sequence[Any]) -> Any:
-    """Move arrays committed to other devices, such as outputs of another module, to the devices of the programs."""
+    """Return the arrays on `devices`; those committed to other devices, such as outputs of another module, are moved."""
     where = sharding(devices, split=True)
     return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
 
@@ -398,7 +401,10 @@ def _add(a: Array, b: Array) -> Array:
 
 
 def device_shapes(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of each input on one device, for the longest slice."""
+    """Return the shape and dtype of each input on one device, for the largest slice.
+
+    axes: batch axis by input name, for those where it is not axis 0.
+    """
     size, longest, specs = rows(batch, axes), max(counts), {}
     for name, value in batch.inputs.items():
         shape, axis = list(np.shape(value)), axes.get(name, 0)
@@ -409,7 +415,7 @@ def device_shapes(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) 
 
 
 def _drop_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
-    """Remove the last `without` rows of the batch from an output."""
+    """Return an output without the last `without` of its `rows` rows; `where` is its `RowLayout` (the axis of the rows)."""
     if not without or not out.ndim:
         return out
     if isinstance(where, RowLayout) and where.before == 1:
@@ -418,13 +424,13 @@ def _drop_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array
 
 
 def _blocked(model: Model, index: int) -> bool:
-    """Whether an output blocks gradients (BlockGrad), so that it needs no head gradient."""
+    """Return whether output `index` blocks gradients (BlockGrad), so that it needs no head gradient."""
     symbol = model.symbol
     return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"
 
 
 def dense_gradient(parameters: Parameters, name: str, gradient: Any) -> Any:
-    """Convert a SparseRows gradient to a dense array, with a leading device axis if there are several devices."""
+    """Return a gradient as a dense array (it may be SparseRows), with a leading device axis if there are several devices."""
     if not is_rows(gradient):
         return gradient
     assert parameters.state is not None
@@ -461,12 +467,15 @@ class Programs:
         self._plans: dict[Any, Plan] = {}
 
     def axes(self) -> tuple[int | None, TrainState]:
-        """vmap-style axes of (parameters, TrainState): 0 for arrays that have a leading device axis, None if replicated."""
+        """Return the axes of (parameters, TrainState) as for vmap: 0 for a leading device axis, None for replicated arrays."""
         axis = 0 if self.parameters.split else None
         return axis, TrainState(None, axis, None, axis, None, None, None, 0)  # type: ignore[arg-type]
 
     def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
-        """Return the cached program of `key`, compiled on first use from `make() -> (function, in_axes, out_axes)`."""
+        """Return the cached program of `key`; at its first use it is compiled from `make()`, (function, in_axes, out_axes).
+
+        name: name of the program.  donate: indices of the arguments whose buffers it may reuse.
+        """
         key = (key, self.parameters.split)
         if key not in self._compiled:
             fn, in_axes, out_axes = make()
@@ -474,7 +483,7 @@ class Programs:
         return self._compiled[key]
 
     def forward(self, train: bool) -> Program:
-        """Program (params, aux, batch, key, step, number) -> outputs with a leading device axis."""
+        """Return the program (params, aux, batch, key, step, number) -> outputs with a leading device axis."""
 
         def make():
             return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
@@ -482,7 +491,10 @@ class Programs:
         return self.compiled(("forward", train), make, "forward")
 
     def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
-        """Program (params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux)."""
+        """Return the program (params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux).
+
+        wrt: names to differentiate with respect to.  heads: whether it takes head gradients (those of the outputs).
+        """
 
         def make():
             axis = self.axes()[0]
@@ -492,7 +504,7 @@ class Programs:
         return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
 
     def step(self) -> Program:
-        """Program (state, batch, rescale) -> (state, StepOut): one whole training step; donates the state."""
+        """Return the program (state, batch, rescale) -> (state, StepOut), one whole training step; it donates the state."""
 
         def make():
             def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
@@ -507,12 +519,12 @@ class Programs:
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
     def raw_step(self, rescale: Any, **options: Any) -> Any:
-        """`jfit.step.train_step` with the module's optimizer and gradient reduction."""
+        """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction."""
         optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
         return train_step(self.model, optimizer, rescale=rescale, reduce=reduce, **options)
 
     def update(self) -> Program:
-        """Program (state, gradients with a leading device axis, rescale) -> state; donates the state."""
+        """Return the program (state, gradients with a leading device axis, rescale) -> state; it donates the state."""
 
         def make():
             def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
@@ -527,13 +539,13 @@ class Programs:
         return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
 
     def setting(self) -> Any:
-        """Hyperparameters that are constants of the compiled update; part of its cache key."""
+        """Return the hyperparameters that are constants of the compiled update; part of its cache key."""
         optimizer = self.parameters.optimizer
         assert optimizer is not None
         return optimizer.hyper_key(self.parameters.turns(self.fixed_gammas)), self.parameters.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:
-        """The row axes of the outputs, for these input shapes on one device (cached)."""
+        """Return the `Plan` (which axis of each output has the batch rows) for these input shapes on one device; cached."""
         key = tuple((k, tuple(v.shape), str(v.dtype)) for k, v in inputs.items())
         if key not in self._plans:
             self._plans[key] = self.model.plan(inputs)

@@ -138,7 +138,7 @@ class PythonModule(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Mark the (nonexistent) parameters as initialized; a subclass with parameters overrides this method."""
+        """Mark the parameters as initialized, of which there are none; a subclass with parameters overrides this method."""
         self.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -185,7 +185,10 @@ class SequentialModule(BaseModule):
         self.params_initialized = True
 
     def _check_names(self, arg_params: Any, aux_params: Any, allow_extra: bool) -> None:
-        """Check that no two modules have a parameter of the same name, and that every passed name exists."""
+        """Raise AssertionError if two modules have a parameter of the same name, ValueError if a passed name is unknown.
+
+        allow_extra: ignore unknown names.
+        """
         owners: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for at, module in enumerate(self._modules):
             for owner, tree in zip(owners, module.get_params(), strict=True):
@@ -294,7 +297,10 @@ class SequentialModule(BaseModule):
 
 
 def _renamed(names: list[str], shapes: Any, at: int) -> list[DataDesc]:
-    """Rename the descriptions of the previous outputs to a module's data names, by position."""
+    """Return descriptions of the previous module's outputs under the data names of the next module, by position.
+
+    at: position of that module in the chain, for the error message.
+    """
     assert len(names) == len(shapes), (
         f"layer {at} takes {len(names)} data arrays {names}, but the previous one has {len(shapes)}: {[s[0] for s in shapes]}"
     )
@@ -303,7 +309,7 @@ def _renamed(names: list[str], shapes: Any, at: int) -> list[DataDesc]:
 
 
 def _descriptions(module: Any, arrays: list[Any]) -> list[DataDesc]:
-    """`provide_data` of the batch for the next module, under that module's data names."""
+    """Return the descriptions of `arrays`, the data of the next module, under that module's data names."""
     bound = {d[0]: d for d in module.data_shapes}
     like = {name: d if isinstance(d, DataDesc) else None for name, d in bound.items()}
     return [desc_of(name, array, like.get(name)) for name, array in zip(module.data_names, arrays, strict=True)]

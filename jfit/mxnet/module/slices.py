@@ -19,7 +19,9 @@ from jfit.parallel.devices import merge_row_axis, split_batch, split_row_axis, s
 
 
 def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | None = None) -> Batch:
-    """Split a batch into `counts[d]` rows for device d; shorter slices are padded by repeating rows with weight 0.
+    """Return the batch split into `counts[d]` rows for device d, (devices, slots, ...) with slots = max(counts).
+
+    Shorter slices are padded by repeating rows with weight 0.  axes: batch axis by input name, where it is not axis 0.
 
     Example:
         >>> import numpy as np
@@ -50,7 +52,10 @@ def split_slices(batch: Batch, counts: Sequence[int], axes: Mapping[str, int] | 
 
 @functools.lru_cache(maxsize=64)
 def row_table(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """(row index of each slot, its weight: 1, or 0 for padding), both (devices, slots); slots = max(counts)."""
+    """Return (row index of each slot, weight of the slot), both (devices, slots) with slots = max(counts).
+
+    The weight is 1, or 0 for padding.
+    """
     starts, longest = np.cumsum([0, *counts[:-1]]), max(counts)
     table = np.stack([start + np.arange(longest) % count for start, count in zip(starts, counts, strict=True)])
     return table, np.stack([(np.arange(longest) < count) for count in counts]).astype(np.float32)
@@ -71,7 +76,10 @@ def merge_slices(
 
 
 def slices_of(out: jax.Array, where: MaybeLayout, counts: Sequence[int]) -> list[jax.Array]:
-    """Split a per-device output (leading device axis) into one array for each device, without its padding rows."""
+    """Split a per-device output (leading device axis) into one array for each device, without its padding rows.
+
+    where: `RowLayout` of the output (which axis has the rows), else it has no rows and only the device axis is split.
+    """
     if not isinstance(where, RowLayout):
         return [jnp.atleast_1d(piece) for piece in out]
     return [merge_row_axis(split_row_axis(p, where), where.axis, count) for p, count in zip(out, counts, strict=True)]

@@ -22,7 +22,7 @@ from jfit.parallel import place, place_split
 
 
 def save_states_of(parameters: Parameters, fname: str) -> None:
-    """Write the optimizer state of `parameters` to a file."""
+    """Write the optimizer state of `parameters` to the file `fname`, in MXNet's format."""
     optimizer = parameters.optimizer
     assert optimizer is not None
     if parameters.updater is not None:
@@ -53,7 +53,7 @@ def load_states_into(parameters: Parameters, fname: str) -> None:
 
 
 def export_states(parameters: Parameters) -> tuple[dict[Index, Any], dict[Index, int]]:
-    """(state by index, update count by index) in MXNet's structure; fixed gammas have their initial state."""
+    """Return (state by index, update count by index) in MXNet's structure; fixed gammas have their initial state."""
     optimizer, state = parameters.optimizer, parameters.state
     assert optimizer is not None and state is not None
     devices, on_store = len(parameters.devices), parameters.update_on_kvstore
@@ -121,7 +121,10 @@ def _import_counts(parameters: Parameters, saved: Mapping[Index, int], num_updat
 
 
 def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any], old: Array | None) -> Any:
-    """Put one slot of a parameter on the devices, with the shape and dtype of `old`; zeros if the file has no value."""
+    """Return one slot of a parameter on the devices, with the shape and dtype of `old`; zeros if the file has no value.
+
+    column: the saved value of each device, or one for all.  old: the present value; None if the slot is not stored.
+    """
     if old is None:
         return None
     shape = old.shape[1:] if parameters.split else old.shape

@@ -102,7 +102,7 @@ class SVRGModule(Module):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """Bind as `Module.bind`; for training also the snapshot module."""
+        """Bind the module, as `Module.bind`; for training also the module with the snapshot parameters."""
         super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
         if for_training:
             shared = getattr(shared_module, "_mod_aux", None)
@@ -161,7 +161,7 @@ class SVRGModule(Module):
         return np.zeros(spec.shape, jnp.promote_types(spec.dtype, jnp.float32))
 
     def _slices_of(self, slices: Sequence[Any]) -> Array:
-        """Put one array on each device, in the layout of gradients (a leading device axis if there are several devices)."""
+        """Return one array per device in the layout of gradients (with a leading device axis if there are several devices)."""
         host = [np.asarray(s) for s in counters.read(list(slices))]  # sync: once a full gradient
         return place(host[0], self.binding.devices) if self._ctx_len == 1 else place_split(np.stack(host), self.binding.devices)
 
@@ -180,7 +180,7 @@ class SVRGModule(Module):
     # -------------------------------------------------------------------------------- the full gradient
     @property
     def _param_dict(self) -> list[dict[str, Any]]:
-        """For each device, a dict of mu by name."""
+        """List with a dict of mu (the full gradient) by name for each device."""
         per_device = {n: [v] if self._ctx_len == 1 else list(v) for n, v in self._full.items()}
         return [{n: self.arrays.wrap(v[k]) for n, v in per_device.items()} for k in range(self._ctx_len)]
 
@@ -215,7 +215,7 @@ class SVRGModule(Module):
         self._up_to_date = True
 
     def _accumulate_kvstore(self, key: str, value: Sequence[Any]) -> None:
-        """Sum a full gradient over devices with the key-value store, and distribute the sum to the devices."""
+        """Sum a full gradient over devices with the key-value store, and store the sum with `_allocate_gradients`."""
         self._kvstore.push(key + FULL, list(value))
         self._kvstore._barrier()
         if hasattr(value[0], "value"):
@@ -229,7 +229,7 @@ class SVRGModule(Module):
         self._full = {**self._full, key: self._slices_of([as_array(v) / self._ctx_len for v in value[: self._ctx_len]])}
 
     def _update_svrg_gradients(self) -> None:
-        """g <- g - g~ + mu, for the gradients of the last backward pass of both modules."""
+        """Replace the gradients g of the last backward pass by g - g~ + mu, g~ those of the snapshot module."""
         gradients, at_snapshot = self.passes.read_gradients(), {}
         if self._mod_aux.params_initialized:
             at_snapshot = self._mod_aux.passes.read_gradients()
@@ -248,7 +248,7 @@ class SVRGModule(Module):
         train_data.reset()
 
     def _end_epoch(self, train_data: Any) -> None:
-        """Do nothing: `_begin_epoch` resets the data."""
+        """Do nothing: the data is reset in `_begin_epoch` instead of here."""
 
     def _epoch_metrics(self, eval_metric: Any) -> list[tuple[str, float]]:
         return eval_metric.get_name_value()
@@ -259,7 +259,7 @@ class SVRGModule(Module):
     # -------------------------------------------------------------------------------- files
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
-        """Load as `Module.load`: an SVRGModule if `update_freq=` is passed, else a Module, as in MXNet."""
+        """Create a module from checkpoint files, as `Module.load`: an SVRGModule if `update_freq=` is passed, else a Module."""
         if "update_freq" not in kwargs:
             return cls._aux_class.load(prefix, epoch, load_optimizer_states, **kwargs)
         return super().load(prefix, epoch, load_optimizer_states, **kwargs)

@@ -91,7 +91,7 @@ def capture_outputs(
 
 
 class _Probe(NamedTuple):
-    """An input of a node whose gradient is captured: its name in the results, and the entry that feeds it."""
+    """An input of a node whose gradient is captured: the name of the gradient, and the node output that feeds the input."""
 
     name: str
     entry: Entry
@@ -145,7 +145,7 @@ def _input_names(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
 
 
 def _named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[str, Entry]]:
-    """(name, entry) of the outputs (and inputs) of each operator, in topological order."""
+    """Yield (name, entry) of the outputs of each operator, in topological order; with `monitor_all` also of the inputs."""
     for node in topological(symbol.heads):
         if node.op is None:
             continue
@@ -155,7 +155,10 @@ def _named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[str, Ent
 
 
 def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tuple[int, int], _Probe]:
-    """Probes by (id of the node, number of the input)."""
+    """Return the `_Probe` of each operator input whose gradient is captured, by (id of the node, number of the input).
+
+    optional: names of variables that are omitted, such as initial states of an RNN that default to zeros.
+    """
     order = topological(symbol.heads)
     slots = [n.inputs[n.input_names().index(n.op.label)] for n in order if n.op and n.op.label]
     labels = {id(n) for n in topological(slots)}  # nodes that only compute labels, such as a reshape, have no gradient
@@ -174,7 +177,10 @@ def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tupl
 
 
 def _probed(node: Node, inputs: tuple[Entry, ...], probes: dict[tuple[int, int], _Probe]) -> Node | None:
-    """The node with zeros added to its probed inputs, or None without probes; random keys depend on its name, which is kept."""
+    """Return the node with zeros added to its inputs that have a probe, or None if none has.
+
+    The node keeps its name, because random keys are derived from it.
+    """
 
     def added(at: int, entry: Entry) -> Entry:
         probe = probes.get((id(node), at))

@@ -77,7 +77,7 @@ class Monitor:
             exe.set_monitor_callback(self.stat_helper, self.monitor_all)
 
     def stat_helper(self, name: Any, array: Any) -> None:
-        """Add one array; registered as callback of executors."""
+        """Queue the statistic of one array; this is the callback that executors call with (name, array)."""
         self.collect({name.decode() if isinstance(name, bytes) else str(name): array})
 
     def collect(self, arrays: Mapping[str, Any]) -> None:
@@ -113,24 +113,24 @@ class Monitor:
         return sorted(results, key=lambda item: item[1]) if self.sort else results
 
     def toc_print(self) -> None:
-        """Call `toc` and log one line for each result."""
+        """End a step as `toc` does, and log one line for each result."""
         for step, name, text in self.toc():
             logging.info("Batch: %s", f"{step:7d} {name:30s} {text:s}")
 
     def _as_mutable(self, array: Any) -> Any:
-        """The array as the mutable array (NDArray in `jfit.mx`) that a user's `stat_func` expects."""
+        """Return the array as the mutable array (NDArray in `jfit.mx`) that a user's `stat_func` expects."""
         return array if isinstance(array, self.arrays.mutable) else self.arrays.mutable(array)
 
 
 def _variables(exe: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """(arguments, auxiliary states) by name of a module or an executor."""
+    """Return (arguments, auxiliary states), dicts of arrays by name, of a module or an executor."""
     if hasattr(exe, "monitored"):
         return exe.monitored()
     return (exe.arg_dict, exe.aux_dict) if hasattr(exe, "arg_dict") else exe.get_params()
 
 
 def _rms_values(arrays: Sequence[Any]) -> list[Array]:
-    """‖x‖ / √size of each array, with one dispatch for all arrays on the same devices."""
+    """Return ‖x‖ / √size of each array, with one dispatch for all arrays on the same devices."""
     results: list[Any] = [None] * len(arrays)
     places = [frozenset(a.sharding.device_set) if isinstance(a, jax.Array) and a.committed else None for a in arrays]
     for place in dict.fromkeys(places):
@@ -147,6 +147,6 @@ def _norms(arrays: list[Array]) -> list[Array]:
 
 
 def _text(values: Sequence[Any]) -> str:
-    """Format the values as MXNet does, with a tab after each."""
+    """Return the values as text, formatted as MXNet does, with a tab after each."""
     arrays = [np.asarray(v) for v in values]
     return "".join(str(a.reshape(-1)[0] if a.shape in ((), (1,)) else a) + "\t" for a in arrays)

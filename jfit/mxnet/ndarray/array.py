@@ -65,7 +65,7 @@ class NDArray(MutableArray):
 
     @property
     def T(self) -> NDArray:
-        """A copy with the axes reversed."""
+        """A copy of the array with its axes reversed."""
         return self.transpose()
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class NDArray(MutableArray):
 
     def __index__(self) -> int:
         if not issubclass(self.dtype, np.integer):
-            raise TypeError(f"only an integer array can be used as an index, this one has dtype {self.dtype.__name__}")
+            raise TypeError(f"only an integer array can be used as an index, found {self.dtype.__name__}; use .astype('int32')")
         return int(self.asscalar())
 
     def __iter__(self) -> Iterator[NDArray]:
@@ -114,7 +114,7 @@ class NDArray(MutableArray):
         return self.asnumpy().reshape(())[()]
 
     def item(self) -> Any:
-        """Return the value of an array of size 1 as a Python number; waits for the computation."""
+        """Return the value of an array of size 1 as a Python number, after waiting for it; other sizes raise ValueError."""
         return self.asscalar().item()
 
     def wait_to_read(self) -> None:
@@ -143,7 +143,7 @@ class NDArray(MutableArray):
         return NDArray(jax.device_put(self.copy().value, Context(other).device))
 
     def as_in_context(self, context: Context) -> NDArray:
-        """Return the array itself if it is on this device already, otherwise a copy on the device."""
+        """Return the array itself if it is on the device `context` already, otherwise a copy on that device."""
         return self if self.context == tuple(context) else self.copyto(context)
 
     as_in_ctx = as_in_context
@@ -215,7 +215,7 @@ class NDArray(MutableArray):
         return View(self, lambda value: value.reshape(target), lambda value: self.__setitem__(ALL, value.reshape(self.shape)))
 
     def reshape_like(self, other: NDArray) -> NDArray:
-        """Return a view in the shape of another array."""
+        """Return a view in the shape of `other`."""
         return self.reshape(other.shape)
 
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
@@ -282,7 +282,7 @@ class NDArray(MutableArray):
 
 
 class View(NDArray):
-    """A view of another NDArray, made by basic indexing or `reshape`: reads follow the base, writes go into it."""
+    """A view of another NDArray, made by basic indexing or `reshape`: it has the base's values, and writes change the base."""
 
     __slots__ = ("_base", "_cached", "_get", "_put")
 
@@ -292,7 +292,7 @@ class View(NDArray):
 
     @property
     def value(self) -> Any:
-        """The values of the view; recomputed after a write to the base."""
+        """The values of the view; computed again after a write to the base."""
         whole = self._base.value
         if self._cached[0] is not whole:
             self._cached = (whole, self._get(whole))
@@ -342,7 +342,7 @@ def copy_as(value: Any, dtype: Any, ctx: Any = None) -> Any:
 
 
 def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None) -> Any:
-    """Run one operator on arrays and return NDArrays; see `jfit.mxnet.ndarray.invoke.invoke`.
+    """Run one operator on arrays and return NDArrays.
 
     Args:
         name: name of any registered operator.
@@ -393,7 +393,7 @@ def _key(key: Any) -> Any:
 
 
 def _in_range(key: Any, shape: tuple[int, ...]) -> Any:
-    """Return the index if it is in range (JAX would clamp it silently), otherwise raise IndexError."""
+    """Return the index unchanged if it is in range (JAX would clamp it silently), otherwise raise IndexError."""
     parts = key if isinstance(key, tuple) else (key,)
     axis, spare = 0, len(shape) - sum(p is not None and p is not Ellipsis for p in parts)
     if spare < 0:

@@ -126,7 +126,7 @@ def _stack_and_pad(parts: Sequence[NDArray], length: int) -> NDArray:
 
 
 def _flatten(value: Any) -> tuple[list[NDArray], Any]:
-    """Flatten nested lists of NDArrays: (arrays, structure), with structure None for one array and a list for a list."""
+    """Return (arrays, structure) of nested lists of NDArrays; structure is None for one array and a list for a list."""
     if isinstance(value, NDArray):
         return [value], None
     if not isinstance(value, (list, tuple)):

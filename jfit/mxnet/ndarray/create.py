@@ -358,7 +358,9 @@ def load_frombuffer(buf: bytes) -> Any:
 
 
 def as_ndarrays(value: Any) -> Any:
-    """Convert NumPy arrays and sparse records to new NDArrays of the same dtype, also inside lists and dicts; None stays None.
+    """Return new NDArrays of NumPy arrays and sparse records, with the same dtypes, also inside lists and dicts.
+
+    None is returned unchanged.
 
     Example:
         >>> [a.shape for a in as_ndarrays([np.zeros(2), np.zeros((2, 3))])]

@@ -88,7 +88,7 @@ def _compiled(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
 
 
 def _integers_to_float(op: Op, arrays: Sequence[Any]) -> list[Any]:
-    """Cast integer inputs to the dtype of the first float input, for operators whose inputs must share one dtype."""
+    """Cast integer arrays to the dtype of the first float array, if the inputs of `op` must share one dtype."""
     floats = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)]
     if not floats or op.types is not None:
         return list(arrays)
@@ -107,7 +107,7 @@ def _write_out(results: list[MutableArray], out: Any) -> Any:
 
 
 def with_number(name: str, array: Any, scalar: Any) -> jax.Array:
-    """Apply the operator `name` (`_plus_scalar`, ...) to an array and a number; the result has the array's dtype.
+    """Return the result of operator `name` (`_plus_scalar`, ...) for an array and a number, in the array's dtype.
 
     Example:
         >>> with_number("_rminus_scalar", np.array([1.0, 2.0]), 5).tolist()
@@ -175,7 +175,10 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
 
 
 def _order_inputs(op: Op, arrays: list[Any], named: dict[str, Any], attrs: dict[str, Any]) -> list[Any]:
-    """Merge positional and keyword arrays into one list in the order of the operator's inputs."""
+    """Return positional and keyword arrays as one list in the order of the operator's inputs.
+
+    named: arrays passed by input name.
+    """
     if not named:
         return arrays
     num_args = {op.variadic: len(arrays) + len(named)} if op.variadic else {}

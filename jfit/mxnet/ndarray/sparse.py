@@ -54,7 +54,7 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def dtype(self) -> Any:
-        """NumPy scalar type."""
+        """Dtype of the stored values, a NumPy scalar type."""
         return np.dtype((self._record.data if self._record is not None else self._dense).dtype).type
 
     @property
@@ -63,7 +63,7 @@ class BaseSparseNDArray(NDArray):
         return NDArray(self.record.data)
 
     def copy(self) -> NDArray:
-        """Return a copy with the same storage type."""
+        """Return a copy in a new buffer, with the same storage type (sparse)."""
         return type(self)(self.record)
 
     def tostype(self, stype: str) -> Any:
@@ -92,7 +92,7 @@ class CSRNDArray(BaseSparseNDArray):
 
     @property
     def indptr(self) -> NDArray:
-        """Start of each row in `data`, (rows + 1,) int64."""
+        """Index in `data` of the first value of each row, (rows + 1,) int64."""
         return NDArray(self.record.aux[0])
 
     @property
@@ -123,7 +123,7 @@ class RowSparseNDArray(BaseSparseNDArray):
 
     @property
     def by_rows(self) -> SparseRows:
-        """The stored rows as `SparseRows`, for an optimizer.
+        """Return the stored rows as `SparseRows`, the form that optimizers of jfit accept.
 
         The number of rows is padded to a power of two to limit recompilation; padding rows have an out-of-range index.
         """
@@ -133,12 +133,12 @@ class RowSparseNDArray(BaseSparseNDArray):
         return SparseRows(jnp.asarray(np.pad(indices, (0, padding), constant_values=self.shape[0])), jnp.asarray(values))
 
     def retain(self, indices: Any) -> RowSparseNDArray:
-        """Keep only these of the stored rows; see `mx.nd.sparse.retain`."""
+        """Return an array with only those stored rows whose index is in `indices`; the other rows are zeros."""
         return retain(self, indices)
 
 
 def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
-    """Keep only those stored rows of a row-sparse array whose index is in `indices`.
+    """Return an array with only those stored rows of `data` whose index is in `indices`; the other rows are zeros.
 
     Args:
         data: row-sparse array.

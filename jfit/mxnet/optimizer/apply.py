@@ -44,9 +44,7 @@ def rule_of(hyper_key: Any) -> Any:
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """Names of the slots (per-parameter optimizer state) in MXNet's storage order.
-
-    An `OptState` returned by a jitted function has its slots sorted by name instead (JAX sorts dict keys).
+    """Return the names of the slots (per-parameter optimizer state) in MXNet's storage order.
 
     Args:
         optimizer: an `Optimizer` with a rule of `jfit.optim`.
@@ -63,7 +61,7 @@ def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def new_state(optimizer: Optimizer, weight: Any) -> Slots:
-    """Initial value of every slot, on the device of the weight; float32 for 16-bit weights.
+    """Return the initial value of every slot of a parameter, on the device of the weight; float32 for 16-bit weights.
 
     The master slot is None for weights of 32 or more bits.
     """
@@ -134,7 +132,7 @@ def apply_update(
 
 
 def gradient_of(box: Any) -> Any:
-    """The gradient as an array, or as `SparseRows` if it is stored as a row_sparse gradient."""
+    """Return the gradient as an array, or as `SparseRows` if it is a MutableArray with row_sparse storage."""
     rows = getattr(box, "by_rows", None)
     return as_array(box) if rows is None else rows
 
@@ -169,7 +167,7 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
 
 
 def put_like(value: Any, weight: Any) -> Array:
-    """The value on the weight's device, committed if the weight is."""
+    """Return `value` on the weight's device, committed if the weight is."""
     # A mix of committed and uncommitted arguments would compile the update twice.
     value = jnp.asarray(value)
     return jax.device_put(value, weight.sharding) if getattr(weight, "committed", False) else value
@@ -249,7 +247,7 @@ def state_from_mxnet(optimizer: Optimizer, nested: Any, small: bool = False) -> 
 
 
 def existing_states(optimizer: Optimizer, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
-    """Convert initialized MXNet states to slots, with the hidden slots that the optimizer object stores.
+    """Convert initialized MXNet states to slots, and add the hidden slots that the optimizer object stores.
 
     Raises:
         ValueError: a state is None although the rule has slots.
@@ -299,7 +297,7 @@ def check_shapes(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) ->
 
 
 def warn_of_precision(optimizer: Optimizer, weight: Any) -> None:
-    """Warn if a 16-bit weight has no float32 master copy."""
+    """Warn if a weight has 16 bits and the optimizer keeps no float32 master copy of it."""
     if is_small(weight) and not optimizer.multi_precision:
         warnings.warn(
             f"a weight is {weight.dtype}: {type(optimizer).__name__} computes in float32 and rounds the weight after every "
@@ -309,7 +307,7 @@ def warn_of_precision(optimizer: Optimizer, weight: Any) -> None:
 
 
 def nested_leaves(nested: Any) -> tuple[Any, ...]:
-    """The arrays of a nested state, depth first; a sparse array is one leaf."""
+    """Return the arrays of a nested state as a tuple, depth first; a sparse array is one leaf, None has no leaves."""
     if nested is None:
         return ()
     if is_nest(nested):
@@ -318,7 +316,7 @@ def nested_leaves(nested: Any) -> tuple[Any, ...]:
 
 
 def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:
-    """Raise FormatError if a state of a file has a leaf that is neither None nor an array."""
+    """Raise FormatError unless all leaves of the optimizer states read from the file `path` are arrays or None."""
     for index, state in states.items():
         for part in nested_leaves(state):
             if part is not None and not hasattr(part, "dtype"):
@@ -326,7 +324,7 @@ def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:
 
 
 def is_nest(nested: Any) -> bool:
-    """Whether this is a tuple or list of states (a sparse array is a tuple too, but one leaf)."""
+    """Return whether `nested` is a tuple or list of states (a sparse array is a tuple too, but one leaf)."""
     return isinstance(nested, (tuple, list)) and not hasattr(nested, "todense")
 
 
@@ -340,5 +338,5 @@ def map_state(function: Callable[[Any], Any], nested: Any) -> Any:
 
 
 def upcast(value: Any) -> Any:
-    """Cast 16-bit state (MXNet's without multi_precision) to float32; return anything else unchanged."""
+    """Return 16-bit state (MXNet's without multi_precision) as float32; return anything else unchanged."""
     return jnp.asarray(value).astype(jnp.float32) if hasattr(value, "dtype") and is_small(value) else value

@@ -204,11 +204,11 @@ class Optimizer:
         return klass(**kwargs)
 
     def settings(self) -> dict[str, Any]:
-        """The optimizer's class, learning rate, weight decay, hyperparameters and scheduler as plain data, for `restore`."""
+        """Return the class, learning rate, weight decay, hyperparameters and scheduler as plain data, for `restore`."""
         return settings_of(self)
 
     def restore(self, settings: Mapping[str, Any]) -> None:
-        """Set the attributes from `settings()` of an optimizer of the same class, with its scheduler's progress.
+        """Set the attributes from the result of `settings` of an optimizer of the same class, with its scheduler's progress.
 
         Raises:
             ValueError: the settings are of another class.
@@ -220,11 +220,11 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> Any:
-        """The current learning rate, before multipliers: the scheduler's for `num_update`, or `lr`."""
+        """The current learning rate, before multipliers: the scheduler's for `num_update`, or `lr` without a scheduler."""
         return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
 
     def rate(self) -> float:
-        """The learning rate of the most recently counted update."""
+        """Return the learning rate of the most recently counted update."""
         return float(self.learning_rate)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -256,9 +256,9 @@ class Optimizer:
         self.wd_mult = {**plain, **self._of_symbol("__wd_mult__"), **args_wd_mult}
 
     def multipliers(self, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Learning rate and weight decay multipliers of the parameters `indices`, two float32 arrays (P,).
+        """Return the learning rate and weight decay multipliers of the parameters `indices`, two float32 arrays (P,).
 
-        Looked up in `param_dict`, else by index, else by name, else 1.
+        A multiplier is that of `param_dict`, else the one set by index, else the one set by name, else 1.
         """
         return self._multipliers("lr_mult", indices), self._multipliers("wd_mult", indices)
 
@@ -344,7 +344,10 @@ class Optimizer:
         return any(getattr(type(self), name) is not getattr(Optimizer, name) for name in names)
 
     def _get_or(self, kind: str, indices: Sequence[Any], usual: Any) -> Any:
-        """Result of a subclass's `_get_lr(s)` or `_get_wd(s)`, called as MXNet calls them; `usual` if not overridden."""
+        """Return the result of a subclass's `_get_lr(s)` or `_get_wd(s)` for `indices`, called as MXNet calls them.
+
+        kind: "lr" or "wd".  usual: returned if no subclass overrides the method.
+        """
         if not self._overrides_get(kind):
             return usual
         if self.aggregate_num:
@@ -355,7 +358,7 @@ class Optimizer:
         self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})
 
     def counts(self) -> dict[Any, int]:
-        """Number of updates of each index so far, the maximum over the devices."""
+        """Return the number of updates of each index so far, the maximum over the devices."""
         largest = dict(self._counts_before)
         for table in self._all_index_update_counts.values():
             for index, done in table.items():
@@ -363,7 +366,7 @@ class Optimizer:
         return largest
 
     def set_counts(self, counts: Mapping[Any, int], num_update: int | None = None) -> None:
-        """Continue from these update counts on every device; `num_update` defaults to the largest of them."""
+        """Set the update counts of every device to `counts`; `num_update` defaults to the largest of them."""
         self._counts_before = {index: int(done) for index, done in counts.items()}
         self._all_index_update_counts = {0: {}}
         self._index_update_count = self._all_index_update_counts[0]
@@ -373,7 +376,7 @@ class Optimizer:
     # ---- what a compiled update depends on
 
     def hyper_key(self, extra: Hyper = ()) -> tuple[str, Hyper]:
-        """Cache key of a compiled update: (rule name, hyperparameters); learning rates and multipliers are not part of it.
+        """Return (rule name, hyperparameters), the cache key of a compiled update; rates and multipliers are not part of it.
 
         Args:
             extra: result of `hyper_for_indices` or `hyper_for_names`, for rules that depend on the parameters' order.
@@ -394,7 +397,7 @@ class Optimizer:
         return self.rule, (*((name, _plain(value)) for name, value in hyper.items()), *extra)
 
     def hyper_for_indices(self, indices: Sequence[Any], one_by_one: bool) -> Hyper:
-        """Extra hyperparameters of rules that depend on the set and order of the updated parameters (LARS); `()` for others.
+        """Return extra hyperparameters for rules that depend on the set and order of the updated parameters (LARS), else `()`.
 
         Args:
             indices: indices in update order.
@@ -403,7 +406,7 @@ class Optimizer:
         return ()
 
     def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """`hyper_for_indices` for a pytree of parameters by name, whose leaves are not in MXNet's update order.
+        """Return the result of `hyper_for_indices` for a pytree of parameters by name, whose leaves are not in MXNet's order.
 
         Args:
             names: names of all parameters in MXNet's update order.
@@ -413,20 +416,20 @@ class Optimizer:
         return ()
 
     def transform(self, extra: Hyper = ()) -> Any:
-        """The `jfit.optim` transformation with these hyperparameters, without multipliers; cached by `hyper_key`."""
+        """Return the `jfit.optim` transformation with these hyperparameters, without multipliers; cached by `hyper_key`."""
         return rule_of(self.hyper_key(extra))
 
     def check_weight(self, weight: Any) -> None:
-        """Raise AssertionError if the rule cannot update this weight."""
+        """Raise AssertionError if the rule cannot update this weight; all weights are accepted in this class."""
 
     def nested(self, slots: tuple[Any, ...]) -> Any:
-        """Arrange the slots of one float32 parameter as MXNet's `create_state` does."""
+        """Arrange the slots of one float32 parameter as MXNet's `create_state` does: None, an array, or a tuple."""
         if not slots:
             return None
         return slots[0] if self.unwrap_single_slot else slots
 
     def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
-        """The shared scalars (by name) to pass to an update of these parameters."""
+        """Return the shared scalars (by name) to pass to an update of these parameters."""
         return self.shared.values()
 
     def keep_shared(self, scalars: Mapping[str, Any]) -> None:
@@ -434,23 +437,23 @@ class Optimizer:
         self.shared.keep(scalars)
 
     def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Extract the shared scalars from the attributes of an MXNet optimizer, as a `.states` file stores them."""
+        """Return the shared scalars from the attributes of an MXNet optimizer, as a `.states` file stores them."""
         return attributes
 
     def first_shared(self) -> Mapping[str, Any]:
-        """Initial values of the shared scalars, by name; empty for most rules."""
+        """Return the initial values of the shared scalars, by name; empty for most rules."""
         make = None if self.rule is None else rule_of(self.hyper_key()).state_spec.shared
         return {} if make is None else make()
 
     @property
     def is_pure(self) -> bool:
-        """Whether a compiled train step can do the whole update: no subclass overrides updates, states, counts or rates."""
+        """Return whether a compiled step can do the whole update: no subclass overrides updates, states, counts or rates."""
         names = ("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
         return self.takes_lists and self._not_overridden(names)
 
     @property
     def takes_lists(self) -> bool:
-        """Whether one call updates any number of parameters: no subclass overrides `update` or the states."""
+        """Return whether one call updates any number of parameters: no subclass overrides `update` or the states."""
         names = ("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
         return self.rule is not None and self._not_overridden(names)
 
@@ -473,7 +476,9 @@ class Optimizer:
         return state_to_mxnet(self, tuple(None if name == MASTER or slot is None else make(slot) for name, slot in slots))
 
     def create_state_multi_precision(self, index: Index, weight: Any) -> Any:
-        """`create_state` plus, for a 16-bit weight under `multi_precision`, its float32 master copy.
+        """Create the state of one parameter, as `create_state`, and for a 16-bit weight a float32 master copy.
+
+        The master copy requires the option `multi_precision`.
 
         Returns:
             The state of a float32 weight; (master, state) of a 16-bit one, or (state, master) for SGD, NAG and LARS.  Without
@@ -527,7 +532,10 @@ class Optimizer:
                 replace(part, column, f"the state of {i!r}")
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """`update` with a state of `create_state_multi_precision`; an overridden `update` receives the float32 master copy."""
+        """Update parameters in place, as `update`, with states of `create_state_multi_precision`.
+
+        An overridden `update` receives the float32 master copy of a 16-bit weight.
+        """
         several = isinstance(index, (list, tuple))
         if self.takes_lists or several or not (self.multi_precision and is_small(as_array(weight))):
             self.update(index, weight, grad, state)
@@ -548,5 +556,5 @@ def _plain(value: Any) -> Any:
 
 
 def group_size(default: int) -> int:
-    """Number of parameters MXNet updates in one call: the variable MXNET_OPTIMIZER_AGGREGATION_SIZE, or the default."""
+    """Return the number of parameters MXNet updates in one call: MXNET_OPTIMIZER_AGGREGATION_SIZE if set, else `default`."""
     return int(os.getenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", str(default)))

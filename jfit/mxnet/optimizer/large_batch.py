@@ -121,17 +121,23 @@ class LARS(Optimizer):
         return self.shared.value(name) or self.shared.value("rate") or None
 
     def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The shared scalars from the attributes cur_lr and last_lr of an MXNet optimizer."""
+        """Return the shared scalars from the attributes cur_lr and last_lr of an MXNet optimizer."""
         rate, last = attributes.get("cur_lr"), attributes.get("last_lr")
         return {} if rate is None else {"rate": rate, "last": rate if last is None else last}
 
     def hyper_for_indices(self, indices: Sequence[Any], one_by_one: bool) -> Hyper:
-        """adapt: which parameters have a layer-wise rate r; group: how many get the momentum correction."""
+        """Return the hyperparameters adapt (which parameters have a layer-wise rate r) and group.
+
+        group: how many parameters get the momentum correction.
+        """
         named = [str(self.idx2name.get(i, i)) for i in indices]
         return (("adapt", tuple(not name.endswith(_NOT_ADAPTED) for name in named)), *self._group(one_by_one))
 
     def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """order: names in update order; fixed: those without an update; group: how many get the momentum correction."""
+        """Return the hyperparameters order (names in update order), fixed (names without an update) and group.
+
+        group: how many parameters get the momentum correction.
+        """
         return (("order", tuple(names)), ("fixed", tuple(fixed)), *self._group(one_by_one))
 
     def _group(self, one_by_one: bool) -> Hyper:
@@ -194,14 +200,20 @@ class LBSGD(Optimizer):
 
     @property
     def init_updates(self) -> int:
-        """Number of updates done before begin_epoch, where the warm-up continues."""
+        """Number of updates done before begin_epoch, from which the warm-up continues."""
         return self.begin_epoch * self.updates_per_epoch
 
     def hyper_key(self, extra: Hyper = ()) -> tuple[str, Hyper]:
-        """(rule name, hyperparameters); strategy "lars" includes rescale_grad, because it uses the norm of the raw gradient."""
+        """Return (rule name, hyperparameters), the cache key of a compiled update.
+
+        Strategy "lars" includes rescale_grad, because it uses the norm of the raw gradient.
+        """
         scaled = (("grad_scale", float(self.rescale_grad)),) if self.warmup_strategy == "lars" else ()
         return super().hyper_key((*scaled, *extra))
 
     def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """MXNet's first accumulated gradient aliases the Module's gradient buffer; see `one_buffer` of `jfit.optim.lbsgd`."""
+        """Return the hyperparameter `one_buffer` of `jfit.optim.lbsgd`.
+
+        It is needed because MXNet's first accumulated gradient is the same memory as the Module's gradient buffer.
+        """
         return (("one_buffer", True),)

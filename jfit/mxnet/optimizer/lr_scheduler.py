@@ -68,19 +68,19 @@ class LRScheduler:
         self.warmup_mode = warmup_mode
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """The learning rate of an update during the warm-up."""
+        """Return the learning rate of an update during the warm-up."""
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
         increase = (self.warmup_final_lr - self.warmup_begin_lr) * float(num_update) / float(self.warmup_steps)
         return self.warmup_begin_lr + increase
 
     def __call__(self, num_update: int) -> float:
-        """The learning rate of update `num_update`; the first update has number 1."""
+        """Return the learning rate of update `num_update`; the first update has number 1."""
         raise NotImplementedError(f"{_of(self)} has no learning rate; define __call__(self, num_update) in the subclass.")
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
+        """Return the pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
         return None
 
     def _warmup(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class FactorScheduler(LRScheduler):
         self.count = 0
 
     def __call__(self, num_update: int) -> float:
-        """The learning rate of update `num_update`; advances `base_lr` and `count`."""
+        """Return the learning rate of update `num_update`; advances `base_lr` and `count`."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.count + self.step < num_update:
@@ -147,7 +147,7 @@ class FactorScheduler(LRScheduler):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
+        """Return the pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
         if type(self).__call__ is not FactorScheduler.__call__:
             return None
         pure = schedules.factor(self.step, self.factor, self.stop_factor_lr, self.base_lr)
@@ -196,7 +196,7 @@ class MultiFactorScheduler(LRScheduler):
         self.count = 0
 
     def __call__(self, num_update: int) -> float:
-        """The learning rate of update `num_update`; advances `base_lr` and `cur_step_ind`."""
+        """Return the learning rate of update `num_update`; advances `base_lr` and `cur_step_ind`."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.cur_step_ind < len(self.step) and self.step[self.cur_step_ind] < num_update:
@@ -208,7 +208,7 @@ class MultiFactorScheduler(LRScheduler):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
+        """Return the pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
         if type(self).__call__ is not MultiFactorScheduler.__call__:
             return None
         left = self.step[self.cur_step_ind :]
@@ -246,11 +246,14 @@ class _ToTheEnd(LRScheduler):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The pure schedule with the same rates up to `max_update`, and `final_lr` after it; None if there is none."""
+        """Return the pure schedule with the same rates up to `max_update`, and `final_lr` after it.
+
+        None if a subclass overrides `__call__`.
+        """
         return self._pure() if type(self).__call__ is _ToTheEnd.__call__ and self.max_steps >= 1 else None
 
     def __call__(self, num_update: int) -> float:
-        """The learning rate of update `num_update`; after `max_update` the last returned rate."""
+        """Return the learning rate of update `num_update`; after `max_update` the last returned rate."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         if num_update <= self.max_update:

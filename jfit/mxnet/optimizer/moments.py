@@ -162,7 +162,7 @@ class Nadam(Optimizer):
         self.shared.set_value("m_schedule", value)
 
     def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
-        """order: names in update order; fixed: those that change m_schedule but are not updated."""
+        """Return the hyperparameters order (names in update order) and fixed (names that only change m_schedule)."""
         return (("order", tuple(names)), ("fixed", tuple(fixed)))
 
 

@@ -1,4 +1,4 @@
-"""Gradient descent with and without momentum: SGD, NAG, Signum, DCASGD; SGLD, which adds noise; and Test."""
+"""SGD and its variants: SGD, NAG, Signum and DCASGD with optional momentum, SGLD with noise; and Test, of MXNet's own tests."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class DCASGD(Optimizer):
         self.momentum, self.lamda = momentum, lamda
 
     def nested(self, slots: tuple[Any, ...]) -> Any:
-        """(momentum or None, previous weight)."""
+        """Return MXNet's state, (momentum or None, previous weight), from the slots."""
         return slots if len(slots) == 2 else (None, *slots)
 
 
@@ -182,13 +182,16 @@ class SGLD(Optimizer):
     rule = "sgld"
 
     def first_shared(self) -> Mapping[str, Any]:
-        """The PRNG key, as uint32 key data."""
+        """Return the PRNG key, as uint32 key data."""
         return {"key": jax.random.key_data(next_key())}
 
     def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
-        """The PRNG key folded with the indices: the rule sees only positions in the list, equal for all one-element lists."""
+        """Return the PRNG key folded with the indices, because the rule only has the position of a parameter in the list.
+
+        For lists of one element these positions are all equal.
+        """
         key = jax.random.wrap_key_data(self.shared.values()["key"])
         return {"key": jax.random.key_data(jax.random.fold_in(key, zlib.crc32(repr(list(indices)).encode())))}
 
     def keep_shared(self, scalars: Mapping[str, Any]) -> None:
-        """Ignore the returned key: the key never changes."""
+        """Ignore the key that an update returns, because the key never changes."""

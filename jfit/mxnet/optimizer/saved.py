@@ -20,14 +20,14 @@ Path = str | os.PathLike[str]
 
 
 class Need(NamedTuple):
-    """A condition on one attribute, and its wording in error messages ("expected ...")."""
+    """A condition on one attribute read from a file, and its wording in error messages ("expected ...")."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a finite number in the range of float32 (or int32 for ints); NaN and bools are not.
+    """Return whether the value is a finite number in the range of float32 (or int32 for ints); NaN and bools are not.
 
     Example:
         >>> [is_number(value) for value in (0.5, -3, True, float("nan"), 10**400, "1")]
@@ -37,7 +37,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_length(value: Any) -> bool:
-    """Whether the value is a finite number of updates >= 1; very large numbers such as 10**10 mean never."""
+    """Return whether the value is a finite number of updates >= 1; very large numbers such as 10**10 mean never."""
     return type(value) in (int, float) and 1 <= value < 2**63
 
 
@@ -62,14 +62,14 @@ TEXT = Need("text", lambda value: isinstance(value, str))
 
 
 def need_like(now: Any) -> Need:
-    """The condition on a saved hyperparameter of a rule, from the type of its current value."""
+    """Return the condition on a saved hyperparameter of a rule: that it has the type of its current value `now`."""
     if now is None:
         return OPTIONAL
     return SWITCH if isinstance(now, bool) else TEXT if isinstance(now, str) else NUMBER
 
 
 def same_kind(now: Any) -> Need:
-    """The condition on a saved attribute of a user-defined class: text if it is text now, a number if it is a number now."""
+    """Return the condition on a saved attribute of a user-defined class: text if `now` is text, a number if it is one."""
     if isinstance(now, str):
         return TEXT
     number = isinstance(now, (bool, int, float))
@@ -77,7 +77,7 @@ def same_kind(now: Any) -> Need:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a file may contain this value: a number, text, None, or a list or dict of them."""
+    """Return whether a file may contain this value: a number, text, None, or a list or dict of them."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str, dict, np.generic))
@@ -107,7 +107,10 @@ def checked(path: Path, where: str, name: str, value: Any, need: Need) -> Any:
 
 
 def reject(path: Path, where: str, value: Any, expected: str) -> NoReturn:
-    """Raise the FormatError of one invalid field of a file."""
+    """Raise FormatError for an invalid value in a file.
+
+    path, where: the file, and the object in the file.  expected: what was expected, in words.
+    """
     raise FormatError(path, where, f"found {shown(value)}, expected {expected}", _REMEDY)
 
 
@@ -125,7 +128,7 @@ def check_counts(path: Path, counts: Mapping[Any, int] | None, num_update: int |
 
 
 def class_of(settings: Mapping[str, Any]) -> str:
-    """Name of the class that the saved attributes belong to."""
+    """Return the name of the class that the saved attributes belong to."""
     name = settings.get("class")
     return name if isinstance(name, str) else shown(name)
 

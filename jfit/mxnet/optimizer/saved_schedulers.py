@@ -99,7 +99,7 @@ def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", up
 def progress_from(
     scheduler: Any, settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0
 ) -> dict[str, Any]:
-    """The saved attributes that the scheduler has, after checking them.
+    """Return those saved attributes that the scheduler has, after checking them.
 
     Args:
         scheduler: a scheduler of the saved class; for user-defined classes only the types of attributes are checked.

@@ -18,7 +18,7 @@ _TABLES = ("lr_mult", "wd_mult", "idx2name")
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer as plain data: class, learning rate, decay, multipliers, hyperparameters, shared scalars, scheduler.
+    """Return the optimizer as plain data: class, learning rate, decay, multipliers, hyperparameters, shared scalars, scheduler.
 
     Example:
         >>> from jfit.mxnet.optimizer.named import SGD
@@ -34,7 +34,7 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def progress_of(optimizer: Optimizer) -> dict[str, Any]:
-    """The part of the settings that resuming needs in addition to states and counts: the shared scalars, if any."""
+    """Return what resuming needs in addition to states and counts: the shared scalars, if any."""
     shared = optimizer.shared.plain()
     return {"shared": shared} if shared else {}
 
@@ -76,7 +76,7 @@ def restore_settings(
 
 
 def _scheduler_after(optimizer: Optimizer, settings: Mapping[str, Any], path: saved.Path, updates: int) -> tuple[Any, Any]:
-    """(scheduler to set on the optimizer, saved attributes to restore on it or None)."""
+    """Return (scheduler to set on the optimizer, saved attributes to restore on it or None), from the settings of a file."""
     current, attributes = optimizer.lr_scheduler, settings.get("lr_scheduler")
     if attributes is None:
         return current, None
@@ -89,7 +89,7 @@ def _scheduler_after(optimizer: Optimizer, settings: Mapping[str, Any], path: sa
 
 
 def _checked_table(path: saved.Path, where: str, name: str, table: Any) -> dict[Any, Any]:
-    """Check names or multipliers by index or name, as read from a file."""
+    """Return names or multipliers by index or name, as read from a file, after checking them."""
     if not isinstance(table, Mapping):
         saved.reject(path, f"{where}, attribute {name!r}", table, "a dict by index or name")
     need = saved.TEXT if name == "idx2name" else saved.MULTIPLIER
@@ -101,13 +101,13 @@ def _checked_table(path: saved.Path, where: str, name: str, table: Any) -> dict[
 
 
 def _table(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The entries of a table of names or multipliers that a file may contain."""
+    """Return those entries of a table of names or multipliers that a file may contain."""
     values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
     return {k: v for k, v in values.items() if type(k) in (int, str) and type(v) in (bool, int, float, str)}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that a file may contain: numbers, text, None, and lists and dicts of them."""
+    """Return those entries that a file may contain: numbers, text, None, and lists and dicts of them."""
 
     def plain(value: Any) -> bool:
         if isinstance(value, (list, tuple)):

@@ -33,7 +33,7 @@ class Shared:
         self._training_state: Any = None
 
     def values(self) -> dict[str, Any]:
-        """The current scalars as arrays; copies if they are in a train state, because its buffers are donated."""
+        """Return the current scalars as arrays; copies if they are in a train state, because an update donates its buffers."""
         if self._training_state is not None:
             return {name: jnp.array(value) for name, value in self._training_state.shared_scalars().items()}
         if not self._values:  # not only None: changing a hyperparameter may give a rule its first shared scalars
@@ -52,17 +52,20 @@ class Shared:
             self._values = dict(scalars)
 
     def attach(self, training_state: Any) -> None:
-        """From now on read and write the scalars of a Module's train state (`shared_scalars`, `set_shared_scalars`)."""
+        """Store the scalars in a Module's train state from now on (`shared_scalars`, `set_shared_scalars`)."""
         if self.values():
             self._training_state = training_state
 
     def detach(self, training_state: Any) -> None:
-        """Copy the scalars back from a Module's train state that gets another optimizer."""
+        """Store the scalars in this object again, with the values from `training_state`, a Module's train state.
+
+        Called when the Module gets another optimizer.
+        """
         if self._training_state is training_state:
             self._values, self._training_state = self.values(), None
 
     def value(self, name: str) -> Any:
-        """One scalar as a Python number (an array if it is not a scalar); blocks until it is computed."""
+        """Return one scalar as a Python number (an array if it is not a scalar); blocks until it is computed."""
         value = np.asarray(counters.read(self.values()[name]))  # sync: the caller asked for the number
         return value.item() if value.ndim == 0 else value
 
@@ -72,11 +75,11 @@ class Shared:
         self.keep({**now, name: jnp.asarray(value, now[name].dtype)})
 
     def plain(self) -> dict[str, Any]:
-        """All scalars as numbers and lists of numbers, for a file; blocks until they are computed."""
+        """Return all scalars as numbers and lists of numbers, for a file; blocks until they are computed."""
         return {name: np.asarray(value).tolist() for name, value in counters.read(self.values()).items()}  # sync: for a file
 
     def restore(self, plain: Mapping[str, Any], path: saved.Path = "settings") -> None:
-        """Restore the scalars from `plain()`; unknown names are ignored.
+        """Set the scalars to a result of `plain`; unknown names are ignored.
 
         Args:
             plain: the scalars by name.
@@ -93,7 +96,11 @@ class Shared:
 
 
 def _like(path: saved.Path, name: str, saved_value: Any, value: Any) -> Any:
-    """The saved value of a scalar in the dtype and shape of its current value; the current value if none was saved."""
+    """Return the saved value of a scalar as an array of the dtype and shape of its current value `value`.
+
+    If none was saved (None), return `value`.  A value that does not fit raises FormatError; `path` and `name` are for its
+    message.
+    """
     if saved_value is None:
         return value
     try:

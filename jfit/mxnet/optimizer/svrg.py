@@ -42,7 +42,7 @@ class _AssignmentOptimizer(Optimizer):
     """
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """weight[:] = grad."""
+        """Replace the weight by the gradient in place: weight[:] = grad."""
         weight[:] = as_array(grad)
 
 
@@ -76,7 +76,7 @@ class _SVRGOptimizer(Optimizer):
         self.aux_opt: Any = create(_AssignmentOptimizer.__name__)
 
     def is_full(self, index: Any) -> bool:
-        """Whether an index or name belongs to a full-batch gradient.
+        """Return whether an index or name belongs to a full-batch gradient.
 
         Raises:
             KeyError: it is not in `param_idx2name`.

@@ -126,7 +126,7 @@ class Updater:
         self.states_synced[index] = True
 
     def _synced(self, index: Any, weight: Any) -> Any:
-        """A loaded state, copied to the device of its weight and wrapped in the weight's class of mutable array."""
+        """Return a loaded state, copied to the device of its weight and wrapped in the weight's class of mutable array."""
         optimizer, state, value = self.optimizer, self.states[index], as_array(weight)
         make = mutable_class(weight) if isinstance(weight, MutableArray) else self.arrays.mutable
         if optimizer.takes_lists:
@@ -157,7 +157,10 @@ def get_updater(optimizer: Optimizer) -> Updater:
 
 
 def _as_dict(record: Any, deeper: bool = True) -> Any:
-    """Settings as plain data; MXNet's file has the pickled optimizer, and its scheduler, as objects with attributes."""
+    """Return settings as plain data: MXNet's file has the pickled optimizer and its scheduler, objects with attributes.
+
+    deeper: also convert the attributes (the scheduler).
+    """
     if not hasattr(record, "attributes"):
         return record
     # Convert one level only: in a malicious file the scheduler may be the optimizer itself, an endless recursion.

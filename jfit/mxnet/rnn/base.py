@@ -1,4 +1,4 @@
-"""Base class of the recurrent cells: named parameters, initial states, unrolling, conversion of stacked gate weights."""
+"""Base class of the recurrent cells: named parameters, initial states, unrolling, splitting of weights by gate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RNNParams:
         self._params: dict[str, Symbol] = {}
 
     def get(self, name: str, **kwargs: Any) -> Symbol:
-        """Return the variable `prefix + name`; the first call creates it with `Variable(**kwargs)`."""
+        """Return the variable `prefix + name`; the first call creates it with `Variable(prefix + name, **kwargs)`."""
         full = self._prefix + name
         if full not in self._params:
             self._params[full] = sym.Variable(full, **kwargs)
@@ -107,7 +107,7 @@ class BaseRNNCell:
 
     @property
     def _gate_names(self) -> Sequence[str]:
-        """Suffix of each gate's parameter names, in the order in which the gates' weights are stacked."""
+        """Suffix of each gate's parameter names, in the order in which the gates' weights are concatenated."""
         return ()
 
     @property
@@ -147,7 +147,7 @@ class BaseRNNCell:
 
     @contextmanager
     def _callable_by_modifier(self) -> Iterator[None]:
-        """Allow the modifier cell around this cell to call it."""
+        """Context manager in which the modifier cell around this cell may call it."""
         self._modified = False
         try:
             yield
@@ -156,7 +156,7 @@ class BaseRNNCell:
 
     # -------------------------------------------------------------------------------- conversion of weights
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """Split the stacked weights of this cell into one array per gate.
+        """Split each weight and bias of this cell, which holds all gates in one array, into one array per gate.
 
         Args:
             args: arrays by name, such as `Module.get_params()[0]`; arrays of other layers are returned unchanged.
@@ -172,13 +172,20 @@ class BaseRNNCell:
         return {**others, **unpacked}
 
     def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """Stack the weights of the single gates; the inverse of `unpack_weights`."""
+        """Concatenate the arrays of the gates into one array per weight and bias; the inverse of `unpack_weights`.
+
+        Args:
+            args: arrays by name, with one array per gate; arrays of other layers are returned unchanged.
+
+        Returns:
+            Dict of arrays by name.
+        """
         others = dict(args)
         packed = {name: nd.concatenate([pop_array(others, g) for g in gates]) for name, gates in self._stacked_names()}
         return {**others, **packed}
 
     def _stacked_names(self) -> list[tuple[str, list[str]]]:
-        """(name of a stacked array, names of its gates' arrays)."""
+        """Return (name of an array of all gates, names of the arrays of the single gates) for each weight and bias."""
         if not self._gate_names:
             return []
         parameters = [(kind, what) for kind in CONNECTIONS for what in ("weight", "bias")]
@@ -218,7 +225,7 @@ class BaseRNNCell:
         return sequence(length, outputs, layout, merge_outputs), states
 
     def _next_name(self) -> str:
-        """Name prefix of the nodes of the next time step."""
+        """Return the name prefix of the nodes of the next time step, and advance the step counter."""
         self._counter += 1
         return f"{self._prefix}t{self._counter}_"
 
@@ -230,7 +237,7 @@ class BaseRNNCell:
 
 
 def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -> Any:
-    """Convert a sequence to one symbol (`merge` True), a list of one symbol per step (False), or leave it unchanged (None).
+    """Convert a sequence to one symbol (`merge` True) or to a list with one symbol per step (False); None: leave it unchanged.
 
     Raises:
         ValueError: `inputs` is None, or its length is not `length`.

@@ -19,7 +19,7 @@ LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
 
 
 class GatedCell(BaseRNNCell):
-    """A cell whose gates are W x + b + U h + d, with the weights of all gates stacked: (gates * num_hidden, ...).
+    """A cell whose gates are W x + b + U h + d; each weight and bias holds all gates: (gates * num_hidden, ...).
 
     Args:
         num_hidden: size of the state and of the output.
@@ -76,7 +76,7 @@ class RNNCell(GatedCell):
         return ("",)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; see `BaseRNNCell.__call__`."""
+        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
         name = self._next_name()
         i2h, h2h = self._projections(inputs, states[0], name)
         output = self._get_activation(i2h + h2h, self._activation, name=f"{name}out")
@@ -116,7 +116,7 @@ class LSTMCell(GatedCell):
         return LSTM_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; the states are [h, c]."""
+        """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
         name = self._next_name()
         i2h, h2h = self._projections(inputs, states[0], name)
         parts = sym.SliceChannel(i2h + h2h, num_outputs=4, name=f"{name}slice")
@@ -151,15 +151,18 @@ class GRUCell(GatedCell):
         return GRU_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; see `BaseRNNCell.__call__`."""
+        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
         name = self._next_name()
-        # MXNet's names of these two nodes have two underscores: gru_t0__i2h
+        # the extra underscore is MXNet's: it names these two nodes gru_t0__i2h and gru_t0__h2h
         i2h, h2h = self._projections(inputs, states[0], f"{name}_")
         return gru_step(i2h, h2h, states[0], name, "tanh", self._get_activation)
 
 
 def lstm_step(parts: Symbol, cell: Symbol, name: str, activation: Any, act: Any) -> tuple[Symbol, States]:
-    """c' = σ(f)·c + σ(i)·act(g), h' = σ(o)·act(c'), from the gates (i, f, g, o) before their activations."""
+    """Return (h', [h', c']) with c' = σ(f)·c + σ(i)·act(g), h' = σ(o)·act(c').
+
+    parts: the gates (i, f, g, o) before their activations.  cell: c.  name: prefix of the node names.
+    """
     i = sym.Activation(parts[0], act_type="sigmoid", name=f"{name}i")
     f = sym.Activation(parts[1], act_type="sigmoid", name=f"{name}f")
     g = act(parts[2], activation, name=f"{name}c")
@@ -172,7 +175,7 @@ def lstm_step(parts: Symbol, cell: Symbol, name: str, activation: Any, act: Any)
 
 
 def gru_step(i2h: Symbol, h2h: Symbol, hidden: Symbol, name: str, activation: Any, act: Any) -> tuple[Symbol, States]:
-    """h' = (1 - z)·n + z·h from the input projection `i2h` and the state projection `h2h`; see `GRUCell`."""
+    """Return (h', [h']) with h' = (1 - z)·n + z·h, from the projections W x + b (`i2h`) and U h + d (`h2h`); see `GRUCell`."""
     from_x = sym.SliceChannel(i2h, num_outputs=3, name=f"{name}_i2h_slice")
     from_h = sym.SliceChannel(h2h, num_outputs=3, name=f"{name}_h2h_slice")
     reset = sym.Activation(from_x[0] + from_h[0], act_type="sigmoid", name=f"{name}_r_act")
@@ -221,7 +224,7 @@ class DropoutCell(BaseRNNCell):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Apply dropout to the whole sequence at once if it is one symbol; see `BaseRNNCell.unroll`."""
+        """Apply dropout to a sequence, as `BaseRNNCell.unroll`; to all steps at once if the sequence is one symbol."""
         self.reset()
         inputs = sequence(length, inputs, layout, merge_outputs)
         if isinstance(inputs, Symbol):

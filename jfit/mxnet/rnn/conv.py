@@ -117,7 +117,7 @@ class ConvRNNCell(BaseConvRNNCell):
         return ("",)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; see `BaseRNNCell.__call__`."""
+        """Compute one time step: (inputs, states) -> (output, new states)."""
         name = self._next_name()
         i2h, h2h = self._conv_forward(inputs, states, name)
         output = self._get_activation(i2h + h2h, self._activation, name=f"{name}out")
@@ -146,7 +146,7 @@ class ConvLSTMCell(BaseConvRNNCell):
         return LSTM_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; the states are [h, c]."""
+        """Compute one time step: (inputs, [h, c]) -> (output, new [h, c])."""
         name = self._next_name()
         i2h, h2h = self._conv_forward(inputs, states, name)
         axis = self._conv_layout.find("C")
@@ -175,7 +175,7 @@ class ConvGRUCell(BaseConvRNNCell):
         return GRU_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; see `BaseRNNCell.__call__`."""
+        """Compute one time step: (inputs, states) -> (output, new states)."""
         name = self._next_name()
         i2h, h2h = self._conv_forward(inputs, states, name)
         return gru_step(i2h, h2h, states[0], name, self._activation, self._get_activation)

@@ -75,7 +75,7 @@ class FusedRNNCell(BaseRNNCell):
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
         """Split the parameter vector into one array per layer, direction and gate: `<prefix>l0_i2h_i_weight`, ...
 
-        See `BaseRNNCell.unpack_weights`.
+        Arguments and result as for `BaseRNNCell.unpack_weights`.
         """
         others = dict(args)
         name = self._parameter.name
@@ -105,7 +105,7 @@ class FusedRNNCell(BaseRNNCell):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Apply the network to a sequence as one node; see `BaseRNNCell.unroll`.
+        """Apply the network to a sequence as one node, with the arguments of `BaseRNNCell.unroll`.
 
         The returned states are an empty list unless `get_next_state` is True.
         """

@@ -130,7 +130,11 @@ class BucketSentenceIter(DataIter):
         self.reset()
 
     def _pad_sentences(self, sentences: Sequence[Sequence[int]], lengths: Sequence[int]) -> dict[int, np.ndarray]:
-        """Return, by bucket length, its sentences padded to that length, (sentences, length); empty buckets are left out."""
+        """Pad each sentence with `invalid_label` to the smallest of the bucket lengths `lengths` (sorted) that it fits in.
+
+        Returns {bucket length: array (sentences, bucket length)} without empty buckets.  Longer sentences are dropped, and
+        their number is printed.
+        """
         rows: dict[int, list[np.ndarray]] = {n: [] for n in lengths}
         dropped = 0
         for sentence in sentences:
@@ -153,11 +157,11 @@ class BucketSentenceIter(DataIter):
         self.curr_idx = 0
         (self._batches or random).shuffle(self.idx)
         for order in self._orders:
-            (self._rows or np.random).shuffle(order)  # uses as many random numbers as MXNet's shuffle of the sentences
+            (self._rows or np.random).shuffle(order)  # the same draws as MXNet's shuffle of the sentences: the same order
         self._put()
 
     def _put(self) -> None:
-        """Copy the sentences of each bucket, in their current order, and their labels to NDArrays."""
+        """Store the sentences of each bucket, in their current order, and their labels as new NDArrays."""
         rows = [sentences[order] for sentences, order in zip(self.data, self._orders, strict=True)]
         self.nddata = [nd.array(r, dtype=self.dtype) for r in rows]
         self.ndlabel = [nd.array(self._next_words(r), dtype=self.dtype) for r in rows]

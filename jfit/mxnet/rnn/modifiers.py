@@ -37,7 +37,7 @@ class ModifierCell(BaseRNNCell):
 
     @property
     def state_info(self) -> list[Any]:
-        """The states of the wrapped cell."""
+        """Shape and `__layout__` of each state of the wrapped cell."""
         return self.base_cell.state_info
 
     def begin_state(self, init_sym: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
@@ -52,11 +52,11 @@ class ModifierCell(BaseRNNCell):
             return self.base_cell.begin_state(kwargs.pop("func", init_sym), **kwargs)
 
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """See `BaseRNNCell.unpack_weights`."""
+        """Split the weights of the wrapped cell into one array per gate, as `BaseRNNCell.unpack_weights`."""
         return self.base_cell.unpack_weights(args)
 
     def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """See `BaseRNNCell.pack_weights`."""
+        """Concatenate the gate arrays of the wrapped cell, as `BaseRNNCell.pack_weights`; the inverse of `unpack_weights`."""
         return self.base_cell.pack_weights(args)
 
 
@@ -99,7 +99,7 @@ class ZoneoutCell(ModifierCell):
         self.prev_output: Any = None
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; see `BaseRNNCell.__call__`."""
+        """Compute one time step: (inputs, states) -> (output, new states)."""
         output, new_states = self.base_cell(inputs, states)
         previous = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
         output = _zoneout(self.zoneout_outputs, output, previous)
@@ -129,7 +129,7 @@ class ResidualCell(ModifierCell):
     """
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step; see `BaseRNNCell.__call__`."""
+        """Compute one time step: (inputs, states) -> (output, new states)."""
         output, states = self.base_cell(inputs, states)
         return _plus(output, inputs), states
 
@@ -141,7 +141,7 @@ class ResidualCell(ModifierCell):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Unroll the wrapped cell and add the inputs to its outputs; see `BaseRNNCell.unroll`."""
+        """Unroll the wrapped cell and add the inputs to its outputs, with the arguments and results of `BaseRNNCell.unroll`."""
         self.reset()
         with self.base_cell._callable_by_modifier():
             outputs, states = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)

@@ -33,23 +33,23 @@ class Composite(BaseRNNCell):
 
     @property
     def state_info(self) -> list[Any]:
-        """The states of all children."""
+        """Shape and `__layout__` of each state of all children, in order."""
         return [info for cell in self._cells for info in cell.state_info]
 
     def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
-        """Return the initial states of all children; see `BaseRNNCell.begin_state`."""
+        """Return the initial states of all children in one list, with the arguments of `BaseRNNCell.begin_state`."""
         self._check_not_modified()
         return [state for cell in self._cells for state in cell.begin_state(func, **kwargs)]
 
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """Split the stacked weights of all children; see `BaseRNNCell.unpack_weights`."""
+        """Split the weights of every child cell into one array per gate, as `BaseRNNCell.unpack_weights`."""
         args = dict(args)
         for cell in self._cells:
             args = cell.unpack_weights(args)
         return args
 
     def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
-        """Stack the weights of all children; see `BaseRNNCell.pack_weights`."""
+        """Concatenate the gate arrays of every child cell, as `BaseRNNCell.pack_weights`; the inverse of `unpack_weights`."""
         args = dict(args)
         for cell in self._cells:
             args = cell.pack_weights(args)
@@ -89,7 +89,7 @@ class SequentialRNNCell(Composite):
         self._adopt(cell)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step of every cell; see `BaseRNNCell.__call__`."""
+        """Compute one time step of every cell: (inputs, states of all cells) -> (output, new states of all cells)."""
         self._counter += 1
         new_states = []
         for cell, cell_states in zip(self._cells, self._split_states(states), strict=True):
@@ -105,7 +105,7 @@ class SequentialRNNCell(Composite):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Unroll one cell after the other over the whole sequence; see `BaseRNNCell.unroll`."""
+        """Unroll one cell after the other over the whole sequence, with the arguments and results of `BaseRNNCell.unroll`."""
         self.reset()
         states = self._split_states(self.begin_state() if begin_state is None else begin_state)
         new_states: States = []
@@ -150,7 +150,7 @@ class BidirectionalCell(Composite):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, States]:
-        """Unroll both cells over the whole sequence; see `BaseRNNCell.unroll`.
+        """Unroll both cells over the whole sequence, with the arguments of `BaseRNNCell.unroll`.
 
         Returns:
             (outputs with the features of both cells concatenated, [states of l_cell, states of r_cell]).
@@ -175,7 +175,7 @@ class BidirectionalCell(Composite):
 
     @staticmethod
     def _steps(outputs: Any, length: int, axis: int) -> list[Any]:
-        """Split outputs that are one symbol into a list of time steps."""
+        """Return the outputs as a list of time steps; one symbol is split along the time axis `axis`."""
         if isinstance(outputs, Symbol):
             return list(sym.SliceChannel(outputs, axis=axis, num_outputs=length, squeeze_axis=1))
         return outputs

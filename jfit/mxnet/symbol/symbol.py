@@ -68,7 +68,10 @@ class Symbol(Graph):
         return tuple([None if t is None else np.dtype(t).type for t in part] for part in types)
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """Return the graph in MXNet's symbol.json format; `remove_amp_cast` drops the casts of mixed-precision training."""
+        """Return the graph as text in MXNet's symbol.json format.
+
+        remove_amp_cast: leave out the casts of mixed-precision training.
+        """
         return super().tojson(remove_amp_cast)
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
