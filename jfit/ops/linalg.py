@@ -293,9 +293,9 @@ def khatri_rao(ctx, attrs, *args):
     return product
 
 
-# ---------------------------------------------------------------------------------------------------- Decompositions and
-# inverses of square matrices (the last two axes). A matrix that is singular or not positive definite results in nan where MXNet
-# raises an error: compiled code cannot raise.
+# ----------------------------------------------------------------------------------------------------
+# Decompositions and inverses of square matrices (the last two axes). A matrix that is singular or not positive definite results
+# in nan where MXNet raises an error: compiled code cannot raise.
 
 SQUARE = {"inputs": ("A",), "fill": same_shape, "rows": stack_rows}
 CLOSE = 1e-30  # smallest eigenvalue gap used as a divisor in the gradient of syevd

@@ -27,7 +27,11 @@ def _total(x: Array, axis: int, over: str | None) -> Array:
 
 
 def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
-    """Return the number of entries that each statistic averages over: an int if the row mask is None, else an array."""
+    """Return the number of entries that the mean of one channel averages over.
+
+    It is the size of `x` without the channel axis `axis`, and without the rows whose `mask` is 0 (padding rows), summed over
+    the devices of the mesh axis `over` (None: this device only).  A Python int without a mask, else an array.
+    """
     if mask is None:
         return x.size // max(x.shape[axis], 1) * (1 if over is None else lax.psum(1, over))
     count = jnp.sum(mask) * (x.size / max(x.shape[axis] * mask.size, 1))
@@ -35,7 +39,7 @@ def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
 
 
 def _at_least_one(count: Any) -> Any:
-    """Return max(count, 1): a device whose rows are all padding divides by 1, not by 0."""
+    """Return max(count, 1) as a divisor, so that a device whose rows are all padding does not divide by 0."""
     return max(count, 1) if isinstance(count, (int, float)) else jnp.maximum(count, 1)
 
 

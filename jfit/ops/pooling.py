@@ -31,7 +31,10 @@ def _layout(ctx: Ctx, attrs: Attrs, ndim: int) -> str:
 
 
 def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
-    """Return (kernel, stride, pads), one entry per spatial axis; pads are (before, after), also for pooling_convention=full."""
+    """Return (kernel, stride, pads), with one entry per spatial axis.
+
+    pads (before, after) include the padding that pooling_convention=full adds after.  sizes: of the spatial axes.
+    """
     dims = len(sizes)
     windows = {"kernel": attrs.kernel, "stride": attrs.stride or (1,) * dims, "pad": attrs.pad or (0,) * dims}
     for key, value in windows.items():

@@ -55,7 +55,10 @@ def _shifted(attrs: Attrs, height: int, width: int) -> Array:
 
 
 def _moved(attrs: Attrs, anchors: Array, deltas: Array) -> Corners:
-    """Adjust anchors (1, n, 4) by deltas (images, n, 4): offsets of the corners if iou_loss, else of centre and log size."""
+    """Return the anchors (1, n, 4) adjusted by the predictions deltas (images, n, 4).
+
+    deltas are added to the corners if iou_loss; else they shift the centre and scale the sizes (as logarithms).
+    """
     if attrs.iou_loss:
         return corners(jnp.broadcast_to(anchors, deltas.shape) + deltas)
     box = corners(anchors)

@@ -106,7 +106,10 @@ def _affine(x: Array, weight: Array) -> Array:
 
 
 def _cell(attrs: Any, w: Weights) -> Callable[[Carry, Array], Carry]:
-    """Make the function of one time step: (state, W_i2h x + bias of shape (batch, gates * hidden)) -> new state."""
+    """Return the function of one time step: (state, W_i2h x + bias of shape (batch, gates * hidden)) -> new state.
+
+    state: (hidden,) or, for lstm, (hidden, cell), each (batch, size).
+    """
     size = attrs.state_size
     low, high = attrs.lstm_state_clip_min, attrs.lstm_state_clip_max
 

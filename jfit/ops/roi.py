@@ -158,14 +158,17 @@ def _blend(take: Callable[[Array, Array], Array], y: Array, x: Array, height: in
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rotated(attrs: Attrs, data: Array, rois: Array) -> Array:
-    """Sum the samples of each bin, (regions, p, q, channels); a loop, because the number of samples depends on the regions."""
+    """Return the mean of the samples of each bin, (regions, p, q, channels), in a loop: their number depends on the regions."""
     steps, add = _rotated_steps(attrs, data.shape, rois)
     bins = (rois.shape[0], *attrs.pooled_size, data.shape[1])
     return lax.fori_loop(0, steps, lambda k, total: total + add(k, data), jnp.zeros(bins, data.dtype))
 
 
 def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Array, Callable[[Any, Array], Array]]:
-    """Return (largest number of samples per bin, function (k, data) -> contribution of sample k, (regions, p, q, channels))."""
+    """Return (n, contribution), n an upper bound of the number of samples in a bin.
+
+    contribution(k, data) is what sample k < n adds to the mean of its bin, (regions, p, q, channels).
+    """
     bins_y, bins_x = attrs.pooled_size
     height, width = full[2:]
     image = jnp.clip(rois[:, 0].astype(jnp.int32), 0, full[0] - 1)[:, None, None]

@@ -38,7 +38,11 @@ def _axis_rows(attrs, rows, shapes, outs):
 
 
 def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
-    """Return f(data / temperature) along the axis; entries from index `length` on are excluded, and 0 in the result."""
+    """Return f(data / temperature) along `attrs.axis`, f = softmax or log_softmax, computed in float32 for half precision.
+
+    length: number of entries of each vector along the axis, in the shape of the data without that axis.  Entries from index
+    `length` on are excluded and 0 in the result.
+    """
     axis = normalize_axis(attrs.axis, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     if attrs.temperature not in (None, 1.0):

@@ -17,7 +17,7 @@ ORDER_DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
 
 
 def _flat_if_no_axis(attrs: Any, data: Array) -> tuple[Array, int]:
-    """Return (data, axis to sort along); without the attribute `axis` the data is flattened."""
+    """Return (data, axis to sort along, not negative); if `attrs.axis` is None, the data flattened and axis 0."""
     return (data.reshape(-1), 0) if attrs.axis is None else (data, normalize_axis(attrs.axis, data.ndim))
 
 
