@@ -192,7 +192,7 @@ def test_constants_keep_their_value():
     scale.grad_req = "write"
     assert scale.grad_req == "null"
     assert params.get_constant("scale", np.float32([1, 2])) is scale
-    with pytest.raises(AssertionError, match="is not a constant of that value"):
+    with pytest.raises(AssertionError, match="not as a constant with this value"):
         params.get_constant("scale", [3.0, 2.0])
     with pytest.raises(KeyError, match="no constant 'other'"):
         params.get_constant("other")
