@@ -24,7 +24,7 @@ STAGES = (
     ("symbol", "Graphs and operators", "Build symbolic graphs. [Operators](../operators.md) lists the operators "
      "(`jfit.sym.Convolution`, ...).", ("jfit.sym", "jfit.ops"), ("graph",)),
     ("model", "Models and initializers", "Lower a graph to the pure functions `init` and `apply`, and set initial values.",
-     ("jfit.lowering", "jfit.init"), ("lowering",)),
+     ("jfit.lowering", "jfit.init", "jfit.losses"), ("lowering",)),
     ("step", "Steps", "One update as a pure function of state and batch: `step(state, batch) -> (state, out)`.",
      ("jfit.step", "jfit.gradients", "jfit.totals", "jfit.counters"), ("step",)),
     ("optim", "Optimizers and schedules", "Optax transformations with the arithmetic of MXNet, and learning-rate schedules. "

@@ -21,7 +21,7 @@ Each stage can be used without the stages below it.
 1.0
 """
 
-from jfit import callbacks, checkpoint, counters, data, export, formats, init, metrics, ops, optim, parallel, sym
+from jfit import callbacks, checkpoint, counters, data, export, formats, init, losses, metrics, ops, optim, parallel, sym
 from jfit.data import Batch, NDArrayIter
 from jfit.graph import Symbol
 from jfit.load import Loaded, load
@@ -83,6 +83,7 @@ __all__ = [
     "init_state",
     "last_run",
     "load",
+    "losses",
     "lower",
     "lr_find",
     "metrics",

@@ -20,7 +20,7 @@ MAX_CODE_LINES = 400  # docstrings, comments and blank lines cost nothing
 STAGES = [
     "counters", "formats", "ops", "graph", "init", "lowering", "optim", "metrics", "data", "step", "parallel", "train",
     "load", "export", "mxnet",
-    "callbacks", "checkpoint", "mx", "sym",  # re-exports only: short paths
+    "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
 ]
 # fmt: on
 

@@ -98,7 +98,10 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
 
     Raises:
         TypeError: `model` has another type, or is a function and `loss` is None.
+        ValueError: `loss` is passed and `model` is not a function.
     """
+    if loss is not None and isinstance(model, Model | Trained | Symbol):
+        raise ValueError(_unused_loss(model))
     if isinstance(model, Model):
         return model
     if isinstance(model, Trained):
@@ -108,12 +111,25 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
     if callable(model):
         if loss is None:
             raise TypeError(
-                "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels"
+                "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels, "
+                'or a name such as "cross_entropy"'
             )
         return from_function(model, loss=loss, params=params, aux=aux)
     raise TypeError(
         f"model is {model!r}; expected a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
     )
+
+
+def _unused_loss(model: Model | Trained | Symbol) -> str:
+    """Error message for a loss that is passed together with a model that has its own."""
+    if isinstance(model, Symbol):
+        reason = "the model is a Symbol, and its output operators determine its loss"
+        remedy = "end the network with a SoftmaxOutput, a RegressionOutput or MakeLoss of your loss"
+    else:
+        lowered = model.model if isinstance(model, Trained) else model
+        reason = f"the model already has a loss, in its outputs {[o.name for o in lowered.outputs if o.kind != 'plain']}"
+        remedy = "pass loss= to jfit.Model.from_function" if lowered.symbol is None else "change the outputs of its graph"
+    return f"loss= would be ignored: {reason}; leave out loss=, or {remedy}"
 
 
 def lower_with_inputs(symbol: Symbol, names: Iterable[str]) -> Model:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.lowering.losses import as_loss, check_rows, facts, per_row
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Policy, Specs, flatten_names
 from jfit.ops.rows import LOST, RowLayout
 
@@ -17,7 +18,7 @@ from jfit.ops.rows import LOST, RowLayout
 def from_function(
     apply: Callable[..., Any],
     *,
-    loss: Callable[[Any, Array], Array],
+    loss: Callable[[Any, Array], Array] | str,
     params: Any = None,
     aux: Any = None,
     init: Callable[..., Any] | None = None,
@@ -30,7 +31,8 @@ def from_function(
         apply: `apply(params, x, ...) -> output`, one array whose axis 0 is the batch axis.  The names of its positional
             arguments after `params` are the input names.  If its signature has the keywords `key` (PRNG key), `train` (bool)
             or `aux`, they are passed; with `aux` it returns (output, new aux).
-        loss: `loss(output, label) -> (batch, ...)`, one value per example; further axes are averaged.
+        loss: `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are averaged);
+            or the name of one of `jfit.losses`, such as "cross_entropy".
         params: parameters, any pytree of arrays; leaves are named by their path 'a/b/c'.
         aux: auxiliary (untrained) state, any pytree of arrays; default: none.
         init: `init(key, *specs) -> params` or (params, aux), with a jax.ShapeDtypeStruct for each input; instead of `params`.
@@ -41,7 +43,8 @@ def from_function(
         The `Model`, with one output of kind `loss`.
 
     Raises:
-        ValueError: both or neither of `params` and `init` are passed, or `apply` has no input argument.
+        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, or the name of the loss
+            is unknown.
 
     Example:
         >>> import jax.numpy as jnp, jfit, optax
@@ -53,9 +56,9 @@ def from_function(
     """
     if (params is None) == (init is None):
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
-    names = tuple(inputs) if inputs else _positional(apply)
+    names, loss = tuple(inputs) if inputs else _positional(apply), as_loss(loss)
     adapter = _Adapter(apply, loss, params, aux, init, names, label, frozenset(inspect.signature(apply).parameters))
-    out = Output("output", "loss", label, adapter.row_losses)
+    out = Output("output", "loss", label, adapter.row_losses, **facts(loss))
     return Model(adapter.init, adapter.apply, (out,), names, (label,), adapter.plan)
 
 
@@ -135,17 +138,13 @@ class _Adapter:
         return {k: v if v.dtype == old[k].dtype else v.astype(old[k].dtype) for k, v in flat.items()}
 
     def row_losses(self, output: Array, inputs: Inputs) -> tuple[Array, Array]:
-        """Return (loss of each row, weights 1), both (batch,) float32; see `Output.loss`."""
+        """Return (loss of each row, weight of each row in the mean), both (batch,) float32; see `Output.loss`."""
         if self.label not in inputs:
             raise ValueError(f"the loss needs the input {self.label!r}; found {tuple(inputs)}")
-        losses, rows = jnp.asarray(self.loss(output, inputs[self.label])), inputs[self.label].shape[0]
-        if losses.ndim == 0 or losses.shape[0] != rows:
-            raise ValueError(
-                f"loss returned shape {losses.shape}, expected one value per example, ({rows},): padding and row weights "
-                "need the loss of each row; return the losses before averaging"
-            )
-        losses = losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
-        return losses, jnp.ones_like(losses)
+        label = jnp.asarray(inputs[self.label])
+        losses = jnp.asarray(self.loss(output, label))
+        check_rows(self.loss, output, label, losses)
+        return per_row(self.loss, label, losses)
 
     def plan(self, specs: Specs) -> Plan:
         """Compute the `Plan` of the model; if axis 0 of an output has the batch size, it is assumed to have the batch rows."""

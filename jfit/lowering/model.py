@@ -56,6 +56,7 @@ class Output(NamedTuple):
             in the mean (0 where the label is `ignore_label`).  None if the output has no loss.
         class_axis: axis of the class scores in the output if its labels are class indices, else None.
         ignore_label: rows with this label value have no loss and no gradient; None: there is no such value.
+        label_range: smallest and largest valid label if labels are not class indices; None: any.
 
     Example:
         >>> import jfit
@@ -71,6 +72,7 @@ class Output(NamedTuple):
     loss: Callable[[Array, Inputs], tuple[Array, Array]] | None = None
     class_axis: int | None = None
     ignore_label: float | None = None
+    label_range: tuple[float, float] | None = None
 
 
 class Plan(NamedTuple):
@@ -258,6 +260,29 @@ def loss_sums(
         if first:
             count, first = jnp.sum(counts), False
     return None if first else (sums, count)
+
+
+def weight_sum(model: Model, losses: tuple[Array, Array] | None, weight: Array | None, rows: int) -> Array:
+    """The denominator of mean gradients: Σᵢ weightᵢ, or the weight of the positions that a function's loss does not ignore.
+
+    Args:
+        model: the model.
+        losses: from `loss_sums`.
+        weight: row weights (rows,), or None.
+        rows: number of rows.
+
+    Returns:
+        float32 scalar.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.lower(jfit.sym.MakeLoss(jfit.sym.Variable("data")))
+        >>> float(weight_sum(model, None, jnp.array([1.0, 0.5]), 2))
+        1.5
+    """
+    if losses is not None and model.symbol is None and any(o.ignore_label is not None for o in model.outputs):
+        return losses[1]
+    return jnp.asarray(rows, jnp.float32) if weight is None else jnp.sum(weight)
 
 
 def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | None:

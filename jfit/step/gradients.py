@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.model import Aux, Model, Params, Policy, objective
+from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, objective, plan_of, weight_sum
 from jfit.step.slices import BatchShard, fill_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -229,9 +229,12 @@ def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None
 
     def fn(params: Params, aux: Aux, batch: Any, key: Array, number: Any, axis_name: str | None) -> tuple[Gradients, Array]:
         names = list(split_params(model, params)[0] if wrt is None else wrt)
-        _, gradients, _ = gradient_step(model, names, policy=policy)(params, aux, batch, key, 0, number, axis_name=axis_name)
+        values, gradients, _ = gradient_step(model, names, policy=policy)(
+            params, aux, batch, key, 0, number, axis_name=axis_name
+        )
         inputs, weight, _ = parts_of(batch)
-        rows = jnp.asarray(num_rows(model, inputs), jnp.float32) if weight is None else jnp.sum(weight)
+        losses = loss_sums(model, values, inputs, weight, plan_of(model, inputs).rows) if model.symbol is None else None
+        rows = weight_sum(model, losses, weight, num_rows(model, inputs))
         return (gradients, rows) if axis_name is None else lax.psum((gradients, rows), axis_name)
 
     return fn

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, objective, plan_of
+from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, objective, plan_of, weight_sum
 from jfit.metrics import Metric
 from jfit.ops.rows import RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
@@ -248,7 +248,7 @@ def _micro_batch_gradients(
     heads = head_arguments(model, values, inputs, metric_weight, plan.rows)
     part, parts = part_number(axis_name, number, settings.micro_batches)
     stats = metric_stats(settings.metrics, *heads, part, parts)
-    count = jnp.sum(weight) if weight is not None else jnp.asarray(row_ids.shape[0], jnp.float32)
+    count = weight_sum(model, losses, weight, row_ids.shape[0])
     shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
     return gradients, new_aux, Sums(count, shared, losses is not None, values if settings.keep_outputs else None)
 

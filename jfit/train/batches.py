@@ -26,6 +26,7 @@ from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
 from jfit.parallel.devices import Device, resolve
+from jfit.train.labels import BatchLabels
 
 # Data is kept on the devices if it fits into this share of an accelerator's memory (the rest is for parameters and
 # activations), or on CPU into this many bytes for all devices together.
@@ -342,7 +343,14 @@ class HostBatches:
         self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
         self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
+        self._labels = BatchLabels(model) if self._checks_labels() else None
+        self._position = (0, 0)  # epoch and number of the batch that is prepared next
         self._rows_separable = False  # whether padding rows can be removed from the outputs
+
+    def _checks_labels(self) -> bool:
+        # not for prediction; labels of arrays to train with have been checked, all rows at once
+        arrays = isinstance(self.data, ArrayData)
+        return self.weights is not False and (not arrays or (self.weights is True and self.model.symbol is None))
 
     def read(
         self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2
@@ -355,6 +363,7 @@ class HostBatches:
             in_order: whether to read arrays unshuffled, from the first row to the last.
             ahead: number of batches to prepare in advance.
         """
+        self._position = (epoch, start)
         if in_order and isinstance(self.data, ArrayData):
             source = _sequential(self.data, self.batch_size)
         else:
@@ -363,10 +372,14 @@ class HostBatches:
 
     def _prepare(self, batch: Batch) -> tuple[Batch, int]:
         axes, unit = self.model.batch_axes, self.devices * self.micro_batches
+        epoch, number = self._position
+        self._position = epoch, number + 1
         if isinstance(self.data, ArrayData):
             batch = batch._replace(inputs=_to_batch_axes(batch.inputs, self.model))
         else:  # the source may overwrite its buffers with a later batch before this one is used
             batch = Batch({k: _copy(v) for k, v in batch.inputs.items()}, *(_copy(w) for w in batch[1:]))
+        if self._labels is not None:
+            self._labels.check(batch, f"batch {number} of epoch {epoch}")
         filled = 0
         if self.weights is False:
             filled = wrapped_rows(batch)

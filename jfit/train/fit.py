@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jfit import optim
-from jfit.data import ArrayData, StreamData, check_labels
+from jfit.data import ArrayData, StreamData
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model, Plan, specs_of
@@ -26,6 +26,7 @@ from jfit.train.batches import Settings, data_of, first_batch, settings_of
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
+from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import DispatchSpec, auto_steps_per_call, make_dispatcher
 from jfit.train.run import Run
 
@@ -58,7 +59,7 @@ def fit(
     policy: Any = None,
     params: Any = None,
     aux: Any = None,
-    loss: Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | str | None = None,
     eval_batch_size: int | None = None,
     directory: str | Path | None = None,
     progress: bool | str = "auto",
@@ -112,7 +113,9 @@ def fit(
         policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.
         params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree.
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name.
-        loss: function `loss(output, label)` that returns the loss of each row; required if `model` is a function.
+        loss: only if `model` is a function, and then required: a function `loss(output, label)` that returns the loss of each
+            row, or the name of one of `jfit.losses`, such as "cross_entropy".  `jfit.losses.get(name, ignore_index=-100)`
+            has options.
         eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
         directory: folder for files written by callbacks, available to them as `run.directory`.
         progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False
@@ -227,7 +230,7 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
 
     Args:
         model: the `Model` to train.
-        data: the training data.  The labels of all rows are checked if it is an `ArrayData`, else only those of `probe`.
+        data: the training data.  The labels of all rows are checked if it is an `ArrayData`, else those of its first batch.
         probe: inputs of the first batch by name.
 
     Returns:
@@ -238,7 +241,10 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
     """
     plan = model.plan(specs_of(probe))
     _check_heads(model)
-    _check_labels(model, data.arrays if isinstance(data, ArrayData) else probe, plan)
+    if isinstance(data, ArrayData):
+        check_model_labels(model, data.arrays, plan)
+    else:
+        BatchLabels(model).check(data.peek(0), "batch 0 of epoch 0")
     return plan
 
 
@@ -316,17 +322,6 @@ def _steps_per_call(
         maximum = int(steps)
     # a dispatch must not run past a step at which a callback is due
     return min([maximum, *(c.every for c in callbacks if c.every and "step" in c.events)])
-
-
-def _check_labels(model: Model, arrays: Mapping[str, Any], plan: Plan) -> None:
-    """Raise a ValueError if a label is not a class index of its head."""
-    for out, shape in zip(model.outputs, plan.shapes, strict=True):
-        if out.class_axis is None or out.label is None or out.label not in arrays:
-            continue
-        labels = arrays[out.label]
-        if labels.ndim == len(shape.shape) and labels.shape[1:] == shape.shape[1:]:
-            continue  # soft labels: a probability distribution per row
-        check_labels(labels, shape.shape[out.class_axis], out.label, out.ignore_label)
 
 
 def _check_heads(model: Model) -> None:

@@ -205,7 +205,7 @@ def lr_find(
     policy: Any = None,
     params: Any = None,
     aux: Any = None,
-    loss: Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | str | None = None,
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
 ) -> RateRange:

@@ -1,0 +1,520 @@
+"""Losses by name for models of functions, and the check that a loss returns values of single rows.
+
+>>> from jfit.lowering.losses import get
+>>> get("cross_entropy", ignore_index=-100).name
+'cross_entropy'
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from jfit.ops.registry import nearest
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss function with the facts that labels and metrics depend on; called as `loss(output, label)`.
+
+    Attributes:
+        name: its name, such as "cross_entropy".
+        function: `function(output, label, **options) -> losses`, one value per row or per position of a row.
+        scores: what the model outputs: "logits" (of a softmax over the last axis if `classes`, of a sigmoid otherwise),
+            "log_probabilities", or None for values of a regression.
+        classes: whether integer labels are class indices, and the last axis of the output is the classes.
+        label_range: smallest and largest valid label of a loss without classes; None: any.
+        ignore_index: label value of positions without loss; None: there is no such value.
+        options: other keyword arguments of `function`, as (name, value) pairs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> get("mse")(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0])).tolist()
+        [0.0, 4.0]
+    """
+
+    name: str
+    function: Callable[..., Array]
+    scores: str | None = None
+    classes: bool = False
+    label_range: tuple[float, float] | None = None
+    ignore_index: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, output: Any, label: Any) -> Array:
+        """Compute the losses: 0 where the label is `ignore_index`."""
+        if self.ignore_index is None:
+            return self.function(output, label, **dict(self.options))
+        label = jnp.asarray(label)
+        ignored = label == self.ignore_index
+        losses = self.function(output, jnp.where(ignored, 0, label), **dict(self.options))
+        if losses.shape != label.shape:
+            raise ValueError(
+                f"loss {self.name!r} has ignore_index={self.ignore_index}, but the labels of shape {label.shape} are not one "
+                f"number per loss (the losses have shape {losses.shape}); pass class indices, or leave out ignore_index"
+            )
+        return jnp.where(ignored, 0, losses)
+
+
+# ------------------------------------------------------------------------------------------------ the losses
+def cross_entropy(output: Any, label: Any, *, label_smoothing: float = 0.0) -> Array:
+    """-Σ_k p_k log softmax(output)_k, where p is the label: a class index (p is one-hot) or a distribution.
+
+    Args:
+        output: logits (rows, ..., classes).
+        label: class indices (rows, ...), integers or whole floats, or probabilities (rows, ..., classes), such as one-hot.
+        label_smoothing: α: p is replaced by (1 - α) p + α / classes.
+
+    Returns:
+        Array (rows, ...), float32.
+
+    Raises:
+        ValueError: the label has neither of these shapes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [round(float(v), 3) for v in cross_entropy(jnp.zeros((2, 4)), jnp.array([0, 3]))]
+        [1.386, 1.386]
+    """
+    output, label = _float32(output), jnp.asarray(label)
+    if label.shape == output.shape:
+        label = label.astype(jnp.float32)
+    elif label.shape == output.shape[:-1]:
+        if not label_smoothing:
+            return optax.losses.softmax_cross_entropy_with_integer_labels(output, label.astype(jnp.int32))
+        label = jax.nn.one_hot(label, output.shape[-1])
+    else:
+        raise ValueError(
+            f"loss 'cross_entropy': the output has shape {output.shape} and the label {label.shape}; expected class indices of "
+            f"shape {output.shape[:-1]} or probabilities of shape {output.shape}"
+        )
+    return optax.losses.softmax_cross_entropy(output, optax.losses.smooth_labels(label, label_smoothing))
+
+
+def nll(output: Any, label: Any) -> Array:
+    """-output[label]: the negative log-likelihood of class indices, for log-probabilities.
+
+    Args:
+        output: log-probabilities (rows, ..., classes), such as those of `jax.nn.log_softmax`.
+        label: class indices (rows, ...), integers or whole floats.
+
+    Returns:
+        Array (rows, ...), float32.
+
+    Raises:
+        ValueError: the label has another shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [round(float(v), 3) for v in nll(jnp.log(jnp.array([[0.25, 0.75]])), jnp.array([1]))]
+        [0.288]
+    """
+    output, label = _float32(output), jnp.asarray(label)
+    if label.shape != output.shape[:-1]:
+        raise ValueError(
+            f"loss 'nll': the output has shape {output.shape} and the label {label.shape}; expected class indices of shape "
+            f"{output.shape[:-1]}"
+        )
+    return -jnp.take_along_axis(output, label.astype(jnp.int32)[..., None], axis=-1)[..., 0]
+
+
+def binary_cross_entropy(output: Any, label: Any) -> Array:
+    """-y log σ(output) - (1 - y) log(1 - σ(output)), for one or several independent yes-no labels per row.
+
+    Args:
+        output: logits (rows, ...).
+        label: 0, 1 or a probability, of the same shape (axes of size 1 at the end may differ).
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [round(float(v), 3) for v in binary_cross_entropy(jnp.zeros(2), jnp.array([0, 1]))]
+        [0.693, 0.693]
+    """
+    return optax.losses.sigmoid_binary_cross_entropy(*_aligned("binary_cross_entropy", output, label))
+
+
+def mse(output: Any, label: Any) -> Array:
+    """(output - label)².
+
+    Args:
+        output: values (rows, ...).
+        label: values of the same shape (axes of size 1 at the end may differ).
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> mse(jnp.ones((2, 1)), jnp.array([1.0, 3.0])).tolist()
+        [[0.0], [4.0]]
+    """
+    return optax.losses.squared_error(*_aligned("mse", output, label))
+
+
+def l2(output: Any, label: Any) -> Array:
+    """½ (output - label)², as `optax.l2_loss`.
+
+    Args:
+        output: values (rows, ...).
+        label: values of the same shape (axes of size 1 at the end may differ).
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> l2(jnp.ones(2), jnp.array([1.0, 3.0])).tolist()
+        [0.0, 2.0]
+    """
+    return optax.losses.l2_loss(*_aligned("l2", output, label))
+
+
+def mae(output: Any, label: Any) -> Array:
+    """|output - label|.
+
+    Args:
+        output: values (rows, ...).
+        label: values of the same shape (axes of size 1 at the end may differ).
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> mae(jnp.ones(2), jnp.array([1.0, 3.0])).tolist()
+        [0.0, 2.0]
+    """
+    output, label = _aligned("mae", output, label)
+    return jnp.abs(output - label)
+
+
+def huber(output: Any, label: Any, *, delta: float = 1.0) -> Array:
+    """½ d² if |d| ≤ δ, else δ (|d| - ½ δ), where d = output - label.
+
+    Args:
+        output: values (rows, ...).
+        label: values of the same shape (axes of size 1 at the end may differ).
+        delta: δ, at least 0.
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> huber(jnp.zeros(2), jnp.array([1.0, 3.0])).tolist()
+        [0.5, 2.5]
+    """
+    return optax.losses.huber_loss(*_aligned("huber", output, label), delta=delta)
+
+
+def log_cosh(output: Any, label: Any) -> Array:
+    """log cosh(output - label).
+
+    Args:
+        output: values (rows, ...).
+        label: values of the same shape (axes of size 1 at the end may differ).
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [round(float(v), 3) for v in log_cosh(jnp.zeros(2), jnp.array([0.0, 1.0]))]
+        [0.0, 0.434]
+    """
+    return optax.losses.log_cosh(*_aligned("log_cosh", output, label))
+
+
+def hinge(output: Any, label: Any) -> Array:
+    """max(0, 1 - s · output), where s is 1 if the label is positive, else -1: labels are 0 and 1, or -1 and 1.
+
+    Args:
+        output: scores (rows, ...), positive for label 1.
+        label: labels of the same shape (axes of size 1 at the end may differ).
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> hinge(jnp.array([0.5, 0.5]), jnp.array([0, 1])).tolist()
+        [1.5, 0.5]
+    """
+    output, label = _aligned("hinge", output, label)
+    return optax.losses.hinge_loss(output, jnp.where(label > 0, 1.0, -1.0))
+
+
+def poisson(output: Any, label: Any) -> Array:
+    """exp(output) - label · output: the negative log-likelihood of counts whose log rate is the output, without log(label!).
+
+    Args:
+        output: logarithms of rates (rows, ...).
+        label: counts of the same shape (axes of size 1 at the end may differ).
+
+    Returns:
+        Array of the shape of the output, float32.
+
+    Raises:
+        ValueError: the shapes do not match.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> poisson(jnp.zeros(2), jnp.array([0, 3])).tolist()
+        [1.0, 1.0]
+    """
+    output, label = _aligned("poisson", output, label)
+    return jnp.exp(output) - label * output
+
+
+def _float32(x: Any) -> Array:
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _aligned(name: str, output: Any, label: Any) -> tuple[Array, Array]:
+    """Cast both to float32 and give the label the shape of the output, if they differ by axes of size 1 at the end only."""
+    output, label = _float32(output), _float32(label)
+    if _without_ones(output.shape) != _without_ones(label.shape):
+        raise ValueError(
+            f"loss {name!r}: the output has shape {output.shape} and the label {label.shape}; expected equal shapes (axes of "
+            "size 1 at the end may differ), because other shapes would be broadcast: each output would be compared with the "
+            "labels of other rows"
+        )
+    return output, label.reshape(output.shape)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    last = max((i for i, n in enumerate(shape) if n != 1 or i == 0), default=-1)
+    return shape[: last + 1]
+
+
+# ------------------------------------------------------------------------------------------------ by name
+# fmt: off
+_LOSSES = (
+    Loss("cross_entropy", cross_entropy, "logits", classes=True),
+    Loss("nll", nll, "log_probabilities", classes=True),
+    Loss("binary_cross_entropy", binary_cross_entropy, "logits", label_range=(0, 1)),
+    Loss("mse", mse), Loss("l2", l2), Loss("mae", mae), Loss("huber", huber), Loss("log_cosh", log_cosh),
+    Loss("hinge", hinge, label_range=(-1, 1)), Loss("poisson", poisson, label_range=(0, math.inf)),
+)
+# fmt: on
+LOSSES: dict[str, Loss] = {loss.name: loss for loss in _LOSSES}
+ALIASES = {"ce": "cross_entropy", "bce": "binary_cross_entropy", "l1": "mae"}
+LOGITS = frozenset(loss.name for loss in _LOSSES if loss.scores == "logits")  # losses of models that output logits
+
+# Losses of optax that are passed as functions: name in `LOSSES` of the loss with the same outputs and labels.
+_OPTAX = {
+    "softmax_cross_entropy_with_integer_labels": "cross_entropy",
+    "softmax_cross_entropy": "cross_entropy",
+    "sigmoid_binary_cross_entropy": "binary_cross_entropy",
+}
+
+
+def get(spec: str, *, ignore_index: int | None = None, **options: Any) -> Loss:
+    """Return a loss by name, with options.
+
+    Args:
+        spec: name in `LOSSES` or an alias of one: "ce", "bce" and "l1".
+        ignore_index: label value of positions that have no loss, such as -100 for padding tokens.  The mean loss is over the
+            other positions.
+        options: keyword arguments of the loss function, such as `label_smoothing` of `cross_entropy`.
+
+    Returns:
+        The `Loss`; pass it to `jfit.fit` as `loss=`.
+
+    Raises:
+        ValueError: unknown name or option.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = get("cross_entropy", ignore_index=-1)
+        >>> [round(float(v), 3) for v in loss(jnp.zeros((2, 2)), jnp.array([0, -1]))]
+        [0.693, 0.0]
+    """
+    name = ALIASES.get(spec.lower(), spec.lower())
+    if name not in LOSSES:
+        near = nearest(spec, [*LOSSES, *ALIASES])
+        hint = f"did you mean {near}? " if near else ""
+        raise ValueError(
+            f"loss {spec!r} is unknown; {hint}The names are {', '.join(map(repr, LOSSES))}; or pass a function loss(output, "
+            "label) that returns the loss of each row"
+        )
+    loss = LOSSES[name]
+    known = [p for p in inspect.signature(loss.function).parameters if p not in ("output", "label")]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise ValueError(f"loss {name!r} has no option {unknown[0]!r}; its options are {', '.join([*known, 'ignore_index'])}")
+    return Loss(name, loss.function, loss.scores, loss.classes, loss.label_range, ignore_index, tuple(sorted(options.items())))
+
+
+def known_loss(loss: Any) -> Loss | None:
+    """Return the facts about a loss function: a `Loss`, a function of this module (also as functools.partial) or of optax.
+
+    Args:
+        loss: function or `Loss`.
+
+    Returns:
+        The `Loss` with the same outputs and labels; None for any other function.
+
+    Example:
+        >>> import optax
+        >>> known_loss(optax.softmax_cross_entropy_with_integer_labels).scores, known_loss(optax.l2_loss)
+        ('logits', None)
+    """
+    if isinstance(loss, Loss):
+        return loss
+    function, options = loss, {}
+    if isinstance(loss, functools.partial) and not loss.args:
+        function, options = loss.func, loss.keywords
+    for record in _LOSSES:
+        if record.function is function:
+            return get(record.name, **options)
+    for name, same in _OPTAX.items():
+        if function is getattr(optax.losses, name) and "axis" not in options:
+            return LOSSES[same]
+    return None
+
+
+def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
+    """Convert the argument `loss` of `fit`, a name or a function, to a function.
+
+    Raises:
+        ValueError: unknown name.
+        TypeError: neither a name nor a function.
+
+    Example:
+        >>> as_loss("mse").name
+        'mse'
+    """
+    if isinstance(loss, str):
+        return get(loss)
+    if not callable(loss):
+        raise TypeError(
+            f"loss is {loss!r}; expected a function loss(output, label) or one of the names {', '.join(map(repr, LOSSES))}"
+        )
+    return loss
+
+
+# ------------------------------------------------------------------------------------------------ losses of rows
+def per_row(loss: Callable[[Any, Array], Array], label: Array, losses: Array) -> tuple[Array, Array]:
+    """Reduce losses (rows, ...) to (loss of each row, weight of each row in the mean), both (rows,) float32.
+
+    The loss of a row is the mean of its losses.  With `ignore_index`, ignored positions count as 0 in it, and the weight of a
+    row is the fraction of its positions that are not ignored, so that Σ losses / Σ weights is the mean over these positions.
+    """
+    rows = losses.shape[0]
+    means = losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
+    ignore = loss.ignore_index if isinstance(loss, Loss) else None
+    if ignore is None:
+        return means, jnp.ones_like(means)
+    return means, (label != ignore).reshape(rows, -1).mean(axis=1, dtype=jnp.float32)
+
+
+def check_rows(loss: Callable[[Any, Array], Array], output: Any, label: Any, losses: Array) -> None:
+    """Raise an error unless losses (rows, ...) can be one or several values of each row.
+
+    `(o - l)**2` of shapes (n, 1) and (n,) has shape (n, n): each output is compared with the labels of all rows, and training
+    fits the mean of the labels.  Such a loss is recognized by an axis that grows with the number of rows, or by more values
+    per row than output and label have.
+
+    Raises:
+        ValueError: the losses are not values of single rows.
+    """
+    rows = label.shape[0]
+    if losses.ndim == 0 or losses.shape[0] != rows:
+        raise ValueError(
+            f"loss returned shape {losses.shape}, expected one value per example, ({rows},): padding and row weights "
+            "need the loss of each row; return the losses before averaging"
+        )
+    values = math.prod(losses.shape[1:])
+    explained = max(math.prod(x.shape[1:]) for x in (output, label))
+    if _grows(loss, output, label, losses) or values > explained:
+        raise ValueError(
+            f"loss returned shape {losses.shape} for an output of shape {output.shape} and a label of shape {label.shape}: "
+            f"expected one value per example, ({rows},), or one per value of an example. Output and label are probably "
+            "broadcast against each other, so that rows are compared with the labels of other rows; give both the same shape "
+            "(such as output[:, 0] or label[:, None]), or reduce the loss to one value per example"
+        )
+
+
+def _grows(loss: Callable[[Any, Array], Array], output: Any, label: Any, losses: Array) -> bool:
+    """Whether an axis of the losses other than the first depends on the number of rows."""
+    rows, trailing = label.shape[0], losses.shape[1:]
+    if not trailing or output.shape[:1] != (rows,):
+        return False
+    other = max(*output.shape, *label.shape) + 1  # a number of rows that no other axis has
+    specs = [jax.ShapeDtypeStruct((other, *x.shape[1:]), x.dtype) for x in (output, label)]
+    try:
+        return jax.eval_shape(lambda o, y: jnp.asarray(loss(o, y)), *specs).shape[1:] != trailing
+    except (TypeError, ValueError):
+        # (n, k) with (n,) is broadcast only if n is k: for another number of rows it is an error
+        return rows in trailing
+
+
+def check_range(loss_range: tuple[float, float], labels: Any, name: str, ignore: float | None = None) -> None:
+    """Check that all labels are in a closed interval.
+
+    Raises:
+        ValueError: a label is NaN or outside; the message names the first such row.
+
+    Example:
+        >>> check_range((0, 1), [0, 2], "y")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: label 'y': row 1 is 2, expected values from 0 to 1; ...
+    """
+    array = np.asarray(labels)
+    low, high = loss_range
+    valid = (array >= low) & (array <= high)
+    if ignore is not None:
+        valid |= array == ignore
+    if not valid.all():
+        where = np.unravel_index(np.argmin(valid), array.shape)
+        place = f"row {where[0]}" + (f", position {tuple(int(k) for k in where[1:])}" if len(where) > 1 else "")
+        raise ValueError(
+            f"label {name!r}: {place} is {array[where]}, expected values from {low:g} to {high:g}; rescale the labels, or "
+            "choose the loss of the task (class indices need 'cross_entropy')"
+        )
+
+
+def facts(loss: Any) -> Mapping[str, Any]:
+    """Fields of the `Output` of a model with this loss that follow from the loss."""
+    known = known_loss(loss)
+    if known is None:
+        return {}
+    axis = -1 if known.classes else None
+    return {"class_axis": axis, "ignore_label": known.ignore_index, "label_range": known.label_range}

@@ -1,0 +1,68 @@
+"""Check of labels: class indices of cross-entropy heads and losses, and values of losses with a range of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.data import Batch, check_labels
+from jfit.lowering.losses import check_range
+from jfit.lowering.model import Model, Plan, plan_of
+
+
+def check_model_labels(model: Model, arrays: Mapping[str, Any], plan: Plan) -> None:
+    """Raise a ValueError if a label is not a class index of its output, or outside the range of labels of its loss.
+
+    Args:
+        model: the model.
+        arrays: NumPy arrays by input name, labels included.
+        plan: output shapes of the model, for any number of rows.
+    """
+    for out, shape in zip(model.outputs, plan.shapes, strict=True):
+        if out.label is None or out.label not in arrays:
+            continue
+        labels = arrays[out.label]
+        if out.label_range is not None:
+            check_range(out.label_range, labels, out.label, out.ignore_label)
+        if out.class_axis is None or (labels.ndim == len(shape.shape) and labels.shape[1:] == shape.shape[1:]):
+            continue  # soft labels: a probability distribution per row
+        check_labels(labels, shape.shape[out.class_axis], out.label, out.ignore_label)
+
+
+class BatchLabels:
+    """Check the labels of every batch of a stream; the message names the batch and the epoch.
+
+    Rows without weight are not checked.  Labels that are jax arrays are not checked either: reading them would make the host
+    wait for the devices.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._plan: Plan | None = None
+        self._names = {o.label for o in model.outputs if o.class_axis is not None or o.label_range is not None}
+
+    def check(self, batch: Batch, where: str) -> None:
+        """Raise a ValueError if a label of the batch is invalid; `where` names the batch."""
+        labels = {k: v for k, v in batch.inputs.items() if k in self._names and not isinstance(v, jax.Array)}
+        if not labels:
+            return
+        if self._plan is None:
+            self._plan = plan_of(self.model, batch.inputs)
+        labels = {k: np.asarray(v) for k, v in labels.items()}
+        weights = [np.asarray(w) > 0 for w in batch[1:] if w is not None]
+        if weights and not np.any(weights, axis=0).all():
+            used = np.any(weights, axis=0)  # (rows,)
+            if not used.any():
+                return
+            first = int(np.argmax(used))  # rows without weight get its labels, so that row numbers stay
+            labels = {k: np.where(used.reshape(-1, *(1,) * (v.ndim - 1)), v, v[first]) for k, v in labels.items()}
+        try:
+            check_model_labels(self.model, labels, self._plan)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None

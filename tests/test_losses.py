@@ -1,0 +1,345 @@
+"""Losses by name: their values, ignored positions, and the losses and labels for which `fit` raises."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+from sklearn.metrics import hinge_loss, log_loss
+
+import jfit
+from jfit import losses
+
+
+def fit(apply, data, **options):
+    options = {"eval_metric": None, "progress": False, "num_epoch": 1, "batch_size": 8, **options}
+    return jfit.fit(apply, data, **options)
+
+
+def linear(params, x):
+    return x @ params["w"]
+
+
+@pytest.fixture
+def line(rng):
+    x = rng.normal(size=(24, 3)).astype("float32")
+    return x, (x @ np.array([1.0, -2.0, 0.5], "float32")).astype("float32")
+
+
+@pytest.fixture
+def classes(rng):
+    return rng.normal(size=(24, 3)).astype("float32"), rng.integers(0, 4, 24)
+
+
+START = {"w": np.zeros((3, 4), "float32")}
+
+
+# ------------------------------------------------------------------------------------------------ values
+FORMULAS = {
+    "mse": lambda o, y: (o - y) ** 2,
+    "l2": lambda o, y: (o - y) ** 2 / 2,
+    "mae": lambda o, y: abs(o - y),
+    "huber": lambda o, y: np.where(abs(o - y) <= 1, (o - y) ** 2 / 2, abs(o - y) - 0.5),
+    "log_cosh": lambda o, y: np.log(np.cosh(o - y)),
+    "hinge": lambda o, y: np.maximum(0, 1 - np.where(y > 0, 1, -1) * o),
+    "poisson": lambda o, y: np.exp(o) - y * o,
+    "binary_cross_entropy": lambda o, y: -y * np.log(special.expit(o)) - (1 - y) * np.log(special.expit(-o)),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 2, 3)])
+def test_elementwise_losses_have_the_values_of_their_formulas(name, shape, rng):
+    output = rng.normal(size=shape).astype("float32") * 2
+    label = (rng.random(shape) > 0.5).astype("float32") if name not in ("mse", "l2", "mae", "huber") else output * 0 + 0.7
+    np.testing.assert_allclose(losses.get(name)(output, label), FORMULAS[name](output, label), rtol=1e-5, atol=1e-6)
+    assert losses.get(name)(output, label.astype("int32")).shape == shape
+
+
+def test_every_loss_has_an_oracle():
+    assert {*FORMULAS, "cross_entropy", "nll"} == set(losses.LOSSES)
+    assert {"cross_entropy", "binary_cross_entropy"} == losses.LOGITS
+
+
+@pytest.mark.parametrize("shape", [(9,), (9, 2)])
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_cross_entropy_equals_the_log_loss_of_scikit_learn(shape, dtype, rng):
+    logits, label = rng.normal(size=(*shape, 4)).astype("float32"), rng.integers(0, 4, shape)
+    one_hot, probabilities = np.eye(4, dtype="float32")[label], special.softmax(logits, -1)
+    expected = log_loss(label.ravel(), probabilities.reshape(-1, 4), labels=range(4))
+    for values in (
+        losses.cross_entropy(logits, label.astype(dtype)),
+        losses.cross_entropy(logits, one_hot.astype(dtype)),
+        losses.nll(np.log(probabilities), label.astype(dtype)),
+    ):
+        assert values.shape == shape and float(values.mean()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_label_smoothing_is_that_of_optax(rng):
+    logits, label = rng.normal(size=(5, 4)).astype("float32"), rng.integers(0, 4, 5)
+    expected = optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(label, 4), 0.2))
+    np.testing.assert_allclose(losses.get("ce", label_smoothing=0.2)(logits, label), expected, rtol=1e-6)
+
+
+def test_hinge_takes_zero_one_labels_and_signs(rng):
+    output, label = rng.normal(size=12).astype("float32"), rng.integers(0, 2, 12)
+    expected = hinge_loss(label, output)
+    assert float(losses.hinge(output, label).mean()) == pytest.approx(expected, rel=1e-5)
+    assert float(losses.hinge(output, label * 2 - 1).mean()) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mse", "huber", "binary_cross_entropy", "hinge"])
+def test_a_column_of_outputs_matches_a_vector_of_labels(name, rng):
+    output, label = rng.normal(size=(7, 1)).astype("float32"), rng.integers(0, 2, 7)
+    np.testing.assert_array_equal(losses.get(name)(output, label)[:, 0], losses.get(name)(output[:, 0], label))
+    np.testing.assert_array_equal(losses.get(name)(output[:, 0], label[:, None]), losses.get(name)(output[:, 0], label))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: losses.get("cross_entrpy"), "loss 'cross_entrpy' is unknown; did you mean 'cross_entropy'.* The names are "),
+        (lambda: losses.get("mse", delta=2), "loss 'mse' has no option 'delta'; its options are ignore_index"),
+        (lambda: losses.mse(np.zeros((3, 2)), np.zeros(3)), r"output has shape \(3, 2\) and the label \(3,\); expected equal"),
+        (lambda: losses.cross_entropy(np.zeros((3, 2)), np.zeros((3, 1))), r"class indices of shape \(3,\) or probabilities"),
+        (lambda: losses.nll(np.zeros((3, 2)), np.zeros((3, 2))), r"expected class indices of shape \(3,\)"),
+        (
+            lambda: losses.get("ce", ignore_index=-1)(np.zeros((3, 2)), np.zeros((3, 2))),
+            r"has ignore_index=-1, but the labels of shape \(3, 2\) are not one number per loss",
+        ),
+    ],
+)
+def test_wrong_names_options_and_shapes_raise(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_functions_of_optax_and_partials_are_recognized():
+    assert losses.known_loss(optax.softmax_cross_entropy_with_integer_labels).classes
+    partial = losses.known_loss(functools.partial(losses.cross_entropy, label_smoothing=0.1))
+    assert partial is not None and (partial.scores, partial.options) == ("logits", (("label_smoothing", 0.1),))
+    assert losses.known_loss(optax.l2_loss) is None and losses.known_loss(lambda o, y: o) is None
+
+
+# ------------------------------------------------------------------------------------------------ training
+def test_a_loss_by_name_trains_as_the_function_of_optax(classes):
+    run = fit(linear, classes, params=START, loss="cross_entropy")
+    other = fit(linear, classes, params=START, loss=optax.softmax_cross_entropy_with_integer_labels)
+    np.testing.assert_array_equal(run.params["w"], other.params["w"])
+    assert run.score(classes)["loss"] == pytest.approx(
+        log_loss(classes[1], special.softmax(run.predict(classes[0]), -1), labels=range(4)), rel=1e-5
+    )
+
+
+def by_hand(x, label, batch_size, rate=0.5):
+    """Sequence model: gradient of the mean cross-entropy over the labels that are not -100, in each batch."""
+    w = jnp.zeros((3, 4))
+
+    def mean(w, x, label):
+        used = label != -100
+        each = optax.softmax_cross_entropy_with_integer_labels(x @ w, jnp.where(used, label, 0))
+        return jnp.sum(each * used) / jnp.sum(used)
+
+    for low in range(0, len(x), batch_size):
+        w = w - rate * jax.grad(mean)(w, x[low : low + batch_size], label[low : low + batch_size])
+    return w, mean(w, x, label)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 99), rows=st.sampled_from([16, 19]), share=st.sampled_from([0.2, 0.7]))
+def test_the_mean_is_over_the_positions_that_are_not_ignored(seed, rows, share):
+    rng = np.random.default_rng(seed)
+    x, label = rng.normal(size=(rows, 5, 3)).astype("float32"), rng.integers(0, 4, (rows, 5))
+    label[rng.random(label.shape) < share] = -100
+    label[::8, 0] = 1  # at least one in every batch
+    expected, loss = by_hand(x, label, 8)
+    options = {"params": START, "loss": losses.get("cross_entropy", ignore_index=-100), "shuffle": False}
+    run = fit(linear, (x, label), optimizer_params={"learning_rate": 0.5}, **options)
+    np.testing.assert_allclose(run.params["w"], expected, rtol=1e-4, atol=1e-6)
+    assert run.score((x, label))["loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_ignored_positions_do_not_depend_on_devices_and_micro_batches(devices, micro_batches, rng):
+    x, label = rng.normal(size=(20, 5, 3)).astype("float32"), rng.integers(0, 4, (20, 5))
+    label[rng.random(label.shape) < 0.5] = -100
+    expected, _ = by_hand(x, label, 8)
+    loss = losses.get("cross_entropy", ignore_index=-100)
+    options = {"devices": devices, "micro_batches": micro_batches, "shuffle": False, "optimizer_params": {"learning_rate": 0.5}}
+    run = fit(linear, (x, label), params=START, loss=loss, **options)
+    np.testing.assert_allclose(run.params["w"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_mean_gradients_divide_by_the_positions_that_are_not_ignored(rng):
+    x, label = rng.normal(size=(4, 5, 3)).astype("float32"), rng.integers(0, 4, (4, 5))
+    label[:, 2:] = -1
+    model = jfit.Model.from_function(linear, loss=losses.get("ce", ignore_index=-1), params=START)
+    gradients = jfit.gradients.mean_gradients(model)(model.init(jax.random.key(0), {})[0], {}, {"x": x, "label": label})
+    expected, _ = by_hand(x, np.where(label == -1, -100, label), 4, rate=1.0)
+    np.testing.assert_allclose(gradients["w"], -expected, rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ refused losses
+@pytest.fixture
+def broadcasting():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("output", "label"),
+    [
+        ((8, 1), (8,)),
+        ((8,), (8, 1)),
+        ((8, 1, 3), (8, 3)),
+        ((8, 8), (8,)),
+        ((1, 1), (1,)),
+        ((8, 5, 1), (8, 1, 5)),
+        ((5, 5), (5,)),
+    ],
+)
+def test_a_loss_that_compares_rows_with_labels_of_other_rows_is_refused(output, label, broadcasting):
+    model = jfit.Model.from_function(lambda p, x: x * p["s"], loss=lambda o, y: (o - y) ** 2, params={"s": jnp.ones(())})
+    with pytest.raises(ValueError, match=r"Output and label are probably broadcast against each other.* label\[:, None\]"):
+        model.outputs[0].loss(jnp.ones(output), {"label": jnp.ones(label)})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fit_refuses_a_column_of_outputs_with_a_vector_of_labels(stream, line, broadcasting):
+    x, y = line
+    data = [(x[:8], y[:8])] if stream else line
+    with pytest.raises(
+        ValueError, match=r"loss returned shape \(8, 8\) for an output of shape \(8, 1\) and a label of .*\(8,\)"
+    ):
+        fit(lambda p, x: x @ p["w"], data, params={"w": np.zeros((3, 1), "float32")}, loss=lambda o, y: (o - y) ** 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    axes=st.lists(st.integers(1, 4), max_size=3),
+    kept=st.integers(0, 3),
+)
+def test_losses_of_rows_are_never_refused(rows, axes, kept):
+    """Losses of the same shape as output and label, reduced over any of the last axes, pass whatever the number of rows."""
+    shape, kept = (rows, *axes), min(kept, len(axes))
+
+    def loss(o, y):
+        return jnp.mean((o - y) ** 2, axis=tuple(range(1 + kept, 1 + len(axes))))
+
+    model = jfit.Model.from_function(lambda p, x: x * p["s"], loss=loss, params={"s": jnp.ones(())})
+    values, weights = model.outputs[0].loss(jnp.full(shape, 2.0), {"label": jnp.zeros(shape)})
+    assert (values.tolist(), weights.tolist()) == ([4.0] * rows, [1.0] * rows)
+
+
+def test_a_loss_that_works_for_one_number_of_rows_only_is_accepted():
+    pairs = jnp.eye(4)
+    model = jfit.Model.from_function(lambda p, x: x, loss=lambda o, y: o.sum(1) * (pairs @ y), params={"s": jnp.ones(())})
+    assert model.outputs[0].loss(jnp.ones((4, 3)), {"label": jnp.ones(4)})[0].tolist() == [3.0] * 4
+
+
+def symbol():
+    net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=4, name="fc")
+    return jfit.sym.SoftmaxOutput(net, name="softmax")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (symbol, "loss= would be ignored: the model is a Symbol, and its output operators determine its loss; leave out loss="),
+        (lambda: jfit.lower(symbol()), r"the model already has a loss, in its outputs \['softmax_output'\]; leave out loss="),
+        (lambda: jfit.Model.from_function(linear, loss="mse", params=START), r"pass loss= to jfit.Model.from_function"),
+    ],
+)
+def test_a_loss_for_a_model_with_its_own_loss_is_refused(model, message, classes):
+    with pytest.raises(ValueError, match=message):
+        fit(model(), classes, loss=optax.l2_loss)
+    with pytest.raises(ValueError, match=message):
+        jfit.lr_find(model(), classes, loss="mse", steps=4)
+    with pytest.raises(ValueError, match=message):
+        jfit.score(model(), classes, loss="mse", params=START)
+
+
+def test_a_loss_that_is_no_function_and_no_name_is_refused(classes):
+    with pytest.raises(
+        TypeError, match=r"loss is 3; expected a function loss\(output, label\) or one of the names 'cross_entr"
+    ):
+        fit(linear, classes, params=START, loss=3)
+    with pytest.raises(ValueError, match="loss 'entropy' is unknown"):
+        fit(linear, classes, params=START, loss="entropy")
+
+
+# ------------------------------------------------------------------------------------------------ labels out of range
+LOSS_FORMS = ["cross_entropy", optax.softmax_cross_entropy_with_integer_labels, losses.nll]
+
+
+@pytest.mark.parametrize("loss", LOSS_FORMS)
+@pytest.mark.parametrize("value", [4, -1])
+def test_labels_out_of_range_are_refused_before_the_first_step(loss, value, classes):
+    x, y = classes
+    y[21] = value  # not in the first batch
+    steps = []
+    with pytest.raises(ValueError, match=rf"label 'label': row 21 is {value}, expected classes 0..3; "):
+        fit(linear, (x, y), params=START, loss=loss, callbacks=[lambda event: steps.append(event)])
+    assert not steps
+
+
+@pytest.mark.parametrize("model", ["function", "symbol"])
+def test_labels_out_of_range_in_a_stream_are_refused_at_their_batch(model, classes):
+    x, y = classes
+    y[21] = 9
+    options = {"params": START, "loss": "cross_entropy"} if model == "function" else {}
+    batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 24, 8)]
+    name = "label" if model == "function" else "softmax_label"
+    with pytest.raises(ValueError, match=rf"batch 2 of epoch 0: label '{name}': row 5 is 9, expected classes 0..3"):
+        fit(linear if model == "function" else symbol(), batches, **options)
+    assert jfit.last_run().position["step"] <= 2
+
+
+def test_labels_out_of_range_are_refused_in_score(classes):
+    x, y = classes
+    run = fit(linear, (x, y), params=START, loss="cross_entropy")
+    for data in [(x, y * 0 + 7), [(x, y * 0 + 7)]]:
+        with pytest.raises(ValueError, match=r"batch 0 of epoch 0: label 'label': row 0 is 7, expected classes 0..3"):
+            run.score(data)
+    assert run.predict((x, y * 0 + 7)).shape == (24, 4)
+
+
+def test_ignored_labels_and_rows_without_weight_are_valid(classes):
+    x, y = classes
+    y[21] = -100
+    ignoring = losses.get("cross_entropy", ignore_index=-100)
+    fit(linear, (x, y), params=START, loss=ignoring)
+    fit(linear, [(x, y)], params=START, loss=ignoring)
+    weight = (y >= 0).astype("float32")
+    fit(linear, [(x, y, weight)], params=START, loss="cross_entropy")
+    y[22] = 8
+    with pytest.raises(ValueError, match=r"row 22 is 8, expected classes 0..3"):
+        fit(linear, [(x, y, weight)], params=START, loss="cross_entropy")
+    with pytest.raises(ValueError, match=r"row 22 is 8, expected classes 0..3 and -100 \(ignored\)"):
+        fit(linear, (x, y), params=START, loss=ignoring)
+
+
+def test_one_hot_labels_and_sequences_are_valid(rng):
+    x, y = rng.normal(size=(8, 4, 3)).astype("float32"), rng.integers(0, 4, (8, 4))  # as many positions as classes
+    fit(linear, (x, y), params=START, loss="cross_entropy")
+    fit(linear, (x, np.eye(4, dtype="float32")[y]), params=START, loss="cross_entropy")
+    y[3, 2] = 4
+    with pytest.raises(ValueError, match=r"row 3, position \(2,\) is 4, expected classes 0..3"):
+        fit(linear, (x, y), params=START, loss="cross_entropy")
+
+
+def test_labels_of_a_binary_loss_are_probabilities(line):
+    x, y = line
+    start = {"w": np.zeros(3, "float32")}
+    fit(linear, (x, (y > 0).astype("int32")), params=start, loss="binary_cross_entropy")
+    with pytest.raises(
+        ValueError, match=r"label 'label': row 0 is 2, expected values from 0 to 1; rescale the labels, or choose"
+    ):
+        fit(linear, (x, np.full(24, 2)), params=start, loss="binary_cross_entropy")
