@@ -1,4 +1,4 @@
-"""The metrics by name.  Adding one is one function and one row of `METRICS`."""
+"""The metrics by name.  To add a metric, write a function that returns a `Metric`, and add its names to `METRICS`."""
 
 from __future__ import annotations
 

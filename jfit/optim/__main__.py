@@ -19,7 +19,7 @@ _SETTINGS: dict[str, Any] = {"momentum": 0.5, "centered": True, "batch_scale": 2
 
 
 def table() -> list[tuple[str, ...]]:
-    """One row per optimizer, sorted by name, with the columns `COLUMNS`.
+    """Return one row of text per optimizer, sorted by name, with the columns `COLUMNS`.
 
     Example:
         >>> dict((row[0], row[3]) for row in table())["adam"]
@@ -36,7 +36,10 @@ def table() -> list[tuple[str, ...]]:
 
 
 def _parameters(make: Callable[..., Any]) -> str:
-    """`name=default` of each parameter; shared parameters only if their default differs from that of sgd."""
+    """Return `name=default` of each parameter of a factory.
+
+    Parameters that all optimizers share are listed only if their default differs from that of sgd.
+    """
     usual = inspect.signature(OPTIMIZERS["sgd"].make).parameters
     parameters = inspect.signature(make).parameters.values()
     return ", ".join(
@@ -45,7 +48,10 @@ def _parameters(make: Callable[..., Any]) -> str:
 
 
 def _state(make: Callable[..., Any]) -> str:
-    """The state slots, with the argument that adds a slot in brackets; then the scalars shared by all parameters."""
+    """Return the names of the state slots and of the scalars shared by all parameters.
+
+    The argument that adds a slot is shown in brackets after its name.
+    """
     settings = {name: value for name, value in _SETTINGS.items() if name in inspect.signature(make).parameters}
     reasons: dict[str, str] = {}
     for arguments in ({}, *({name: value} for name, value in settings.items()), settings):

@@ -362,7 +362,7 @@ def decayed(g: Array, wd: Any, w: Array) -> Array:
 
 
 def moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
-    """Exponential moving averages of g and g^2 (decay rates beta1, beta2); `slots` starts with the old averages."""
+    """Return the new moving averages of g and g^2, with decay rates beta1 and beta2; slots[0] and slots[1] are the old ones."""
     return beta1 * slots[0] + (1 - beta1) * g, beta2 * slots[1] + (1 - beta2) * g * g
 
 
@@ -378,7 +378,7 @@ def wide(x: Array) -> Array:
 
 
 def is_small(x: Any) -> bool:
-    """Whether the dtype is a 16-bit float."""
+    """Return whether the dtype of x is a 16-bit float."""
     return jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(x.dtype).itemsize == 2
 
 
@@ -435,7 +435,7 @@ _MXNET_ENDINGS = ("_weight", "_gamma", "_bias", "_beta")
 
 
 def leaf_names(params: Any) -> list[str]:
-    """Names of the leaves of a pytree, in leaf order: the keys of a flat dict, or paths such as `a/b/0`.
+    """Return the names of the leaves of a pytree, in leaf order: the keys of a flat dict, or paths such as `a/b/0`.
 
     Args:
         params: pytree.

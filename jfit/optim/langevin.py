@@ -1,4 +1,4 @@
-"""Stochastic gradient Langevin dynamics: SGD with noise that makes the weights samples of the posterior."""
+"""Stochastic gradient Langevin dynamics: SGD with noise, so that the weights are samples of their posterior distribution."""
 
 from __future__ import annotations
 

@@ -243,6 +243,9 @@ def nadam(
 
 
 def _kernel_moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
-    """`moments` as in MXNet's kernels, which round 1 - beta to float32: for 0.999 the result is 1e-5 (relative) below 0.001."""
+    """Return moving averages of g and g^2 as `moments`, but with 1 - beta rounded to float32, as in MXNet's kernels.
+
+    For beta = 0.999 this is 1e-5 (relative) below 0.001.
+    """
     rest1, rest2 = (float(np.float32(1) - np.float32(beta)) for beta in (beta1, beta2))
     return beta1 * slots[0] + rest1 * g, beta2 * slots[1] + rest2 * g * g

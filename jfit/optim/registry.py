@@ -29,12 +29,12 @@ OPTAX_RATE = 1e-3
 # optax optimizers that compute their own learning rate; complete optimizers whose names look like those of building blocks
 _RATELESS = ("polyak_sgd",)
 _WHOLE = ("schedule_free_adamw", "schedule_free_sgd")
-# optax optimizers that a train step does not support
+# name of an optax optimizer that a training step does not support -> why (end of an error message)
 _UNSERVED = {
     "sophia": "needs the loss function inside the update, but the train step passes only its value and the gradients",
     "dpsgd": "needs per-example gradients, but the train step sums them",
 }
-# parameters of MXNet's optimizers, and what to use instead
+# parameter of MXNet's optimizers that jfit's do not have -> what to use instead
 _BELONGS = {
     "rescale_grad": " The train step rescales gradients (rescale=), and fit divides by the batch size; MXNet's "
     "optimizer classes (jfit.mx.optimizer) have rescale_grad.",

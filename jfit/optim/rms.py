@@ -1,4 +1,4 @@
-"""Optimizers that divide by the root of summed or averaged squared gradients: RMSProp, AdaGrad, GroupAdaGrad, AdaDelta."""
+"""Optimizers that divide the gradient by the root of summed or averaged squares: RMSProp, AdaGrad, GroupAdaGrad, AdaDelta."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _pass(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[
         axis_name: name of the device axis; None for one device.
     """
     shard = BatchShard(*parts_of(batch), row_ids=None)
-    if any(n in shard.inputs for n in (*model.inputs, *model.labels)):  # a graph without inputs has no rows
+    if any(n in shard.inputs for n in (*model.inputs, *model.labels)):  # a graph without inputs and labels has no rows
         shard = shard_of(model, batch, axis_name)
         shard = shard._replace(inputs=fill_padding(model, shard))
     return shard, {"key": key, "train": True, "weight": shard.weight, "axis_name": axis_name, "row_ids": shard.row_ids}
@@ -218,7 +218,7 @@ def full_gradients(
             args = (params, aux, batch, key, jnp.int32(number))
             sums = first(*args) if sums is None else more(sums, *args)
         if sums is None:
-            raise ValueError("full_gradients got no batches; pass a list of batches, or an iterable that starts again")
+            raise ValueError("full_gradients got no batches; pass a list, or an iterable that is not exhausted")
         return mean(*sums)
 
     return fn

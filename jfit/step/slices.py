@@ -1,4 +1,4 @@
-"""Gradients of one device's shard of a batch, summed over its micro-batches.
+"""Gradients for the rows of a batch on one device (its shard), summed over micro-batches.
 
 Nothing here communicates between devices: afterwards, `jfit.step.reduce` sums the gradients, `Sums.rows` and `Sums.shared` over
 devices.
@@ -129,7 +129,7 @@ def table_rows(model: Model, params: Params, shard: BatchShard, policy: Policy |
     tables = {name: model.tables[name] for name in params if name in model.tables}
     if not tables:
         return small, looked_up
-    # Table rows looked up only by batch rows without loss weight have no gradient: no weight decay and no momentum step either.
+    # Table rows that only batch rows of weight 0 look up have no gradient, and get neither weight decay nor a momentum step.
     used, trained = (fill_padding(model, s) for s in (shard, shard._replace(metric_weight=shard.weight)))
     any_row = shard.weight is None or jnp.any(shard.weight > 0)
     for name, numbers_of in tables.items():
@@ -155,7 +155,7 @@ class GradientSettings(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the shard of one device; `rows` and `shared` are later summed over devices."""
+    """Sums over the rows of a batch on one device; `rows` and `shared` are later summed over devices."""
 
     rows: Array  # sum of the row weights, scalar
     shared: Any  # `Shared`: sums of losses and metrics

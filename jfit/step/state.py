@@ -169,7 +169,7 @@ def init_state(
 
 
 def own_buffer(x: Array) -> Array:
-    """Copy an array to a new buffer, without compiling anything."""
+    """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
     return jax.device_put(x, may_alias=False)
 
 

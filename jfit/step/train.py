@@ -149,7 +149,7 @@ def train_step(
         loss = _mean_loss(sums)
         trainable, opt_state, lr = update(state, trainable, reduced, total, loss)
         params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
-        if shard.weight is not None:  # a batch without weighted rows changes nothing
+        if shard.weight is not None:  # a batch whose weights sum to 0 changes nothing
             old = state.params, state.opt_state, state.aux
             params, opt_state, aux = select(total > 0, (params, opt_state, aux), old, always_new=update.by_rows(reduced))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
@@ -287,7 +287,7 @@ def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, res
 
 
 def _mean_loss(sums: Sums) -> Array:
-    """Mean loss of the weighted rows: 0 if there are none, NaN if the model has no loss value."""
+    """Return the weighted mean loss of the rows: 0 if all weights are 0, NaN if the model has no loss value."""
     total, count = sums.shared.loss
     return jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0) if sums.has_loss else jnp.float32(jnp.nan)
 

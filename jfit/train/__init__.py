@@ -1,1 +1,1 @@
-"""Stages 5 and 6: epochs, events, evaluation, checkpoints; `fit` wires them together, a `Run` is what it returns."""
+"""Training over epochs: `fit`, the `Run` that it returns, callbacks, evaluation, prediction and checkpoints."""

@@ -73,7 +73,11 @@ def settings_of(
     directory: str | Path | None = None,
     checkpoint: str | Path | None = None,
 ) -> Settings:
-    """Convert arguments of `jfit.fit` to `Settings`."""
+    """Check arguments of `jfit.fit`, described there, and convert them to `Settings`.
+
+    Raises:
+        ValueError: an invalid list of devices, metric or policy.
+    """
     return Settings(
         devices=resolve(devices),
         batch_size=batch_size,
@@ -118,9 +122,16 @@ def resolve_metrics(spec: Any) -> tuple[Any, ...]:
 def data_of(
     model: Model, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0, labels: bool = True
 ) -> ArrayData | StreamData:
-    """Convert a data argument to `ArrayData` or `StreamData` with the input names of a model; see `jfit.data.as_data`.
+    """Convert the data argument of `fit`, `score` or `predict` to `ArrayData` (arrays) or `StreamData` (batches).
 
-    Optional inputs of the model (initial states of recurrent cells) may be missing; with labels=False, labels too.
+    Args:
+        model: the `Model` whose inputs and labels the data must contain; optional inputs (initial states of recurrent cells)
+            may be missing.
+        data: a form that `jfit.data.as_data` accepts.
+        batch_size: number of rows per batch of arrays.
+        shuffle: whether to shuffle arrays before every epoch.
+        seed: seed of the shuffling.
+        labels: whether labels are required.
     """
     names = set(data) if isinstance(data, Mapping) else set()
     return as_data(
@@ -136,7 +147,10 @@ def data_of(
 
 
 def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
-    """Return the inputs of the first batch by name, with the batch axes of the model; a stream is not advanced."""
+    """Return the inputs of the first batch by name, with the rows along `model.batch_axes`.
+
+    The batch of an iterable is not consumed.
+    """
     if isinstance(data, ArrayData):
         return _to_batch_axes({k: v[:batch_size] for k, v in data.arrays.items()}, model)
     return dict(data.peek(0).inputs)
@@ -376,7 +390,7 @@ class HostBatches:
         self._position = epoch, number + 1
         if isinstance(self.data, ArrayData):
             batch = batch._replace(inputs=_to_batch_axes(batch.inputs, self.model))
-        else:  # the source may overwrite its buffers with a later batch before this one is used
+        else:  # copy the batch, because the iterator may write the next one into the same buffers
             batch = Batch({k: _copy(v) for k, v in batch.inputs.items()}, *(_copy(w) for w in batch[1:]))
         if self._labels is not None:
             self._labels.check(batch, f"batch {number} of epoch {epoch}")

@@ -286,7 +286,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """Return the checkpoints of a directory, lowest step first."""
+    """Return the folders of the checkpoints in a directory, lowest step first."""
     if not directory.is_dir():
         return []
     steps = [
@@ -300,7 +300,7 @@ def _newest_valid(path: Path) -> tuple[Path, dict[str, Any]]:
     if _STEP.fullmatch(path.name) or (path / _META).is_file():
         return path, verify(path)
     with suppress(OSError):
-        sweep(path)  # undo a save that was killed while it replaced a folder
+        sweep(path)  # undo a `save` whose process was killed while it replaced a folder
     folders = _checkpoints(path)
     if not folders:
         raise FileNotFoundError(
@@ -382,7 +382,17 @@ def _key(folder: Path, name: str, data: np.ndarray, impl: Any) -> jax.Array:
 
 
 def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str], like: Any) -> Any:
-    """Return the arrays of a checkpoint in the structure of `like`, after a comparison of names, shapes and dtypes."""
+    """Return the arrays of a checkpoint as a pytree with the structure of `like`.
+
+    Args:
+        folder: the checkpoint, for error messages.
+        arrays: arrays by name.
+        keys: name of a typed PRNG key -> its implementation.
+        like: pytree with the expected names, shapes and dtypes.
+
+    Raises:
+        ValueError: names, shapes or dtypes differ.
+    """
     expected, structure = _named_leaves(like)
     problems = [f"{name} is not in the checkpoint" for name in expected if name not in arrays]
     problems += [f"{name} is in the checkpoint, but the run has no such array" for name in arrays if name not in expected]

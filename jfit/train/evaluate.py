@@ -96,10 +96,10 @@ class Scorer:
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
-                    counters.wait(totals.loss)  # sync: bounds the dispatches in flight
+                    counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
         if host is None:
             return values(self.metrics, counters.read(totals))
-        totals, rest = counters.read((totals, host.pop(0)))  # sync: the end of the pass
+        totals, rest = counters.read((totals, host.pop(0)))  # sync: once, at the end of the pass
         host.update(rest)
         return joined(values(self.metrics, totals), host.values())
 
@@ -141,7 +141,7 @@ class ResidentScorer:
         self.num_batches = batches.layout.num_batches
         self._epoch_data = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
         self._one_per_call = unrolls(scorer.model)
-        # a function without `self`: JAX's cache keeps it alive, and would keep the data alive too
+        # Not a method: JAX's cache keeps compiled functions alive, and a method would keep `self` and its data alive, too.
         program = functools.partial(_add_batches, scorer, batches.layout, self._one_per_call)
         axes = (None, None, None, EPOCH_DATA_AXES, None, None)
         self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
@@ -154,7 +154,7 @@ class ResidentScorer:
             count = np.int32(min(step, self.num_batches - first))
             totals = self._program(state.params, state.aux, totals, self._epoch_data, np.int32(first), count)
             if number % IN_FLIGHT == IN_FLIGHT - 1:
-                counters.wait(totals.loss)  # sync: bounds the dispatches in flight
+                counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
         return values(self.scorer.metrics, counters.read(totals))
 
 
@@ -227,14 +227,22 @@ class Predictor:
         self._plans: dict[Any, Plan] = {}
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData) -> tuple[np.ndarray, ...]:
-        """Return the outputs of the model as NumPy arrays, concatenated over the batches."""
+        """Return the outputs of the model for all rows, a tuple of NumPy arrays.
+
+        Args:
+            state: `TrainState` with the parameters, on the devices.
+            data: the data set.
+
+        Raises:
+            ValueError: the data is empty, or padding rows cannot be removed from an output.
+        """
         parts = list(self._outputs(state, data))
         if not parts:
             raise ValueError("predict got no batch: the data is empty")
         return tuple(_concatenate([p[i] for p in parts]) for i in range(len(parts[0])))
 
     def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the outputs batch by batch, without padding rows; up to 8 batches are computed ahead."""
+        """Yield the outputs of each batch, a tuple of NumPy arrays without padding rows; up to 8 batches are computed ahead."""
         for part in self._outputs(state, data):
             yield tuple(_concatenate([output]) for output in part)
 
@@ -299,7 +307,7 @@ class _BatchOutput(NamedTuple):
 
 
 def _concatenate(parts: list[_BatchOutput]) -> np.ndarray:
-    """Concatenate one output of several batches along its rows; outputs without rows are stacked."""
+    """Concatenate one output of several batches along its rows; outputs that contain no rows are stacked along a new axis 0."""
     axis = parts[0].axis
     if axis is None:
         return parts[0].array if len(parts) == 1 else np.stack([p.array for p in parts])
@@ -473,7 +481,7 @@ class InferenceModel:
             input_shapes = {k: v for k, v in shapes.items() if k in net.list_inputs()}
             arguments, _, states = infer_shape(net, partial=True, **input_shapes)
         except GraphError:
-            return converted  # running the model raises a clearer error
+            return converted  # the shapes do not fit the graph: running the model raises a clearer error
         _check_shapes(net.list_arguments(), arguments, self._state.params, shapes)
         _check_shapes(net.list_auxiliary_states(), states, self._state.aux, shapes)
         self._valid_shapes.add(key)

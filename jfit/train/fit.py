@@ -215,13 +215,13 @@ def fit(
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
     run = Run(model, settings, place(state, settings.devices))
-    del state  # a second reference would keep the initial parameters in memory
+    del state  # otherwise this reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate)
     source = checkpoint if resume is True else resume or None
     if resume:
         run.resume_from(source)
     if checkpoint is not None and (source is None or Path(source) != Path(checkpoint)):
-        checkpoints.set_aside(checkpoint)  # else checkpoints of an earlier run with higher steps would be taken as the newest
+        checkpoints.set_aside(checkpoint)  # otherwise those of an earlier run with more steps would be read as the newest
     return run.go()
 
 
@@ -320,7 +320,7 @@ def _steps_per_call(
         raise ValueError(f'steps_per_call is {steps!r}; expected "auto" or an integer of at least 1')
     else:
         maximum = int(steps)
-    # a dispatch must not run past a step at which a callback is due
+    # A dispatch must not contain more steps than there are between two "step" events of a callback.
     return min([maximum, *(c.every for c in callbacks if c.every and "step" in c.events)])
 
 
@@ -339,7 +339,7 @@ def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int
         converted.append(checkpointing(checkpoint, every=every))
     if progress:
         converted.insert(0, progress_bar(force=progress is True))
-    # last, so that a checkpoint holds the states of the other callbacks after the same event
+    # Checkpointing is the last callback, so that a checkpoint has the states of the others after the same event.
     return sorted(converted, key=lambda c: c.name == "checkpointing")
 
 

@@ -42,12 +42,12 @@ class History:
 
     @property
     def epochs(self) -> list[Row]:
-        """Rows of the epoch table, oldest first, as a new list of copies."""
+        """Rows of the epoch table (one row per epoch), oldest first, as a new list of copies."""
         return [dict(row) for row in self._epochs]
 
     @property
     def points(self) -> list[Row]:
-        """Rows of the log-point table, oldest first, as a new list of copies."""
+        """Rows of the log-point table (one row per log point within an epoch), oldest first, as a new list of copies."""
         return [dict(row) for row in self._points]
 
     def add_epoch(self, **values: Any) -> None:
@@ -353,14 +353,14 @@ def _plot(history: History, path: str | Path | None, axes: Any) -> Any:
         axis.grid(alpha=0.3)
         axis.legend()
     if path is not None:
-        # matplotlib infers the format from the suffix, but it gets the open temporary file of atomic_write, without one.
+        # matplotlib infers the format from the suffix of a path, but here it writes to an open temporary file of atomic_write.
         suffix = Path(path).suffix.lstrip(".") or "png"
         atomic_write(path, lambda file: figure.savefig(file, format=suffix, dpi=120))
     return figure
 
 
 def _curves(history: History) -> list[str]:
-    """Names to plot, without "val_": the loss and every metric with numeric training or validation values."""
+    """Return the names to plot, without the prefix "val_": the loss and every metric with numeric values in some epoch."""
     hidden = {"epoch", "batch", "step", "time", "samples_per_second", "lr"}
     names = dict.fromkeys(name.removeprefix("val_") for name in history.columns() if name not in hidden)
     return [name for name in names if _is_numeric(history, name)]

@@ -187,7 +187,12 @@ class HostMetrics:
         return np.tile(np.repeat(weight, output.layout.after), output.layout.before)
 
     def _global(self, part: RowArray, indices: np.ndarray | None) -> np.ndarray:
-        """Concatenate the slices of all devices along the rows, and select rows (None: all)."""
+        """Return a label or output of the global batch: concatenate the arrays of all devices along the rows, and select rows.
+
+        Args:
+            part: array on the host, with a leading device axis if there are several devices.
+            indices: indices of the rows in the global batch; None: all rows.
+        """
         array = np.asarray(part.array)
         if array.dtype.kind == "V":  # many NumPy functions do not support bfloat16 and other extension dtypes
             array = array.astype(np.float32)

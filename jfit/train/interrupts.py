@@ -79,7 +79,8 @@ def defer_interrupts() -> Iterator[None]:
 def _sigint_handler(on_interrupt: Callable[[int, Any], bool]) -> Iterator[Any]:
     """Handle SIGINT in the block by `on_interrupt(number, frame)`; if it returns False, raise and restore the previous handler.
 
-    The value is the previous handler, or None if nothing is handled: outside the main thread, and if C code set the handler.
+    The value of the context manager is the previous handler.  It is None, and nothing is handled, outside the main thread and
+    if C code set the previous handler.
     """
     previous = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if previous is None:

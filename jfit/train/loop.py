@@ -102,14 +102,14 @@ class Loop:
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
-        # Weak: the run refers to this loop, and a reference cycle would keep the data on the devices until garbage collection.
+        # A weak reference: the run refers to this loop, and a cycle would keep the data on devices until garbage collection.
         self._run: Callable[[], Any] = (lambda: None) if run is None else weakref.ref(run)
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = False
         self.report: Any = None
         self._warned = False  # whether the warning `NonFiniteLoss` was given
-        self._pending: _LogPoint | None = None  # the last log point, not read from the devices yet
+        self._pending: _LogPoint | None = None  # the last log point, if its values are not read from the devices yet
 
     @property
     def position(self) -> dict[str, int]:
@@ -119,7 +119,7 @@ class Loop:
     # -------------------------------------------------------------------------------- epochs
     def train(self, num_epoch: int) -> None:
         """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
-        _copy(self.state.metrics)  # compile it before the first epoch: later epochs must not compile
+        _copy(self.state.metrics)  # compile `_copy` before training, so that no later epoch compiles
         with StopFlag().watching() as flag, counters.explained():
             try:
                 self._notify_all("fit_start", {})
@@ -131,7 +131,7 @@ class Loop:
             self._notify_all("fit_end", {})
 
     def _notify_after_error(self) -> None:
-        """Send "fit_end" to every callback, so that bars and files are closed; its exceptions would hide the first one."""
+        """Call every callback with "fit_end" after an error, so that bars and files are closed; ignore exceptions."""
         for i, callback in enumerate(self.callbacks):
             with contextlib.suppress(Exception):
                 self._notify(i, callback, "fit_end", {})
@@ -185,7 +185,7 @@ class Loop:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         end = self.position
-        # Before the callbacks, so that a run resumed from a checkpoint of this "epoch_end" begins with the next epoch.
+        # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
         self.epoch, self.batch = self.epoch + 1, 0
         self._notify_all("epoch_end", logs, **end)
 
@@ -263,7 +263,7 @@ class Loop:
 
 
 class _LogPoint(NamedTuple):
-    """Values of a log point that are not read from the devices yet."""
+    """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
 
     copied: Any  # (copy of the running sums, report of the last dispatch), arrays on the devices
     logs: dict[str, float]  # values that were known on the host already: samples_per_second
@@ -281,7 +281,7 @@ def reported_lr(report: Any) -> dict[str, float]:
     return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 
-_copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the buffers of the original
+_copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original
 
 
 # ------------------------------------------------------------------------------------------------ dispatches
@@ -331,7 +331,10 @@ class DispatchSpec(NamedTuple):
 
     @property
     def out_axes(self) -> Any:
-        """`out_axes` of a program: state and report are replicated, labels and outputs have a leading device axis."""
+        """`out_axes` of the compiled programs for `compile_spmd`.
+
+        State and report are replicated; labels and outputs (`return_outputs`) have a leading device axis.
+        """
         return STATE_AXES, (None, 0) if self.return_outputs else None
 
 
@@ -343,7 +346,7 @@ def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int
     """
     if unrolls(model):
         return 1
-    work = 6.0 * count_parameters(params) * batch_size  # FLOP of forward and backward pass of dense layers
+    work = 6.0 * count_parameters(params) * batch_size  # FLOP of a step if all layers are dense
     budget = AUTO_FLOPS.get(jax.default_backend(), AUTO_FLOPS_DEFAULT)
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
 
@@ -444,7 +447,7 @@ class ResidentDispatcher:
         return lambda state: program(state, epoch_data, count)
 
     def _count(self, steps: int) -> Array:
-        """The number of steps as an array on the devices, cached so that a dispatch transfers nothing."""
+        """Return `steps` as an int32 array on the devices, from a cache, so that a dispatch copies nothing to the devices."""
         if steps not in self._counts:
             self._counts[steps] = place(np.int32(steps), self.spec.devices)
         return self._counts[steps]

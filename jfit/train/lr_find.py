@@ -282,7 +282,7 @@ def lr_find(
 
 
 def _exponential(start: float, end: float, steps: int) -> Schedule:
-    """Schedule: learning rate = base learning rate * (end / start)^((count - 1) / (steps - 1)), count = 1 .. steps."""
+    """Make the schedule: rate = base learning rate * (end / start)^((count - 1) / (steps - 1)), count = 1 .. steps."""
     growth = math.log(end / start) / (steps - 1)
     return Schedule("lr_find", lambda count, base: base * jnp.exp(growth * (count - 1)), base_lr=start)
 

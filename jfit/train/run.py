@@ -27,8 +27,8 @@ from jfit.train.evaluate import Evaluator
 from jfit.train.history import History
 from jfit.train.loop import Loop, data_position, reported_lr, set_data_position
 
-# The newest run.  The reference is strong during training, and after an exception or an interrupt.  It is weak after successful
-# training, so that the run and its data on the devices are freed with the user's last reference.
+# The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
+# after successful training, so that the run and its data on the devices are freed with the user's last reference to it.
 _last_run: Run | weakref.ref[Run] | None = None
 
 
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def directory(self) -> str | None:
-        """Folder for files written by callbacks (argument `directory` of `fit`), or None."""
+        """Folder for files written by callbacks: the argument `directory` of `fit`; None if it was not passed."""
         return self.settings.directory
 
     @property
@@ -235,7 +235,7 @@ class Run:
             history=self.history,
             run=self,
         )
-        self._state = None  # a second reference would keep the initial parameters in memory
+        self._state = None  # otherwise this reference would keep the initial parameters in memory
 
     def resume_from(self, directory: str | Path | None) -> None:
         """Restore state, position, history and callback states from the newest complete checkpoint of a folder.
@@ -306,7 +306,7 @@ class Run:
         finally:
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
         if self._best is not None and not loop.interrupted:
-            # the step number is not reset: batch positions, schedules and checkpoint names depend on it
+            # The best state gets the current step number, on which batch positions, schedules and checkpoint names depend.
             best = self._best._replace(step=np.asarray(loop.step, np.int32))
             self._set_state(place(best, self.settings.devices))
         if not loop.interrupted:
@@ -331,7 +331,7 @@ class Run:
         return f"the state on the devices was lost; jfit.last_run() has the checkpoint of step {step} from {folder}"
 
     def _state_is_readable(self) -> bool:
-        """Whether the state can be read.  After a failed dispatch its arrays may raise when read, or be donated and deleted."""
+        """Return whether the state can be read: after a failed dispatch its arrays may be invalid, or donated and deleted."""
         try:
             jax.block_until_ready(self.state)  # sync: training has stopped; deleted arrays raise too
         except (RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""Progress bar (speed, remaining time, running loss and metrics) and a table with a row per epoch."""
+"""Callback that shows a progress bar (speed, remaining time, running loss and metrics) and a table with a row per epoch."""
 
 import sys
 from typing import Any, TextIO
@@ -127,7 +127,7 @@ def _tqdm() -> Any:
 
             return tqdm
         except ImportError:
-            pass  # without ipywidgets: the text bar works in a notebook, too
+            pass  # without ipywidgets, use the text bar, which works in a notebook, too
     from tqdm import tqdm
 
     return tqdm

@@ -5,7 +5,7 @@ from typing import Any
 
 from jfit.train.callbacks.base import Callback, Event, scalars, suggest_name
 
-# Parts of the names of metrics that are maximized; all others are taken for losses or errors and minimized.
+# With mode="auto", values whose name contains one of these are maximized; all others are losses or errors and minimized.
 _MAXIMIZED = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
 
 
