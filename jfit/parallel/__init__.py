@@ -1,7 +1,18 @@
 """Devices, placement of arrays on them, and data-parallel training steps (pmap, psum)."""
 
 from jfit.parallel.data_parallel import DataParallel, data_parallel
-from jfit.parallel.devices import Context, cpu, gpu, place, place_split, resolve, sharding, split_batch, tpu
+from jfit.parallel.devices import (
+    Context,
+    cpu,
+    gpu,
+    place,
+    place_split,
+    require_one_process,
+    resolve,
+    sharding,
+    split_batch,
+    tpu,
+)
 from jfit.parallel.spmd import Window, compile_spmd
 
 __all__ = [
@@ -14,6 +25,7 @@ __all__ = [
     "gpu",
     "place",
     "place_split",
+    "require_one_process",
     "resolve",
     "sharding",
     "split_batch",

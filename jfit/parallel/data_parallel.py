@@ -11,7 +11,7 @@ from jfit import counters
 from jfit.data.batch import Batch, check_batch, rows
 from jfit.lowering.model import Model
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.devices import STATE_AXES, merge_outputs, place, resolve, split_batch
+from jfit.parallel.devices import STATE_AXES, merge_outputs, place, require_one_process, resolve, split_batch
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut
 from jfit.step.state import TrainState
@@ -36,6 +36,7 @@ class DataParallel:
     """
 
     def __init__(self, step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None) -> None:
+        require_one_process("jfit.data_parallel")
         self.devices = resolve(devices)
         self._model: Model | None = getattr(step, "model", None)
         self._multiple: int = getattr(step, "micro_batches", 1)

@@ -154,6 +154,29 @@ def resolve(devices: Any = None) -> list[Device]:
     return result
 
 
+def require_one_process(entry: str) -> None:
+    """Raise an error if JAX runs in several processes (`jax.distributed`), which `entry` does not support.
+
+    Each process would train a model of its own on its own data, without an exchange of gradients.
+
+    Args:
+        entry: name of the function, for the message.
+
+    Raises:
+        NotImplementedError: `jax.process_count()` is greater than 1.
+
+    Example:
+        >>> require_one_process("jfit.fit")
+    """
+    count = jax.process_count()
+    if count > 1:
+        raise NotImplementedError(
+            f"{entry} does not support {count} JAX processes (jax.distributed) yet: each process would use its own data "
+            "and its own parameters, without exchanging gradients. Start one process, without jax.distributed.initialize; "
+            'devices="all" uses all devices of its machine.'
+        )
+
+
 def _local(kind: str) -> list[Device]:
     try:
         return jax.local_devices(backend=kind)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -106,16 +105,9 @@ def resolve_metrics(spec: Any) -> tuple[Any, ...]:
     """Convert the argument `eval_metric` of `fit` to a tuple of metrics; None to an empty tuple.
 
     Raises:
-        ValueError: unknown name, or a metric on the host (a function of NumPy arrays) with several JAX processes.
+        ValueError: unknown name.
     """
-    metrics = () if spec is None else get_metrics(spec)
-    on_host = [m.name for m in metrics if m.host]
-    if on_host and jax.process_count() > 1:
-        raise ValueError(
-            f"metric {on_host[0]!r} runs on the host, but each of the {jax.process_count()} processes has only a part of the "
-            "outputs; write it as a jfit.metrics.Metric of JAX functions"
-        )
-    return metrics
+    return () if spec is None else get_metrics(spec)
 
 
 # ------------------------------------------------------------------------------------------------ data

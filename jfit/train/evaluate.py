@@ -25,7 +25,7 @@ from jfit.lowering.build import as_model, split_trained
 from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
-from jfit.parallel import compile_spmd, place
+from jfit.parallel import compile_spmd, place, require_one_process
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.state import TrainState
@@ -328,6 +328,7 @@ class Evaluator:
 
     def score(self, state: TrainState, data: Any, eval_metric: Any = None, batch_size: int | None = None) -> dict[str, float]:
         """Return loss and metrics over a data set as a dict; arguments as for `Run.score`, with the parameters in `state`."""
+        require_one_process("Run.score")
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         make = lambda: Scorer(self.model, metrics, devices, size, self.settings.policy)  # noqa: E731
@@ -339,6 +340,7 @@ class Evaluator:
         Arguments as for `Run.predict`, with the parameters in `state`.
         """
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
+        require_one_process("Run.predict")
         predictor = self._cached(("predict", size), lambda: Predictor(self.model, devices, size, self.settings.policy))
         outputs = predictor(state, data_of(self.model, data, size, labels=False))
         return outputs[0] if len(outputs) == 1 else outputs
@@ -437,6 +439,7 @@ class InferenceModel:
     """
 
     def __init__(self, model: Any, params: Any, aux: Any, *, loss: Any = None, **options: Any) -> None:
+        require_one_process("jfit.score or jfit.predict")
         model, params, aux = split_trained(model, params, aux)
         if params is None:
             raise ValueError(

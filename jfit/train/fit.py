@@ -17,7 +17,7 @@ from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
-from jfit.parallel import place
+from jfit.parallel import place, require_one_process
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.step.totals import sized_for, zero_totals
@@ -146,6 +146,7 @@ def fit(
         True
     """
     # settings
+    require_one_process("jfit.fit")
     _positive(
         batch_size=batch_size,
         num_epoch=num_epoch,

@@ -27,7 +27,7 @@ from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
-from jfit.parallel import Window, place
+from jfit.parallel import Window, place, require_one_process
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.batches import data_of, first_batch, settings_of
@@ -243,6 +243,7 @@ def lr_find(
 
     Source: Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, https://arxiv.org/abs/1506.01186.
     """
+    require_one_process("jfit.lr_find")
     _check(start, end, steps, smoothing, diverge)
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):

@@ -18,7 +18,7 @@ from jfit import counters
 from jfit.graph import Symbol, load_json
 from jfit.lowering import lower
 from jfit.lowering.model import Model, count_parameters
-from jfit.parallel import place
+from jfit.parallel import place, require_one_process
 from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
 from jfit.train.batches import Settings, settings_of
@@ -428,6 +428,7 @@ class Run:
             >>> loaded.position["epoch"], bool((loaded.predict(x) == run.predict(x)).all())
             (2, True)
         """
+        require_one_process("jfit.Run.load")
         meta = checkpoints.load_meta(directory)
         if model is None:
             if "symbol" not in meta:

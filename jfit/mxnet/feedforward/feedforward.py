@@ -25,7 +25,7 @@ from jfit.mxnet.module.binding import same_shapes, wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
-from jfit.parallel.devices import cpu
+from jfit.parallel.devices import cpu, require_one_process
 from jfit.train.interrupts import StopFlag
 
 Params = dict[str, Any]
@@ -123,6 +123,7 @@ class FeedForward:
         context: Any = None,
         **kwargs: Any,
     ) -> None:
+        require_one_process("FeedForward")
         if ctx is not None and context is not None:
             raise ValueError("both ctx and context are set; they are the same argument: pass one.")
         ctx = ctx if context is None else context

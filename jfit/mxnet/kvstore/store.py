@@ -20,6 +20,7 @@ from jfit.mxnet.kvstore import compression
 from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_rows, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
+from jfit.parallel import require_one_process
 
 # parameters with more elements are not updated in a 'local' store by MXNet's Python API; MXNet.jl picks another type
 BIG = 16 * 1024 * 1024
@@ -125,11 +126,8 @@ class KVStore(KVStoreBase):
 
     def __init__(self, name: str = "local") -> None:
         self._type = name.lower()
-        if self.distributed and jax.process_count() > 1:
-            raise NotImplementedError(
-                f"kvstore {name!r} does not support {jax.process_count()} processes yet. Train with jfit.fit, or start one "
-                "process with several devices and kvstore 'device'."
-            )
+        if self.distributed:
+            require_one_process(f"kvstore {name!r}")
         self._stored: dict[Any, Any] = {}  # MutableArray by key
         self._order: dict[Any, int] = {}  # position of each key in the order of init
         self._updater: Any = None
