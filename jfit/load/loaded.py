@@ -266,7 +266,7 @@ def _inputs(symbol: Symbol, values: Mapping[str, Any]) -> list[str]:
     that are not inputs by default (see `default_inputs`).
 
     Args:
-        symbol: the graph.
+        symbol: the `Symbol` of the network.
         values: parameters in the file, by name.
     """
     defaults, states, slots = default_inputs(symbol), set(symbol.list_auxiliary_states()), _in_parameter_slots(symbol)

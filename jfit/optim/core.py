@@ -58,7 +58,7 @@ class OptState(NamedTuple):
     """State of a jfit optimizer.
 
     Attributes:
-        count: number of updates so far, int32: one scalar for all parameters, or one for each in leaf order, as an array of
+        count: number of updates so far, int32: one for all parameters, or one per parameter in leaf order, as an array of
             shape (leaves,) or a tuple of scalars; None if the update rule does not use it.
         slots: per-parameter state, slot name -> pytree of float arrays with the structure of the parameters (`momentum`,
             `mean`, `var`, ...).  The slot `master` is the float32 copy of a 16-bit weight and None for other parameters.
@@ -373,7 +373,7 @@ def one_minus_power(beta: float, t: Array) -> Any:
 
 
 def wide(x: Array) -> Array:
-    """Convert to float32; wider types are unchanged."""
+    """Convert an array to float32; arrays of wider dtypes are unchanged."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

@@ -90,7 +90,7 @@ def adamw(
     var' = var / (1 - beta2^t) for update number t, from 1, or mean and var without bias correction.
 
     MXNet's contributed kernel computes w - eta * (lr * mean / (sqrt(var) + epsilon) + wd * w) without bias correction.  Here
-    the learning rate takes the place of its `eta`, and its `lr` is 1; `bias_correction=False` gives the kernel's values.
+    the learning rate takes the place of its `eta`, and its `lr` is 1; `bias_correction=False` computes the kernel's values.
 
     Args:
         learning_rate: number, or a schedule: function of the number of updates done.

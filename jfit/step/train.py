@@ -206,7 +206,7 @@ class _Update(NamedTuple):
     """Compute new parameters from gradients that are reduced over devices: rescale, clip, apply the optimizer.
 
     Attributes:
-        optimizer: the optimizer.
+        optimizer: computes the updates that are added to the parameters.
         rate_of: learning-rate schedule `(number of the update, base learning rate) -> rate`; None: the base learning rate.
         rescale: "mean" or a factor for the summed gradients.
         clip_norm: maximum global L2 norm, or None.

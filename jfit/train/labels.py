@@ -17,7 +17,7 @@ def check_model_labels(model: Model, arrays: Mapping[str, Any], plan: Plan) -> N
     """Raise a ValueError if a label is not a class index of its output, or outside the range of labels of its loss.
 
     Args:
-        model: the model.
+        model: the `Model` whose outputs and labels are checked.
         arrays: NumPy arrays by input name, labels included.
         plan: output shapes of the model, for any number of rows.
     """
@@ -39,7 +39,7 @@ class BatchLabels:
     wait for the devices.
 
     Args:
-        model: the model.
+        model: the `Model` whose outputs and labels are checked.
     """
 
     def __init__(self, model: Model) -> None:

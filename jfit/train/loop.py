@@ -197,7 +197,7 @@ class Loop:
             behind: number of the last dispatches whose batches are left for later, because they may not be finished.
         """
         if self.host_metrics is None:
-            return counters.read(value)  # sync: see the caller
+            return counters.read(value)  # sync: the callers say how often
         on_host, batches = counters.read((value, self.host_metrics.pop(behind)))  # sync: one wait for both
         self.host_metrics.update(batches)
         return on_host
