@@ -386,7 +386,7 @@ def _columns(attrs: Attrs, data: Array, offset: Array, mask: Array | None) -> Ar
     maps = jnp.transpose(data.reshape(batch, parts, -1, height, width), (0, 1, 3, 4, 2))
     samples = jax.vmap(jax.vmap(functools.partial(_sampled, mask is not None)))(
         maps, y, x
-    )  # (batch, parts, taps, out_y, out_x, channels of a part)
+    )  # (batch, deformable groups, taps, out_y, out_x, channels of a group)
     if mask is not None:
         samples = samples * mask.reshape(*y.shape, 1)
     return jnp.moveaxis(samples, -1, 2).reshape(batch, channels, taps, out_y * out_x)

@@ -165,9 +165,10 @@ def _rotated(attrs: Attrs, data: Array, rois: Array) -> Array:
 
 
 def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Array, Callable[[Any, Array], Array]]:
-    """Return (n, contribution), n an upper bound of the number of samples in a bin.
+    """Return (n, contribution), where no bin of a region has more than n samples.
 
-    contribution(k, data) is what sample k < n adds to the mean of its bin, (regions, p, q, channels).
+    contribution(k, data), of shape (regions, p, q, channels), is the value of sample k < n of each bin divided by the number of
+    samples of the bin, or 0 in bins with at most k samples.  full: shape of data, (batch, channels, height, width).
     """
     bins_y, bins_x = attrs.pooled_size
     height, width = full[2:]
@@ -276,7 +277,10 @@ def _covered(start: Array, length: Array, bins: int, size: int) -> Array:
     rows=region_rows,
 )
 def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
-    """y[r, c, p, q] = mean of data[c, group of p, group of q] over the pixels that bin (p, q) of region r touches."""
+    """y[r, c, p, q] = mean of channel (c G + g(p)) G + g(q) over the pixels that bin (p, q) of region r touches.
+
+    The image is the one that region r names, G is `group_size`, and g(p) = floor(p G / pooled_size).
+    """
     _check("PSROIPooling", data, rois)
     bins, group = attrs.pooled_size, attrs.group_size or attrs.pooled_size
     channels, height, width = data.shape[1:]

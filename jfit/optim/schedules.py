@@ -203,14 +203,15 @@ def unknown_length(name: str) -> RateRule:
 def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01, **warmup: Any) -> Schedule:
     """rate = max(base * factor^floor((count - 1) / step), stop_factor_lr).
 
-    count: number of the update, from 1; base: `base_lr`, or the base learning rate passed to the schedule.
+    count: number of the update, from 1.  base: the second argument of the call, else `base_lr`.
 
     Args:
         step: number of updates between two decays, `epochs(n)` or `fraction(part)`.
         factor: each decay multiplies the rate by this, at most 1.
         stop_factor_lr: lower bound of the rate.
         base_lr: base learning rate.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain
+            numbers, "step" (updates, the default), "epoch" or "fraction" (of the run).
 
     Returns:
         A `Schedule`.
@@ -240,13 +241,14 @@ def factor(step: Length, factor: float = 1.0, stop_factor_lr: float = 1e-8, base
 def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.01, **warmup: Any) -> Schedule:
     """rate = base * factor^n, where n is the number of entries of `step` below count.
 
-    count: number of the update, from 1; base: `base_lr`, or the base learning rate passed to the schedule.
+    count: number of the update, from 1.  base: the second argument of the call, else `base_lr`.
 
     Args:
         step: positions after which the rate decays, strictly increasing: update numbers, `epochs(n)` or `fraction(part)`.
         factor: each decay multiplies the rate by this, at most 1.
         base_lr: base learning rate.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain
+            numbers, "step" (updates, the default), "epoch" or "fraction" (of the run).
 
     Returns:
         A `Schedule`.
@@ -286,7 +288,8 @@ def poly(max_update: Length, base_lr: float = 0.01, pwr: float = 2, final_lr: fl
         base_lr: base learning rate.
         pwr: exponent.
         final_lr: learning rate at the end.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain
+            numbers, "step" (updates, the default), "epoch" or "fraction" (of the run).
 
     Returns:
         A `Schedule`.
@@ -318,7 +321,8 @@ def cosine(max_update: Length, base_lr: float = 0.01, final_lr: float = 0.0, **w
         max_update: number of the update that reaches `final_lr`; `fraction(1.0)` is the end of the run.
         base_lr: base learning rate.
         final_lr: learning rate at the end.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain
+            numbers, "step" (updates, the default), "epoch" or "fraction" (of the run).
 
     Returns:
         A `Schedule`.
@@ -346,7 +350,8 @@ def constant(base_lr: float = 0.01, **warmup: Any) -> Schedule:
 
     Args:
         base_lr: base learning rate.
-        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain numbers.
+        **warmup: `warmup_steps`, `warmup_begin_lr`, `warmup_mode`, see `Schedule`; `unit`: unit of plain
+            numbers, "step" (updates, the default), "epoch" or "fraction" (of the run).
 
     Returns:
         A `Schedule`.

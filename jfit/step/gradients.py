@@ -29,8 +29,9 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
 
     Returns:
         `fn(params, aux, batch, key, step, number, axis_name=None) -> outputs`, a tuple of arrays.  Random numbers are drawn
-        with the PRNG key `part_key(key, step, number)`: `key` is `state.key`, `step` the number of the training step and
-        `number` that of the forward pass within the step.  `gradient_step` draws the same random numbers for equal values.
+        with the PRNG key `part_key(key, step, number)`: `key` is PRNG key data (uint32), such as `TrainState.key`,
+        `step` the number of the training step and `number` that of the forward pass within the step.  `axis_name` is the name
+        of the device axis inside pmap or shard_map, else None.  `gradient_step` draws the same random numbers for equal values.
 
     Example:
         >>> import jax, jax.numpy as jnp, jfit

@@ -51,7 +51,10 @@ def selfatt_valatt(graph: Graph, node: At, data: str, attention: str) -> str:
 
 @converts("_contrib_interleaved_matmul_encdec_qk")
 def encdec_qk(graph: Graph, node: At, queries: str, keys_values: str) -> str:
-    """Convert encoder-decoder attention scores: Q Kᵀ / √(size of a head)."""
+    """Add ONNX nodes for encoder-decoder attention scores, Q Kᵀ / √(size of a head); return the name of their output.
+
+    keys_values: tensor with the keys and values of each head interleaved, as in MXNet.
+    """
     pair = _heads(graph, node, queries, 0, 1, 0), _heads(graph, node, keys_values, 1, 2, 0)
     return _scores(graph, node, *pair, _size(node, 1))
 

@@ -30,7 +30,8 @@ class Trainer:
 
     Args:
         params: `ParameterDict`, dict or list of `Parameter` (dicts in the order of sorted names), updated in place; or any
-            pytree of arrays: `step(batch_size, grads=...)` then returns the new pytree and changes nothing in place.
+            pytree of arrays: `step(batch_size, grads=...)` then returns the new pytree, which the next step starts from;
+            the arrays that were passed are not changed.
         optimizer: name of an optimizer, or an `Optimizer`; its rescale_grad is used as `scale`.
         optimizer_params: arguments of the optimizer, if it is given by name.
         kvstore: type name, store or None.  There is no store for one context (unless the type is a `dist` one) and for a

@@ -234,7 +234,7 @@ class Binding:
 
     # -------------------------------------------------------------------------------- states
     def state_slices(self) -> list[list[Any]]:
-        """Return for each state input a list with the slice of each device."""
+        """Return for each state input a list of numpy arrays, the rows of each device."""
         cut, axes = np.cumsum(self.slices(self.rows))[:-1], self.model.batch_axes
         return [np.split(np.asarray(v), cut, axes.get(n, 0)) for n, v in self.states.items()]
 

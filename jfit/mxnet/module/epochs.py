@@ -136,7 +136,7 @@ class EpochRunner:
     def _pack(self, full: int) -> dict[str, Any]:
         """Return the inputs of the program: the data arrays, and for every batch the row indices of each device.
 
-        full: number of full batches.
+        full: number of batches that the program trains on; a smaller last batch is not one of them.
         """
         devices, size = self.passes.parameters.devices, self.data.batch_size
         order = self.data.epoch_rows()[: full * size].reshape(full, size).astype(np.int32)

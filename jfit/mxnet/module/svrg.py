@@ -116,7 +116,7 @@ class SVRGModule(Module):
             self._mod_aux.reshape(data_shapes, label_shapes)
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """Prepare both modules, as `Module.prepare`."""
+        """Prepare this module and the module of the snapshot of the weights for the next batch, as `Module.prepare`."""
         super().prepare(data_batch, sparse_row_id_fn)
         if self._mod_aux.binded:
             self._mod_aux.prepare(data_batch, sparse_row_id_fn)

@@ -42,7 +42,10 @@ class Capture:
         self._compiled = jax.jit(raw)
 
     def __call__(self, *args: Any) -> dict[str, Array]:
-        """Return the arrays by name, in the order of `names`, without blocking."""
+        """Run the pass and return the arrays by name, in the order of `names`, without waiting for the devices.
+
+        args: those of the function that the capture was made by, `capture_outputs` or `capture_gradients`.
+        """
         arrays = self._compiled(*args) if self.names else {}
         return {name: arrays[name] for name in self.names if name in arrays}
 
@@ -100,8 +103,9 @@ class _Probe(NamedTuple):
 def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, pattern: str = ".*") -> Capture:
     """Capture the gradients `<node>_backward_output<i>` with respect to input i of operators, for names that match a pattern.
 
-    Zeros are added to each input, and differentiated.  Inputs without a gradient are omitted: labels, integers, and RNN begin
-    states that are not inputs.
+    An array of zeros is added to each operator input, and the pass is differentiated with respect to it.  Names of operators
+    with one input have no `<i>`.  Operator inputs without a gradient are omitted: labels, integers, and initial states of RNNs
+    that are created by default, not named in `inputs`.
 
     Args:
         symbol: the graph.

@@ -101,7 +101,7 @@ def _checked_table(path: saved.Path, where: str, name: str, table: Any) -> dict[
 
 
 def _table(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return those entries of a table of names or multipliers that a file may contain."""
+    """Return the entries of a table of names or multipliers that can be saved: int or str -> bool, number or str."""
     values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
     return {k: v for k, v in values.items() if type(k) in (int, str) and type(v) in (bool, int, float, str)}
 

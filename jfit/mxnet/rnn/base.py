@@ -42,7 +42,8 @@ class RNNParams:
 class BaseRNNCell:
     """A function of one time step, (input, states) -> (output, states), that can be unrolled over a sequence.
 
-    A subclass implements `state_info` and `__call__`; `self._counter` is the index of the time step.
+    A subclass implements `state_info` and `__call__`; `self._counter` is the index of the time step, which
+    gated cells advance in each call to name their nodes.
 
     Args:
         prefix: prepended to the names of the cell's nodes and weights.
