@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 COUNTS: Counter[str] = Counter()
@@ -116,8 +117,15 @@ def read(tree: Any) -> Any:
         tree: pytree of arrays.
 
     Returns:
-        The pytree with NumPy arrays.
+        The pytree with NumPy arrays; typed PRNG keys, which NumPy does not have, are copied to the default device.
     """
     COUNTS["host_syncs"] += 1
     with explained():
-        return jax.tree.map(np.asarray, jax.device_get(tree))  # sync: the one place where arrays are copied to the host
+        return jax.tree.map(_on_host, jax.device_get(tree))  # sync: the one place where arrays are copied to the host
+
+
+def _on_host(array: Any) -> Any:
+    if not (isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)):
+        return np.asarray(array)
+    data = jnp.array(np.array(jax.random.key_data(array)))  # sync: part of `read`
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))

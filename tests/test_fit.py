@@ -43,7 +43,7 @@ def test_a_symbol_and_its_lowered_model_train_alike():
 def test_a_function_trains_with_its_loss_and_its_initial_values_are_unchanged():
     params = start()
     run = train(linear, params=params, loss=cross_entropy, num_epoch=8, eval_data=EVAL)
-    assert sorted(run.params) == ["layer/b", "layer/w"]
+    assert sorted(run.named_params) == ["layer/b", "layer/w"] and sorted(run.params["layer"]) == ["b", "w"]
     assert not params["layer"]["w"].any()
     losses = run.history.column("loss")
     assert losses[-1] < 0.8 * losses[0] and "val_loss" in run.history.columns()
@@ -54,7 +54,7 @@ def test_a_function_equals_the_same_network_as_a_graph():
     net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
     graph = train(net, params={"fc_weight": np.zeros((3, 4)), "fc_bias": np.zeros(3)})
     function = train(linear, params=start(), loss=cross_entropy)
-    np.testing.assert_allclose(function.params["layer/w"].T, graph.params["fc_weight"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(function.params["layer"]["w"].T, graph.params["fc_weight"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(function.history.column("loss"), graph.history.column("loss"), rtol=1e-5)
 
 
@@ -62,7 +62,7 @@ def test_a_function_model_accepts_initial_values_by_name():
     model = jfit.Model.from_function(linear, loss=cross_entropy, params=start())
     other = {"layer": {"w": np.full((4, 3), 0.5, np.float32)}}
     run = train(model, params=other, optimizer_params={"learning_rate": 0.0}, num_epoch=1)
-    assert (np.asarray(run.params["layer/w"]) == 0.5).all() and not np.asarray(run.params["layer/b"]).any()
+    assert (np.asarray(run.params["layer"]["w"]) == 0.5).all() and not np.asarray(run.params["layer"]["b"]).any()
 
 
 # ------------------------------------------------------------------------------------------------ data

@@ -175,7 +175,7 @@ def test_a_flax_model_trains(rng):
     run = jfit.fit(model, {"x": x, "label": y}, num_epoch=8, batch_size=30, optimizer="adam",
                    optimizer_params={"learning_rate": 0.01}, progress=False)  # fmt: skip
     assert run.history.epochs[-1]["accuracy"] > 0.9
-    assert any("first" in k and "kernel" in k for k in run.params)
+    assert any("first" in k and "kernel" in k for k in run.named_params)
 
 
 def test_an_equinox_model_trains(rng):
@@ -190,4 +190,4 @@ def test_an_equinox_model_trains(rng):
     x, y = blobs(rng)
     run = jfit.fit(model, {"x": x, "label": y}, num_epoch=8, batch_size=30, optimizer=optax.adam(0.01), progress=False)
     assert run.history.epochs[-1]["accuracy"] > 0.9
-    assert "layers/0/weight" in run.params
+    assert "layers/0/weight" in run.named_params

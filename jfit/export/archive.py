@@ -10,6 +10,7 @@ from typing import Any
 
 from jfit.export.source import ExportError
 from jfit.formats import save_tensors
+from jfit.lowering.model import named, values_of
 
 
 def safetensors(
@@ -27,7 +28,8 @@ def safetensors(
 
     Args:
         path: the file to write.
-        params: arrays by parameter name; or a Run or loaded model, whose parameters, auxiliary states and graph are used.
+        params: arrays by parameter name, or any pytree of arrays, named by their paths; or a Run or loaded model, whose
+            parameters, auxiliary states and graph are used.
         aux: arrays by name of the auxiliary state; default: none, or those of the Run or loaded model.
         metadata: further entries for the header, text -> text.
         symbol: the graph to store; default: none, or that of the Run or loaded model.
@@ -46,10 +48,9 @@ def safetensors(
         (2, 3)
     """
     if all(hasattr(params, field) for field in ("model", "params", "aux")):
-        run = params
-        params, aux = run.params, run.aux if aux is None else aux
-        symbol = run.model.symbol if symbol is None else symbol
-    aux = aux or {}
+        model, params, aux = values_of(params, None, aux)
+        symbol = model.symbol if symbol is None else symbol
+    params, aux = (named(tree) for tree in (params, {} if aux is None else aux))
     if twice := sorted(set(params) & set(aux)):
         raise ExportError(f"{twice[0]!r} is both a parameter and an auxiliary state, but names must be unique; rename one")
     header = {"format": "jfit", "aux": json.dumps(sorted(aux))}

@@ -19,7 +19,7 @@ from jax import export
 
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
 from jfit.formats import FormatError, atomic_write
-from jfit.lowering.model import flatten_names
+from jfit.lowering.model import flatten_names, named
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 
@@ -79,7 +79,13 @@ class Program:
         return self._call(*(self._named(k, arrays) for k, arrays in zip(self.arguments, arguments, strict=True)))
 
     def _named(self, kind: str, values: Any) -> dict[str, Any]:
-        values = flatten_names(values)[0] if isinstance(values, TrainState) else dict(values)
+        values = (
+            flatten_names(values)[0]
+            if isinstance(values, TrainState)
+            else named(values)
+            if kind in ("params", "aux")
+            else dict(values)
+        )
         specs = self.arguments[kind]
         missing, unknown = [n for n in specs if n not in values], [n for n in values if n not in specs]
         if missing or (unknown and kind in ("inputs", "batch")):

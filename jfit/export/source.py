@@ -10,7 +10,7 @@ import numpy as np
 
 from jfit.graph.symbol import Symbol
 from jfit.lowering.build import default_inputs, lower
-from jfit.lowering.model import Model
+from jfit.lowering.model import Model, named, values_of
 from jfit.ops import nearest
 
 STAND_IN = 2  # number of rows used where a spec leaves the batch axis open (None) but a number is needed
@@ -51,13 +51,12 @@ def source_of(net: Any, specs: Mapping[str, Any], params: Any = None, aux: Any =
         ('data',)
     """
     if all(hasattr(net, field) for field in ("model", "params", "aux")):
-        params, aux = net.params if params is None else params, net.aux if aux is None else aux
-        net = net.model
+        net, params, aux = values_of(net, params, aux)
     if isinstance(net, Symbol):
         net = lower(net, inputs=_inputs(net, specs))
     if not isinstance(net, Model):
         raise ExportError(f"net is a {type(net).__name__}, expected a Symbol, a Model, a Run or a loaded model; pass one")
-    return Source(net, dict(params or {}), dict(aux or {}))
+    return Source(net, *({} if tree is None else named(tree) for tree in (params, aux)))
 
 
 def _inputs(symbol: Symbol, specs: Mapping[str, Any]) -> list[str]:

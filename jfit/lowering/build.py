@@ -21,7 +21,7 @@ from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.function import from_function
 from jfit.lowering.interpret import STATE_SLOTS, InputNames, make_apply
-from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names
+from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
@@ -146,10 +146,11 @@ def default_inputs(symbol: Symbol) -> set[str]:
 
 
 def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
-    """Split a `Trained` into (model, params, aux); arguments that are not None take precedence over its values."""
-    if not isinstance(model, Trained):
-        return model, params, aux
-    return model.model, model.params if params is None else params, model.aux if aux is None else aux
+    """Split a `Trained` or a Run into (model, params, aux); arguments that are not None take precedence over its values."""
+    # a Run, which this stage cannot import, has named_params
+    return (
+        values_of(model, params, aux) if isinstance(model, Trained) or hasattr(model, "named_params") else (model, params, aux)
+    )
 
 
 def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
@@ -157,7 +158,8 @@ def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Mode
     lowered = as_model(model, loss=loss, params=params, aux=aux)
     if lowered is not model and lowered.symbol is None:
         return lowered, None, None  # `init` of a model made of a function returns the values passed here
-    return lowered, params and flatten_names(params)[0], aux and flatten_names(aux)[0]
+    params, aux = (None if tree is None else flatten_names(tree)[0] for tree in (params, aux))
+    return lowered, params, aux
 
 
 def _traits(operators: Sequence[Node]) -> frozenset[str]:

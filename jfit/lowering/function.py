@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax import Array
 
 from jfit.lowering.losses import as_loss, check_rows, facts, per_row
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Policy, Specs, flatten_names
+from jfit.lowering.structure import Structure, Tree
 from jfit.ops.rows import LOST, RowLayout
 
 
@@ -33,7 +34,9 @@ def from_function(
             or `aux`, they are passed; with `aux` it returns (output, new aux).
         loss: `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are averaged);
             or the name of one of `jfit.losses`, such as "cross_entropy".
-        params: parameters, any pytree of arrays; leaves are named by their path 'a/b/c'.
+        params: parameters, any pytree of arrays (dicts, lists, NamedTuples, registered dataclasses, a Flax nnx.State, the
+            arrays of an Equinox module); leaves are named by their path 'a/b/c'.  Leaves that are not floating-point, such as
+            typed PRNG keys, are not trained.
         aux: auxiliary (untrained) state, any pytree of arrays; default: none.
         init: `init(key, *specs) -> params` or (params, aux), with a jax.ShapeDtypeStruct for each input; instead of `params`.
         inputs: input names; default: the argument names of `apply`.
@@ -59,42 +62,28 @@ def from_function(
     names, loss = tuple(inputs) if inputs else _positional(apply), as_loss(loss)
     adapter = _Adapter(apply, loss, params, aux, init, names, label, frozenset(inspect.signature(apply).parameters))
     out = Output("output", "loss", label, adapter.row_losses, **facts(loss))
-    return Model(adapter.init, adapter.apply, (out,), names, (label,), adapter.plan)
+    return Model(adapter.init, adapter.apply, (out,), names, (label,), adapter.plan, structure=adapter.structure)
 
 
 class _Adapter:
-    """Adapts a user's function on pytrees to the flat dicts of `Model`; keeps the treedefs of parameters and aux."""
+    """Adapts a user's function on pytrees to the flat dicts of `Model`; keeps their structure."""
 
     def __init__(self, fn, loss, params, aux, init_fn, names, label, keywords) -> None:
         self.fn, self.loss, self.init_fn, self.names, self.label, self.keywords = fn, loss, init_fn, names, label, keywords
         self.initial = (params, aux)
-        self.trees: dict[str, tuple[list[str], Any]] = {}  # "params" and "aux" -> (names of the leaves, treedef)
+        self.structure = Structure()
         if init_fn is None:
-            self._flatten("params", params)
-            self._flatten("aux", aux)
-
-    def _flatten(self, kind: str, tree: Any) -> dict[str, Any]:
-        flat, structure = flatten_names(tree)
-        self.trees[kind] = list(flat), structure
-        return flat
-
-    def _unflatten(self, kind: str, flat: Mapping[str, Array]) -> Any:
-        # by name: the dict may have another order, such as frozen parameters first
-        names, structure = self.trees[kind]
-        missing = [n for n in names if n not in flat]
-        if missing:
-            raise ValueError(f"{kind} {missing[0]!r} is missing; found {list(flat)[:20]}, expected all of {names[:20]}")
-        return jax.tree.unflatten(structure, [flat[n] for n in names])
+            self.structure.params, self.structure.aux = Tree(params), Tree(aux)
 
     def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
         """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
         params, aux = self.initial
         if self.init_fn is not None:
             params = self.init_fn(key, *(specs[n] for n in self.names))
-            if "aux" in self.keywords and isinstance(params, tuple):
+            if "aux" in self.keywords and type(params) is tuple:  # not a NamedTuple of parameters
                 params, aux = params
-        flat, flat_aux = self._flatten("params", params), self._flatten("aux", aux)
-        return {k: jnp.array(v) for k, v in flat.items()}, {k: jnp.array(v) for k, v in flat_aux.items()}
+        self.structure.params, self.structure.aux = Tree(params), Tree(aux)
+        return _copied("params", params), _copied("aux", aux)
 
     def apply(
         self,
@@ -111,7 +100,7 @@ class _Adapter:
         sync_batch_stats: bool = False,
     ) -> tuple[tuple[Array, ...], Aux]:
         """Apply the user's function, see `ApplyFn`; `weight` is ignored: `objective` and `loss_sums` apply it to the losses."""
-        if "params" not in self.trees:
+        if self.structure.params is None:
             raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
         for name in self.names:
             if name not in inputs:
@@ -121,9 +110,9 @@ class _Adapter:
         if "key" in self.keywords:
             extra["key"] = key if key is None or axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         if "aux" in self.keywords:
-            extra["aux"] = self._unflatten("aux", aux)
+            extra["aux"] = _tree_of("aux", self.structure.known("aux"), aux)
         arrays = [cast(jnp.asarray(inputs[n])) for n in self.names]
-        result = self.fn(jax.tree.map(cast, self._unflatten("params", params)), *arrays, **extra)
+        result = self.fn(jax.tree.map(cast, _tree_of("params", self.structure.params, params)), *arrays, **extra)
         if "aux" not in self.keywords:
             return _as_outputs(result, policy), dict(aux)
         if not isinstance(result, tuple) or len(result) != 2:
@@ -131,9 +120,10 @@ class _Adapter:
         return _as_outputs(result[0], policy), self._updated_aux(result[1], aux)
 
     def _updated_aux(self, tree: Any, old: Aux) -> Aux:
-        names, structure = self.trees["aux"]
+        expected = self.structure.known("aux")
         flat, actual = flatten_names(tree)
-        if actual != structure:
+        if actual != expected.treedef:
+            names = list(expected.names)
             raise ValueError(f"apply returned aux with the leaves {list(flat)}, expected the tree it was passed: {names}")
         return {k: v if v.dtype == old[k].dtype else v.astype(old[k].dtype) for k, v in flat.items()}
 
@@ -157,6 +147,28 @@ class _Adapter:
 
 
 Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]
+
+
+def _copied(kind: str, tree: Any) -> dict[str, Array]:
+    """Return copies of the leaves by name: training donates their buffers, the caller's arrays stay valid."""
+    return {name: _array(kind, name, leaf) for name, leaf in flatten_names(tree)[0].items()}
+
+
+def _array(kind: str, name: str, leaf: Any) -> Array:
+    try:
+        return jnp.array(leaf)
+    except TypeError as error:
+        raise TypeError(
+            f"{kind}: {name!r} is a {type(leaf).__name__}, expected an array or a number; keep other leaves outside of {kind}, "
+            "as in params, static = equinox.partition(module, equinox.is_array), and combine them inside the function"
+        ) from error
+
+
+def _tree_of(kind: str, structure: Tree, leaves: dict[str, Array]) -> Any:
+    try:
+        return structure.unflatten(leaves)
+    except ValueError as error:
+        raise ValueError(f"{kind} {error}") from None
 
 
 def _positional(fn: Callable[..., Any]) -> tuple[str, ...]:

@@ -148,6 +148,8 @@ class Model(NamedTuple):
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
         tables: embedding tables with sparse gradients: parameter name -> `(inputs, policy=None) -> row indices that the batch
             looks up`.  `apply` accepts such a parameter as a slice of rows with `table_rows={name: sorted row indices}`.
+        structure: for models made of functions, the pytrees of their parameters and auxiliary states, a
+            `jfit.lowering.structure.Structure`; None for graphs, whose parameters are a dict.
 
     Example:
         >>> import jfit
@@ -170,6 +172,7 @@ class Model(NamedTuple):
     symbol: Any = None
     evaluation_labels: tuple[str, ...] = ()
     tables: Mapping[str, Callable[..., Array]] = {}
+    structure: Any = None
 
     @property
     def evaluation_inputs(self) -> tuple[str, ...]:
@@ -324,6 +327,25 @@ def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
             f"two leaves of the parameter tree have the same name: {sorted(n for n in names if names.count(n) > 1)[0]!r}"
         )
     return {n: leaf for n, (_, leaf) in zip(names, leaves, strict=True)}, structure
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a pytree by name; the names and the order of a dict of arrays stay the same.
+
+    Example:
+        >>> from jfit.lowering.model import named
+        >>> named({"w": 1.0, "b": 2.0}), named([1.0, 2.0])
+        ({'w': 1.0, 'b': 2.0}, {'0': 1.0, '1': 2.0})
+    """
+    if isinstance(tree, Mapping) and jax.tree_util.all_leaves(tree.values()):
+        return dict(tree)
+    return flatten_names(tree)[0]
+
+
+def values_of(net: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
+    """Return (model, params, aux) of an object with these attributes, such as a Run; arguments that are not None win."""
+    own_params, own_aux = (getattr(net, f"named_{kind}", getattr(net, kind)) for kind in ("params", "aux"))
+    return net.model, own_params if params is None else params, own_aux if aux is None else aux
 
 
 def _key_text(key: Any) -> str:

@@ -13,11 +13,12 @@ from jax import Array
 
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
-from jfit.lowering.model import Aux, Model, Params, specs_of
+from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.ops import nearest
 from jfit.optim import Optimizer
 from jfit.optim import get as get_optimizer
+from jfit.optim.structure import in_structure
 from jfit.step.totals import zero_totals
 
 
@@ -110,8 +111,8 @@ def init_state(
     *,
     seed: int | Array = 0,
     initializer: Any = None,
-    params: Mapping[str, Any] | None = None,
-    aux: Mapping[str, Any] | None = None,
+    params: Any = None,
+    aux: Any = None,
     metrics: Sequence[Metric] = (),
     learning_rate: float | None = None,
     frozen: Sequence[str] = (),
@@ -125,7 +126,8 @@ def init_state(
             if the model needs no shapes (`Model.from_function`).
         seed: integer (may be traced) or PRNG key; each parameter is drawn with the key fold_in(key, crc32(name)).
         initializer: name or `jfit.init` initializer; None for the default, Xavier.
-        params: initial parameters by name; the others are drawn.  The values are copied.
+        params: initial parameters by name; the others are drawn.  The values are copied.  For a model made of a
+            function: its pytree, or a dict by name.
         aux: initial auxiliary states by name, likewise.
         metrics: the metrics passed to `train_step`, whose running sums are in the state.
         learning_rate: base learning rate, number or scalar array; None for the default of the optimizer.
@@ -145,12 +147,14 @@ def init_state(
         >>> int(state.step), sorted(state.params)
         (0, ['fullyconnected0_bias', 'fullyconnected0_weight'])
     """
-    optimizer = get_optimizer(optimizer)
+    optimizer = in_structure(get_optimizer(optimizer), model.structure)
     init_key, run_key = jax.random.split(_key_of(seed))
     specs = specs_of(inputs or {})
     if model.symbol is not None:
         initializer = _skipping({*(params or ()), *(aux or ())}, initializer)
     drawn, drawn_aux = model.init(init_key, specs, initializer)
+    if model.structure is not None:  # the values may be the user's trees
+        params, aux = (None if tree is None else flatten_names(tree)[0] for tree in (params, aux))
     drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
     ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
     drawn = {**drawn, **ones}

@@ -24,6 +24,7 @@ from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
 from jfit.optim.registry import used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
+from jfit.optim.structure import in_structure
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
@@ -131,7 +132,7 @@ def train_step(
         >>> int(state.step), out.loss.shape
         (1, ())
     """
-    optimizer = _in_graph(get_optimizer(optimizer), model, frozen)
+    optimizer = _in_graph(in_structure(get_optimizer(optimizer), model.structure), model, frozen)
     _check_settings(optimizer, schedule, micro_batches, rescale)
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics, reduce = tuple(metrics), reduce or all_reduce()
@@ -169,6 +170,7 @@ def update_step(
     clip_value: float | None = None,
     rescale: Any = 1.0,
     reduce: Reduce | None = None,
+    model: Model | None = None,
 ) -> Callable[..., TrainState]:
     """Make the second half of `train_step`, θ ← θ − η · u( r · g ), for gradients g that are already computed.
 
@@ -177,6 +179,7 @@ def update_step(
     Args:
         optimizer, schedule, clip_norm, clip_value, reduce: as for `train_step`.
         rescale: r, a number.
+        model: the model, if it is made of a function: an optax transformation then sees its tree of parameters.
 
     Returns:
         `step(state, gradients, axis_name=None) -> state`.  `gradients` is a dict by parameter name of gradients summed over the
@@ -189,7 +192,7 @@ def update_step(
         >>> jfit.step.update_step("sgd")(state, {"w": jnp.ones(2)}).params["w"].tolist()
         [0.5, 0.5]
     """
-    optimizer = get_optimizer(optimizer)
+    optimizer = in_structure(get_optimizer(optimizer), None if model is None else model.structure)
     _check_settings(optimizer, schedule, 1, rescale)
     update, reduce = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value), reduce or all_reduce()
 

@@ -206,6 +206,30 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     return load_tensors(_newest_valid(Path(path))[0] / _TENSORS)[0]
 
 
+def load_leaves(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the leaves of a checkpoint by name: as `load_arrays`, but typed PRNG keys are keys again.
+
+    Args:
+        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step, as in `restore`.
+
+    Returns:
+        Dict from name to NumPy array or typed PRNG key.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
+
+    Example:
+        >>> import tempfile
+        >>> load_leaves(save(tempfile.mkdtemp(), {"step": 1, "dropout": jax.random.key(0)}))["dropout"].dtype
+        key<fry>
+    """
+    folder, record = _newest_valid(Path(path))
+    keys = record["keys"]
+    arrays = load_tensors(folder / _TENSORS)[0]
+    return {name: _key(folder, name, array, keys[name]) if name in keys else array for name, array in arrays.items()}
+
+
 def latest(directory: str | os.PathLike[str]) -> Path | None:
     """Return the path of the checkpoint with the highest step in a directory, without a check for damage.
 

@@ -452,7 +452,9 @@ class InferenceModel:
 
     def set_params(self, params: Any, aux: Any) -> None:
         """Replace the parameters and auxiliary states by copies of these."""
-        params, aux = ({k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, aux or {}))
+        params, aux = (
+            {k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, {} if aux is None else aux)
+        )
         key = jax.random.key_data(jax.random.key(0))
         state = TrainState(jnp.zeros((), jnp.int32), params, aux, (), (), None, key)
         self._state = place(state, self.settings.devices)

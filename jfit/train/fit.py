@@ -73,14 +73,16 @@ def fit(
 
     Args:
         model: a `Symbol` whose outputs include a loss head (such as SoftmaxOutput), a `jfit.Model`, a model returned by
-            `jfit.load`, or a pure function `apply(params, x) -> output` together with `loss` and `params`.
+            `jfit.load`, a `Run` (its parameters and auxiliary states are the initial values), or a pure function
+            `apply(params, x) -> output` together with `loss` and `params`.
         train_data: training data: `(x, y)` or `(x, y, weight)` with arrays whose axis 0 is the batch axis (`weight`: array of
             shape (rows,), finite, at least 0); a dict of arrays by input name, labels included; or an iterable of batches of
             these forms.
         eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
         num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.
-        optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation.
+        optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation,
+            which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).
         optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}.
         eval_metric: metric of training and evaluation: a name, a `jfit.metrics.Metric`, a function
             `f(label, output) -> float` of NumPy arrays, a list of these, or None.  A function runs on the host while the
@@ -111,8 +113,9 @@ def fit(
         clip_norm: maximum global 2-norm of the mean gradient; a larger gradient is scaled down.  Default: no limit.
         clip_value: clip each element of the mean gradient to [-clip_value, clip_value].  Default: no clipping.
         policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.
-        params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree.
-        aux: dict of initial auxiliary states (BatchNorm moving statistics) by name.
+        params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree, whose
+            structure `run.params` has too.
+        aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
         loss: only if `model` is a function, and then required: a function `loss(output, label)` that returns the loss of each
             row, or the name of one of `jfit.losses`, such as "cross_entropy".  `jfit.losses.get(name, ignore_index=-100)`
             has options.

@@ -82,14 +82,32 @@ class Run:
         return state
 
     @property
-    def params(self) -> dict[str, jax.Array]:
-        """Current parameters: dict parameter name -> array."""
-        return self.state.params
+    def params(self) -> Any:
+        """Current parameters: dict name -> array; for a function, a pytree with the structure of the one passed to `fit`."""
+        return self._tree("params", self.state.params)
 
     @property
-    def aux(self) -> dict[str, jax.Array]:
-        """Current auxiliary states (such as BatchNorm moving statistics): dict name -> array."""
-        return self.state.aux
+    def aux(self) -> Any:
+        """Current auxiliary states (such as BatchNorm moving statistics): dict name -> array; for a function, its pytree."""
+        return self._tree("aux", self.state.aux)
+
+    @property
+    def named_params(self) -> dict[str, jax.Array]:
+        """Current parameters: dict name -> array.  For a function, the names are paths such as 'layers/0/w', in leaf order."""
+        return self._named("params", self.state.params)
+
+    @property
+    def named_aux(self) -> dict[str, jax.Array]:
+        """Current auxiliary states: dict name -> array, with names as in `named_params`."""
+        return self._named("aux", self.state.aux)
+
+    def _tree(self, kind: str, arrays: dict[str, jax.Array]) -> Any:
+        structure = self.model.structure
+        return arrays if structure is None else structure.known(kind).unflatten(arrays)
+
+    def _named(self, kind: str, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        tree = None if self.model.structure is None else getattr(self.model.structure, kind)
+        return arrays if tree is None else {name: arrays[name] for name in tree.names}
 
     @property
     def symbol(self) -> Symbol | None:
@@ -140,8 +158,9 @@ class Run:
         return dict(self._position) if self._loop is None else self._loop.position
 
     def snapshot(self) -> TrainState:
-        """Return a copy of the state as NumPy arrays on the host, unaffected by further training."""
-        return jax.tree.map(np.array, counters.read(self.state))  # np.array copies: on CPU a read may alias a donated buffer
+        """Return a copy of the state as NumPy arrays on the host, unaffected by further training; typed PRNG keys stay keys."""
+        # np.array copies: on CPU a read may alias a donated buffer
+        return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), counters.read(self.state))
 
     # -------------------------------------------------------------------------------- methods for callbacks
     def set_base_lr(self, rate: float) -> None:
@@ -438,7 +457,7 @@ class Run:
             model = load_json(meta["symbol"])
         model = lower(model) if isinstance(model, Symbol) else model
         settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
-        arrays = checkpoints.load_arrays(directory)
+        arrays = checkpoints.load_leaves(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
         if not params and (model.symbol is None or model.symbol.list_arguments()):
@@ -470,7 +489,8 @@ class Run:
         logs = ", ".join(
             f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in ("time", "samples_per_second")
         )
-        return f"<Run: {len(self.history)} epochs, {count_parameters(self.params):,} parameters{', ' + logs if logs else ''}>"
+        count = count_parameters(self.state.params)
+        return f"<Run: {len(self.history)} epochs, {count:,} parameters{', ' + logs if logs else ''}>"
 
     def _repr_html_(self) -> str:
         return f"<p><b>{html.escape(repr(self))}</b></p>{self.history._repr_html_()}"

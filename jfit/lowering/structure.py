@@ -1,0 +1,99 @@
+"""The pytrees of parameters and auxiliary states that a user passed, and their leaves by name.
+
+Inside jfit, parameters are flat dicts by name ('layers/0/w').  A model made of a function has a `Structure`, with which such a
+dict is converted to the user's tree and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jfit.lowering.model import flatten_names
+
+
+class Tree:
+    """The structure of one pytree, with a name for each leaf.
+
+    Args:
+        tree: the pytree; its leaves are not kept.
+
+    Attributes:
+        names: name of each leaf, its path such as 'layers/0/w', in leaf order.
+        treedef: the `jax.tree.structure` of the tree.
+
+    Example:
+        >>> tree = Tree({"layers": [1.0, 2.0]})
+        >>> tree.names, tree.unflatten({"layers/1": 20.0, "layers/0": 10.0})
+        (('layers/0', 'layers/1'), {'layers': [10.0, 20.0]})
+    """
+
+    def __init__(self, tree: Any) -> None:
+        flat, self.treedef = flatten_names(tree)
+        self.names = tuple(flat)
+
+    def flatten(self, tree: Any) -> dict[str, Any]:
+        """Return the leaves by name, in leaf order; a subtree in the place of a leaf is returned as it is.
+
+        Args:
+            tree: pytree of this structure.
+
+        Returns:
+            dict of leaf name -> leaf.
+
+        Raises:
+            ValueError: the structure is another one.
+        """
+        return dict(zip(self.names, self.treedef.flatten_up_to(tree), strict=True))
+
+    def unflatten(self, leaves: Mapping[str, Any], **default: Any) -> Any:
+        """Return the pytree with these leaves; the order of the dict has no effect.
+
+        Args:
+            leaves: dict of leaf name -> leaf; other names are ignored.
+            default: `missing=value`: the value of leaves that are not in the dict.
+
+        Returns:
+            The pytree.
+
+        Raises:
+            ValueError: a leaf is not in the dict, and `missing` is not passed.
+        """
+        absent = [n for n in self.names if n not in leaves]
+        if absent and not default:
+            raise ValueError(f"{absent[0]!r} is missing; found {list(leaves)[:20]}, expected all of {list(self.names)[:20]}")
+        return jax.tree.unflatten(self.treedef, [leaves[n] if n in leaves else default["missing"] for n in self.names])
+
+
+class Structure:
+    """The trees of the parameters and of the auxiliary states of a model made of a function.
+
+    Attributes:
+        params: `Tree` of the parameters; None until the `init` function of the model has run.
+        aux: `Tree` of the auxiliary states, likewise.
+
+    Example:
+        >>> structure = Structure()
+        >>> structure.params is None
+        True
+    """
+
+    def __init__(self) -> None:
+        self.params: Tree | None = None
+        self.aux: Tree | None = None
+
+    def known(self, kind: str) -> Tree:
+        """Return the `Tree` of kind "params" or "aux".
+
+        Raises:
+            ValueError: it is not known yet.
+        """
+        tree = getattr(self, kind)
+        if tree is None:
+            raise ValueError(
+                f"the tree structure of {kind} is unknown: the init function of the model makes it, and has not run yet; call "
+                f"init, predict or score first, or read the arrays by name: named_{kind}"
+            )
+        return tree
