@@ -61,7 +61,7 @@ class Loaded(Trained):
         """
         return self._placed(options).predict(data)
 
-    def score(self, data: Any, eval_metric: Any = "acc", **options: Any) -> dict[str, float]:
+    def score(self, data: Any, eval_metric: Any = "auto", **options: Any) -> dict[str, float]:
         """Compute the loss and metrics over a data set; compiled programs are reused by the next call.
 
         Args:
@@ -72,7 +72,7 @@ class Loaded(Trained):
         Returns:
             Dict: metric name -> value.
         """
-        return self._placed(options).score(data, "acc" if eval_metric is None else eval_metric)
+        return self._placed(options).score(data, "auto" if eval_metric is None else eval_metric)
 
     def onto(self, net: Any, drop: bool = False) -> Loaded:
         """Use the parameters in another network, such as one with a new last layer (transfer learning).

@@ -264,6 +264,16 @@ def _fixed_gammas(operators: Sequence[Node]) -> list[str]:
     ]
 
 
+# (task, scores) of the outputs of heads, see `Output`
+_TASKS = {
+    "SoftmaxOutput": ("classes", "probabilities"),
+    "SVMOutput": ("classes", None),
+    "LogisticRegressionOutput": ("binary", "probabilities"),
+    "LinearRegressionOutput": ("values", None),
+    "MAERegressionOutput": ("values", None),
+}
+
+
 def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
     """Describe one output of the graph as an `Output`; `visible` is False for captured internal outputs."""
     node, name = head.node, head.node.output_name(head.index)
@@ -287,7 +297,8 @@ def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
     if op.name == "SoftmaxOutput":
         classes = -1 if node.params["preserve_shape"] else 1
     ignore = node.params["ignore_label"] if node.params.get("use_ignore") else None
-    return Output(name, op.kind, leaves[0], loss, classes, ignore)
+    task, scores = _TASKS.get(op.name, (None, None))
+    return Output(name, op.kind, leaves[0], loss, classes, ignore, task=task, scores=scores)
 
 
 # ------------------------------------------------------------------------------------------------ init

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import as_loss, check_rows, facts, per_row
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Policy, Specs, flatten_names
 from jfit.lowering.structure import Structure, Tree
@@ -61,7 +62,8 @@ def from_function(
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
     names, loss = tuple(inputs) if inputs else _positional(apply), as_loss(loss)
     adapter = _Adapter(apply, loss, params, aux, init, names, label, frozenset(inspect.signature(apply).parameters))
-    out = Output("output", "loss", label, adapter.row_losses, **facts(loss))
+    kind = known_kind(loss)
+    out = Output("output", "loss", label, adapter.row_losses, task=kind.task, scores=kind.scores, **facts(loss))
     return Model(adapter.init, adapter.apply, (out,), names, (label,), adapter.plan, structure=adapter.structure)
 
 

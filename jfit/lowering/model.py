@@ -57,6 +57,9 @@ class Output(NamedTuple):
         class_axis: axis of the class scores in the output if its labels are class indices, else None.
         ignore_label: rows with this label value have no loss and no gradient; None: there is no such value.
         label_range: smallest and largest valid label if labels are not class indices; None: any.
+        task: what the output estimates, as in `jfit.lowering.loss_kinds.LossKind`: "classes", "binary", "values" or None
+            (unknown).
+        scores: "logits", "probabilities", or None (neither, or unknown).
 
     Example:
         >>> import jfit
@@ -73,6 +76,8 @@ class Output(NamedTuple):
     class_axis: int | None = None
     ignore_label: float | None = None
     label_range: tuple[float, float] | None = None
+    task: str | None = None
+    scores: str | None = None
 
 
 class Plan(NamedTuple):

@@ -23,9 +23,28 @@ of numpy arrays, or a list of these.  Rows of weight 0 are ignored; with `weight
 weights, like scikit-learn's `sample_weight`.  The column `sums` is the number of values stored on the devices, where K is the
 number of classes (from the output shape, or `num_classes`).
 
-"macro" and "micro" have MXNet's meaning for `f1`, `mcc` and `pearsonr` (mean over batches, or one value over all batches), and
-scikit-learn's for `precision`, `recall` and `roc_auc` (mean over classes, or value of the total counts).  Values that are
-arrays (a confusion matrix, `average=None`) are stored in the history and in JSON, but not in tables, curves and CSV.
+`eval_metric="auto"`, the default, is accuracy for a graph (mse if its heads are regressions).  For a model of a function it is
+chosen from the loss, and from shape, dtype and values of the labels; `run.settings.metric_choice` is one line that says what
+was chosen and why, and the progress table begins with it.  A loss is recognized by its gradient at random outputs, so a lambda
+or a loss written by hand is recognized too.
+
+| labels of a function with outputs (rows, ..., classes) or (rows, ...) | "auto" | accuracy |
+| --- | --- | --- |
+| class indices (rows, ...), also of each token of a sequence | accuracy | argmax over the last axis |
+| one-hot or class probabilities, as a softmax cross entropy takes them | accuracy | argmax of both |
+| 0 or 1 for each output: binary, multi-label | accuracy | of each element, threshold 0 (logits) or 0.5 (probabilities) |
+| real numbers | mse over all rows | an error |
+| of a loss that is not recognized | none | of class indices only |
+
+Class labels that the loss ignores (-1, -100, 0, recognized in the same way) and `ignore_index` are not counted.  Metrics of
+probabilities (`ce`, `nll_loss`, `perplexity`, `roc_auc`) and thresholds use what the loss says: logits or probabilities; if it
+is not recognized, they raise an error that asks for `from_logits=` (`logits=` of `roc_auc`).  A graph gives probabilities, with
+its classes on axis 1, as in MXNet.
+
+"macro" and "micro" have MXNet's meaning for `f1`, `mcc`, `pearsonr`, `mse`, `mae` and `rmse` (mean over batches, or one value
+over all batches), and scikit-learn's for `precision`, `recall` and `roc_auc` (mean over classes, or value of the total counts).
+Values that are arrays (a confusion matrix, `average=None`) are stored in the history and in JSON, but not in tables, curves
+and CSV.
 
 A function is called on the host for every batch in order, a few batches behind the devices, without padding rows; it returns a
 number or (sum, count).  With such a metric every call of the compiled program runs one step, and a run that is resumed in the

@@ -13,6 +13,7 @@ from jfit.metrics.core import (
     Arrays,
     Metric,
     Weights,
+    add_counted,
     add_up,
     added,
     computed,
@@ -27,15 +28,28 @@ from jfit.metrics.core import (
     zero_mean,
     zero_sums,
 )
+from jfit.metrics.targets import for_classes, with_ignored
 
 
-def accuracy(axis: int = 1, name: str = "accuracy", weighted: bool = False) -> Metric:
+def accuracy(
+    axis: int | None = None,
+    name: str = "accuracy",
+    weighted: bool = False,
+    ignore_index: int | None = None,
+    from_logits: bool | None = None,
+) -> Metric:
     """correct / count.  The prediction is the argmax over `axis`, or the output itself if it has the shape of the label.
 
+    For a model of a function, labels may also be one-hot (the prediction is the argmax), or 0 or 1 for every output (binary and
+    multi-label: the prediction is 1 if the output exceeds the threshold, and every element counts).
+
     Args:
-        axis: class axis of the outputs.
+        axis: class axis of the outputs; None: 1, and the last axis for a model of a function.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        ignore_index: label to ignore; None ignores none, and for a model of a function those that its loss ignores.
+        from_logits: whether outputs of the shape of the labels are logits (threshold 0) or probabilities (threshold 0.5) of
+            label 1; None: they are the predicted classes, and for a model of a function what its loss says.
 
     Returns:
         A `Metric`.
@@ -48,10 +62,18 @@ def accuracy(axis: int = 1, name: str = "accuracy", weighted: bool = False) -> M
     """
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        predicted = output if output.shape == label.shape else jnp.argmax(output, axis if output.ndim > 1 else 0)
-        return add_up(predicted.astype(jnp.int32) == like(name, label, predicted.shape).astype(jnp.int32), output, rows)
+        if from_logits is not None and output.size == label.size:
+            predicted = output > (0.0 if from_logits else 0.5)
+        else:
+            predicted = output if output.shape == label.shape else jnp.argmax(output, class_axis if output.ndim > 1 else 0)
+        labels = like(name, label, predicted.shape).astype(jnp.int32)
+        return add_counted(predicted.astype(jnp.int32) == labels, labels, output, rows, ignore_index)
 
-    return ratio(name, pair, weighted)
+    def fitted(targets: Any) -> Metric:
+        return for_classes(accuracy(1, name, weighted), with_ignored(targets, ignore_index), from_logits)
+
+    class_axis = 1 if axis is None else axis
+    return ratio(name, pair, weighted)._replace(fitted=fitted if axis is None else None)
 
 
 def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool = False) -> Metric:
@@ -85,10 +107,11 @@ def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool 
         label = like(name, label, output.shape[:1]).astype(best.dtype)
         return add_up(jnp.any(best == label[:, None], axis=1), output, rows)
 
-    return ratio(name, pair, weighted)
+    metric = ratio(name, pair, weighted)
+    return metric._replace(fitted=lambda targets: for_classes(metric, targets))
 
 
-def f1(average: str = "macro", name: str = "f1", weighted: bool = False) -> Metric:
+def f1(average: str = "macro", name: str = "f1", weighted: bool = False, from_logits: bool | None = None) -> Metric:
     """2 tp / (2 tp + fp + fn) of binary labels.
 
     tp, fp, fn: numbers of true positives, false positives and false negatives.  Outputs are scores of shape (rows, 2), or
@@ -98,6 +121,8 @@ def f1(average: str = "macro", name: str = "f1", weighted: bool = False) -> Metr
         average: "macro": mean over the scores of the batches (MXNet's default); "micro": score of the total counts.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether binary outputs are logits (threshold 0) or probabilities (threshold 0.5); None: probabilities, and
+            for a model of a function what its loss says.
 
     Returns:
         A `Metric`.
@@ -117,10 +142,11 @@ def f1(average: str = "macro", name: str = "f1", weighted: bool = False) -> Metr
         denominator = 2 * cells[0] + cells[1] + cells[2]
         return 2 * cells[0] / (denominator + (denominator == 0))
 
-    return _binary("f1", name, average, score, weighted)
+    metric = _binary("f1", name, average, score, weighted, from_logits)
+    return metric._replace(fitted=lambda targets: for_classes(f1(average, name, weighted), targets, from_logits))
 
 
-def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False) -> Metric:
+def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False, from_logits: bool | None = None) -> Metric:
     """(tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)) of binary labels (Matthews correlation).
 
     tp, fp: numbers of true and false positives; tn, fn: numbers of true and false negatives.  Factors that are 0 are left out
@@ -131,6 +157,8 @@ def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False) -> Me
         average: "macro": mean over the scores of the batches (MXNet's default); "micro": score of the total counts.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether binary outputs are logits (threshold 0) or probabilities (threshold 0.5); None: probabilities, and
+            for a model of a function what its loss says.
 
     Returns:
         A `Metric`.
@@ -153,16 +181,21 @@ def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False) -> Me
             value = value / lib.sqrt(lib.where(factor == 0, 1.0, factor))  # the product of the factors may overflow float32
         return value
 
-    return _binary("mcc", name, average, score, weighted)
+    metric = _binary("mcc", name, average, score, weighted, from_logits)
+    return metric._replace(fitted=lambda targets: for_classes(mcc(average, name, weighted), targets, from_logits))
 
 
-def _binary(kind: str, name: str, average: str, score: Callable[[Any], Any], weighted: bool) -> Metric:
+def _binary(
+    kind: str, name: str, average: str, score: Callable[[Any], Any], weighted: bool, from_logits: bool | None
+) -> Metric:
     """Metric that is a function of the binary confusion matrix (tp, fp, fn, tn)."""
     if average not in ("macro", "micro"):
         raise ValueError(f"metric {kind}: average is {average!r}; it must be 'macro' or 'micro'.")
 
+    threshold = 0.0 if from_logits else 0.5
+
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
-        return total(_cells(name, *each) for each in pairs(name, labels, outputs, weights, weighted))
+        return total(_cells(name, threshold, *each) for each in pairs(name, labels, outputs, weights, weighted))
 
     def fold(running: Any, cells: Array) -> Any:
         return kahan(running, score(cells), (jnp.sum(cells) > 0).astype(jnp.int32))
@@ -179,12 +212,12 @@ def _binary(kind: str, name: str, average: str, score: Callable[[Any], Any], wei
     return Metric(name, lambda: jnp.zeros(4, jnp.int32), stats, lambda running, cells: running + cells, compute)
 
 
-def _cells(name: str, label: Array, output: Array, rows: Array | None) -> Array:
+def _cells(name: str, threshold: float, label: Array, output: Array, rows: Array | None) -> Array:
     """(tp, fp, fn, tn) of one batch, shape (4,): int32 counts, or float32 sums of weights."""
     if output.ndim > 2 or (output.ndim == 2 and output.shape[1] > 2):
         raise ValueError(f"metric {name} is binary: the output has shape {output.shape}, expected (rows, 2) or (rows,).")
     two = output.ndim == 2 and output.shape[1] == 2
-    predicted = jnp.argmax(output, 1) == 1 if two else output.reshape(-1) > 0.5
+    predicted = jnp.argmax(output, 1) == 1 if two else output.reshape(-1) > threshold
     true = like(name, label, predicted.shape).astype(jnp.int32) == 1
     each = each_row(true, output, rows)
     each = each.astype(jnp.int32) if each.dtype == bool else each

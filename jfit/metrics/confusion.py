@@ -26,10 +26,15 @@ from jfit.metrics.core import (
     xp,
     zero_sums,
 )
+from jfit.metrics.targets import for_classes
 
 
 def precision(
-    average: str | None = "binary", num_classes: int | None = None, name: str = "precision", weighted: bool = False
+    average: str | None = "binary",
+    num_classes: int | None = None,
+    name: str = "precision",
+    weighted: bool = False,
+    from_logits: bool | None = None,
 ) -> Metric:
     """Correct predictions of a class / all predictions of it, over all batches; 0 for a class that was never predicted.
 
@@ -41,6 +46,8 @@ def precision(
         num_classes: number of classes; None takes it from the output shape.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether binary outputs are logits (threshold 0) or probabilities (threshold 0.5); None: probabilities, and
+            for a model of a function what its loss says.
 
     Returns:
         A `Metric`.
@@ -54,11 +61,15 @@ def precision(
 
     Source: scikit-learn, `precision_score` with zero_division=0.
     """
-    return _score("precision", 1, average, num_classes, name, weighted)
+    return _score("precision", 1, average, num_classes, name, weighted, from_logits)
 
 
 def recall(
-    average: str | None = "binary", num_classes: int | None = None, name: str = "recall", weighted: bool = False
+    average: str | None = "binary",
+    num_classes: int | None = None,
+    name: str = "recall",
+    weighted: bool = False,
+    from_logits: bool | None = None,
 ) -> Metric:
     """Correct predictions of a class / all rows of it, over all batches; 0 for a class without rows.
 
@@ -70,6 +81,8 @@ def recall(
         num_classes: number of classes; None takes it from the output shape.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether binary outputs are logits (threshold 0) or probabilities (threshold 0.5); None: probabilities, and
+            for a model of a function what its loss says.
 
     Returns:
         A `Metric`.
@@ -83,10 +96,10 @@ def recall(
 
     Source: scikit-learn, `recall_score` with zero_division=0.
     """
-    return _score("recall", 2, average, num_classes, name, weighted)
+    return _score("recall", 2, average, num_classes, name, weighted, from_logits)
 
 
-def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = False) -> Metric:
+def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = False, from_logits: bool | None = None) -> Metric:
     """(n h - Σ sₖ tₖ) / √((n² - Σ sₖ²)(n² - Σ tₖ²)): multi-class Matthews correlation, over all batches.
 
     n rows, h correct predictions, sₖ predictions of class k, tₖ rows of class k; NaN if all labels or all predictions are
@@ -96,6 +109,8 @@ def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = Fals
         num_classes: number of classes; None takes it from the output shape.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether binary outputs are logits (threshold 0) or probabilities (threshold 0.5); None: probabilities, and
+            for a model of a function what its loss says.
 
     Returns:
         A `Metric`.
@@ -116,12 +131,18 @@ def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = Fals
         return lib.where(root > 0, correlation, np.nan)
 
     if num_classes is None:
-        return needs_size(name, lambda classes: pcc(classes, name, weighted), classes_of)
-    return _counted(name, num_classes, value, weighted)
+        metric = needs_size(name, lambda classes: pcc(classes, name, weighted, from_logits), classes_of)
+    else:
+        metric = _counted(name, num_classes, value, weighted, from_logits)
+    return metric._replace(fitted=lambda targets: for_classes(pcc(num_classes, name, weighted), targets, from_logits))
 
 
 def confusion_matrix(
-    num_classes: int | None = None, normalize: str | None = None, name: str = "confusion_matrix", weighted: bool = False
+    num_classes: int | None = None,
+    normalize: str | None = None,
+    name: str = "confusion_matrix",
+    weighted: bool = False,
+    from_logits: bool | None = None,
 ) -> Metric:
     """C[i, j] = number of rows of class i predicted as class j, over all batches: array of shape (classes, classes).
 
@@ -132,6 +153,8 @@ def confusion_matrix(
         normalize: "true": each row of C sums to 1; "pred": each column sums to 1; "all": C sums to 1; None: counts.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether binary outputs are logits (threshold 0) or probabilities (threshold 0.5); None: probabilities, and
+            for a model of a function what its loss says.
 
     Returns:
         A `Metric` whose sums have the shape of C.
@@ -147,12 +170,17 @@ def confusion_matrix(
     """
     if normalize not in (None, "true", "pred", "all"):
         raise ValueError(f"metric confusion_matrix: normalize is {normalize!r}; it must be 'true', 'pred', 'all' or None.")
+
+    def fitted(targets: Any) -> Metric:
+        return for_classes(confusion_matrix(num_classes, normalize, name, weighted), targets, from_logits)
+
     if num_classes is None:
-        return needs_size(name, lambda classes: confusion_matrix(classes, normalize, name, weighted), classes_of)
+        make = lambda classes: confusion_matrix(classes, normalize, name, weighted, from_logits)  # noqa: E731
+        return needs_size(name, make, classes_of)._replace(fitted=fitted)
     classes = _checked(name, num_classes)
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
-        predicted, true, each = _classes(name, classes, label, output, rows)
+        predicted, true, each = _classes(name, classes, label, output, rows, from_logits)
         inside = (true < classes) & (predicted < classes)
         cell = jnp.where(inside, true * classes + predicted, classes * classes)
         return jnp.zeros(classes * classes + 1, each.dtype).at[cell].add(each)[:-1].reshape(classes, classes)
@@ -168,9 +196,10 @@ def confusion_matrix(
             matrix = matrix / xp(sums).where(sums > 0, sums, 1)  # 0 for a class without rows, as in scikit-learn
         return {name: matrix}
 
+    metric = Metric(name, lambda: jnp.zeros((classes, classes), jnp.int32), stats, lambda sums, seen: sums + seen, compute)
     if weighted:
-        return Metric(name, lambda: zero_sums(classes, classes), stats, added, compute)
-    return Metric(name, lambda: jnp.zeros((classes, classes), jnp.int32), stats, lambda sums, seen: sums + seen, compute)
+        metric = metric._replace(init=lambda: zero_sums(classes, classes), update=added)
+    return metric._replace(fitted=fitted)
 
 
 def classes_of(name: str, labels: Shapes, outputs: Shapes) -> int:
@@ -194,12 +223,19 @@ def _checked(name: str, classes: int) -> int:
     return int(classes)
 
 
-def _score(kind: str, which: int, average: str | None, num_classes: int | None, name: str, weighted: bool) -> Metric:
+def _score(
+    kind: str, which: int, average: str | None, num_classes: int | None, name: str, weighted: bool, from_logits: bool | None
+) -> Metric:
     """Correct predictions / predictions (which=1: precision), or / labels (which=2: recall)."""
     if average not in ("binary", "macro", "micro", None):
         raise ValueError(f"metric {kind}: average is {average!r}; it must be 'binary', 'macro', 'micro' or None.")
+
+    def fitted(targets: Any) -> Metric:
+        return for_classes(_score(kind, which, average, num_classes, name, weighted, None), targets, from_logits)
+
     if num_classes is None:
-        return needs_size(name, lambda classes: _score(kind, which, average, classes, name, weighted), classes_of)
+        make = lambda classes: _score(kind, which, average, classes, name, weighted, from_logits)  # noqa: E731
+        return needs_size(name, make, classes_of)._replace(fitted=fitted)
     if average == "binary" and num_classes != 2:
         raise ValueError(
             f"metric {kind}: average='binary' needs two classes, but there are {num_classes}; pass 'macro', 'micro' or None."
@@ -219,15 +255,15 @@ def _score(kind: str, which: int, average: str | None, num_classes: int | None, 
             value = each
         return lib.where(predicted.sum() > 0, value, np.nan)
 
-    return _counted(name, num_classes, score, weighted)
+    return _counted(name, num_classes, score, weighted, from_logits)._replace(fitted=fitted)
 
 
-def _counted(name: str, num_classes: int, value: Any, weighted: bool) -> Metric:
+def _counted(name: str, num_classes: int, value: Any, weighted: bool, from_logits: bool | None) -> Metric:
     """Metric of three counts per class, shape (3, classes + 1): correct, predicted, true; the last column is other classes."""
     classes = _checked(name, num_classes)
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
-        predicted, true, each = _classes(name, classes, label, output, rows)
+        predicted, true, each = _classes(name, classes, label, output, rows, from_logits)
         zero = jnp.zeros(classes + 1, each.dtype)
         hit = jnp.where((predicted == true) & (true < classes), each, jnp.zeros((), each.dtype))
         return jnp.stack([zero.at[true].add(hit), zero.at[predicted].add(each), zero.at[true].add(each)])
@@ -244,14 +280,16 @@ def _counted(name: str, num_classes: int, value: Any, weighted: bool) -> Metric:
     return Metric(name, lambda: jnp.zeros(zero, jnp.int32), stats, lambda running, seen: running + seen, compute)
 
 
-def _classes(name: str, classes: int, label: Array, output: Array, rows: Array | None) -> tuple[Array, Array, Array]:
+def _classes(
+    name: str, classes: int, label: Array, output: Array, rows: Array | None, from_logits: bool | None
+) -> tuple[Array, Array, Array]:
     """(predicted class, label, count or weight) of each prediction, as flat arrays; all other classes become `classes`."""
     if output.ndim > 1 and output.shape[1] > 1 and output.shape != label.shape:
         if output.shape[1] > classes:
             raise ValueError(f"metric {name}: the output has {output.shape[1]} classes, but num_classes is {classes}.")
         predicted = jnp.argmax(output, 1)
     else:  # probabilities of class 1, or the classes themselves
-        predicted = (output > 0.5) if classes == 2 else output
+        predicted = (output > (0.0 if from_logits else 0.5)) if classes == 2 else output
     true = like(name, label, predicted.shape).astype(jnp.int32).reshape(-1)
     each = each_row(predicted, output, rows).reshape(-1)
     predicted = predicted.astype(jnp.int32).reshape(-1)

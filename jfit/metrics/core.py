@@ -35,6 +35,9 @@ class Metric(NamedTuple):
         merge: `(stats, stats) -> stats`, combines the stats of two parts of a batch; None if these are added.
         sized: `(label shapes, output shapes) -> Metric` for metrics whose sums depend on the number of classes; until it is
             called (see the function `sized`), their other functions raise an error.  None for all other metrics.
+        fitted: `targets -> Metric`, the metric for the outputs and labels of a function (see `jfit.metrics.targets.Target`):
+            logits, one-hot or binary labels, classes on the last axis.  Only `stats` differs, and the sizes of sums that are
+            not `sized` yet.  None: outputs and labels are used unchanged.
 
     Example:
         >>> import jfit
@@ -51,6 +54,7 @@ class Metric(NamedTuple):
     host: bool = False
     merge: Callable[[Any, Any], Any] | None = None
     sized: Callable[[Shapes, Shapes], Metric] | None = None
+    fitted: Callable[[Sequence[Any]], Any] | None = None
 
 
 def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any, ...]:
@@ -189,6 +193,14 @@ def add_each(values: Array, each: Array) -> tuple[Array, Array]:
     return jnp.sum(weighted, dtype=jnp.int32 if weighted.dtype == bool else None), count
 
 
+def add_counted(values: Array, labels: Array, output: Array, rows: Array | None, ignored: int | None) -> tuple[Array, Array]:
+    """`add_up` without the values whose label is `ignored`; None counts all."""
+    if ignored is None:
+        return add_up(values, output, rows)
+    each = each_row(values, output, rows)
+    return add_each(values, jnp.where(labels != ignored, each, jnp.zeros((), each.dtype)))
+
+
 def label_probability(name: str, label: Array, output: Array, axis: int) -> Array:
     """Return the entry of the output at the class of each label: float32, in the shape of the output without its class axis.
 
@@ -268,15 +280,19 @@ def weighted_mean(name: str, pair: PairRule, finish: str | None = None) -> Metri
     return Metric(name, lambda: zero_sums(2), stats, added, compute)
 
 
-def batch_mean(name: str, error: Callable[[Array, Array], Array], finish: str | None = None, weighted: bool = False) -> Metric:
-    """Metric: average over batches and outputs of `finish`(mean error of the batch); if weighted, of all rows at once."""
+def batch_mean(
+    name: str, error: Callable[[Array, Array], Array], average: str, finish: str | None = None, weighted: bool = False
+) -> Metric:
+    """Metric: `finish`(mean error) of every batch, averaged over batches and outputs ("macro"), or of all rows ("micro")."""
+    if average not in ("macro", "micro"):
+        raise ValueError(f"metric {name}: average is {average!r}; it must be 'macro' or 'micro'.")
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
         label = like(name, label, output.shape).astype(jnp.float32)
         return add_up(error(label, output.astype(jnp.float32)), output, rows)
 
-    if weighted:
-        return weighted_mean(name, pair, finish)
+    if weighted or average == "micro":
+        return mean(name, pair, finish, weighted)
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[tuple[Array, Array], ...]:
         return tuple(pair(*each) for each in pairs(name, labels, outputs, weights))

@@ -11,6 +11,7 @@ from jax import Array
 
 from jfit.metrics.confusion import classes_of
 from jfit.metrics.core import Arrays, Metric, Weights, added, each_row, exact, like, needs_size, pairs, total, xp, zero_sums
+from jfit.metrics.targets import for_scores
 
 EDGE = 16.0  # bins cover logits from -16 to 16; the logit of the largest float32 below 1 is 16.6
 
@@ -19,7 +20,7 @@ def roc_auc(
     num_classes: int | None = None,
     bins: int | None = 4096,
     average: str | None = "macro",
-    logits: bool = False,
+    logits: bool | None = None,
     bound: bool = False,
     name: str = "roc_auc",
     weighted: bool = False,
@@ -35,7 +36,8 @@ def roc_auc(
         num_classes: number of classes; None takes it from the output shape.
         bins: number of bins.  None computes the exact value on the host by sorting all scores (8 bytes of memory per score).
         average: "macro": mean over the classes (those with a value); None: array with the value of each class.
-        logits: whether the outputs are logits instead of probabilities (for two columns, their difference is used).
+        logits: whether the outputs are logits instead of probabilities (for two columns, their difference is used); None:
+            probabilities, and for a model of a function what its loss says.
         bound: also return `<name>_bound`, the upper bound of the error due to the bins.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
@@ -57,17 +59,24 @@ def roc_auc(
     """
     if average not in ("macro", None):
         raise ValueError(f"metric roc_auc: average is {average!r}; it must be 'macro' or None.")
+
+    def fitted(targets: Any) -> Any:
+        make = lambda logits: roc_auc(num_classes, bins, average, logits, bound, name, weighted)  # noqa: E731
+        return for_scores(make, name, targets, logits)
+
     if bins is None:
-        return ExactRocAuc(name, average, logits, weighted)
+        return ExactRocAuc(name, average, bool(logits), weighted, fitted=fitted)
     if isinstance(bins, bool) or int(bins) != bins or bins < 2:
         raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2, or None for the exact value.")
     if num_classes is None:
-        return needs_size(name, lambda k: roc_auc(k, bins, average, logits, bound, name, weighted), classes_of)
+        return needs_size(name, lambda k: roc_auc(k, bins, average, logits, bound, name, weighted), classes_of)._replace(
+            fitted=fitted
+        )
     curves = 1 if num_classes <= 2 else num_classes
     shape = (2, curves, bins + 1)  # positives, negatives; the last bin counts NaN scores
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
-        score, true = _curves(jnp, name, curves, label, output, logits)
+        score, true = _curves(jnp, name, curves, label, output, bool(logits))
         each = each_row(true, output, rows)
         each = each.astype(jnp.int32) if each.dtype == bool else each
         place = jnp.clip((score + EDGE) * (bins / (2 * EDGE)), 0, bins - 1)
@@ -85,9 +94,10 @@ def roc_auc(
         result = {name: _averaged(area, average)}
         return {**result, f"{name}_bound": _averaged(error, average)} if bound else result
 
+    metric = Metric(name, lambda: jnp.zeros(shape, jnp.int32), stats, lambda running, seen: running + seen, compute)
     if weighted:
-        return Metric(name, lambda: zero_sums(*shape), stats, added, compute)
-    return Metric(name, lambda: jnp.zeros(shape, jnp.int32), stats, lambda running, seen: running + seen, compute)
+        metric = metric._replace(init=lambda: zero_sums(*shape), update=added)
+    return metric._replace(fitted=fitted)
 
 
 def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
@@ -162,6 +172,8 @@ class ExactRocAuc(NamedTuple):
         name: name of the value in logs and results.
         average, logits, weighted: as for `roc_auc`.
         host: True: runs on the host, on numpy arrays.
+        fitted: as for `Metric`.
+        arrays: `(labels, outputs, weights) -> (labels, outputs, weights)`, applied to every batch first; None: unchanged.
 
     Example:
         >>> metric = ExactRocAuc()
@@ -177,6 +189,8 @@ class ExactRocAuc(NamedTuple):
     logits: bool = False
     weighted: bool = False
     host: bool = True
+    fitted: Any = None
+    arrays: Any = None
 
     def init(self) -> Any:
         """Return the state before the first batch, None."""
@@ -184,12 +198,16 @@ class ExactRocAuc(NamedTuple):
 
     def update(self, sums: Any, labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None) -> Any:
         """Append one batch, without padding rows: a linked list of (previous, scores, whether of the class, weights)."""
+        if self.arrays is not None:
+            labels, outputs, weights = self.arrays(labels, outputs, weights)
         for at, (label, output, _) in enumerate(pairs(self.name, labels, outputs, None)):
             label, output = np.asarray(label), np.asarray(output)
             curves = output.shape[1] if output.ndim == 2 and output.shape[1] > 2 else 1
             score, true = _curves(np, self.name, curves, label, output, self.logits)
-            weight = weights[at] if self.weighted and weights is not None else None
-            sums = (sums, score, true, np.ones(len(score)) if weight is None else np.asarray(weight, np.float64))
+            weight = None if weights is None or weights[at] is None else np.asarray(weights[at], np.float64)
+            if weight is None or not self.weighted:
+                weight = np.ones(len(score)) if weight is None else (weight > 0) * 1.0  # 0: ignored labels
+            sums = (sums, score, true, weight)
         return sums
 
     def compute(self, sums: Any) -> dict[str, Any]:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.metrics.core import Arrays, Metric, Weights, add_each, add_up, each_row, label_probability, like, mean
+from jfit.metrics.core import Arrays, Metric, Weights, add_counted, add_up, label_probability, like, mean
+from jfit.metrics.targets import for_likelihood
 
 
-def cross_entropy(eps: float = 1e-12, name: str = "cross-entropy", weighted: bool = False) -> Metric:
-    """-sum log(p[label] + eps) / count, for outputs that are probabilities with classes on axis 1.
+def cross_entropy(
+    eps: float = 1e-12,
+    name: str = "cross-entropy",
+    weighted: bool = False,
+    from_logits: bool | None = None,
+    ignore_index: int | None = None,
+) -> Metric:
+    """-sum log(p[label] + eps) / count, for outputs with classes on axis 1 (for a model of a function, on the last axis).
+
+    With logits, p is their softmax and nothing is added to it.  For a model of a function, labels may also be one-hot, or 0
+    or 1 for every output (the mean binary cross entropy).
 
     Args:
         eps: added to probabilities, so that the logarithm is finite.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether the outputs are logits or probabilities; None: probabilities, and for a model of a function what
+            its loss says.
+        ignore_index: label to ignore; None ignores none, and for a model of a function those that its loss ignores.
 
     Returns:
         A `Metric`.
@@ -27,20 +42,25 @@ def cross_entropy(eps: float = 1e-12, name: str = "cross-entropy", weighted: boo
 
     Source: Apache MXNet 1.9.1, `CrossEntropy`.
     """
-
-    def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        return add_up(-jnp.log(label_probability(name, label, output, 1) + eps), output, rows)
-
-    return mean(name, pair, weighted=weighted)
+    return _likelihood(name, lambda p: -jnp.log(p + eps), 1, None, weighted, from_logits, ignore_index)
 
 
-def nll_loss(eps: float = 1e-12, name: str = "nll-loss", weighted: bool = False) -> Metric:
+def nll_loss(
+    eps: float = 1e-12,
+    name: str = "nll-loss",
+    weighted: bool = False,
+    from_logits: bool | None = None,
+    ignore_index: int | None = None,
+) -> Metric:
     """-sum log(p[label] + eps) / count: `cross_entropy` under another name.
 
     Args:
         eps: added to probabilities, so that the logarithm is finite.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether the outputs are logits or probabilities; None: probabilities, and for a model of a function what
+            its loss says.
+        ignore_index: label to ignore; None ignores none, and for a model of a function those that its loss ignores.
 
     Returns:
         A `Metric`.
@@ -51,20 +71,33 @@ def nll_loss(eps: float = 1e-12, name: str = "nll-loss", weighted: bool = False)
 
     Source: Apache MXNet 1.9.1, `NegativeLogLikelihood`.
     """
-    return cross_entropy(eps, name, weighted)
+    return cross_entropy(eps, name, weighted, from_logits, ignore_index)
 
 
-def perplexity(ignore_label: int | None = None, axis: int = -1, name: str = "perplexity", weighted: bool = False) -> Metric:
+def perplexity(
+    ignore_label: int | None = None,
+    axis: int = -1,
+    name: str = "perplexity",
+    weighted: bool = False,
+    from_logits: bool | None = None,
+    ignore_index: int | None = None,
+) -> Metric:
     """exp(-sum log max(p[label], 1e-10) / count) over the labels that are not `ignore_label`.
 
     Args:
         ignore_label: label to ignore; None ignores none.
-        axis: class axis of the outputs, which are probabilities.
+        axis: class axis of the outputs.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        from_logits: whether the outputs are logits or probabilities; None: probabilities, and for a model of a function what
+            its loss says.
+        ignore_index: `ignore_label` under the name that other metrics use.
 
     Returns:
         A `Metric`.
+
+    Raises:
+        ValueError: `ignore_label` and `ignore_index` are different labels.
 
     Example:
         >>> perplexity(ignore_label=0).name
@@ -72,16 +105,37 @@ def perplexity(ignore_label: int | None = None, axis: int = -1, name: str = "per
 
     Source: Apache MXNet 1.9.1, `Perplexity`.
     """
+    if ignore_label is not None and ignore_index is not None and ignore_label != ignore_index:
+        raise ValueError(
+            f"metric {name}: ignore_label is {ignore_label} and ignore_index is {ignore_index}; they are two names of one "
+            "parameter, so pass one of them"
+        )
+    ignored = ignore_label if ignore_index is None else ignore_index
+    return _likelihood(name, lambda p: -jnp.log(jnp.maximum(p, 1e-10)), axis, "exp", weighted, from_logits, ignored)
+
+
+def _likelihood(
+    name: str,
+    penalty: Callable[[Array], Array],
+    axis: int,
+    finish: str | None,
+    weighted: bool,
+    from_logits: bool | None,
+    ignored: int | None,
+) -> Metric:
+    """Mean over the labels of `penalty`(probability of the label), or of -log softmax(output)[label] with logits."""
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        loss = -jnp.log(jnp.maximum(label_probability(name, label, output, axis), 1e-10))
-        if ignore_label is None:
-            return add_up(loss, output, rows)
-        counts = like(name, label, loss.shape).astype(jnp.int32) != ignore_label
-        each = each_row(loss, output, rows)
-        return add_each(loss, jnp.where(counts, each, jnp.zeros((), each.dtype)))
+        if from_logits:
+            losses = -label_probability(name, label, jax.nn.log_softmax(output.astype(jnp.float32), axis), axis)
+        else:
+            losses = penalty(label_probability(name, label, output, axis))
+        labels = label if ignored is None else like(name, label, losses.shape).astype(jnp.int32)
+        return add_counted(losses, labels, output, rows, ignored)
 
-    return mean(name, pair, "exp", weighted)
+    metric = mean(name, pair, finish, weighted)
+    of_losses = mean(name, lambda _, losses, rows: add_up(losses, losses, rows), finish, weighted)
+    return metric._replace(fitted=lambda targets: for_likelihood(of_losses, targets, penalty, from_logits, ignored))
 
 
 def loss(name: str = "loss", weighted: bool = False) -> Metric:

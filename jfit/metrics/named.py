@@ -14,6 +14,7 @@ from jfit.metrics.curves import ExactRocAuc, roc_auc
 from jfit.metrics.host import HostMetric
 from jfit.metrics.likelihood import cross_entropy, loss, nll_loss, perplexity
 from jfit.metrics.regression import mae, mse, pearsonr, rmse
+from jfit.metrics.targets import AUTO
 from jfit.ops.registry import nearest
 
 
@@ -124,7 +125,8 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
     """Convert `spec` to a tuple of metrics.
 
     Args:
-        spec: a name, a `Metric`, a function `(label, output) -> number` on numpy arrays, a list of these, or None for none.
+        spec: a name, "auto", a `Metric`, a function `(label, output) -> number` on numpy arrays, a list of these, or None for
+            none.  `fit` and `score` replace "auto" by the metric that fits the model and its labels.
         **params: parameters for every named metric in `spec`.
 
     Returns:
@@ -142,6 +144,8 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
         return ()
     if isinstance(spec, Metric | HostMetric | ExactRocAuc):
         return (spec,)
+    if isinstance(spec, str) and spec.lower() == "auto":
+        return (AUTO,)
     if isinstance(spec, str):
         return (create(spec, **params),)
     if isinstance(spec, list | tuple):

@@ -27,15 +27,19 @@ from jfit.metrics.core import (
 )
 
 
-def mae(name: str = "mae", weighted: bool = False) -> Metric:
+def mae(name: str = "mae", weighted: bool = False, average: str = "macro") -> Metric:
     """Mean over batches of mean |label - output|; weighted: Σ w |label - output| / Σ w over all rows.
 
     Args:
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        average: "macro": mean over the values of the batches (MXNet's default); "micro": value of all rows.
 
     Returns:
         A `Metric`.
+
+    Raises:
+        ValueError: unknown average.
 
     Example:
         >>> mae().name
@@ -43,18 +47,22 @@ def mae(name: str = "mae", weighted: bool = False) -> Metric:
 
     Source: Apache MXNet 1.9.1, `MAE`, computed over the whole batch on any number of devices.
     """
-    return batch_mean(name, lambda label, output: jnp.abs(label - output), weighted=weighted)
+    return batch_mean(name, lambda label, output: jnp.abs(label - output), average, weighted=weighted)
 
 
-def mse(name: str = "mse", weighted: bool = False) -> Metric:
+def mse(name: str = "mse", weighted: bool = False, average: str = "macro") -> Metric:
     """Mean over batches of mean (label - output)^2; weighted: Σ w (label - output)^2 / Σ w over all rows.
 
     Args:
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        average: "macro": mean over the values of the batches (MXNet's default); "micro": value of all rows.
 
     Returns:
         A `Metric`.
+
+    Raises:
+        ValueError: unknown average.
 
     Example:
         >>> mse().name
@@ -62,18 +70,22 @@ def mse(name: str = "mse", weighted: bool = False) -> Metric:
 
     Source: Apache MXNet 1.9.1, `MSE`, computed over the whole batch on any number of devices.
     """
-    return batch_mean(name, lambda label, output: jnp.square(label - output), weighted=weighted)
+    return batch_mean(name, lambda label, output: jnp.square(label - output), average, weighted=weighted)
 
 
-def rmse(name: str = "rmse", weighted: bool = False) -> Metric:
+def rmse(name: str = "rmse", weighted: bool = False, average: str = "macro") -> Metric:
     """Mean over batches of sqrt(mean (label - output)^2); weighted: the root of the weighted mean over all rows.
 
     Args:
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
+        average: "macro": mean over the values of the batches (MXNet's default); "micro": value of all rows.
 
     Returns:
         A `Metric`.
+
+    Raises:
+        ValueError: unknown average.
 
     Example:
         >>> rmse().name
@@ -81,7 +93,7 @@ def rmse(name: str = "rmse", weighted: bool = False) -> Metric:
 
     Source: Apache MXNet 1.9.1, `RMSE`, computed over the whole batch on any number of devices.
     """
-    return batch_mean(name, lambda label, output: jnp.square(label - output), "sqrt", weighted)
+    return batch_mean(name, lambda label, output: jnp.square(label - output), average, "sqrt", weighted)
 
 
 def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = False) -> Metric:

@@ -12,6 +12,7 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, plan_of
 from jfit.metrics import Metric
+from jfit.step.fitting import for_batch
 from jfit.step.slices import Shared, part_number
 from jfit.step.totals import Totals, fold, head_arguments, metric_stats
 
@@ -49,7 +50,8 @@ def eval_step(
         plan, key = plan_of(model, inputs), _key(model, number)
         values, _ = model.apply(params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy)
         losses = loss_sums(model, values, inputs, weight, plan.rows)
-        stats = metric_stats(metrics, *head_arguments(model, values, inputs, weight, plan.rows), *part_number(axis_name))
+        heads = head_arguments(model, values, inputs, weight, plan.rows)
+        stats = metric_stats(for_batch(metrics, model, heads, inputs), *heads, *part_number(axis_name))
         shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)

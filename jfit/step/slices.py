@@ -19,6 +19,7 @@ from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, objective
 from jfit.metrics import Metric
 from jfit.ops.rows import RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
+from jfit.step.fitting import for_batch
 from jfit.step.state import TrainState, typed_key
 from jfit.step.totals import head_arguments, metric_stats
 
@@ -247,7 +248,7 @@ def _micro_batch_gradients(
     losses = loss_sums(model, values, inputs, weight, plan.rows)
     heads = head_arguments(model, values, inputs, metric_weight, plan.rows)
     part, parts = part_number(axis_name, number, settings.micro_batches)
-    stats = metric_stats(settings.metrics, *heads, part, parts)
+    stats = metric_stats(for_batch(settings.metrics, model, heads, inputs), *heads, part, parts)
     count = weight_sum(model, losses, weight, row_ids.shape[0])
     shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
     return gradients, new_aux, Sums(count, shared, losses is not None, values if settings.keep_outputs else None)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.lowering.model import Model, row_weights, specs_of
-from jfit.metrics import Metric, sized
+from jfit.lowering.model import Model, row_weights
+from jfit.metrics import Metric
 from jfit.metrics.core import finite
 from jfit.ops.rows import MaybeLayout
 
@@ -118,14 +118,6 @@ def head_arguments(
     shown = [(values[i], rows[i]) for i in shown_heads(model, inputs)]
     weights = tuple(row_weights(weight, r, v.shape[0]) if v.ndim else None for v, r in shown)
     return head_labels(model, inputs), tuple(v for v, _ in shown), weights
-
-
-def sized_for(metrics: Sequence[Any], model: Model, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Set the number of classes of metrics that need it, from the shapes of the outputs for a batch of these inputs."""
-    if all(getattr(m, "sized", None) is None for m in metrics):
-        return tuple(metrics)
-    outputs = model.plan(specs_of(inputs)).shapes
-    return sized(metrics, [x.shape for x in head_labels(model, inputs)], [outputs[i].shape for i in shown_heads(model, inputs)])
 
 
 def metric_stats(

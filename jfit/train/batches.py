@@ -49,6 +49,7 @@ class Settings:
         policy: mixed-precision policy, or None for float32.
         directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
+        metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
     """
 
     devices: list[Device]
@@ -59,6 +60,7 @@ class Settings:
     policy: Policy | None
     directory: str | None
     checkpoint: str | None
+    metric_choice: str = ""
 
 
 def settings_of(
@@ -67,7 +69,7 @@ def settings_of(
     batch_size: int = 32,
     eval_batch_size: int | None = None,
     num_epoch: int = 0,
-    eval_metric: Any = "acc",
+    eval_metric: Any = "auto",
     policy: Any = None,
     directory: str | Path | None = None,
     checkpoint: str | Path | None = None,
@@ -146,6 +148,11 @@ def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> 
     if isinstance(data, ArrayData):
         return _to_batch_axes({k: v[:batch_size] for k, v in data.arrays.items()}, model)
     return dict(data.peek(0).inputs)
+
+
+def labels_of(data: ArrayData | StreamData) -> dict[str, Any] | None:
+    """All arrays of an `ArrayData` by name, labels included; None for a stream."""
+    return data.arrays if isinstance(data, ArrayData) else None
 
 
 def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool:

@@ -28,8 +28,9 @@ from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import compile_spmd, place, require_one_process
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step import eval_step, predict_step, unrolls
+from jfit.step.fitting import choose_metrics, needs_inputs
 from jfit.step.state import TrainState
-from jfit.step.totals import Totals, joined, sized_for, values, zero_totals
+from jfit.step.totals import Totals, joined, values, zero_totals
 from jfit.train.batches import (
     EPOCH_DATA_AXES,
     BatchLayout,
@@ -39,6 +40,7 @@ from jfit.train.batches import (
     data_of,
     first_batch,
     fits_on_device,
+    labels_of,
     resolve_metrics,
     settings_of,
 )
@@ -107,9 +109,10 @@ class Scorer:
         if self._program is not None:
             return
         # avoid reading ahead in a stream if no metric needs the shapes
-        needs_batch = isinstance(data, ArrayData) or any(m.sized for m in self.metrics)
+        needs_batch = isinstance(data, ArrayData) or needs_inputs((*self.metrics, *self.host), self.model)
         first = first_batch(self.model, data, self.batch_size) if needs_batch else {}
-        self.metrics = sized_for(self.metrics, self.model, first)
+        metrics, _ = choose_metrics((*self.metrics, *self.host), self.model, first, labels_of(data))
+        self.metrics, self.host = on_devices(metrics), on_host(metrics)
         axes, out = (None, None, None, 0, None), (None, 0) if self.host else None
         step = self._step_with_outputs() if self.host else self.step
         self._program = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
@@ -360,7 +363,7 @@ class Evaluator:
 def score(
     model: Any,
     data: Any,
-    eval_metric: Any = "acc",
+    eval_metric: Any = "auto",
     *,
     params: Mapping[str, Any] | None = None,
     aux: Mapping[str, Any] | None = None,

@@ -19,10 +19,11 @@ from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import place, require_one_process
 from jfit.step import train_step
+from jfit.step.fitting import choose_metrics
 from jfit.step.state import TrainState, init_state
-from jfit.step.totals import sized_for, zero_totals
+from jfit.step.totals import zero_totals
 from jfit.train import checkpoint as checkpoints
-from jfit.train.batches import Settings, data_of, first_batch, settings_of
+from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
@@ -40,7 +41,7 @@ def fit(
     num_epoch: int = 10,
     optimizer: Any = "sgd",
     optimizer_params: Mapping[str, Any] | None = None,
-    eval_metric: Any = "acc",
+    eval_metric: Any = "auto",
     initializer: Any = None,
     devices: Any = None,
     shuffle: bool = True,
@@ -84,9 +85,11 @@ def fit(
         optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation,
             which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).
         optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}.
-        eval_metric: metric of training and evaluation: a name, a `jfit.metrics.Metric`, a function
+        eval_metric: metric of training and evaluation: "auto", a name, a `jfit.metrics.Metric`, a function
             `f(label, output) -> float` of NumPy arrays, a list of these, or None.  A function runs on the host while the
-            devices compute the next batches, and limits each dispatch to one step.
+            devices compute the next batches, and limits each dispatch to one step.  "auto" is "acc" for a graph ("mse" if its
+            heads are regressions).  For a function it is "acc", "mse" over all rows, or None, chosen from the loss and the
+            labels; `run.settings.metric_choice` says which and why.
         initializer: name or `jfit.init` initializer of the parameters.  Default: Xavier.
         devices: None (the default device), a number of devices, "all", a device, or a list of devices.  Every batch is split
             evenly over the devices.
@@ -182,7 +185,8 @@ def fit(
     if schedule is not None:
         schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
-    settings = replace(settings, metrics=sized_for(settings.metrics, model, probe))
+    chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(data))
+    settings = replace(settings, metrics=chosen, metric_choice=choice)
     metrics, host_metrics = on_devices(settings.metrics), on_host(settings.metrics)
 
     # state and step

@@ -52,6 +52,9 @@ class _Display:
         if event.kind in ("fit_start", "fit_end"):
             self.close()
             self.columns = []
+            choice = getattr(getattr(event.run, "settings", None), "metric_choice", "")
+            if event.kind == "fit_start" and choice:
+                print(choice, file=file, flush=True)
             return
         if self.show_bar:
             self.update_bar(event, file)

@@ -1,0 +1,128 @@
+"""Metrics that fit a model: what its outputs and labels mean decides which metric "auto" is, and how metrics read them.
+
+Outputs of a graph are read as in MXNet.  Those of a function are described by `jfit.metrics.targets.Target`: its loss says
+whether they are logits, and the label values whether labels are one-hot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.lowering.loss_kinds import LossKind, kind_of
+from jfit.lowering.model import Model, Output, specs_of
+from jfit.metrics import create, sized
+from jfit.metrics.targets import AUTO, Target, automatic, target_of
+from jfit.step.totals import head_labels, shown_heads
+
+
+def needs_inputs(metrics: Sequence[Any], model: Model) -> bool:
+    """Whether `choose_metrics` needs the inputs of a batch."""
+    return any(
+        getattr(m, "sized", None) is not None
+        or (model.symbol is None and (m is AUTO or getattr(m, "fitted", None) is not None))
+        for m in metrics
+    )
+
+
+def choose_metrics(
+    metrics: Sequence[Any], model: Model, inputs: Mapping[str, Any], labels: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], str]:
+    """Replace "auto" by a metric, adapt the metrics to the outputs of a function, and set numbers of classes.
+
+    Args:
+        metrics: metrics as `jfit.metrics.get` returns them.
+        model: the model.
+        inputs: inputs of one batch by name; only shapes and dtypes are used if `labels` is passed.  May be empty if
+            `needs_inputs` is False.
+        labels: all label values by name.  Default: those of the batch.
+
+    Returns:
+        (metrics, one line that says what "auto" is, or "").
+
+    Raises:
+        ValueError: a metric is not defined for these outputs and labels.
+
+    Example:
+        >>> import jfit, numpy as np, optax
+        >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=optax.l2_loss, params={"w": np.ones(())})
+        >>> batch = {"x": np.ones(3, "float32"), "label": np.array([0.5, 1.5, 2.0], "float32")}
+        >>> choose_metrics(jfit.metrics.get("auto"), model, batch)[1]
+        "eval_metric='auto': mse (labels (rows,): real numbers; outputs (rows,))"
+    """
+    choice = ""
+    if model.symbol is not None:
+        metrics = [_for_graph(model, inputs) if m is AUTO else m for m in metrics]
+    elif needs_inputs(metrics, model):
+        targets = targets_of(model, inputs, inputs if labels is None else labels)
+        metrics, choice = _replaced(metrics, targets)
+        metrics = _fitted(metrics, targets)
+    if all(getattr(m, "sized", None) is None for m in metrics):
+        return tuple(metrics), choice
+    outputs = model.plan(specs_of(inputs)).shapes
+    shapes = [outputs[i].shape for i in shown_heads(model, inputs)]
+    return sized(metrics, [x.shape for x in head_labels(model, inputs)], shapes), choice
+
+
+def for_batch(metrics: Sequence[Any], model: Model, heads: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Adapt metrics that were not adapted by `choose_metrics`, in a traced step, where label values are unknown.
+
+    Args:
+        metrics: metrics that run on the devices.
+        model: the model.
+        heads: (labels, outputs, weights) of the loss heads.
+        inputs: inputs of the batch by name.
+    """
+    if model.symbol is not None or not needs_inputs(metrics, model) or len(heads[0]) != len(heads[1]):
+        return tuple(metrics)
+    shown = [model.outputs[i] for i in shown_heads(model, inputs)]
+    each = zip(shown, heads[0], heads[1], strict=True)
+    return tuple(_fitted(metrics, [_target(model, o, _spec(value), _spec(label), inputs, None) for o, label, value in each]))
+
+
+def targets_of(model: Model, inputs: Mapping[str, Any], labels: Mapping[str, Any]) -> list[Target]:
+    """What each output with a label means, for a batch of these inputs and these label values."""
+    specs = specs_of(inputs)
+    outputs, targets = model.plan(specs).shapes, []
+    for at in shown_heads(model, inputs):
+        out = model.outputs[at]
+        if out.label is not None and out.label in inputs:
+            targets.append(_target(model, out, outputs[at], specs[out.label], inputs, np.asarray(labels[out.label])))
+    return targets
+
+
+def _target(model: Model, out: Output, output: Any, label: Any, inputs: Mapping[str, Any], values: Any) -> Target:
+    ignored = () if out.ignore_label is None else (int(out.ignore_label),)
+    kind, loss = LossKind(out.task, out.scores, ignored), out.loss
+    if out.task is None and loss is not None and out.label is not None:
+        name = out.label
+        kind = kind_of(lambda o, y: loss(o, {name: y})[0], output, label)
+        kind = kind._replace(ignored=tuple(dict.fromkeys((*ignored, *kind.ignored))))
+    return target_of(kind, output, label, values)
+
+
+def _spec(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _fitted(metrics: Sequence[Any], targets: Sequence[Target]) -> list[Any]:
+    return [m if getattr(m, "fitted", None) is None else m.fitted(targets) for m in metrics]
+
+
+def _replaced(metrics: Sequence[Any], targets: Sequence[Target]) -> tuple[list[Any], str]:
+    """Replace "auto" by a metric, or by none; also return the line that says so, or ""."""
+    if all(m is not AUTO for m in metrics):
+        return list(metrics), ""
+    name, reason = automatic(targets)
+    chosen = [] if name is None else [create(name, **({"average": "micro"} if name == "mse" else {}))]
+    line = f"eval_metric='auto': {chosen[0].name if chosen else 'none'} ({reason})"
+    return [m for metric in metrics for m in (chosen if metric is AUTO else [metric])], line
+
+
+def _for_graph(model: Model, inputs: Mapping[str, Any]) -> Any:
+    """The metric that "auto" is for a graph: mse if all of its heads are regressions, else accuracy."""
+    heads = [model.outputs[i] for i in shown_heads(model, inputs)]
+    return create("mse" if heads and all(o.task == "values" for o in heads) else "acc")
