@@ -60,6 +60,7 @@ class Output(NamedTuple):
         task: what the output estimates, as in `jfit.lowering.loss_kinds.LossKind`: "classes", "binary", "values" or None
             (unknown).
         scores: "logits", "probabilities", or None (neither, or unknown).
+        takes_weight: `loss` has a third argument, the row weights (rows,) or None, with which it excludes padding rows itself.
 
     Example:
         >>> import jfit
@@ -72,12 +73,18 @@ class Output(NamedTuple):
     name: str
     kind: str = "plain"
     label: str | None = None
-    loss: Callable[[Array, Inputs], tuple[Array, Array]] | None = None
+    loss: Callable[..., tuple[Array, Array]] | None = None
     class_axis: int | None = None
     ignore_label: float | None = None
     label_range: tuple[float, float] | None = None
     task: str | None = None
     scores: str | None = None
+    takes_weight: bool = False
+
+    def row_losses(self, value: Array, inputs: Inputs, weight: Array | None) -> tuple[Array, Array]:
+        """Call `loss`, with the row weights if it takes them."""
+        assert self.loss is not None
+        return self.loss(value, inputs, weight) if self.takes_weight else self.loss(value, inputs)
 
 
 class Plan(NamedTuple):
@@ -90,12 +97,22 @@ class Plan(NamedTuple):
         paddable: whether batches may contain padding rows.  False if an output head or a batch statistic is computed from
             an array whose rows are LOST, so that row weights cannot be applied.
         reason: why batches may not be padded; "" if they may.
+        coupled: how rows affect each other in a model of a JAX function, such as by batch normalization; "" if they do not,
+            and for graphs.  Row weights then scale the loss of a row, and a row of weight 0 still affects the other rows.
+        evaluation: the same facts for evaluation mode if they differ, else None; `in_evaluation` reads it.
     """
 
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     rows: tuple[MaybeLayout, ...]
     paddable: bool
     reason: str = ""
+    coupled: str = ""
+    evaluation: Any = None
+
+    @property
+    def in_evaluation(self) -> Plan:
+        """The plan for evaluation mode; the plan itself is that for training mode."""
+        return self if self.evaluation is None else self.evaluation
 
 
 class ApplyFn(Protocol):
@@ -151,6 +168,8 @@ class Model(NamedTuple):
         optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
+        verify: `verify(params, aux, inputs)` tests on one batch whether rows affect each other, for later results of `plan`, if
+            that cannot be read from the model.  None: not needed.
         tables: embedding tables with sparse gradients: parameter name -> `(inputs, policy=None) -> row indices that the batch
             looks up`.  `apply` accepts such a parameter as a slice of rows with `table_rows={name: sorted row indices}`.
         structure: for models made of functions, the pytrees of their parameters and auxiliary states, a
@@ -178,6 +197,7 @@ class Model(NamedTuple):
     evaluation_labels: tuple[str, ...] = ()
     tables: Mapping[str, Callable[..., Array]] = {}
     structure: Any = None
+    verify: Callable[[Params, Aux, Inputs], None] | None = None
 
     @property
     def evaluation_inputs(self) -> tuple[str, ...]:
@@ -241,8 +261,7 @@ def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Ar
         if out.kind == "head":
             total = total + jnp.sum(value.astype(jnp.float32))
         elif out.kind == "loss":
-            assert out.loss is not None
-            losses, _ = out.loss(value, inputs)
+            losses, _ = out.row_losses(value, inputs, weight)
             total = total + jnp.sum(losses if weight is None else jnp.where(weight > 0, losses, 0) * weight)
     return total
 
@@ -259,8 +278,9 @@ def loss_sums(
     for out, value, where in zip(model.outputs, outputs, rows, strict=True):
         if out.loss is None or out.kind == "plain" or (out.label is not None and out.label not in inputs):
             continue
-        losses, counts = out.loss(value, inputs)
-        w = row_weights(weight, where, losses.shape[0])
+        losses, counts = out.row_losses(value, inputs, weight)
+        # the loss of a function has one value per row, wherever the rows are in its output
+        w = row_weights(weight, where, losses.shape[0]) if model.symbol is not None or weight is None else weight
         if w is not None:
             # select before multiplying: the loss of a padding row may be inf, and 0 * inf is nan
             losses, counts = jnp.where(w > 0, losses, 0) * w, counts * w

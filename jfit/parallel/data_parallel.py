@@ -9,6 +9,7 @@ import jax
 
 from jfit import counters
 from jfit.data.batch import Batch, check_batch, rows
+from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, require_one_process, resolve, split_batch
@@ -41,6 +42,8 @@ class DataParallel:
         self._model: Model | None = getattr(step, "model", None)
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
+        self._syncs: bool = getattr(step, "sync_batch_stats", False)
+        self._checked: set[int] = set()  # sizes of batches
         self._home = set(self.devices)
         self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
@@ -72,6 +75,7 @@ class DataParallel:
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
         count, size = len(self.devices), rows(whole, self._axes)
+        self._check_rows(state, whole, size)
         split = split_batch(whole, count, self._axes, self._multiple)
         state, out = self._program(state, split)
         fence = self._window.push(_fence_of(state, out))
@@ -80,6 +84,21 @@ class DataParallel:
         if count > 1 and getattr(out, "outputs", None) is not None:
             out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
         return state, out
+
+    def _check_rows(self, state: TrainState, batch: Batch, size: int) -> None:
+        """Raise an error if a batch must be padded whose rows affect each other; warn once if such rows are split."""
+        model, unit = self._model, len(self.devices) * self._multiple
+        if model is None or model.verify is None or (size in self._checked and not size % unit):
+            return
+        plan = verified_plan(model, state.params, state.aux, batch.inputs)
+        if size % unit and not plan.paddable:
+            raise ValueError(
+                f"the batch has {size} rows, which do not divide into {unit} equal parts, and it cannot be padded: "
+                f"{plan.reason}; pass batches whose number of rows is a multiple of {unit}"
+            )
+        if not self._checked and not self._syncs:
+            warn_per_device(plan, len(self.devices), stacklevel=3)
+        self._checked.add(size)
 
     def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeLayout, ...]:
         """Return the row layout of each output of one device, with which the outputs of all devices are concatenated.

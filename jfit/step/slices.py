@@ -77,6 +77,8 @@ def fill_padding(model: Model, shard: BatchShard) -> dict[str, Array]:
     """Overwrite zero-weight rows with the first weighted row (0 * nan is nan).  Returns the inputs by name."""
     if shard.weight is None or shard.metric_weight is None:
         return shard.inputs
+    if model.verify is not None and not plan_of(model, shard.inputs).paddable:
+        return shard.inputs  # rows affect each other: rows of weight 0 are no padding, and the other rows depend on them
     is_weighted = (shard.weight > 0) | (shard.metric_weight > 0)
 
     def fill(x: Array, axis: int) -> Array:
@@ -223,7 +225,7 @@ def _micro_batch_gradients(
     """Return (gradients summed over rows, new auxiliary states, `Sums`) of one micro-batch; arguments as in `gradients_of`."""
     model, (inputs, weight, metric_weight, row_ids) = settings.model, shard
     plan = plan_of(model, inputs)
-    if weight is not None and not plan.paddable:
+    if weight is not None and not plan.paddable and not plan.coupled:
         raise RowsLost(plan.reason)
     inputs = fill_padding(model, shard)
     apply_args = {

@@ -158,7 +158,9 @@ def train_step(
         local_gradients = slice_gradients if gradients else None
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, local_gradients)
 
-    step.__dict__.update(model=model, micro_batches=micro_batches)  # data_parallel reads them
+    step.__dict__.update(
+        model=model, micro_batches=micro_batches, sync_batch_stats=sync_batch_stats
+    )  # data_parallel reads them
     return step
 
 

@@ -8,6 +8,7 @@ padded: their incomplete batches keep their size.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
+from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Policy, plan_of
 from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
@@ -282,11 +284,14 @@ class DeviceBatches:
         *,
         micro_batches: int = 1,
         paddable: bool = True,
+        reason: str = "",
     ) -> None:
         unit, num_batches = len(devices) * micro_batches, data.num_batches(batch_size)
         padded_size, last_size = -(-batch_size // unit) * unit, data.num_rows - (num_batches - 1) * batch_size
         if not paddable and (padded_size != batch_size or last_size % unit):
-            raise ValueError(unpaddable_message(batch_size if padded_size != batch_size else last_size, unit))
+            raise ValueError(unpaddable_message(batch_size if padded_size != batch_size else last_size, unit, reason))
+        if not paddable and num_batches > 1 and last_size != batch_size:
+            announce_size(model, last_size, batch_size, reason)
         self.layout = BatchLayout(model, len(devices), batch_size, padded_size, last_size, num_batches, paddable)
         self.devices = devices
         self.arrays = place(dict(data.arrays), devices)
@@ -336,7 +341,9 @@ class HostBatches:
         batch_size: number of rows per batch of arrays; a stream determines its own batch sizes.
         micro_batches: number of equal parts into which each device splits its rows of a batch.
         paddable: whether incomplete batches may be padded with rows of weight 0.  None: as `Model.plan` determines for the
-            first batch (False for models whose outputs mix the rows of a batch).
+            first batch in evaluation mode (False for models whose outputs mix the rows of a batch).
+        reason: why they may not, see `Plan.coupled`.
+        values: (parameters, auxiliary states) for a test of the first batch, see `jfit.lowering.coupling.verified_plan`.
         weights: None (training): batches keep their row weights.  True (scoring): every batch gets row weights, its metric
             weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
             rows with which a data iterator filled its last batch.
@@ -351,10 +358,13 @@ class HostBatches:
         *,
         micro_batches: int = 1,
         paddable: bool | None = None,
+        reason: str = "",
+        values: tuple[Any, Any] | None = None,
         weights: bool | None = None,
     ) -> None:
         self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
         self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
+        self.reason, self.values, self._announced = reason, values, False
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
         self._labels = BatchLabels(model) if self._checks_labels() else None
         self._position = (0, 0)  # epoch and number of the batch that is prepared next
@@ -398,12 +408,14 @@ class HostBatches:
             filled = wrapped_rows(batch)
             batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
         if self.paddable is None:
-            plan = plan_of(self.model, batch.inputs)
-            self.paddable, self._rows_separable = plan.paddable, LOST not in plan.rows
+            self._read_plan(batch)
         count = rows(batch, axes)
-        self._largest = max(self._largest, count)
         if not self.paddable and count % unit:
-            raise ValueError(unpaddable_message(count, unit))
+            raise ValueError(unpaddable_message(count, unit, self.reason))
+        if not self.paddable and self.weights is None and self._largest not in (0, count) and not self._announced:
+            announce_size(self.model, count, self._largest, self.reason)
+            self._announced = True
+        self._largest = max(self._largest, count)
         if self.paddable:
             if self.weights:
                 batch = _with_weights(batch, count)
@@ -413,6 +425,14 @@ class HostBatches:
         if self.weights is False:
             batch = Batch(batch.inputs)
         return batch, count - filled * self._rows_separable
+
+    def _read_plan(self, batch: Batch) -> None:
+        if self.values is not None:
+            plan = verified_plan(self.model, *self.values, batch.inputs).in_evaluation
+        else:
+            plan = plan_of(self.model, batch.inputs).in_evaluation
+        self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
+        warn_per_device(plan, self.devices)
 
 
 def _with_weights(batch: Batch, count: int) -> Batch:
@@ -435,12 +455,21 @@ def _copy(x: Any) -> Any:
     return np.array(x) if isinstance(x, np.ndarray) else x
 
 
-def unpaddable_message(count: int, unit: int) -> str:
+def announce_size(model: Model, count: int, size: int, reason: str) -> None:
+    """Log that an incomplete batch of a model of a function is trained with its own number of rows."""
+    if model.verify is not None:
+        logging.getLogger("jfit").warning(
+            "a batch of %d rows is not padded to %d rows but trained in a second program, because %s", count, size, reason
+        )
+
+
+def unpaddable_message(count: int, unit: int, reason: str = "") -> str:
     """Error message for a batch of `count` rows that cannot be padded, and not be split into `unit` equal parts.
 
     `unit` is the number of devices times the number of micro-batches.
     """
     return (
-        f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: the network mixes the rows "
-        f"of a batch before a loss head or a batch statistic; choose a batch size and data divisible by {unit}, or one device"
+        f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: "
+        f"{reason or 'the network mixes the rows of a batch before a loss head or a batch statistic'}; choose a batch size and "
+        f"data divisible by {unit}, or one device"
     )

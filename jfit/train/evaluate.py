@@ -90,7 +90,8 @@ class Scorer:
         self._compile(data)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics), self.devices)
-        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=True)
+        constants = (state.params, state.aux)
+        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, values=constants, weights=True)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
                 result = self._program(state.params, state.aux, totals, batch, np.int32(number))
@@ -251,7 +252,8 @@ class Predictor:
 
     def _outputs(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
         in_flight: deque[tuple[Any, int, Any]] = deque()
-        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, weights=False)
+        constants = (state.params, state.aux)
+        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, values=constants, weights=False)
         with batches.read(in_order=True) as stream:
             for number, (batch, count) in enumerate(stream):
                 in_flight.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))

@@ -15,7 +15,8 @@ from jfit import optim
 from jfit.data import ArrayData, StreamData
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
-from jfit.lowering.model import Model, Plan, specs_of
+from jfit.lowering.coupling import verified_plan, warn_per_device
+from jfit.lowering.model import Model, Plan
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import place, require_one_process
 from jfit.step import train_step
@@ -201,7 +202,9 @@ def fit(
         metrics=metrics,
         frozen=frozen,
     )
-    plan = checked_plan(model, data, probe)
+    plan = checked_plan(model, data, probe, state)
+    if not sync_batch_stats:
+        warn_per_device(plan, len(settings.devices))
     _check_host_metrics(host_metrics, micro_batches)
     step = train_step(
         model,
@@ -220,7 +223,7 @@ def fit(
     # dispatches and evaluation
     per_call = 1 if host_metrics else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
     spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=bool(host_metrics))
-    dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, on_device=data_on_device)
+    dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
     run = Run(model, settings, place(state, settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
@@ -233,13 +236,14 @@ def fit(
     return run.go()
 
 
-def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any]) -> Plan:
+def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any], state: TrainState) -> Plan:
     """Infer the shapes of the model for the first batch, and check its heads and the labels before anything is compiled.
 
     Args:
         model: the `Model` to train.
         data: the training data.  The labels of all rows are checked if it is an `ArrayData`, else those of its first batch.
         probe: inputs of the first batch by name.
+        state: parameters and auxiliary states, to test on `probe` whether rows affect each other where that is in question.
 
     Returns:
         Plan: shapes and row layouts of the outputs.
@@ -247,7 +251,7 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
     Raises:
         ValueError: no output is a loss head, or a label is not a valid class index.
     """
-    plan = model.plan(specs_of(probe))
+    plan = verified_plan(model, state.params, state.aux, probe)
     _check_heads(model)
     if isinstance(data, ArrayData):
         check_model_labels(model, data.arrays, plan)
@@ -274,7 +278,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     probe = first_batch(model, data, size)
     scorer = Scorer(model, metrics, settings.devices, size, settings.policy)
     try:
-        plan = checked_plan(model, data, probe)
+        plan = checked_plan(model, data, probe, state).in_evaluation
         jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics), dict(probe))
     except ValueError as error:
         error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")

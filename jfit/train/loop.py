@@ -395,12 +395,19 @@ class ResidentDispatcher:
         data: the arrays of the whole data set.
         spec: model, step, devices and batch sizes.
         paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
+        reason: why they may not, see `Plan.coupled`.
     """
 
-    def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True) -> None:
+    def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
         self.data, self.spec = data, spec
         self.batches = DeviceBatches(
-            spec.model, data, spec.devices, spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
+            spec.model,
+            data,
+            spec.devices,
+            spec.batch_size,
+            micro_batches=spec.micro_batches,
+            paddable=paddable,
+            reason=reason,
         )
         self.num_batches = self.batches.layout.num_batches
         self._programs: dict[Any, Any] = {}
@@ -469,12 +476,19 @@ class StreamDispatcher:
         data: arrays, or an iterable of batches.
         spec: model, step, devices and batch sizes.
         paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
+        reason: why they may not, see `Plan.coupled`.
     """
 
-    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True) -> None:
+    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
         self.data, self.spec = data, spec
         self.batches = HostBatches(
-            spec.model, data, len(spec.devices), spec.batch_size, micro_batches=spec.micro_batches, paddable=paddable
+            spec.model,
+            data,
+            len(spec.devices),
+            spec.batch_size,
+            micro_batches=spec.micro_batches,
+            paddable=paddable,
+            reason=reason,
         )
         self.num_batches = data.num_batches(spec.batch_size)
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
@@ -576,7 +590,7 @@ def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None
 
 
 def make_dispatcher(
-    data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, on_device: bool | str = "auto"
+    data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "", on_device: bool | str = "auto"
 ) -> Any:
     """Create the dispatcher of a data set, which divides the batches of an epoch into calls of compiled programs.
 
@@ -588,11 +602,12 @@ def make_dispatcher(
         data: arrays, or an iterable of batches.
         spec: model, step, devices and batch sizes.
         paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
+        reason: why they may not, see `Plan.coupled`.
         on_device: True or False overrides the choice for arrays; "auto" compares their size with the device memory.
     """
     if unrolls(spec.model):
         spec = spec._replace(steps_per_call=1)
     resident = fits_on_device(data, spec.devices) if on_device == "auto" else bool(on_device)
     if resident and isinstance(data, ArrayData):
-        return ResidentDispatcher(data, spec, paddable=paddable)
-    return StreamDispatcher(data, spec, paddable=paddable)
+        return ResidentDispatcher(data, spec, paddable=paddable, reason=reason)
+    return StreamDispatcher(data, spec, paddable=paddable, reason=reason)

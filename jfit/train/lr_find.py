@@ -257,7 +257,7 @@ def lr_find(
     state = init_state(
         model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, learning_rate=start, frozen=frozen
     )
-    plan = checked_plan(model, data, probe)
+    plan = checked_plan(model, data, probe, state)
     step = train_step(
         model,
         resolved,
@@ -270,7 +270,7 @@ def lr_find(
         sync_batch_stats=sync_batch_stats,
     )
     spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches)
-    dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, on_device=data_on_device)
+    dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
     try:
         dispatches = _dispatches(dispatcher, data, batch_size, steps)
         trace, stopped = _train(place(state, settings.devices), dispatches, smoothing, diverge)

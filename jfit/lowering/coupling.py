@@ -1,0 +1,194 @@
+"""Whether the rows of a batch affect each other in a model, and what that means for padding and for several devices.
+
+A model whose rows are independent may get padding rows: they change nothing.  Batch normalization and contrastive losses
+combine rows, so that every row affects the results of all others; incomplete batches then run with their own number of rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jfit import counters
+from jfit.lowering.dependence import Layout, Mixed
+from jfit.lowering.model import Inputs, Model, Plan, plan_of
+from jfit.ops.rows import RowLayout
+
+TESTED_ROWS = 4  # rows that are replaced, one after the other, to see whether others change
+
+
+class Coupling(NamedTuple):
+    """Whether the rows of a batch affect each other.
+
+    Attributes:
+        kind: "" (they do not), "unknown" or "dependent".
+        reason: the cause, such as "reduce_sum over the batch axis in flax BatchNorm"; "" if they do not.
+        promised: whether the function takes the row weights, with which it excludes padding rows itself.
+
+    Example:
+        >>> Coupling("dependent", "sort over the batch axis").sentence
+        'the rows of a batch affect each other: sort over the batch axis'
+    """
+
+    kind: str = ""
+    reason: str = ""
+    promised: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """The reason as a clause for error messages."""
+        if self.kind == "unknown":
+            return f"the rows of a batch could not be shown to be independent: {self.reason}"
+        return f"the rows of a batch affect each other: {self.reason}" if self.kind else ""
+
+
+def coupling_of(layouts: Mapping[str, Layout], row_axes: Sequence[int | None]) -> Coupling:
+    """Summarize the abstract values of the results of a model.
+
+    Args:
+        layouts: name of the result -> its abstract value, see `jfit.lowering.dependence`.
+        row_axes: for each result the axis on which the rows must be; None: any axis; -1: it may not depend on the batch.
+
+    Returns:
+        `Coupling`: the first "dependent" result if there is one, else the first "unknown" one.
+
+    Example:
+        >>> from jfit.lowering.dependence import batch_rows
+        >>> coupling_of({"the output": batch_rows(4), "aux 'mean'": batch_rows(4)}, [0, -1]).reason
+        "aux 'mean' is computed from the rows of the batch"
+    """
+    worst = Coupling()
+    for (name, layout), axis in zip(layouts.items(), row_axes, strict=True):
+        if isinstance(layout, Mixed):
+            new = Coupling(layout.kind, layout.reason)
+        elif isinstance(layout, RowLayout) and axis is not None and axis != layout.axis:
+            cause = "is computed from the rows of the batch" if axis < 0 else f"has the rows on axis {layout.axis}, not {axis}"
+            new = Coupling("dependent", f"{name} {cause}")
+        else:
+            continue
+        if not worst.kind or (worst.kind == "unknown" and new.kind == "dependent"):
+            worst = new
+    return worst
+
+
+# ------------------------------------------------------------------------------------------------ by experiment
+def rows_are_independent(run: Callable[[Inputs], tuple[Any, Any]], inputs: Inputs) -> bool:
+    """Test on one batch whether rows affect each other: replace single rows, and leave rows out.
+
+    Args:
+        run: `run(inputs) -> (results with the rows on axis 0, results that do not depend on the batch)`, two pytrees.
+        inputs: the batch, arrays by name; every array has the rows on axis 0.
+
+    Returns:
+        bool: True if replacing a row changed no result of the other rows, bit for bit, and if the first rows of the batch have
+        the same results without the last ones, up to rounding.  False if the batch is too small to tell.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = np.arange(6.0, dtype="float32").reshape(3, 2)
+        >>> rows_are_independent(lambda batch: (batch["x"] * 2, ()), {"x": x})
+        True
+        >>> rows_are_independent(lambda batch: (batch["x"].cumsum(0), ()), {"x": x})
+        False
+    """
+    arrays = {k: np.asarray(v) for k, v in inputs.items()}
+    size = next(iter(arrays.values())).shape[0]
+    if size < 2 or any(x.shape[:1] != (size,) for x in arrays.values()):
+        return False
+    run = jax.jit(run)
+    before = _read(run(arrays))
+    for row in sorted({size * k // TESTED_ROWS for k in range(TESTED_ROWS)} | {size - 1}):
+        others = np.arange(size) != row
+        for changed in _replacements(arrays, row):
+            after = _read(run(changed))
+            if not _equal(before, after, lambda x, others=others: x[others]):
+                return False
+    half = (size + 1) // 2
+    part = _read(run({k: v[:half] for k, v in arrays.items()}))
+    return _close(before, part, half)
+
+
+def _replacements(arrays: dict[str, np.ndarray], row: int) -> list[dict[str, np.ndarray]]:
+    """The batch with one row replaced by the row most unlike it, and by one with other numbers."""
+    first = next(iter(arrays.values()))
+    differing = [k for k in range(len(first)) if any((v[k] != v[row]).any() for v in arrays.values())]
+    copies = []
+    for other, scale in ((differing[len(differing) // 2] if differing else row, 1), (row, 3)):
+        copy = {k: v.copy() for k, v in arrays.items()}
+        for name, array in copy.items():
+            floating = scale != 1 and np.issubdtype(array.dtype, np.floating)
+            array[row] = arrays[name][other] * scale + 1 if floating else arrays[name][other]
+        copies.append(copy)
+    return copies
+
+
+def _read(results: Any) -> Any:
+    return counters.read(results)  # sync: once, before the first step
+
+
+def _equal(before: Any, after: Any, select: Callable[[Any], Any]) -> bool:
+    rows, shared = ([_numbers(x) for x in jax.tree.leaves(side)] for side in before)
+    new_rows, new_shared = ([_numbers(x) for x in jax.tree.leaves(side)] for side in after)
+    same = [np.array_equal(select(x), select(y), equal_nan=True) for x, y in zip(rows, new_rows, strict=True)]
+    return all(same) and all(np.array_equal(x, y, equal_nan=True) for x, y in zip(shared, new_shared, strict=True))
+
+
+def _close(whole: Any, part: Any, count: int) -> bool:
+    pairs = [(x[:count], y) for x, y in zip(*(jax.tree.leaves(side[0]) for side in (whole, part)), strict=True)]
+    pairs += zip(*(jax.tree.leaves(side[1]) for side in (whole, part)), strict=True)
+    for x, y in ((_numbers(a), _numbers(b)) for a, b in pairs):
+        finite = np.abs(x)[np.isfinite(x)]
+        if x.shape != y.shape or not np.allclose(x, y, 1e-4, 1e-5 * float(finite.max(initial=0)), equal_nan=True):
+            return False
+    return True
+
+
+def _numbers(x: Any) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+# ------------------------------------------------------------------------------------------------ for training and evaluation
+def verified_plan(model: Model, params: Any, aux: Any, inputs: Mapping[str, Any]) -> Plan:
+    """Compute the `Plan` for a batch, after a test on this batch if independence of its rows is in question.
+
+    Args:
+        model: the model.
+        params: parameters by name, on any devices.
+        aux: auxiliary states by name.
+        inputs: the batch: NumPy or JAX arrays by name.
+
+    Returns:
+        `Plan`.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
+        >>> verified_plan(model, {"w": jnp.ones(())}, {}, {"x": np.ones((4, 2), "float32"), "label": np.ones((4, 2))}).paddable
+        True
+    """
+    if model.verify is not None:
+        model.verify(params, aux, inputs)
+    return plan_of(model, dict(inputs))
+
+
+def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3) -> None:
+    """Warn if rows affect each other and a batch is split over devices: each device then combines only its own rows.
+
+    Args:
+        plan: plan of the model.
+        devices: number of devices.
+        stacklevel: as for `warnings.warn`.
+
+    Example:
+        >>> warn_per_device(Plan((), (), True), 2)
+    """
+    if devices > 1 and plan.coupled:
+        warnings.warn(
+            f"{plan.coupled}; on {devices} devices this is computed per device, from its slice of each batch, so the results "
+            "differ from those of one device",
+            stacklevel=stacklevel + 1,
+        )
