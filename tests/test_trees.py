@@ -165,7 +165,7 @@ OPTIMIZERS = {
     "decay of matrices, by a tree": lambda params: optax.chain(
         optax.add_decayed_weights(0.5, mask=matrices(params)), optax.sgd(0.02, momentum=0.9)
     ),
-    "masked": lambda params: optax.masked(optax.sgd(0.02, momentum=0.9), matrices(params)),
+    "masked": lambda params: optax.chain(optax.masked(optax.trace(0.9), matrices(params)), optax.scale(-0.02)),
     # in a function, because optax would call a tree that is callable, such as an Equinox module
     "labels by a tree": lambda params: optax.multi_transform(
         {"matrix": optax.adam(0.02), "vector": optax.set_to_zero()}, lambda _: two_groups(params)
@@ -317,6 +317,17 @@ def test_the_tree_of_an_init_function_is_unknown_until_it_ran(tmp_path):
 def test_a_leaf_that_is_no_array_is_named():
     with pytest.raises(TypeError, match=r"params: 'activation' is a .*, expected an array or a number; .*equinox.partition"):
         fit(lambda p, x: p["activation"](x * p["w"]), {"w": jnp.ones((1, 3)), "activation": jnp.tanh}, "sgd")
+
+
+def test_a_tree_in_place_of_names_and_a_mask_of_another_tree_raise():
+    apply, params = twelve_layers()
+    model = jfit.Model.from_function(apply, loss=squared, params=params)
+    with pytest.raises(TypeError, match=r"params is a list, .* pass model.structure.params.flatten\(tree\)"):
+        model.apply(params, {}, {"x": X})
+    model.apply(model.structure.params.flatten(params), {}, {"x": X})
+    with pytest.raises(ValueError, match="pytree structure") as error:
+        fit(apply, params, optax.masked(optax.sgd(0.1), {"w": True}))
+    assert "was initialized with parameters of the structure PyTreeDef([" in error.value.__notes__[0]
 
 
 # ------------------------------------------------------------------------------------------------ typed PRNG keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -176,7 +176,12 @@ def _array(kind: str, name: str, leaf: Any) -> Array:
         ) from error
 
 
-def _tree_of(kind: str, structure: Tree, leaves: dict[str, Array]) -> Any:
+def _tree_of(kind: str, structure: Tree, leaves: Any) -> Any:
+    if not isinstance(leaves, Mapping):
+        raise TypeError(
+            f"{kind} is a {type(leaves).__name__}, expected a dict of arrays with the names {list(structure.names)[:20]}; "
+            f"pass model.structure.{kind}.flatten(tree), or run.named_{kind}"
+        )
     try:
         return structure.unflatten(leaves)
     except ValueError as error:

@@ -47,7 +47,12 @@ def in_structure(optimizer: Optimizer, structure: Structure | None) -> Optimizer
 
     def init(params: Mapping[str, Array]) -> Any:
         tree = structure.known("params")
-        return _by_name(optimizer.init(tree.unflatten(params, missing=optax.MaskedNode())), tree)
+        try:
+            state = optimizer.init(tree.unflatten(params, missing=optax.MaskedNode()))
+        except Exception as error:
+            error.add_note(f"jfit: the optimizer was initialized with parameters of the structure {str(tree.treedef)[:400]}")
+            raise
+        return _by_name(state, tree)
 
     def update(grads: Mapping[str, Array], state: Any, params: Any = None, **extra: Any) -> tuple[dict[str, Array], Any]:
         tree = structure.known("params")

@@ -40,7 +40,8 @@ class TrainState(_Fields):
         step: number of updates done, int32 scalar.
         params: parameters by name.
         aux: auxiliary states by name (moving means and variances).
-        opt_state: state of the optimizer, such as momentum; its structure depends on the optimizer.
+        opt_state: state of the optimizer, such as momentum; its structure depends on the optimizer.  For a model made of a
+            function, subtrees like the parameters are dicts by name, as `params` is.
         metrics: running sums of loss and metrics, a `jfit.totals.Totals`.
         base_lr: base learning rate, before the schedule, float32 scalar; None if the optimizer has its own learning rate.  It
             can be replaced without recompiling.  The learning rate of an update is `StepOut.lr`.
