@@ -129,6 +129,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         for_graph: for rules that depend on the order of the parameters: `for_graph(argument names of a graph, names of its
             BatchNorm gammas with fix_gamma) -> Optimizer` in that order, which is MXNet's; otherwise None.
         name: name of the optimizer in error messages.
+        multiplied: "lr_mult" and "wd_mult" -> names of the parameters in these dicts; `init_state` raises for unknown ones.
 
     Example:
         >>> import jfit
@@ -143,6 +144,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
     state_spec: StateSpec | None = None
     for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None
     name: str = "optax"
+    multiplied: Mapping[str, Sequence[str]] = {}
 
     def __new__(
         cls,
@@ -154,10 +156,11 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         state_spec: StateSpec | None = None,
         for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None,
         name: str = "optax",
+        multiplied: Mapping[str, Sequence[str]] | None = None,
     ) -> Optimizer:
         self = super().__new__(cls, cast(Any, init), cast(Any, update))
         self.takes_rate, self.base_rate, self.state_spec, self.name = takes_rate, base_rate, state_spec, name
-        self.for_graph = for_graph
+        self.for_graph, self.multiplied = for_graph, multiplied or {}
         return self
 
     @property
@@ -273,7 +276,14 @@ def transformation(
 
     by_graph = None if advance is None else for_graph
     return Optimizer(
-        init, update, takes_rate=True, base_rate=base, state_spec=state_spec, for_graph=by_graph, name="jfit.optim"
+        init,
+        update,
+        takes_rate=True,
+        base_rate=base,
+        state_spec=state_spec,
+        for_graph=by_graph,
+        name="jfit.optim",
+        multiplied={"lr_mult": _listed(lr_mult), "wd_mult": _listed(wd_mult)},
     )
 
 
@@ -490,6 +500,12 @@ def multipliers(
         by_name = spec if isinstance(spec, Mapping) else {}
         values = np.asarray([by_name.get(name, value) for name, value in zip(names, base, strict=True)], np.float32)
     return None if np.all(values == 1) and not keep else jnp.asarray(values)
+
+
+def _listed(spec: Any) -> tuple[str, ...]:
+    """The parameter names of multipliers that are a dict, or a pair with a dict."""
+    spec = spec[1] if isinstance(spec, tuple) else spec
+    return tuple(spec) if isinstance(spec, Mapping) else ()
 
 
 def _decays(names: list[str], ndims: list[int], rule: str) -> list[float]:

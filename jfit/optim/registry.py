@@ -201,6 +201,7 @@ def _named(name: str, params: dict[str, Any]) -> Optimizer:
             rate = params.get("learning_rate", entry.default_learning_rate)
             return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
         fields = {"base_rate": made.base_rate, "state_spec": made.state_spec, "for_graph": made.for_graph}
+        fields["multiplied"] = made.multiplied
         return Optimizer(*made, takes_rate=made.takes_rate, name=name.lower(), **fields)
     if _of_optax_by(name.lower()) is None:
         known = [*OPTIMIZERS, *optax_names()]

@@ -3,6 +3,7 @@
 from jfit.parallel.data_parallel import DataParallel, data_parallel
 from jfit.parallel.devices import (
     Context,
+    check_unsharded,
     cpu,
     gpu,
     place,
@@ -19,6 +20,7 @@ __all__ = [
     "Context",
     "DataParallel",
     "Window",
+    "check_unsharded",
     "compile_spmd",
     "cpu",
     "data_parallel",

@@ -177,6 +177,29 @@ def require_one_process(entry: str) -> None:
         )
 
 
+def check_unsharded(kind: str, arrays: Mapping[str, Any]) -> None:
+    """Raise an error if an array is sharded over several devices: jfit keeps a whole copy of every parameter on each device.
+
+    Args:
+        kind: "params" or "aux", for the message.
+        arrays: arrays by name.
+
+    Raises:
+        ValueError: an array is sharded; the message names it.
+
+    Example:
+        >>> check_unsharded("params", {"w": jnp.ones(2)})
+    """
+    for name, value in arrays.items():
+        sharding = getattr(value, "sharding", None)
+        if isinstance(value, jax.Array) and sharding is not None and not sharding.is_fully_replicated:
+            raise ValueError(
+                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, but jfit keeps a whole copy of every "
+                "parameter on each device, so its sharding would be lost; if the parameters fit on one device, pass "
+                f"jax.device_get({kind})"
+            )
+
+
 def _local(kind: str) -> list[Device]:
     try:
         return jax.local_devices(backend=kind)

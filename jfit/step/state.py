@@ -138,8 +138,8 @@ def init_state(
         `TrainState` on the default device.
 
     Raises:
-        ValueError: an unknown name in params or aux, a shape that does not match, or a learning rate for an optax instance,
-            which has its own.
+        ValueError: an unknown name in params, aux, or the lr_mult or wd_mult of the optimizer, a shape that does not match, or
+            a learning rate for an optax instance, which has its own.
 
     Example:
         >>> import jfit, numpy as np
@@ -159,6 +159,7 @@ def init_state(
     drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
     ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
     drawn = {**drawn, **ones}
+    _check_multipliers(optimizer, model, drawn)
     trainable, _ = split_params(model, drawn, frozen)
     rate = _base_rate(optimizer, learning_rate)
     return TrainState(
@@ -203,6 +204,19 @@ def _base_rate(optimizer: Optimizer, learning_rate: Any) -> Any:
             "pass it to the constructor of the optimizer, or pass the optimizer by name"
         )
     return None
+
+
+def _check_multipliers(optimizer: Optimizer, model: Model, params: Params) -> None:
+    """Raise a ValueError if lr_mult or wd_mult has a name that is neither a parameter nor a variable of the graph."""
+    variables = set(model.symbol.list_inputs()) if model.symbol is not None else set()
+    for kind, names in optimizer.multiplied.items():
+        for name in names:
+            if name not in params and name not in variables:
+                near = nearest(name, list(params))
+                hint = f"did you mean {near}?" if near else f"they are {list(params)[:20]}"
+                if any(c in name for c in "*?["):
+                    hint = "a dict of multipliers has exact names; for patterns pass a function of the name"
+                raise ValueError(f"{kind} has {name!r}, which is no parameter of the model; {hint}")
 
 
 def _skipping(names: Collection[str], initializer: Any) -> Any:

@@ -22,7 +22,7 @@ from jax import Array, lax
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.lowering.coupling import verified_plan, warn_per_device
-from jfit.lowering.model import Model, Policy, plan_of
+from jfit.lowering.model import Model, Policy, Specs, plan_of
 from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
@@ -52,6 +52,8 @@ class Settings:
         directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
         metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
+        learning_rate: base learning rate that the user passed, or None; a callback may have changed it since.
+        inputs: shapes and dtypes of the first batch, by input name; None for a run that was loaded.
     """
 
     devices: list[Device]
@@ -63,6 +65,8 @@ class Settings:
     directory: str | None
     checkpoint: str | None
     metric_choice: str = ""
+    learning_rate: float | None = None
+    inputs: Specs | None = None
 
 
 def settings_of(

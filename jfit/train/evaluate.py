@@ -25,7 +25,7 @@ from jfit.lowering.build import as_model, split_trained
 from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
-from jfit.parallel import compile_spmd, place, require_one_process
+from jfit.parallel import check_unsharded, compile_spmd, place, require_one_process
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.fitting import choose_metrics, needs_inputs
@@ -460,6 +460,8 @@ class InferenceModel:
         params, aux = (
             {k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, {} if aux is None else aux)
         )
+        check_unsharded("params", params)
+        check_unsharded("aux", aux)
         key = jax.random.key_data(jax.random.key(0))
         state = TrainState(jnp.zeros((), jnp.int32), params, aux, (), (), None, key)
         self._state = place(state, self.settings.devices)

@@ -16,9 +16,9 @@ from jfit.data import ArrayData, StreamData
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.coupling import verified_plan, warn_per_device
-from jfit.lowering.model import Model, Plan
+from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
-from jfit.parallel import place, require_one_process
+from jfit.parallel import check_unsharded, place, require_one_process
 from jfit.step import train_step
 from jfit.step.fitting import choose_metrics
 from jfit.step.state import TrainState, init_state
@@ -104,7 +104,8 @@ def fit(
             subfolder `earlier-<n>`, unless this run resumes from them.  Default: no checkpoints.
         checkpoint_every: "epoch", or the number of steps between two checkpoints.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints to continue from.
-            If the folder has no checkpoint, training starts from the beginning.
+            If the folder has no checkpoint, training starts from the beginning.  A learning rate other than the one that the
+            earlier run was given replaces the learning rate in the checkpoint.
         schedule: learning-rate schedule: a name such as "cosine", "poly" or "factor", a `jfit.optim` schedule, or an optax
             schedule (a function of the number of updates).  Default: a constant learning rate.
         schedule_params: dict of the parameters of a named schedule.  Defaults: `base_lr` is the learning rate of the
@@ -183,11 +184,12 @@ def fit(
 
     # optimizer, schedule, metrics
     learning_rate = (optimizer_params or {}).get("learning_rate")
+    rate = _passed_rate(optimizer, learning_rate, schedule, schedule_params)
     if schedule is not None:
         schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(data))
-    settings = replace(settings, metrics=chosen, metric_choice=choice)
+    settings = replace(settings, metrics=chosen, metric_choice=choice, learning_rate=rate, inputs=specs_of(probe))
     metrics, host_metrics = on_devices(settings.metrics), on_host(settings.metrics)
 
     # state and step
@@ -202,6 +204,8 @@ def fit(
         metrics=metrics,
         frozen=frozen,
     )
+    check_unsharded("params", state.params)
+    check_unsharded("aux", state.aux)
     plan = checked_plan(model, data, probe, state)
     if not sync_batch_stats:
         warn_per_device(plan, len(settings.devices))
@@ -313,6 +317,15 @@ def resolve_optimizer(
             "the optax constructor instead, as in optax.adam(schedule)"
         )
     return resolved
+
+
+def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_params: Any) -> float | None:
+    """The base learning rate that the user passed to `fit`; None for the default of the optimizer or schedule."""
+    if not isinstance(optimizer, str):
+        return optim.get(optimizer).learning_rate
+    if learning_rate is None:
+        learning_rate = (schedule_params or {}).get("base_lr", getattr(schedule, "base_lr", None))
+    return None if learning_rate is None or callable(learning_rate) else float(learning_rate)
 
 
 def _check_host_metrics(metrics: Sequence[Any], micro_batches: int) -> None:

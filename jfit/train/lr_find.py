@@ -27,7 +27,7 @@ from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
-from jfit.parallel import Window, place, require_one_process
+from jfit.parallel import Window, check_unsharded, place, require_one_process
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.batches import data_of, first_batch, settings_of
@@ -257,6 +257,8 @@ def lr_find(
     state = init_state(
         model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, learning_rate=start, frozen=frozen
     )
+    check_unsharded("params", state.params)
+    check_unsharded("aux", state.aux)
     plan = checked_plan(model, data, probe, state)
     step = train_step(
         model,

@@ -26,6 +26,7 @@ from jfit.train.callbacks import Callback
 from jfit.train.evaluate import Evaluator
 from jfit.train.history import History
 from jfit.train.loop import Loop, data_position, reported_lr, set_data_position
+from jfit.train.matching import check_match
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
 # after successful training, so that the run and its data on the devices are freed with the user's last reference to it.
@@ -215,6 +216,8 @@ class Run:
             "history": self.history.to_json(),
             "callbacks": [list(p) for p in zip(names, states, strict=True)],
             "batch_size": self.batch_size,
+            "learning_rate": self.settings.learning_rate,
+            "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
@@ -266,7 +269,8 @@ class Run:
 
         Raises:
             ValueError: `directory` is None, the arrays do not match the state of this run, the checkpoint has no position, or
-                it is in the middle of an epoch of another batch size.
+                it is in the middle of an epoch of another batch size, or another learning rate than that of the earlier run
+                was passed, but the optimizer keeps the learning rate in its state.
         """
         loop = self._require_loop("resume_from")
         if directory is None:
@@ -288,6 +292,8 @@ class Run:
             raise ValueError(f"the checkpoint in {directory} is {sizes}; resume with batch_size={saved_size}")
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
+        if "learning_rate" in meta:  # not in checkpoints of earlier versions
+            self._resume_rate(meta["learning_rate"], directory)
         set_data_position(loop.dispatcher, loop.epoch, meta.get("data"))
         saved: dict[str, list[Any]] = {}
         for name, state in meta["callbacks"]:
@@ -295,6 +301,23 @@ class Run:
         for i, callback in enumerate(loop.callbacks):
             if saved.get(callback.name):
                 loop.callback_states[i] = saved[callback.name].pop(0)
+
+    def _resume_rate(self, earlier: float | None, directory: str | Path) -> None:
+        """Use the learning rate passed to `fit` if it is not the one that the earlier run was given.
+
+        If both are equal, the learning rate in the checkpoint stays: a callback may have reduced it.
+        """
+        rate, base_lr = self.settings.learning_rate, self.base_lr
+        if rate is None or rate == earlier:
+            self.settings = replace(self.settings, learning_rate=earlier)
+        elif base_lr is None:
+            raise ValueError(
+                f"the checkpoint in {directory} is of a run with learning rate {earlier}, and this optimizer keeps its "
+                f"learning rate in its state, so {rate} would not be used; resume with learning rate {earlier}, or pass the "
+                'optimizer by name, such as optimizer="adam"'
+            )
+        elif np.float32(rate) != np.float32(base_lr):
+            self.set_base_lr(rate)
 
     def train(self, num_epoch: int = 1) -> Run:
         """Continue training with the same data, compiled programs and settings.
@@ -432,7 +455,8 @@ class Run:
             Run: its parameters and auxiliary states are on the devices; the optimizer state is not loaded.
 
         Raises:
-            ValueError: the checkpoint has no parameters, or no graph and `model` is None.
+            ValueError: the checkpoint has no parameters, no graph and `model` is None, or parameters with other names or shapes
+                than `model`.
             FileNotFoundError: the folder has no checkpoint.
 
         Example:
@@ -448,7 +472,7 @@ class Run:
             (2, True)
         """
         require_one_process("jfit.Run.load")
-        meta = checkpoints.load_meta(directory)
+        meta, passed = checkpoints.load_meta(directory), model is not None
         if model is None:
             if "symbol" not in meta:
                 without_meta = "jfit.checkpoint.save wrote it without meta=run.meta()"
@@ -465,6 +489,8 @@ class Run:
                 f"the checkpoint in {directory} has no parameters: found arrays {sorted(arrays)[:3]}, expected names such as "
                 "'params/...'; Run.load loads a saved TrainState, checkpoint.load_arrays any other pytree"
             )
+        if passed:
+            check_match(directory, model, params, aux, meta.get("inputs"))
         step = np.asarray(arrays.get("step", 0), np.int32)
         state: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
         history = History.from_json(meta["history"]) if "history" in meta else None
