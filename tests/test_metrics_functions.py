@@ -229,6 +229,28 @@ def test_labels_that_the_loss_ignores_are_not_counted(ignored, mean_of_row):
     assert result["confusion_matrix"].sum() == counts.sum()
 
 
+@pytest.mark.parametrize("ignored", [-1, -100])
+def test_binary_labels_that_the_loss_ignores_are_not_counted(ignored):
+    counts = RNG.random(MANY.shape) < 0.7
+
+    def loss(output, label):
+        return jnp.where(label == ignored, 0.0, SIGMOID(output, label))
+
+    result = score(LOGITS, np.where(counts, MANY, ignored).astype("float32"), loss, ["auto", "ce"])
+    assert result["accuracy"] == pytest.approx(((LOGITS > 0) == MANY)[counts].mean(), rel=1e-6)
+    assert result["cross-entropy"] == pytest.approx(
+        sk.log_loss(MANY[counts], expit(LOGITS.astype("float64"))[counts]), rel=1e-5
+    )
+
+
+def test_one_hot_labels_of_zeros_are_not_counted():
+    counts = RNG.random(ROWS) < 0.7
+    result = score(LOGITS, ONE_HOT * counts[:, None].astype("float32"), SOFTMAX, ["acc", "ce"])
+    assert result["accuracy"] == pytest.approx((LOGITS.argmax(1) == CLASSES)[counts].mean(), rel=1e-6)
+    p = softmax(LOGITS.astype("float64"), 1)[counts]
+    assert result["cross-entropy"] == pytest.approx(sk.log_loss(CLASSES[counts], p, labels=range(5)), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["acc", "ce", "nll_loss", "perplexity"])
 def test_ignore_index_of_a_metric(name):
     counts = RNG.random(TOKENS.shape) < 0.7
@@ -279,6 +301,12 @@ def test_no_metric_is_chosen_if_the_loss_does_not_say_what_the_outputs_are():
     assert "none" in run.settings.metric_choice
 
 
+@pytest.mark.parametrize("name", ["hinge", "poisson"])
+def test_a_loss_with_other_outputs_chooses_no_metric(name):
+    label = (2 * BINARY - 1) if name == "hinge" else RNG.poisson(2.0, ROWS).astype("float32")
+    assert set(score(SCORES, label, name)) == {"loss"}
+
+
 def test_a_graph_keeps_accuracy():
     net = jfit.sym.SoftmaxOutput(jfit.sym.Variable("data"), name="softmax")
     run = jfit.fit(net, (LOGITS, CLASSES), num_epoch=1, progress=False)
@@ -305,6 +333,11 @@ def test_float_labels_that_are_not_classes_are_refused():
     y = CLASSES + np.float32(0.5)
     with pytest.raises(ValueError, match=r"metric accuracy: .*not whole numbers.*pass integer class labels"):
         score(LOGITS, y, lambda o, y: INTEGER(o, y.astype("int32")), "acc")
+
+
+def test_binary_labels_outside_0_and_1_are_refused():
+    with pytest.raises(ValueError, match=r"metric accuracy: a label \(rows,\) is 2, .* have labels 0 and 1; pass"):
+        score(SCORES, BINARY + 1, lambda o, y: SIGMOID(o, y), "acc")
 
 
 def test_labels_of_another_shape_are_refused():

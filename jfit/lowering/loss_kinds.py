@@ -7,7 +7,7 @@ probabilities, and the threshold of a binary prediction is 0 or 0.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,16 +123,20 @@ def _of_classes(gradient: Any, scores: np.ndarray, shape: tuple[int, ...], dtype
     kind = _class_kind(found, scores, np.eye(classes)[labels.reshape(scores.shape[:-1])])
     if kind.task is None:
         return kind
-    at = np.arange(labels.size).reshape(shape) % 2 == 0
-    missing = at.reshape(scores.shape[:-1])
-    signed = not jnp.issubdtype(dtype, jnp.unsignedinteger)
-    candidates = [c for c in MAY_BE_IGNORED if (c >= 0 or signed) and (c or classes > 2)]
-    ignored = []
+    candidates = [c for c in MAY_BE_IGNORED if c or classes > 2]
+    return kind._replace(ignored=_ignored(gradient, labels, candidates, dtype))
+
+
+def _ignored(gradient: Any, labels: np.ndarray, candidates: Sequence[int], dtype: Any) -> tuple[int, ...]:
+    """The candidates that make the gradient 0 where they are the label, and only there."""
+    if jnp.issubdtype(dtype, jnp.unsignedinteger) or jnp.issubdtype(dtype, jnp.bool_):
+        candidates = [c for c in candidates if c >= 0]
+    at, ignored = np.arange(labels.size) % 2 == 0, []
     for candidate in candidates:
-        found = gradient(np.where(at, candidate, labels))
-        if not found[missing].any() and found[~missing].any(axis=-1).all():
+        found = gradient(np.where(at.reshape(labels.shape), candidate, labels)).reshape(labels.size, -1)
+        if not found[at].any() and found[~at].any(axis=1).all():
             ignored.append(candidate)
-    return kind._replace(ignored=tuple(ignored))
+    return tuple(ignored)
 
 
 def _of_elements(gradient: Any, scores: np.ndarray, shape: tuple[int, ...], dtype: Any, rng: Any) -> LossKind:
@@ -147,10 +151,10 @@ def _of_elements(gradient: Any, scores: np.ndarray, shape: tuple[int, ...], dtyp
         return kind
     sigmoid = 1 / (1 + np.exp(-scores))
     if _spans(found, labels * (sigmoid - 1), (1 - labels) * sigmoid):
-        return LossKind("binary", "logits")
+        return LossKind("binary", "logits", _ignored(gradient, labels.reshape(shape), MAY_BE_IGNORED[:2], dtype))
     if _spans(found, -labels / scores, (1 - labels) / (1 - scores)):
-        return LossKind("binary", "probabilities")
-    if _spans(found, scores - labels) or _spans(found, np.sign(scores - labels)):
+        return LossKind("binary", "probabilities", _ignored(gradient, labels.reshape(shape), MAY_BE_IGNORED[:2], dtype))
+    if _spans(found, scores - labels):
         return LossKind("values")
     if jnp.issubdtype(dtype, jnp.floating):
         labels = rng.uniform(0, 1, scores.shape)

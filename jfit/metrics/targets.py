@@ -41,7 +41,7 @@ class Target(NamedTuple):
         ignored: class labels that are not counted.
         sure: whether the loss confirms that `form` is meant; shapes and values alone only suggest it.
         looks: form of the label values if the outputs estimate real numbers: "one-hot", "binary" or None.
-        fraction: a label value that is not a whole number, or None.
+        fraction: a label value that is not a whole number (of binary labels: not from 0 to 1, nor -1 and 1), or None.
 
     Example:
         >>> Target("classes", "logits", (8, 3), (8,)).text()
@@ -91,8 +91,9 @@ def target_of(kind: LossKind, output: Any, label: Any, values: np.ndarray | None
         'binary'
     """
     shapes = output.shape, label.shape
-    integers = not jnp.issubdtype(label.dtype, jnp.floating)
     values = None if values is None else _sample(values).astype(np.float64)
+    if values is not None and kind.ignored and shapes[0] != shapes[1]:
+        values = values[~np.isin(values, kind.ignored)]
     parts = [] if values is None else values[values != np.floor(values)]
     fraction = float(parts[0]) if len(parts) else None
     if are_classes(*shapes):
@@ -100,14 +101,17 @@ def target_of(kind: LossKind, output: Any, label: Any, values: np.ndarray | None
     if not are_elements(*shapes):
         return Target("mismatch", kind.scores, *shapes)
     looks = _looks(values, shapes[0])
+    if values is not None and kind.task == "binary":
+        valid = ((values >= 0) & (values <= 1)) | np.isin(values, kind.ignored) | _is_sign(values)
+        fraction = None if valid.all() else float(values[~valid][0])
     forms = {"classes": "one-hot", "binary": "binary", "values": "values", "rising": looks}
     form = forms.get(kind.task or "")
     if form is not None:
-        return Target(form, kind.scores, *shapes, sure=True, looks=looks, fraction=fraction)
+        return Target(form, kind.scores, *shapes, kind.ignored, True, looks, fraction)
     if not jnp.issubdtype(output.dtype, jnp.floating):
         return Target("same", None, *shapes, sure=False)
     form = looks if values is None or looks else "values"
-    return Target(form or "unknown", None, *shapes, sure=form == "values" and not integers, fraction=fraction)
+    return Target(form or "unknown", None, *shapes, sure=False, fraction=fraction if form == "values" else None)
 
 
 def _sample(values: np.ndarray) -> np.ndarray:
@@ -117,10 +121,17 @@ def _sample(values: np.ndarray) -> np.ndarray:
 
 
 def _looks(values: np.ndarray | None, output: tuple[int, ...]) -> str | None:
+    if values is not None and values.size and _is_sign(values):
+        return "binary"
     if values is None or not values.size or not ((values == 0) | (values == 1)).all():
         return None
     rows = values.reshape(-1, output[-1]) if len(output) > 1 and output[-1] > 1 else None
     return "one-hot" if rows is not None and (rows.sum(axis=1) == 1).all() else "binary"
+
+
+def _is_sign(values: np.ndarray) -> bool:
+    """Whether all labels are -1 or 1, and some are -1."""
+    return bool((np.abs(values) == 1).all() and (values < 0).any())
 
 
 # ------------------------------------------------------------------------------------------------ metrics of classes
@@ -186,7 +197,10 @@ def counted_labels(target: Target, label: Any, shape: tuple[int, ...], weight: A
     """Class indices (n,) and weights (n,) or None, 0 for ignored labels; `shape` is that of the output without classes."""
     lib = xp(label)
     if target.form == "one-hot":
-        return lib.argmax(label, axis=-1).reshape(-1), spread_rows(weight, shape)
+        weight = spread_rows(weight, shape)
+        counts = label.sum(axis=-1).reshape(-1) > 0  # the one-hot label of an ignored class is 0, and so is its loss
+        weight = counts.astype(lib.float32) if weight is None else lib.where(counts, weight, 0)
+        return lib.argmax(label, axis=-1).reshape(-1), weight
     return _without_ignored(target, label.reshape(-1).astype(lib.int32), spread_rows(weight, shape))
 
 
@@ -241,6 +255,11 @@ def check_classes(name: str, target: Target) -> Target:
             f"metric {name}: the labels {_rows(target.label)} are not whole numbers (found {target.fraction:.6g}), but the "
             f"outputs {_rows(target.output)} have one score per class; pass integer class labels, or eval_metric='mse' and "
             "labels of the shape of the outputs"
+        )
+    if target.form == "binary" and target.fraction is not None:
+        raise ValueError(
+            f"metric {name}: a label {_rows(target.label)} is {target.fraction:.6g}, but outputs {_rows(target.output)} "
+            "of this loss have labels 0 and 1; pass such labels, or eval_metric='mse' for a regression"
         )
     if target.form == "unknown":
         raise ValueError(
@@ -303,7 +322,8 @@ def _losses(target: Target, penalty: Callable[[Any], Any], label: Any, output: A
     losses = -jax.nn.log_softmax(output) if logits else penalty(output)
     if target.form == "one-hot":
         losses = jnp.where(label > 0, label * losses, 0.0).sum(axis=-1).reshape(-1)
-        return *counted_labels(target, label, output.shape[:-1], weight)[:1], losses, spread_rows(weight, output.shape[:-1])
+        label, weight = counted_labels(target, label, output.shape[:-1], weight)
+        return label, losses, weight
     label, weight = counted_labels(target, label, output.shape[:-1], weight)
     losses = losses.reshape(-1, output.shape[-1])
     return label, jnp.take_along_axis(losses, label[:, None], 1)[:, 0], weight
