@@ -36,7 +36,8 @@ or a loss written by hand is recognized too.
 | real numbers | mse over all rows | an error |
 | of a loss that is not recognized | none | of class indices only |
 
-Class labels that the loss ignores (-1, -100, 0, recognized in the same way) and `ignore_index` are not counted.  Metrics of
+Class labels that the loss ignores (-1, -100, 0, and `ignore_index` of `jfit.losses`), binary labels that it ignores (-1, -100),
+one-hot labels that are all 0, and `ignore_index` of a metric are not counted.  Metrics of
 probabilities (`ce`, `nll_loss`, `perplexity`, `roc_auc`) and thresholds use what the loss says: logits or probabilities; if it
 is not recognized, they raise an error that asks for `from_logits=` (`logits=` of `roc_auc`).  A graph gives probabilities, with
 its classes on axis 1, as in MXNet.
