@@ -193,6 +193,12 @@ def test_loading_a_run_with_another_function_raises(model, difference, data, tmp
             ),
             "the model has the parameter 'bn_gamma', the checkpoint does not",
         ),
+        (
+            lambda: jfit.sym.SoftmaxOutput(
+                jfit.sym.Convolution(jfit.sym.Variable("data"), num_filter=2, kernel=(3, 3), name="fc"), name="softmax"
+            ),
+            "its graph cannot have inputs of the shapes of the run: ",
+        ),
     ],
 )
 def test_loading_a_run_with_another_graph_raises(make, difference, data, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit.graph import GraphError
 from jfit.graph.infer import infer_shape
 from jfit.lowering.model import Model
 from jfit.ops import nearest
@@ -30,7 +31,13 @@ def check_match(
         ValueError: the first difference.
     """
     specs = {k: jax.ShapeDtypeStruct(tuple(shape), dtype) for k, (shape, dtype) in (inputs or {}).items()}
-    expected, expected_aux = _of_function(model, specs) if model.symbol is None else _of_graph(model, specs)
+    try:
+        expected, expected_aux = _of_function(model, specs) if model.symbol is None else _of_graph(model, specs)
+    except GraphError as error:
+        raise ValueError(
+            f"the checkpoint in {directory} does not match model=: its graph cannot have inputs of the shapes of "
+            f"the run: {error}"
+        ) from None
     differences = [_difference("parameter", expected, params), _difference("auxiliary state", expected_aux, aux)]
     difference = next(filter(None, differences), None)
     if difference is not None:
