@@ -279,6 +279,10 @@ def share_of_class(output, label):  # rows are combined by an operation without 
     return cross_entropy(output, label) / counts[label]
 
 
+def share_of_batch(output, label):  # each row depends on the number of rows
+    return cross_entropy(output, label) / len(label)
+
+
 MODELS = {
     "mlp": (mlp, FLAT, cross_entropy, True),
     "conv net": (conv_net, SEQUENCES, cross_entropy, True),
@@ -291,6 +295,7 @@ MODELS = {
     "loss by row numbers": (mlp, FLAT, indexed, True),
     "batch mean": (centred, FLAT, cross_entropy, False),
     "contrastive loss": (mlp, FLAT, contrastive, False),
+    "divided by the number of rows": (mlp, FLAT, share_of_batch, False),
     "counts of labels": (mlp, FLAT, share_of_class, False),
 }
 
@@ -320,7 +325,7 @@ def fitted(apply, loss, x, batch, **options):
 
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.repetitions(13)
+@pytest.mark.repetitions(14)
 def test_incomplete_batches_train_as_by_hand(name, on_device):
     apply, x, loss, paddable = MODELS[name]
     run = fitted(apply, loss, x, 16, data_on_device=on_device)

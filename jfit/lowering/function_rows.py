@@ -12,6 +12,7 @@ from jfit import counters
 from jfit.lowering.coupling import Coupling, coupling_of, rows_are_independent
 from jfit.lowering.dependence import Layout, batch_rows, row_layouts
 from jfit.lowering.model import Aux, Inputs, Params, Plan, Specs, specs_of
+from jfit.lowering.row_count import uses_row_count
 from jfit.ops.rows import LOST, RowLayout
 
 
@@ -65,7 +66,10 @@ class FunctionRows:
     def _trace(self, specs: Specs, train: bool) -> tuple[Coupling, Layout]:
         key = self._shapes(specs, train)
         if key not in self._traced:
-            self._traced[key] = self._apply_coupling(specs, train)
+            coupling, layout = self._apply_coupling(specs, train)
+            if not coupling.kind and self._counts_rows(specs, train):
+                coupling = Coupling("unknown", "a constant in the function or its loss depends on the number of rows")
+            self._traced[key] = coupling, layout
         return self._traced[key]
 
     def _apply_coupling(self, specs: Specs, train: bool) -> tuple[Coupling, Layout]:
@@ -100,6 +104,19 @@ class FunctionRows:
         losses, counts = row_layouts(closed, [layout, batch_rows(size), batch_rows(size)])
         coupling = coupling_of({"the loss": losses, "the weight in the loss": counts}, [0, 0])
         return coupling._replace(promised=bool(coupling.kind and adapter.loss_weights))
+
+    def _counts_rows(self, specs: Specs, train: bool) -> bool:
+        """Whether a result depends on the number of rows, as a loss that is divided by it."""
+        size = specs[self.adapter.names[0]].shape[0]
+        names = [n for n in (*self.adapter.names, self.adapter.label) if n in specs]
+        traced = []
+        for count in (size, size + 1):
+            inputs = {n: jax.ShapeDtypeStruct((count, *specs[n].shape[1:]), specs[n].dtype) for n in names}
+            try:
+                traced.append(jax.make_jaxpr(lambda p, a, d: self._experiment((p, a), train)(d))(*self._values(specs), inputs))
+            except (TypeError, ValueError):
+                return True  # the function is written for one number of rows
+        return any(uses_row_count(*traced))
 
     # -------------------------------------------------------------------------------- shapes
     def _values(self, specs: Specs) -> tuple[Any, Any]:
