@@ -323,6 +323,7 @@ def fitted(apply, loss, x, batch, **options):
     return jfit.fit(apply, (x, LABELS), batch_size=batch, optimizer_params={"learning_rate": 0.1}, **options)
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.repetitions(14)

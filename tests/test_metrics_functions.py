@@ -102,6 +102,7 @@ FORMS = {
 }
 
 
+@pytest.mark.repetitions(6)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("metric", ["auto", "acc"])
 def test_accuracy_fits_the_labels(form, metric):
@@ -109,6 +110,7 @@ def test_accuracy_fits_the_labels(form, metric):
     assert score(x, y, loss, metric)["accuracy"] == pytest.approx(correct.mean(), rel=1e-6)
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_training_and_evaluation_count_the_same(form):
     x, y, loss, correct = FORMS[form]
@@ -140,6 +142,7 @@ CROSS_ENTROPY = {
 }
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("form", CROSS_ENTROPY)
 def test_cross_entropy_of_logits_and_probabilities(form):
     x, y, loss, _ = FORMS[form]

@@ -178,6 +178,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_fit_trains_the_tree_as_optax_by_hand(model, optimizer):
@@ -187,6 +188,7 @@ def test_fit_trains_the_tree_as_optax_by_hand(model, optimizer):
     assert_same(run.params, by_hand(apply, params, optimizer))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("model", [twelve_layers, flax_module, equinox_module])
 def test_train_step_and_data_parallel_pass_the_tree_to_optax(model, devices):
@@ -215,6 +217,7 @@ def test_an_update_step_passes_the_tree_to_optax():
     assert_same(model.structure.params.unflatten(state.params), optax.apply_updates(params, updates))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kind", ["decay of matrices, by a tree", "labels by a tree", "jfit's nadam"])
 @pytest.mark.parametrize("model", [twelve_layers, flax_module, equinox_module])
 def test_frozen_parameters_keep_their_place_in_the_tree(model, kind):
@@ -237,6 +240,7 @@ def test_names_follow_the_leaves_of_the_tree(model):
     assert run.named_aux == {} and run.aux is None
 
 
+@pytest.mark.repetitions(2)
 # ------------------------------------------------------------------------------------------------ continuing, files
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("model", MODELS)
@@ -251,6 +255,7 @@ def test_training_continues_from_a_run_or_its_parameters(model):
     assert_same(jfit.fit(first.model, (X, Y), params=first.params, optimizer=optimizer, **options).params, expected)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpoints_and_files_keep_the_tree(model, tmp_path):
