@@ -240,9 +240,8 @@ def test_names_follow_the_leaves_of_the_tree(model):
     assert run.named_aux == {} and run.aux is None
 
 
-@pytest.mark.repetitions(2)
 # ------------------------------------------------------------------------------------------------ continuing, files
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_training_continues_from_a_run_or_its_parameters(model):
     apply, params = model()
@@ -256,7 +255,6 @@ def test_training_continues_from_a_run_or_its_parameters(model):
 
 
 @pytest.mark.repetitions(1)
-@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpoints_and_files_keep_the_tree(model, tmp_path):
     apply, params = model()
