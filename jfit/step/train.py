@@ -117,7 +117,10 @@ def train_step(
 
     Returns:
         `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
-        Rows of weight 0 do not affect the result, even if they contain NaN.  A batch whose weights sum to 0 leaves parameters,
+        Rows of weight 0 do not affect the result, even if they contain NaN: in graphs, whose batch statistics apply the row
+        weights too, and in functions whose rows are independent.  In a function whose rows affect each other, such as one with
+        its own batch normalization, they are replaced by a weighted row, which still takes part (see `Plan.coupled`).
+        A batch whose weights sum to 0 leaves parameters,
         optimizer state and auxiliary states unchanged.
 
     Raises:
