@@ -27,6 +27,7 @@ whole table.
 0.001
 """
 
+from jfit.optim.averaging import EmaState, ema, ema_params
 from jfit.optim.core import Optimizer, OptState, set_multipliers
 from jfit.optim.langevin import sgld
 from jfit.optim.large_batch import lamb, lars, lbsgd
@@ -61,6 +62,7 @@ Rows = SparseRows  # deprecated alias
 __all__ = [
     "OPTIMIZERS",
     "SCHEDULES",
+    "EmaState",
     "OptState",
     "Optimizer",
     "Resolved",
@@ -80,6 +82,8 @@ __all__ = [
     "constant",
     "cosine",
     "dcasgd",
+    "ema",
+    "ema_params",
     "epochs",
     "factor",
     "fraction",

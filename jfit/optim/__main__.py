@@ -89,6 +89,11 @@ Any other name means an optimizer of optax or optax.contrib with its own paramet
 `python -m jfit.optim` lists those in the installed optax. If jfit and optax share a name, it means jfit's optimizer, which
 computes the numbers of MXNet 1.9.1; pass optax's as an instance, `optax.lamb(...)`.
 
+`fit(..., ema=0.999)` keeps an exponential moving average of the parameters: `run.score`, `run.predict`, the evaluation of each
+epoch and `run.params` use it, and `run.raw_params` are the parameters without averaging. In your own loop, wrap any optimizer:
+`jfit.optim.ema("adam", 0.999)` has the average in its state. Its docstring has the formulas with and without correction of the
+bias, and a warm-up.
+
 """
 
 

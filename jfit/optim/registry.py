@@ -188,7 +188,8 @@ def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any)
     if optimizer.takes_rate and rate is not None:
         return rate
     if optimizer.state_spec is not None and optimizer.base_rate is not None:
-        return jnp.asarray(rate_at(optimizer.base_rate, before.count), jnp.float32)
+        own = before.inner if hasattr(before, "inner") else before  # the state of a wrapped optimizer, see `ema`
+        return jnp.asarray(rate_at(optimizer.base_rate, own.count), jnp.float32)
     return injected_rate(after)
 
 

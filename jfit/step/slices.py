@@ -322,10 +322,14 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
 
 
 def select(condition: Array, new: Any, old: Any, always_new: Collection[str] = ()) -> Any:
-    """jnp.where(condition, new, old) for every leaf of a pytree; leaves under a dict key in `always_new` are those of `new`."""
+    """jnp.where(condition, new, old) for every leaf of a pytree; leaves under a dict key in `always_new` are those of `new`.
+
+    Averages of parameters (`EmaState.ema_params`) change in all rows, so they are always selected.
+    """
 
     def choose(path: Any, n: Array, o: Array) -> Array:
-        return n if path and getattr(path[-1], "key", None) in always_new else jnp.where(condition, n, o)
+        keep = path and getattr(path[-1], "key", None) in always_new
+        return n if keep and all(getattr(p, "name", None) != "ema_params" for p in path) else jnp.where(condition, n, o)
 
     return jax.tree_util.tree_map_with_path(choose, new, old)
 

@@ -16,7 +16,7 @@ from jfit.init import get as get_initializer
 from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.ops import nearest
-from jfit.optim import Optimizer
+from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
 from jfit.optim.structure import in_structure
 from jfit.step.totals import zero_totals
@@ -172,6 +172,11 @@ def init_state(
         base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
         key=jax.random.key_data(run_key),
     )
+
+
+def averaged(state: TrainState) -> TrainState:
+    """Replace the parameters by their averages if the optimizer is a result of `jfit.optim.ema`; else return the state."""
+    return state._replace(params=ema_params(state.params, state.opt_state)) if isinstance(state.opt_state, EmaState) else state
 
 
 def own_buffer(x: Array) -> Array:

@@ -29,7 +29,7 @@ from jfit.parallel import check_unsharded, compile_spmd, place, require_one_proc
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.fitting import choose_metrics, needs_inputs
-from jfit.step.state import TrainState
+from jfit.step.state import TrainState, averaged
 from jfit.step.totals import Totals, joined, values, zero_totals
 from jfit.train.batches import (
     EPOCH_DATA_AXES,
@@ -88,6 +88,7 @@ class Scorer:
             dict of floats (some metrics: arrays) by metric name.
         """
         self._compile(data)
+        state = averaged(state)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics), self.devices)
         constants = (state.params, state.aux)
@@ -152,7 +153,7 @@ class ResidentScorer:
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
         """Return loss and metrics over all rows, a dict by metric name; `epoch` is ignored."""
-        totals = place(zero_totals(self.scorer.metrics), self.scorer.devices)
+        state, totals = averaged(state), place(zero_totals(self.scorer.metrics), self.scorer.devices)
         step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
@@ -252,6 +253,7 @@ class Predictor:
 
     def _outputs(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
         in_flight: deque[tuple[Any, int, Any]] = deque()
+        state = averaged(state)
         constants = (state.params, state.aux)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, values=constants, weights=False)
         with batches.read(in_order=True) as stream:

@@ -67,6 +67,7 @@ def fit(
     progress: bool | str = "auto",
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
+    ema: Any = None,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -132,6 +133,10 @@ def fit(
             they fit (30% of the memory of an accelerator; 2 GiB divided by the number of devices on CPU).
         sync_batch_stats: whether BatchNorm computes its statistics over the rows of all devices, instead of separately on
             each device as MXNet does.
+        ema: decay of an exponential moving average of the parameters, such as 0.999; or a dict of the arguments of
+            `jfit.optim.ema`, which has the formula.  The average of the trainable parameters is updated in every step.
+            Evaluation, `run.score`, `run.predict` and `run.params` use it; `run.raw_params` are the parameters without
+            averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
@@ -188,6 +193,8 @@ def fit(
     if schedule is not None:
         schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
+    if ema is not None:
+        optimizer = optim.ema(optimizer, **(ema if isinstance(ema, Mapping) else {"decay": ema}))
     chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(data))
     settings = replace(settings, metrics=chosen, metric_choice=choice, learning_rate=rate, inputs=specs_of(probe))
     metrics, host_metrics = on_devices(settings.metrics), on_host(settings.metrics)

@@ -18,8 +18,9 @@ from jfit import counters
 from jfit.graph import Symbol, load_json
 from jfit.lowering import lower
 from jfit.lowering.model import Model, count_parameters
+from jfit.optim import EmaState
 from jfit.parallel import place, require_one_process
-from jfit.step.state import TrainState
+from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
 from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
@@ -84,7 +85,15 @@ class Run:
 
     @property
     def params(self) -> Any:
-        """Current parameters: dict name -> array; for a function, a pytree with the structure of the one passed to `fit`."""
+        """Current parameters: dict name -> array; for a function, a pytree with the structure of the one passed to `fit`.
+
+        With `ema=` of `fit` these are the averages, which `score` and `predict` use; `raw_params` are the trained parameters.
+        """
+        return self._tree("params", averaged(self.state).params)
+
+    @property
+    def raw_params(self) -> Any:
+        """Current parameters as `params`, but without averaging: those that the optimizer updates."""
         return self._tree("params", self.state.params)
 
     @property
@@ -94,8 +103,11 @@ class Run:
 
     @property
     def named_params(self) -> dict[str, jax.Array]:
-        """Current parameters: dict name -> array.  For a function, the names are paths such as 'layers/0/w', in leaf order."""
-        return self._named("params", self.state.params)
+        """Current parameters: dict name -> array.  For a function, the names are paths such as 'layers/0/w', in leaf order.
+
+        With `ema=` of `fit` these are the averages, as `params`.
+        """
+        return self._named("params", averaged(self.state).params)
 
     @property
     def named_aux(self) -> dict[str, jax.Array]:
@@ -217,10 +229,15 @@ class Run:
             "callbacks": [list(p) for p in zip(names, states, strict=True)],
             "batch_size": self.batch_size,
             "learning_rate": self.settings.learning_rate,
+            "ema": self._averages,
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
+
+    @property
+    def _averages(self) -> bool:
+        return isinstance(self.state.opt_state, EmaState)
 
     def _set_state(self, state: TrainState) -> None:
         """Replace the state by one on the same devices, without recompilation."""
@@ -277,8 +294,11 @@ class Run:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
         if checkpoints.latest(directory) is None:
             return
-        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest undamaged one
         meta = checkpoints.load_meta(directory)
+        if meta.get("ema", self._averages) != self._averages:
+            runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
+            raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
+        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest undamaged one
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
             raise ValueError(
@@ -452,7 +472,8 @@ class Run:
             options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`.
 
         Returns:
-            Run: its parameters and auxiliary states are on the devices; the optimizer state is not loaded.
+            Run: its parameters (of a run with `ema=`, their averages) and auxiliary states are on the devices; the optimizer
+            state is not loaded.
 
         Raises:
             ValueError: the checkpoint has no parameters, no graph and `model` is None, or parameters with other names or shapes
@@ -484,6 +505,8 @@ class Run:
         arrays = checkpoints.load_leaves(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
+        averages = {k: arrays.get(f"opt_state/ema_params/{k}", arrays.get("opt_state/ema_params")) for k in params}
+        params |= {k: average.astype(params[k].dtype) for k, average in averages.items() if average is not None}
         if not params and (model.symbol is None or model.symbol.list_arguments()):
             raise ValueError(
                 f"the checkpoint in {directory} has no parameters: found arrays {sorted(arrays)[:3]}, expected names such as "
