@@ -13,6 +13,7 @@ A test replays them with
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,13 @@ def load_cases(*names: str) -> list[tuple[Case, Arrays]]:
     for name in names:
         with np.load(GOLDEN / f"{name}.npz") as archive:
             stored = {key: archive[key] for key in archive.files}
-        for case in json.loads((GOLDEN / f"{name}.json").read_text()):
-            start = case["id"] + "/"
-            found.append((case, {key[len(start) :]: value for key, value in stored.items() if key.startswith(start)}))
+        cases = json.loads((GOLDEN / f"{name}.json").read_text())
+        arrays: dict[str, Arrays] = {case["id"]: {} for case in cases}
+        for key, value in stored.items():
+            for slash in re.finditer("/", key):  # an id may contain slashes too
+                if key[: slash.start()] in arrays:
+                    arrays[key[: slash.start()]][key[slash.end() :]] = value
+        found += [(case, arrays[case["id"]]) for case in cases]
     return found
 
 

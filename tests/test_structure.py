@@ -5,6 +5,7 @@ import graphlib
 import importlib
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,16 +64,19 @@ def read(path: Path) -> Source:
     return Source(where, lines, tuple(imports), frozenset(identifiers), frozenset(typing_only))
 
 
-SOURCES = [read(path) for path in sorted(ROOT.rglob("*.py"))]
+@cache
+def sources() -> list[Source]:
+    """All files of jfit; read by the first test that needs them, because every worker imports this file."""
+    return [read(path) for path in sorted(ROOT.rglob("*.py"))]
 
 
 def test_every_package_is_listed_in_the_data_flow():
-    assert {source.stage for source in SOURCES} - {"__init__"} <= set(STAGES)
+    assert {source.stage for source in sources()} - {"__init__"} <= set(STAGES)
 
 
 def test_a_stage_imports_only_stages_above_it():
     wrong = []
-    for source in SOURCES:
+    for source in sources():
         if source.stage not in STAGES:
             continue
         above = {*STAGES[: STAGES.index(source.stage) + 1]}
@@ -84,9 +88,9 @@ def test_a_stage_imports_only_stages_above_it():
 
 
 def test_there_are_no_import_cycles_not_even_inside_functions():
-    modules = {source.module for source in SOURCES}
+    modules = {source.module for source in sources()}
     graph: dict[str, set[str]] = {}
-    for source in SOURCES:
+    for source in sources():
         names = [name for line, name in source.imports if line not in source.typing_only and name.startswith("jfit")]
         # of `jfit.ops.registry.nearest` the longest part that is a file
         found = {next(part for part in _prefixes(name) if part in modules) for name in names}
@@ -105,7 +109,7 @@ def _prefixes(name: str) -> list[str]:
 def test_nothing_imports_the_private_parts_of_jax():
     private = [
         f"{source.path}, line {line}: {name} changes without notice between releases of jax"
-        for source in SOURCES
+        for source in sources()
         for line, name in source.imports
         if re.match(r"jax\.(_src|core)(\.|$)", name)
     ]
@@ -113,18 +117,18 @@ def test_nothing_imports_the_private_parts_of_jax():
 
 
 def test_only_parallel_names_pmap():
-    assert {source.stage for source in SOURCES if "pmap" in source.identifiers} == {"parallel"}
+    assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel"}
 
 
 def test_no_file_has_more_than_four_hundred_lines_of_code():
-    long = {source.path: source.code_lines for source in SOURCES if source.code_lines > MAX_CODE_LINES}
+    long = {source.path: source.code_lines for source in sources() if source.code_lines > MAX_CODE_LINES}
     assert not long, f"{long} lines of code: which second idea do these files contain? The limit is {MAX_CODE_LINES}"
 
 
 def public_names() -> dict[str, object]:
     """Every class and function in the `__all__` of a package of jfit, of mx's namespaces too, once: path -> object."""
     found: dict[int, tuple[str, object]] = {}
-    modules = [source.module for source in SOURCES if source.path.endswith("__init__.py") or source.path.startswith("mx/")]
+    modules = [source.module for source in sources() if source.path.endswith("__init__.py") or source.path.startswith("mx/")]
     modules.remove("jfit.export.nodes")  # ONNX converters, which users do not call
     for name in sorted(modules, key=lambda name: (name.count("."), name)):
         module = importlib.import_module(name)
@@ -169,7 +173,7 @@ def test_every_stage_can_be_imported_by_its_name():
 
 
 def test_scoring_and_prediction_do_not_need_the_training_loop():
-    imports = {s.path: {name for _, name in s.imports} for s in SOURCES}
+    imports = {s.path: {name for _, name in s.imports} for s in sources()}
     seen, todo = set(), ["train/evaluate.py"]
     while todo:
         path = todo.pop()
