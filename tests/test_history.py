@@ -105,7 +105,7 @@ def test_plot_draws_into_existing_axes_or_raises_for_missing_columns(history, tm
     figures = pytest.importorskip("matplotlib.figure")
     axes = figures.Figure().subplots(1, 2)
     assert history.plot(axes=axes) is axes[0].figure and len(axes[1].lines) == 2
-    with pytest.raises(ValueError, match="got 1 axes, but draws 2 metrics"):
+    with pytest.raises(ValueError, match="got 1 axes, but draws 2 plots"):
         history.plot(axes=axes[0])
     with pytest.raises(ValueError, match="nothing to plot"):
         History().plot(tmp_path / "a.png")

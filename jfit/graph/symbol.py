@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jfit.graph import costs, drawing, infer, serial
+from jfit.graph import costs, drawing, html, infer, serial
 from jfit.graph.compose import apply_op, function
 from jfit.graph.nodes import Entry, Graph, Node, name_hint, replace_nodes
 from jfit.ops import ALIASES
@@ -257,3 +257,6 @@ class Symbol(Graph):
     def debug_str(self) -> str:
         """Return a text with the inputs and attributes of every node, in MXNet's format."""
         return drawing.listing(self)
+
+    def _repr_html_(self) -> str:
+        return html.graph_html(self)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.graph import html
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 
 Params = dict[str, Array]
@@ -203,6 +204,17 @@ class Model(NamedTuple):
     def evaluation_inputs(self) -> tuple[str, ...]:
         """Names of the inputs that prediction needs: the data inputs and `evaluation_labels`."""
         return (*self.inputs, *self.evaluation_labels)
+
+    def __repr__(self) -> str:
+        return f"<Model: {', '.join(self.inputs)} -> {', '.join(out.name for out in self.outputs)}>"
+
+    def _repr_html_(self) -> str:
+        axes = {name: f"batch axis {axis}" for name, axis in self.batch_axes.items()}
+        rows = [("input", name, axes.get(name, "optional" if name in self.optional else "")) for name in self.inputs]
+        rows += [("label", name, axes.get(name, "")) for name in self.labels]
+        rows += [("output", out.name, out.kind + (f", label {out.label}" if out.label else "")) for out in self.outputs]
+        rows += [("frozen parameter", name, "") for name in sorted(self.frozen)]
+        return html.title(repr(self)) + html.table(rows)
 
 
 class Trained(NamedTuple):

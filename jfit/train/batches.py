@@ -54,6 +54,7 @@ class Settings:
         metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
         learning_rate: base learning rate that the user passed, or None; a callback may have changed it since.
         inputs: shapes and dtypes of the first batch, by input name; None for a run that was loaded.
+        optimizer: name of the optimizer, "optax" for an optax transformation; "" for a run that was loaded.
     """
 
     devices: list[Device]
@@ -67,6 +68,7 @@ class Settings:
     metric_choice: str = ""
     learning_rate: float | None = None
     inputs: Specs | None = None
+    optimizer: str = ""
 
 
 def settings_of(

@@ -197,6 +197,7 @@ def fit(
         optimizer = optim.ema(optimizer, **(ema if isinstance(ema, Mapping) else {"decay": ema}))
     chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(data))
     settings = replace(settings, metrics=chosen, metric_choice=choice, learning_rate=rate, inputs=specs_of(probe))
+    settings = replace(settings, optimizer=optimizer.name)
     metrics, host_metrics = on_devices(settings.metrics), on_host(settings.metrics)
 
     # state and step

@@ -1,7 +1,6 @@
 """`History`: the losses and metrics of a run per epoch and per log point, with CSV, JSON, text, pandas and plot output."""
 
 import csv
-import html
 import io
 import json
 import math
@@ -10,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import atomic_write
+from jfit.graph.html import table
+from jfit.train.display import best_epoch
+from jfit.train.plotting import draw
 
 # Order of the first columns; metrics follow in the order in which they were first logged, then validation values.
 _LEADING = ("epoch", "batch", "step", "time", "samples_per_second", "lr", "loss")
 _TITLES = {"samples_per_second": "samples/s", "time": "time (s)"}
 _WIDTH = 10
+_MOST_SHOWN = 60  # rows of the table in notebooks
 
 Row = dict[str, Any]
 
@@ -252,13 +255,17 @@ class History:
         return f"History({len(self._epochs)} epochs, {len(self._points)} log points)"
 
     def _repr_html_(self) -> str:
-        names = self._text_columns(None)
-        head = "".join(f"<th>{html.escape(_TITLES.get(name, name))}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_cell(name, row.get(name)))}</td>" for name in names) + "</tr>"
-            for row in self._epochs
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        names, rows = self._text_columns(None), list(enumerate(self._epochs))
+        # A notebook stores its outputs: of a long run, the first and the last epochs are enough.
+        hidden = len(rows) - _MOST_SHOWN
+        shown = rows if hidden <= 0 else [*rows[: _MOST_SHOWN // 3], *rows[-(_MOST_SHOWN - _MOST_SHOWN // 3) :]]
+        cells = [[_cell(name, row.get(name)) for name in names] for _, row in shown]
+        best = best_epoch(self) if len(rows) > 1 else None
+        strong = [i for i, (index, _) in enumerate(shown) if best is not None and index == best[0]]
+        if hidden > 0:
+            cells.insert(_MOST_SHOWN // 3, [f"... {hidden:,} more"] + [""] * (len(names) - 1))
+            strong = [i + (i >= _MOST_SHOWN // 3) for i in strong]
+        return table(cells, [_TITLES.get(name, name) for name in names], strong)
 
     def to_frame(self, table: str = "epochs") -> Any:
         """Return a table as a pandas DataFrame.
@@ -281,18 +288,21 @@ class History:
         return pandas.DataFrame(self._rows(table), columns=self.columns(table))
 
     def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:
-        """Plot the loss and each metric over the epochs, training and validation values in the same axes.
+        """Plot the loss, the metrics and, if it changes, the learning rate over the epochs.
+
+        Training and validation values of a metric are in the same axes.  Metrics of which 1 is the best value, such as accuracy
+        and f1, share their axes; other metrics have axes of their own.
 
         Args:
             path: image file to write in addition, or None; with a path no display is needed.
-            axes: matplotlib axes to draw into, one per metric.  None: new ones.
+            axes: sequence of matplotlib axes to draw into: for the loss, the metrics, the learning rate.  None: new ones.
 
         Returns:
-            The matplotlib figure.
+            The matplotlib figure.  Notebooks show it once.
 
         Raises:
             ImportError: matplotlib is not installed.
-            ValueError: the epoch table has no loss or metric, or there are fewer axes than metrics.
+            ValueError: the epoch table has no loss or metric, or there are fewer axes than plots.
 
         Example:
             >>> import tempfile
@@ -300,7 +310,7 @@ class History:
             >>> len(figure.axes)
             1
         """
-        return _plot(self, path, axes)
+        return draw(self, path, axes)
 
     def _rows(self, table: str) -> list[Row]:
         if table not in ("epochs", "points"):
@@ -332,74 +342,6 @@ def _line(cells: Iterable[tuple[str, str]]) -> str:
         return 5 if name == "epoch" else max(_WIDTH, len(_TITLES.get(name, name)))
 
     return "  ".join(text.rjust(width(name)) for name, text in cells)
-
-
-def _plot(history: History, path: str | Path | None, axes: Any) -> Any:
-    curves = _curves(history)
-    if not curves:
-        raise ValueError(
-            "history: nothing to plot, because no epoch with a loss or metric has been recorded; train for at least one epoch."
-        )
-    figure, axes = new_axes("history", len(curves), path, axes)
-    xs = [row.get("epoch", i) for i, row in enumerate(history.epochs)]
-    for axis, name in zip(axes, curves, strict=False):
-        for label, key in (("train", name), ("validation", f"val_{name}")):
-            if key in history.columns():
-                ys = [math.nan if value is None else value for value in history.column(key)]
-                axis.plot(xs, ys, marker="o", markersize=3, label=label)
-        axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set_title(name)
-        axis.grid(alpha=0.3)
-        axis.legend()
-    if path is not None:
-        # matplotlib infers the format from the suffix of a path, but here it writes to an open temporary file of atomic_write.
-        suffix = Path(path).suffix.lstrip(".") or "png"
-        atomic_write(path, lambda file: figure.savefig(file, format=suffix, dpi=120))
-    return figure
-
-
-def _curves(history: History) -> list[str]:
-    """Return the names to plot, without the prefix "val_": the loss and every metric with numeric values in some epoch."""
-    hidden = {"epoch", "batch", "step", "time", "samples_per_second", "lr"}
-    names = dict.fromkeys(name.removeprefix("val_") for name in history.columns() if name not in hidden)
-    return [name for name in names if _is_numeric(history, name)]
-
-
-def _is_numeric(history: History, name: str) -> bool:
-    values = [row[key] for row in history.epochs for key in (name, f"val_{name}") if key in row]
-    return any(isinstance(value, (int, float)) for value in values) and not any(isinstance(value, str) for value in values)
-
-
-def new_axes(owner: str, count: int, path: str | Path | None, axes: Any) -> tuple[Any, list[Any]]:
-    """Return (matplotlib figure, list of axes) to draw into.
-
-    Args:
-        owner: name of the caller, with which error messages begin.
-        count: number of axes needed.
-        path: image file that the caller will write; the figure then needs no display.  None: a figure of pyplot.
-        axes: the caller's matplotlib axes, returned as a list.  None: `count` new ones.
-    """
-    if axes is not None:
-        flat = list(axes.flat) if hasattr(axes, "flat") else list(axes) if isinstance(axes, (list, tuple)) else [axes]
-        if len(flat) < count:
-            raise ValueError(f"{owner}: plot got {len(flat)} axes, but draws {count} metrics; pass at least {count} axes.")
-        return flat[0].figure, flat
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"{owner}: plot needs matplotlib, which is not installed; pip install matplotlib.") from error
-    size = (4.5 * count, 3.4)
-    if path is not None:
-        # Do not use pyplot here: it would change the user's backend and open figures.
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-    else:
-        from matplotlib import pyplot
-
-        figure = pyplot.figure(figsize=size, layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False).flat)
 
 
 # ------------------------------------------------------------------------------------------------ numbers in JSON

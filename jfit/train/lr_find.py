@@ -22,7 +22,6 @@ import numpy as np
 from jfit import counters
 from jfit.data import ArrayData
 from jfit.data.batch import is_mxnet_iter
-from jfit.formats.atomic import atomic_write
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model
@@ -32,8 +31,8 @@ from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.batches import data_of, first_batch, settings_of
 from jfit.train.fit import checked_plan, resolve_optimizer
-from jfit.train.history import new_axes
 from jfit.train.loop import Dispatch, DispatchSpec, StopFlag, make_dispatcher
+from jfit.train.plotting import new_axes, save_figure
 
 Dispatches = Generator[Dispatch, None, None]
 
@@ -132,9 +131,7 @@ class RateRange:
             raise ValueError("lr_find: nothing to plot, because the run was interrupted before its first step.")
         figure, (axis, *_) = new_axes("lr_find", 1, path, axes)
         _draw(self, axis)
-        if path is not None:
-            suffix = Path(path).suffix.lstrip(".") or "png"
-            atomic_write(path, lambda file: figure.savefig(file, format=suffix, dpi=120))
+        save_figure(figure, path)
         return figure
 
     def __repr__(self) -> str:

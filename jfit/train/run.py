@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
 from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
+from jfit.train.display import run_html
 from jfit.train.evaluate import Evaluator
 from jfit.train.history import History
 from jfit.train.loop import Loop, data_position, reported_lr, set_data_position
@@ -523,13 +523,13 @@ class Run:
 
     # -------------------------------------------------------------------------------- display
     def plot(self, path: str | Path | None = None) -> Any:
-        """Plot loss and metrics over the epochs with matplotlib.
+        """Plot loss, metrics and learning rate over the epochs with matplotlib, as `History.plot` describes.
 
         Args:
             path: image file to write.  Default: no file.
 
         Returns:
-            The matplotlib figure.
+            The matplotlib figure.  Notebooks show it once.
         """
         return self.history.plot(path)
 
@@ -542,7 +542,7 @@ class Run:
         return f"<Run: {len(self.history)} epochs, {count:,} parameters{', ' + logs if logs else ''}>"
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(repr(self))}</b></p>{self.history._repr_html_()}"
+        return run_html(self)
 
 
 def last_run() -> Run | None:

@@ -5,6 +5,7 @@ from jfit.train.callbacks.base import EVENTS, Callback, Event, as_callback, lamb
 from jfit.train.callbacks.logging import csv_logger, jsonl_logger, speedometer
 from jfit.train.callbacks.saving import checkpointing
 from jfit.train.callbacks.stopping import early_stopping
+from jfit.train.callbacks.trackers import mlflow, tensorboard, wandb
 
 __all__ = [
     "EVENTS",
@@ -16,6 +17,9 @@ __all__ = [
     "early_stopping",
     "jsonl_logger",
     "lambda_callback",
+    "mlflow",
     "progress",
     "speedometer",
+    "tensorboard",
+    "wandb",
 ]

@@ -1,0 +1,169 @@
+"""Callbacks that send the values of a run to experiment trackers: TensorBoard, Weights & Biases, MLflow."""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jfit.train.callbacks.base import Callback, Event, scalars
+from jfit.train.display import hyperparameters
+
+
+def tensorboard(directory: str | os.PathLike[str]) -> Callback:
+    """Write loss, metrics and learning rate to event files of TensorBoard, after each epoch and at log points within it.
+
+    The files are written by tensorboardX, which depends on neither TensorFlow nor PyTorch.  The curves have the names of the
+    history (`loss`, `val_loss`, ...) over the number of updates; the settings of the run are the text `settings`.
+
+    Args:
+        directory: folder of the event files.  Curves of an earlier run in this folder are hidden: all if the run starts at step
+            0, and those after its step if it is resumed.
+
+    Returns:
+        A `Callback`.  `fit` raises ImportError if tensorboardX is not installed.
+
+    Example:
+        >>> tensorboard("runs/a").events
+        ('fit_start', 'log', 'epoch_end', 'fit_end')
+    """
+
+    def start(event: Event, state: None) -> tuple[Any, None]:
+        # Curves are hidden from this step on; the values of the last step before a resume are those of the checkpoint.
+        first = event.step + 1 if event.step else 0
+        writer = _package("tensorboardX", "tensorboard").SummaryWriter(logdir=os.fspath(directory), purge_step=first)
+        lines = [f"| {name} | {value} |" for name, value in _settings(event).items()]
+        writer.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), event.step)
+        return writer, state
+
+    def log(writer: Any, event: Event, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, event.step)
+        if event.kind == "epoch_end":
+            writer.flush()
+
+    return _tracker("tensorboard", _Calls(start, log, lambda writer, failed: writer.close()))
+
+
+def wandb(**init: Any) -> Callback:
+    """Log loss, metrics and learning rate to Weights & Biases, after each epoch and at log points within it.
+
+    The values have the names of the history and the number of updates as their step; the settings of the run are added to the
+    config.  A run of Weights & Biases that is active already is used and stays active.  Otherwise `wandb.init` starts one,
+    which is finished when training ends, with exit code 1 after an exception.
+
+    Args:
+        **init: arguments of `wandb.init`, such as project="digits".
+
+    Returns:
+        A `Callback`.  Its state is the id of the run that it started, so that a resumed `fit` continues this run.  `fit` raises
+        ImportError if the package wandb is not installed.
+
+    Example:
+        >>> wandb(project="digits").name
+        'wandb'
+    """
+
+    def start(event: Event, state: str | None) -> tuple[Any, str | None]:
+        package, settings = _package("wandb", "wandb"), _settings(event)
+        if package.run is not None:
+            package.run.config.update(settings, allow_val_change=True)
+            return (package.run, False), state
+        again = {} if state is None else {"id": state, "resume": "allow"}
+        run = package.init(**{**init, **again, "config": {**settings, **dict(init.get("config") or {})}})
+        return (run, True), run.id
+
+    def log(session: tuple[Any, bool], event: Event, values: dict[str, float]) -> None:
+        session[0].log({"epoch": event.epoch, **values}, step=event.step)
+
+    def finish(session: tuple[Any, bool], failed: bool) -> None:
+        if session[1]:
+            session[0].finish(exit_code=int(failed))
+
+    return _tracker("wandb", _Calls(start, log, finish))
+
+
+def mlflow(**start_run: Any) -> Callback:
+    """Log loss, metrics and learning rate to MLflow, after each epoch and at log points within it.
+
+    The metrics have the names of the history and the number of updates as their step; the settings of the run are its params.
+    A run of MLflow that is active already is used and stays active.  Otherwise `mlflow.start_run` starts one, which is ended
+    when training ends, with status FAILED after an exception.  `mlflow.set_tracking_uri` and `mlflow.set_experiment` apply.
+
+    Args:
+        **start_run: arguments of `mlflow.start_run`, such as run_name="first".
+
+    Returns:
+        A `Callback`.  Its state is the id of the run that it started, so that a resumed `fit` continues this run.  `fit` raises
+        ImportError if the package mlflow is not installed.
+
+    Example:
+        >>> mlflow(run_name="first").name
+        'mlflow'
+    """
+
+    def start(event: Event, state: str | None) -> tuple[Any, str | None]:
+        package = _package("mlflow", "mlflow")
+        own = package.active_run() is None
+        if own:
+            run = package.start_run(**(start_run if state is None else {"run_id": state}))
+        if not own or state is None:  # MLflow raises if a param of a continued run changes, such as the number of epochs
+            package.log_params(_settings(event))
+        return (package, own), run.info.run_id if own else state
+
+    def log(session: tuple[Any, bool], event: Event, values: dict[str, float]) -> None:
+        # MLflow rejects names with other characters than these, such as "<lambda>".
+        metrics = {re.sub(r"[^\w\-. /]", "_", name): value for name, value in values.items()}
+        session[0].log_metrics(metrics, step=event.step)
+
+    def finish(session: tuple[Any, bool], failed: bool) -> None:
+        if session[1]:
+            session[0].end_run(status="FAILED" if failed else "FINISHED")
+
+    return _tracker("mlflow", _Calls(start, log, finish))
+
+
+class _Calls(NamedTuple):
+    """The calls of a tracker's package: start(event, state) -> (session, state), log(session, event, values), finish."""
+
+    start: Callable[[Event, Any], tuple[Any, Any]]
+    log: Callable[[Any, Event, dict[str, float]], None]
+    finish: Callable[[Any, bool], None]  # (session, whether training raised an exception)
+
+
+def _tracker(name: str, calls: _Calls) -> Callback:
+    """Make a callback that opens a session of a tracker for each training, and closes it after exceptions too."""
+    session: Any = None
+    outer: Any = None  # the exception that was being handled when training started
+
+    def on(event: Event, state: Any) -> Any:
+        nonlocal session, outer
+        if event.kind == "fit_start":
+            outer = sys.exception()
+            session, state = calls.start(event, state)
+        elif session is None:
+            pass  # the tracker did not start, and "fit_end" follows its exception
+        elif event.kind == "fit_end":
+            ended, session = session, None
+            calls.finish(ended, sys.exception() is not outer)
+        else:
+            calls.log(session, event, {key: float(value) for key, value in scalars(event.logs).items() if value is not None})
+        return state
+
+    return Callback(on=on, events=("fit_start", "log", "epoch_end", "fit_end"), name=name)
+
+
+def _settings(event: Event) -> dict[str, Any]:
+    """Settings of the run, with the base learning rate that it starts with."""
+    rate = event.run.base_lr  # sync: once per training, before its first step
+    return hyperparameters(event.run) | ({} if rate is None else {"learning_rate": float(f"{rate:.6g}")})
+
+
+def _package(name: str, callback: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"callbacks.{callback} needs the package {name}, which is not installed: pip install {name}"
+        ) from error
