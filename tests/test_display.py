@@ -17,7 +17,6 @@ from jfit.train.history import History
 
 ROOT = Path(__file__).parent.parent
 ODD = '<b>"x"&y'  # a name that HTML must escape
-VOID = {"progress", "br"}
 
 
 class Table(HTMLParser):
@@ -200,6 +199,104 @@ def test_hyperparameters_are_numbers_and_strings(run):
     found = hyperparameters(run)
     assert all(isinstance(value, (int, float, str)) for value in found.values())
     assert {"batch_size": 8, "num_epoch": 3, "learning_rate": 0.5, "optimizer": "sgd"}.items() <= found.items()
+
+
+# ------------------------------------------------------------------------------------------------ the live table
+class Notebook:
+    """A stand-in for IPython in a kernel: records what is displayed, and how often."""
+
+    def __init__(self, monkeypatch):
+        self.shown, self.handles, self.time = [], 0, 0.0
+        shell = type("Shell", (type("ZMQInteractiveShell", (), {}),), {})()  # Colab's shell is a subclass
+        ipython = ModuleType("IPython")
+        vars(ipython).update(get_ipython=lambda: shell, display=ModuleType("IPython.display"))
+        vars(ipython.display).update(display=self.display)
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+        monkeypatch.setattr("jfit.train.callbacks.live.time.monotonic", lambda: self.time)
+
+    def display(self, data, *, raw, display_id):
+        assert raw and display_id
+        self.handles += 1
+        self.update(data, raw=True)
+        return self
+
+    def update(self, data, *, raw):
+        assert raw and set(data) == {"text/html", "text/plain"}
+        self.shown.append((self.time, data["text/html"], data["text/plain"]))
+
+    def play(self, callback, events, seconds=1.0):
+        state = callback.init()
+        for one in events:
+            if one.kind in callback.events:
+                state = callback.on(one, state)
+            self.time += seconds
+
+
+def events_of(epochs, log=(5,), size=10, **values):
+    run = SimpleNamespace(num_epoch=epochs, settings=SimpleNamespace(metric_choice="metric: acc, because <classes>"))
+
+    def event(kind, epoch=0, batch=0, **logs):
+        return jfit.callbacks.Event(kind, epoch, 10 * epoch + batch, batch, size, logs, run)
+
+    yield event("fit_start")
+    for epoch in range(epochs):
+        yield event("epoch_start", epoch)
+        for batch in log:
+            yield event("log", epoch, batch, loss=0.5, samples_per_second=1234.0, **values)
+        yield event("epoch_end", epoch, 10, loss=0.4, time=1.0, samples_per_second=1234.0, val_loss=0.6, **values)
+    yield event("fit_end", epochs)
+
+
+def test_a_notebook_has_one_output_with_a_row_per_epoch_and_the_progress_of_the_epoch(monkeypatch, capsys):
+    notebook = Notebook(monkeypatch)
+    notebook.play(jfit.callbacks.progress(), events_of(3, **{ODD: 0.25}))
+    assert notebook.handles == 1 and len(notebook.shown) == 3 * 3 + 1
+    htmls = [text for _, text, _ in notebook.shown]
+    assert [len(Table(text).rows) for text in htmls] == [0, 0, 2, 2, 2, 3, 3, 3, 4, 4]
+    assert 'value="5" max="10"' in htmls[1] and "epoch 0, batch 5 of 10, ETA 0:05, 1,234 samples/s, loss 0.5" in htmls[1]
+    assert 'value="0" max="10"' in htmls[3] and "epoch 1, batch 0 of 10" in htmls[3]
+    assert "<progress" not in htmls[-1] and "stopped" not in htmls[-1] and "because &lt;classes&gt;" in htmls[-1]
+    assert not any(ODD in text for text in htmls) and ODD in notebook.shown[-1][2]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_notebook_gets_at_most_ten_updates_per_second_and_always_the_last(monkeypatch):
+    notebook = Notebook(monkeypatch)
+    notebook.play(jfit.callbacks.progress(), events_of(300, log=()), seconds=0.003)
+    times = [at for at, *_ in notebook.shown]
+    assert 15 < len(times) < 20 and min(np.diff(times[:-1])) >= 0.1 and "... 240 more" in notebook.shown[-1][1]
+    assert "299" in notebook.shown[-1][2].splitlines()[-1]
+
+
+def test_the_live_table_shows_where_training_stopped_and_batches_of_unknown_number(monkeypatch):
+    notebook = Notebook(monkeypatch)
+    events = [one._replace(num_batches=None) for one in events_of(1)]
+    notebook.play(jfit.callbacks.progress(), [*events[:3], events[-1]._replace(epoch=0, batch=5)])
+    assert "<progress></progress> epoch 0, batch 5, 1,234 samples/s" in notebook.shown[1][1]
+    assert "stopped in epoch 0 after batch 5<" in notebook.shown[-1][1]
+    notebook.play(jfit.callbacks.progress(bar=False), events_of(1))
+    assert notebook.handles == 2 and "progress" not in notebook.shown[-1][1]
+
+
+def test_a_file_gets_text_in_notebooks_too(monkeypatch):
+    import io
+
+    notebook, file = Notebook(monkeypatch), io.StringIO()
+    notebook.play(jfit.callbacks.progress(bar=False, file=file), events_of(1))
+    assert not notebook.shown and "val_loss" in file.getvalue()
+
+
+def test_the_live_table_waits_for_no_device(monkeypatch):
+    def waits(**settings):
+        with jfit.counters.counted() as counts:
+            train([], **settings)
+        return counts["host_syncs"]
+
+    train([])  # compiles
+    expected = waits()
+    Notebook(monkeypatch)
+    assert waits(progress="auto") == expected > 0
 
 
 # ------------------------------------------------------------------------------------------------ trackers
@@ -402,3 +499,18 @@ def test_a_notebook_shows_a_plot_exactly_once_each_time_it_should(tmp_path, monk
     results = outputs_of([SETUP, *(cell for cell, _ in cells)], tmp_path, monkeypatch)[1:]
     pictures = [sum("image/png" in output.get("data", {}) for output in outputs) for outputs in results]
     assert pictures == [count for _, count in cells]
+
+
+@pytest.mark.slow
+def test_fit_in_a_notebook_leaves_one_table_that_was_updated_in_place(tmp_path, monkeypatch):
+    fit = """
+net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+x = np.eye(2, dtype="float32").repeat(8, axis=0)
+run = jfit.fit(net, (x, x.argmax(1)), eval_data=(x, x.argmax(1)), num_epoch=4)
+"""
+    _, first, second = outputs_of([SETUP, fit, "run"], tmp_path, monkeypatch)
+    assert [output["output_type"] for output in first] == ["display_data"]
+    rows = Table(first[0]["data"]["text/html"]).rows
+    assert [row[0] for row in rows] == ["epoch", "0", "1", "2", "3"] and rows[0][-1] == "val_accuracy"
+    assert [output["output_type"] for output in second] == ["execute_result"]
+    assert ["num epoch", "4"] in Table(second[0]["data"]["text/html"]).rows

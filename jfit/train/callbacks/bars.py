@@ -1,9 +1,10 @@
-"""Callback that shows a progress bar (speed, remaining time, running loss and metrics) and a table with a row per epoch."""
+"""Callback that shows a progress bar and a table with a row per epoch: as text in terminals, as HTML in notebooks."""
 
 import sys
 from typing import Any, TextIO
 
 from jfit.train.callbacks.base import Callback, Event, scalars
+from jfit.train.callbacks.live import LiveTable, in_notebook
 from jfit.train.history import History
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}{postfix}]"
@@ -11,13 +12,16 @@ _HIDDEN = ("samples_per_second", "time")
 
 
 def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = None) -> Callback:
-    """Show a progress bar of the whole run (samples/s, ETA, loss, metrics), and above it a table with a row per epoch.
+    """Show a progress bar (samples/s, ETA, loss, metrics), and above it a table with a row per epoch.
+
+    In a terminal both are text, and the bar is that of the whole run.  In a notebook they are one HTML output, which is updated
+    in place at most ten times per second, and the bar is that of the current epoch.
 
     Args:
         bar: whether to show the bar; False shows only the table.
         force: True writes to any file; by default nothing is written unless `file` is a terminal or the code runs in a
             notebook.
-        file: text file to write to.  None: sys.stdout.
+        file: text file to write text to, in notebooks too.  None: sys.stdout, or the HTML of a notebook.
 
     Returns:
         A `Callback`.
@@ -29,10 +33,10 @@ def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = Non
         epoch        loss    accuracy
             0      0.5000      0.9000
     """
-    display = _Display(bar, force, file)
+    text, live = _Display(bar, force, file), LiveTable(bar)
 
     def on(event: Event, state: None) -> None:
-        display.show(event)
+        (live if file is None and in_notebook() else text).show(event)
 
     return Callback(on=on, events=("fit_start", "epoch_start", "log", "epoch_end", "fit_end"), name="progress")
 
@@ -47,7 +51,7 @@ class _Display:
 
     def show(self, event: Event) -> None:
         file = self.file or sys.stdout
-        if not (self.force or _in_notebook() or _is_terminal(file)):
+        if not (self.force or in_notebook() or _is_terminal(file)):
             return
         if event.kind in ("fit_start", "fit_end"):
             self.close()
@@ -65,8 +69,10 @@ class _Display:
         size, epochs = event.num_batches, getattr(event.run, "num_epoch", None)
         done = event.batch + (event.epoch * size if size else 0)
         if self.bar is None:
+            from tqdm import tqdm
+
             total = size * epochs if size and epochs else None
-            self.bar = _tqdm()(
+            self.bar = tqdm(
                 total=total,
                 initial=done,
                 desc=f"epoch {event.epoch}",
@@ -92,7 +98,7 @@ class _Display:
             self.columns = names
             lines.append(history.header())
         lines.append(history.row(0, self.columns))
-        if self.bar is not None and not _in_notebook():
+        if self.bar is not None:
             self.bar.clear()  # so that the row appears above the bar
         print("\n".join(lines), file=file, flush=True)
         if self.bar is not None:
@@ -113,24 +119,3 @@ def _postfix(logs: dict[str, float]) -> str:
 
 def _is_terminal(file: TextIO) -> bool:
     return bool(getattr(file, "isatty", lambda: False)())
-
-
-def _in_notebook() -> bool:
-    # Look in sys.modules instead of importing: IPython is slow to import, and a notebook has imported it already.
-    ipython = sys.modules.get("IPython")
-    interactive = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    return type(interactive).__name__ == "ZMQInteractiveShell"
-
-
-def _tqdm() -> Any:
-    if _in_notebook():
-        try:
-            import ipywidgets  # noqa: F401  # pyright: ignore[reportMissingImports]
-            from tqdm.notebook import tqdm
-
-            return tqdm
-        except ImportError:
-            pass  # without ipywidgets, use the text bar, which works in a notebook, too
-    from tqdm import tqdm
-
-    return tqdm
