@@ -1,5 +1,7 @@
 """What notebooks and loggers show of a run: plots, HTML tables, the live table of `fit`, trackers of experiments."""
 
+import ast
+import json
 import os
 import stat
 import subprocess
@@ -12,6 +14,8 @@ import numpy as np
 import pytest
 
 import jfit
+from jfit.graph import stub
+from jfit.ops import ALIASES, lookup
 from jfit.train.display import best_epoch, hyperparameters
 from jfit.train.history import History
 
@@ -213,7 +217,7 @@ class Notebook:
         vars(ipython.display).update(display=self.display)
         monkeypatch.setitem(sys.modules, "IPython", ipython)
         monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
-        monkeypatch.setattr("jfit.train.callbacks.live.time.monotonic", lambda: self.time)
+        monkeypatch.setattr("jfit.train.callbacks.live.time", SimpleNamespace(monotonic=lambda: self.time))
 
     def display(self, data, *, raw, display_id):
         assert raw and display_id
@@ -461,6 +465,68 @@ def test_making_a_tracker_imports_nothing():
     code = "import jfit, sys; jfit.callbacks.wandb(), jfit.callbacks.mlflow(), jfit.callbacks.tensorboard('a')\n"
     code += "assert not {'wandb', 'mlflow', 'tensorboardX', 'matplotlib', 'IPython', 'graphviz', 'pandas'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# ------------------------------------------------------------------------------------------------ type checkers
+def test_the_stub_of_sym_is_up_to_date():
+    text = (ROOT / "jfit" / "sym" / "__init__.pyi").read_text(encoding="utf-8")
+    assert text == stub.stub(), "run: python -m jfit.graph.stub > jfit/sym/__init__.pyi"
+    assert (ROOT / "jfit" / "py.typed").exists()
+
+
+def test_the_stub_has_every_name_of_sym():
+    tree = ast.parse(stub.stub())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names |= {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names |= {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    # Without operators that other tests registered.
+    own = {name for name in dir(jfit.sym) if name not in ALIASES or lookup(name).fn.__module__.startswith("jfit.")}
+    assert own - names == {"_foreach", "_while_loop", "_cond"}  # `contrib` creates these
+
+
+def test_the_stub_has_the_inputs_that_some_settings_add():
+    inputs = {name: stub.all_inputs(lookup(name)) for name in ("LeakyReLU", "RNN", "softmax", "BatchNorm")}
+    assert inputs["LeakyReLU"] == ["data", "gamma"] and inputs["softmax"] == ["data", "length"]
+    assert inputs["RNN"] == ["data", "parameters", "state", "state_cell", "sequence_length"]
+    assert inputs["BatchNorm"][-2:] == ["moving_mean", "moving_var"]
+
+
+CHECKED = """
+import numpy as np
+import jfit
+from jfit import sym
+
+x = sym.Variable("data", shape=(0, 3), lr_mult=0.5)
+y = sym.FullyConnected(x, num_hidden=10, weight=None, no_bias=True, attr={"lr_mult": "2"}, name="fc")
+y = sym.Convolution(data=x, kernel=(3, 3), num_filter=8, layout="NCHW")
+y = sym.Activation(sym.Activation(y, act_type="relu"), "tanh")
+y = sym.clip(sym.Concat(x, y, dim=1), 0, 1)
+y = sym.Cast(sym.Cast(y, dtype="float16"), np.float32)
+y = sym.LeakyReLU(y, act_type="prelu", gamma=sym.Variable("g"))
+y = sym.reshape(sym.softmax(sym.transpose(y), -1), (0, -1))
+first, second = sym.SliceChannel(y, num_outputs=2)
+names: list[str] = (first + second * 2).list_arguments()
+outputs, states = sym.contrib.foreach(lambda d, s: (d, s), x, y)
+model = jfit.lower(sym.SoftmaxOutput(sym.Custom(y, op_type="mine", extra=3), name="softmax"))
+sym.FullyConnected(x, num_hiden=10)  # wrong
+sym.Convolution(x, kernel=(3, 3))  # wrong
+sym.Activation(x, act_type="rleu")  # wrong
+sym.Convolutoin(x)  # wrong
+sym.Concat(x, x, dmi=1)  # wrong
+jfit.sym.relu(x, axis=1)  # wrong
+jfit.sym.relu(3)  # wrong
+"""
+
+
+@pytest.mark.slow
+def test_pyright_accepts_right_uses_of_sym_and_finds_wrong_ones(tmp_path):
+    (tmp_path / "checked.py").write_text(CHECKED)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"include": ["."], "extraPaths": [str(ROOT)]}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    wrong = [i for i, line in enumerate(CHECKED.splitlines()) if line.endswith("# wrong")]
+    found = {entry["range"]["start"]["line"]: entry["message"] for entry in report["generalDiagnostics"]}
+    assert sorted(found) == wrong, found
 
 
 # ------------------------------------------------------------------------------------------------ in a real kernel
